@@ -15,10 +15,16 @@ sessions, and four laws keep that fair:
 - A session that gave way and comes back is promised its next tokens, too, and for a while newer
   ordinary sessions leave it the room.
 
+One more keeps a client from taking all: where a session finds no room, the newest of the client
+that has most here make room for it, as long as that client keeps ``CROWD_PART`` of all that is
+charged, and ``CROWD_TIMES`` what the one that comes would then have. A client's only session never
+makes room, nor do those of many clients with about as much: who makes room is replayed.
+
 The unit is a page on one layer. Sessions that run disjoint layers share nothing. Stages and the
 simulator both run this; the time is passed in.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -28,6 +34,11 @@ from coordinator.admission.rules import Claim, claim_fits, takes_headroom
 RETURN_S = 30.0
 """Room is left for a session that gave way for ``RETURN_S``."""
 RETURNS_MAX = 256
+CROWD_PART = 0.125
+"""Share of what a stage's sessions are charged with that a client keeps, however many others
+come."""
+CROWD_TIMES = 2
+"""Times that a client keeps what the one has for which its sessions make room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +182,7 @@ class KvRoom:
             self._let_in(ask, whole, urgent=True)
             return None
         expected = self._pages_of(self.expected_tokens(ask))
-        charged = self._charged_with_returns(ask, now_s)
+        charged = self._most(self._charged_with_returns(ask, now_s), ask)
         free = self.pages - charged
         if expected > max(0, free):
             return f"{self.expected_tokens(ask)} tokens expected, {self._tokens(free)} are free"
@@ -179,6 +190,52 @@ class KvRoom:
             return f"{self._tokens(free)} tokens of KV are free, some kept for urgent requests"
         self._let_in(ask, expected, urgent=False)
         return None
+
+    def who_makes_room(self, ask: KvAsk, now_s: float, least: int = 0) -> list[str]:
+        """Sessions of other clients, at least ``least``, that should give way so that ``ask`` is
+        let in; none if all that may would not do."""
+        expected = self._pages_of(self.expected_tokens(ask))
+        if self._pages_of(ask.most_tokens) > self.pages:
+            return []
+        charged, shares = self._charged_with_returns(ask, now_s), self._shares()
+        kept = self._kept_before(ask, shares)
+        oldest, span = self._oldest, set(self._span(ask))
+        rivals = [
+            each
+            for each in self._holders.values()
+            if each is not oldest and not each.urgent and span.intersection(self._span(each.ask))
+        ]
+        leaving: list[str] = []
+        while len(leaving) < least or not self._fits(expected, self._most(charged, ask)):
+            newest = max(
+                rivals, key=lambda each: (shares[each.ask.client], each.number), default=None
+            )
+            if newest is None:
+                return []
+            shares[newest.ask.client] -= newest.charged * len(self._span(newest.ask))
+            if shares[newest.ask.client] < kept:
+                return []
+            rivals.remove(newest)
+            leaving.append(newest.ask.session)
+            self._add(charged, newest.ask, -newest.charged)
+        return leaving
+
+    def _fits(self, expected: int, charged: int) -> bool:
+        free = self.pages - charged
+        return expected <= max(0, free) and not takes_headroom(expected, free, charged)
+
+    def _shares(self) -> Counter[str]:
+        """By client, pages times layers that it is charged with."""
+        shares: Counter[str] = Counter()
+        for each in self._holders.values():
+            shares[each.ask.client] += each.charged * len(self._span(each.ask))
+        return shares
+
+    def _kept_before(self, ask: KvAsk, shares: Counter[str]) -> float:
+        """The share that another client keeps when its sessions make room for ``ask``."""
+        expected = self._pages_of(self.expected_tokens(ask))
+        would_have = shares[ask.client] + expected * len(self._span(ask))
+        return max(CROWD_TIMES * would_have, CROWD_PART * shares.total())
 
     def fits_urgent(self, ask: KvAsk) -> bool:
         """Whether a session claims to be urgent, and would get its whole length for it."""
@@ -195,10 +252,12 @@ class KvRoom:
         free = self.pages - held
         return whole <= free and claim_fits(whole, free, held, self._most(claimed, ask))
 
-    def _charged_with_returns(self, ask: KvAsk, now_s: float) -> int:
-        """Pages charged on the fullest layer of ``ask``, with those left for others that gave way;
-        for one that did so itself, with those of others before it."""
+    def _charged_with_returns(self, ask: KvAsk, now_s: float) -> list[int]:
+        """Pages charged by layer, with those left for others that gave way, unless their clients'
+        sessions make room for ``ask``; for one that gave way itself, those of others before it."""
         mine = self._returns.get((ask.client, ask.name))
+        shares = self._shares() if self._returns else Counter[str]()
+        kept = self._kept_before(ask, shares)
         charged = list(self._charged)
         for key, each in list(self._returns.items()):
             if each is mine:
@@ -207,8 +266,9 @@ class KvRoom:
             if now_s >= each.until_s:
                 del self._returns[key]
                 continue
-            self._add(charged, each.ask, each.promised)
-        return self._most(charged, ask)
+            if shares[each.ask.client] < kept:
+                self._add(charged, each.ask, each.promised)
+        return charged
 
     def _tokens(self, pages: int) -> int:
         return max(0, pages) * self.page_tokens

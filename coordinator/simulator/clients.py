@@ -2,7 +2,8 @@
 
 Clients draw routes by :mod:`coordinator.routing.routes`, each for itself; stages let sessions in,
 give them pages and take pages back by :mod:`coordinator.admission`. A client that a stage refuses
-draws again without it, and comes back later where all refuse.
+draws again without it, and comes back later where all refuse. Left out is that one client's
+sessions make room for another's: none of ``CLIENTS`` with equal shares has an eighth of a stage.
 """
 
 from collections.abc import Mapping, Sequence

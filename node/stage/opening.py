@@ -8,7 +8,7 @@ needs rows itself. A replaced stage asks for all rows and gets them from the log
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from coordinator.admission.room import KvAsk
@@ -69,10 +69,13 @@ class Opening:
         now: Callable[[], float],
         sign: Callable[[bytes], bytes],
         put_out: Callable[[Live], None],
+        make_way: Callable[[str], bool],
     ) -> None:
         """``bandwidth_from`` returns the measured bandwidth of the link from a peer to this one, in
         bytes/s, or None if unknown; ``now`` the network's time, in Unix seconds; ``sign`` signs as
-        ``me``; ``put_out`` frees a session here and tells its owner when to come back."""
+        ``me``; ``put_out`` frees a session that rests here and tells its owner when to come back;
+        ``make_way`` frees one that runs, by its name in the engine, or asks it to move and returns
+        False."""
         self._me = me
         self._engine = engine
         self._kv = kv
@@ -88,6 +91,7 @@ class Opening:
         self._now = now
         self._sign = sign
         self._put_out = put_out
+        self._make_way = make_way
         self._reading: set[asyncio.Task[None]] = set()
         """Opens whose grammar is being read."""
 
@@ -241,9 +245,8 @@ class Opening:
         now_s = asyncio.get_running_loop().time()
         session = StageSession(open=open_)
         refused = self._let_in(session, now_s)
-        for resting in self._make_room(session, now_s) if refused is not None else ():
-            self._put_out(resting)
-            refused = self._let_in(session, now_s)
+        for instead in self._make_room(session, now_s) if refused is not None else ():
+            refused = self._let_in(session, now_s, instead=instead)
             if refused is None:
                 break
         if refused is not None:
@@ -258,14 +261,16 @@ class Opening:
         self._table.add(live)
         return live
 
-    def _let_in(self, session: StageSession, now_s: float) -> SessionRefused | None:
-        """Reserve KV for a session, or return why not."""
+    def _let_in(
+        self, session: StageSession, now_s: float, *, instead: bool = False
+    ) -> SessionRefused | None:
+        """Reserve KV for a session, which comes ``instead`` of one that ran, or return why not."""
         open_ = session.open
         load = self._table.load(open_.client, now_s, claim_of(open_))
         session.urgent = self._runs_first(open_, load)
         ask = self._kv.ask_of(open_, session.kv_key)
         urgent = self._is_urgent(open_, ask, load)
-        refusal = self._refuse_for_load(load, urgent=urgent)
+        refusal = self._refuse_for_load(load, urgent=urgent or instead)
         if refusal is None:
             names = PageNames.of(open_)
             found = self._kv.admit(ask, now_s, may_be_urgent=urgent, names=names)
@@ -277,19 +282,33 @@ class Opening:
         wait_s = self._retry_after_s(ask, load, now_s, urgent=urgent)
         return self._refused(open_, self._me, *refusal, wait_s)
 
-    def _make_room(self, session: StageSession, now_s: float) -> list[Live]:
-        """Sessions that rest here and should give way to ``session``; none if all of them would
-        not be enough."""
-        room, open_ = self._kv.room, session.open
-        resting = self._table.resting(now_s, self._flow.has_work, open_.client)
-        if not resting:
-            return []
-        free = room.free_tokens + sum(room.charged_of(live.session.kv_key) for live in resting)
-        needed = room.expected_tokens(self._kv.ask_of(open_, session.kv_key))
+    def _make_room(self, session: StageSession, now_s: float) -> Iterator[bool]:
+        """Free one session after the other for ``session``; none if all would not be enough.
+
+        Those that rest give way first, then those of clients with much more KV here. Yields whether
+        the one just freed ran.
+        """
+        open_ = session.open
+        ask = self._kv.ask_of(open_, session.kv_key)
         load = self._table.load(open_.client, now_s)
+        room = self._kv.room
+        resting = self._table.resting(now_s, self._flow.has_work, open_.client)
+        free = room.free_tokens + sum(room.charged_of(live.session.kv_key) for live in resting)
         left = replace(load, sessions=load.sessions - len(resting))
-        enough = needed <= free and self._refuse_for_load(left, urgent=False) is None
-        return resting if enough else []
+        fits = room.expected_tokens(ask) <= free
+        if resting and fits and self._refuse_for_load(left, urgent=False) is None:
+            for live in resting:
+                self._put_out(live)
+                yield False
+            return
+        if load.own >= self._config.sessions_per_client_max:
+            return
+        crowded = self._refuse_for_load(load, urgent=False) is not None
+        for key in room.who_makes_room(ask, now_s, least=int(crowded)):
+            if not self._make_way(key):
+                return  # it moves to where there is room, for this session, too
+            self._counters["crowd_gave_way"] += 1
+            yield True
 
     def _refuse_dial(self, open_: SessionOpen) -> tuple[RefusalCode, str] | None:
         if len(open_.route) == 1 or self._hops.admits(_next_peer(open_), open_.client):

@@ -105,6 +105,7 @@ class StageServer:
             transport.now,
             transport.sign,
             self._put_out_resting,
+            self._make_way,
         )
         self.copies = KvMover(
             self._me,

@@ -97,9 +97,11 @@ def test_urgent_requests_get_in_where_ordinary_ones_are_refused() -> None:
     async def scenario() -> None:
         async with paper_swarm() as swarm:
             await small_swarm(swarm, kv_tokens=400)
-            async with swarm.client() as busy, swarm.client(wait_s=0) as late:
+            async with AsyncExitStack() as stack:
+                busy = [await stack.enter_async_context(swarm.client()) for _ in range(4)]
+                late = await stack.enter_async_context(swarm.client(wait_s=0))
                 tasks = [
-                    asyncio.create_task(busy.generate(PROMPT, max_new_tokens=50)) for _ in range(4)
+                    asyncio.create_task(each.generate(PROMPT, max_new_tokens=50)) for each in busy
                 ]
                 await asyncio.sleep(0.5)
                 with pytest.raises(UnavailableError, match="full"):

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
+from coordinator.admission.rules import QUEUE_SESSIONS_LEAST, QUEUE_WAIT_S
 from dht.simulated.clock import run_virtual
-from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
+from tests.sim.paper_swarm import PaperPeer, PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import held, until
 
 pytestmark = pytest.mark.sim
@@ -18,9 +19,13 @@ EXPECTED = 20
 async def optimists(swarm: PaperSwarm, *spans: tuple[int, int]) -> None:
     """Peers that expect short answers."""
     for span in spans:
-        peer = await swarm.add(*span, kv_tokens=KV_TOKENS)
-        for _ in range(10_000):
-            peer.stage.kv.room.lengths.ended("", EXPECTED)
+        learn(await swarm.add(*span, kv_tokens=KV_TOKENS))
+
+
+def learn(peer: PaperPeer) -> None:
+    """Let a peer expect short answers."""
+    for _ in range(10_000):
+        peer.stage.kv.room.lengths.ended("", EXPECTED)
 
 
 def prompt_of(number: int) -> tuple[int, ...]:
@@ -80,6 +85,41 @@ def test_one_that_fills_the_pool_alone_ends_among_others() -> None:
             await all_is_free(swarm)
 
     run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.parametrize("way", ["no KV", "slow decodes"])
+def test_a_client_with_all_the_room_leaves_some_to_one_with_none(way: str) -> None:
+    """Whatever is full, neither waits for the other's answers to end."""
+    slow = way == "slow decodes"
+
+    async def scenario() -> None:
+        async with paper_swarm() as swarm:
+            for span in SPANS:
+                peer = await swarm.add(
+                    *span,
+                    kv_tokens=10_000 if slow else KV_TOKENS,
+                    step_s=2 * QUEUE_WAIT_S if slow else 0.01,
+                )
+                learn(peer)
+            async with swarm.client(wait_s=600.0) as crowd:
+                asks = [
+                    asyncio.create_task(crowd.generate(prompt_of(n), max_new_tokens=100))
+                    for n in range(QUEUE_SESSIONS_LEAST + 4)
+                ]
+                waits = swarm.peers[0].stage.flow.decode_waits
+                await until(
+                    lambda: (
+                        (waits.p95_s or 0.0) > QUEUE_WAIT_S
+                        if slow
+                        else counted(swarm, "refused_no_kv") > 0
+                    )
+                )
+                assert await ask(swarm, 50, EXPECTED, wait_s=0.0) == 0, "it was let in at once"
+                assert counted(swarm, "crowd_gave_way") > 0
+                for n, task in enumerate(asks):
+                    assert (await task).token_ids == answer_of(prompt_of(n), 100)
+
+    run_virtual(scenario(), limit_s=1200)
 
 
 def test_a_freer_holder_takes_who_has_to_give_way() -> None:

@@ -185,6 +185,64 @@ def test_urgent_sessions_take_the_headroom_and_no_more_than_their_share() -> Non
     assert room.admit(ask_of("again", 10, over, claim=Claim.HIGH), 0.0) is not None
 
 
+def room_of_crowd(sessions: int, most_tokens: int = 1000) -> KvRoom:
+    """A full stage: one client's sessions after somebody's oldest one."""
+    room = room_of(10 * (10 + ANSWER_TOKENS))
+    assert room.admit(ask_of("oldest"), 0.0) is None
+    for n in range(sessions):
+        assert room.admit(ask_of(f"crowd {n}", 10, most_tokens, client="crowd"), 0.0) is None
+    return room
+
+
+def test_the_newest_of_who_has_much_more_makes_room_until_it_has_not() -> None:
+    room = room_of_crowd(8)
+    for n in range(4):
+        come = ask_of(f"other {n}", client="other")
+        assert room.admit(come, 1.0) is not None
+        makes_room = room.who_makes_room(come, 1.0)
+        if n == 2:
+            assert makes_room == [], "the crowd keeps twice what the other has"
+            break
+        assert makes_room == [f"crowd {7 - n}"]
+        room.give_way(makes_room[0], 1.0)
+        assert room.admit(come, 1.0) is None, "nothing is left for the return of the crowd's"
+    fresh = ask_of("fresh")
+    assert room.who_makes_room(fresh, 1.0) == ["crowd 5"]
+
+
+def test_who_has_about_as_much_makes_no_room() -> None:
+    room = room_of(10 * (10 + ANSWER_TOKENS))
+    for n in range(9):
+        assert room.admit(ask_of(f"s{n}", client=f"client {n // 2}"), 0.0) is None
+    assert room.admit(ask_of("new"), 0.0) is not None
+    assert room.who_makes_room(ask_of("new"), 0.0) == [], "each keeps its part of the stage"
+
+
+def test_neither_the_oldest_nor_an_urgent_session_makes_room() -> None:
+    room = room_of(10 * (10 + ANSWER_TOKENS))
+    for n in range(9):
+        assert room.admit(ask_of(f"crowd {n}", client="crowd"), 0.0) is None
+    high = ask_of("crowd high", 10, 140, client="crowd", claim=Claim.HIGH)
+    assert room.admit(high, 0.0) is None
+    wide = ask_of("wide", 10 * ANSWER_TOKENS, 10 * ANSWER_TOKENS, client="other")
+    assert room.who_makes_room(wide, 0.0) == [], "all of the crowd's would not do"
+    assert room.who_makes_room(ask_of("one", client="other"), 0.0, least=2) == [
+        "crowd 8",
+        "crowd 7",
+    ]
+
+
+def test_sessions_on_other_layers_make_no_room() -> None:
+    room = room_of(10 * (10 + ANSWER_TOKENS))
+    assert room.admit(ask_of("oldest"), 0.0) is None
+    for n in range(4):
+        for layers in ((0, 2), (2, 4)):
+            name = f"crowd {n} of {layers}"
+            assert room.admit(ask_of(name, client="crowd", layers=layers), 0.0) is None
+    makes_room = room.who_makes_room(ask_of("new", layers=(0, 2)), 0.0, least=2)
+    assert makes_room == ["crowd 3 of (0, 2)", "crowd 2 of (0, 2)"]
+
+
 @pytest.mark.property
 @given(data=st.data())
 @examples(60)
@@ -213,7 +271,10 @@ def test_every_session_ends_whatever_they_ask_for(data: st.DataObject) -> None:
             if name not in room:
                 again = replace(ask, tokens=min(known[name], ask.most_tokens))
                 if room.admit(again, now_s) is not None:
-                    continue
+                    for victim in room.who_makes_room(again, now_s):
+                        room.give_way(victim, now_s)
+                    if room.admit(again, now_s) is not None:
+                        continue
             if made_to_grow(room, name, known[name], now_s) is None:
                 continue
             known[name] += 1
@@ -259,6 +320,16 @@ class Stage(RuleBasedStateMachine):
         span = (start, min(LAYERS, start + layers))
         ask = ask_of(name, tokens, tokens + more, client=client, layers=span, claim=claim)
         refused = self.room.admit(ask, self.now_s)
+        if refused is not None and (leaving := self.room.who_makes_room(ask, self.now_s)):
+            first = next(each for each in self.room if not self.is_urgent(each))
+            for each in leaving:
+                assert self.asks[each].client != client
+                assert each != first
+                assert not self.is_urgent(each)
+                self.room.give_way(each, self.now_s)
+                del self.asks[each], self.tokens[each]
+            refused = self.room.admit(ask, self.now_s)
+            assert refused is None, "others gave way for nothing"
         if tokens + more > self.room.capacity_tokens:
             assert refused is not None
         if refused is None:
