@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.local_swarm import ROOT
-from bench.results_attacks import attacks
+from bench.results_attacks import attacks, grants
 from bench.results_engine import cost, engine, speed
 from bench.results_links import (
     groups,
@@ -100,6 +100,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "healing": healing,
         "roaming": roaming,
         "hostile": attacks,
+        "grants": grants,
     },
 }
 """Which figures stand where, in this order."""
