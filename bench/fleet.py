@@ -117,6 +117,7 @@ class Round:
             "agreed_after_kill_s": None,
             "disagreements": [],
             "yet_to_move": [],
+            "looks": [],
         }
 
     async def run(self) -> dict[str, Any]:
@@ -172,6 +173,7 @@ class Round:
 
     def _note_disagreement(self, when: str) -> None:
         self.result["yet_to_move"].append(self.fleet.yet_to_move)
+        self.result["looks"].append(dict(self.fleet.looks))
         if self.fleet.disagreement:
             self.result["disagreements"].append(f"{when}: {self.fleet.disagreement}")
 

@@ -123,6 +123,8 @@ class Fleet:
     """When peers came or went."""
     disagreement: str = ""
     """Why the peers did not follow one plan when that was looked at last."""
+    looks: Counter[str] = field(default_factory=Counter)
+    """How many looks found each reason why they did not, until they did: about one a second."""
     yet_to_move: int = 0
     """How many had not the plan's layers when they last agreed on one: who moved lately rests."""
 
@@ -241,6 +243,7 @@ class Fleet:
         """Seconds from ``since_unix_s`` until all living peers follow one plan, as their records in
         the DHT say; None: they did not within ``limit_s`` from now, see ``disagreement``."""
         self.disagreement = "nothing can be read"
+        self.looks.clear()
         try:
             async with asyncio.timeout(limit_s):
                 while True:
@@ -258,6 +261,7 @@ class Fleet:
         async with Swarm.connect(addresses[:OBSERVED_FROM], model=str(MODEL)) as observer:
             while why := self.why_not_one_plan(observer.view.plan, observer.view.nodes):
                 self.disagreement = why
+                self.looks[why] += 1
                 await asyncio.sleep(1.0)
                 await observer.reader.refresh()
             self.disagreement = ""
