@@ -48,6 +48,7 @@ CHAT_FILES = {"/": "chat.html", "/static/chat.css": "chat.css", "/static/chat.js
 """The page to chat on, by path."""
 OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json", *CHAT_FILES})
 """Paths that need no key, as with vLLM; the page asks its visitor for one."""
+ASKED = web.RequestKey("asked", Asked)
 ANTHROPIC_PATHS = frozenset({"/v1/messages"})
 """Paths whose errors have Anthropic's form."""
 
@@ -160,7 +161,7 @@ class Gateway:
         self._busy.add(request.protocol)
         status = HUNG_UP
         loop = asyncio.get_running_loop()
-        asked = request["asked"] = Asked(account=self._keys.nobody, started_s=loop.time())
+        asked = request[ASKED] = Asked(account=self._keys.nobody, started_s=loop.time())
         try:
             response = await self._answered(request, handler)
             status = response.status
@@ -239,7 +240,7 @@ class Gateway:
             scheme, _, key = request.headers.get("Authorization", "").partition(" ")
             if scheme.lower() != "bearer":
                 key = request.headers.get("x-api-key", "")  # Anthropic's clients
-            _asked(request).account = self._keys.find(key)
+            request[ASKED].account = self._keys.find(key)
         return await handler(request)
 
     def _answers_to(self, host: str) -> bool:
@@ -293,7 +294,7 @@ class Gateway:
     @asynccontextmanager
     async def _admitted(self, request: web.Request) -> AsyncIterator[bytes]:
         """The body of a request that is counted in; raises ApiError."""
-        _asked(request).account.begin(self._config.now_s())
+        request[ASKED].account.begin(self._config.now_s())
         body = await self._body(request)
         if self.draining:
             raise unavailable("this gateway is stopping", RETRY_AFTER_S)
@@ -305,7 +306,7 @@ class Gateway:
             given = parse_request(body, dialect.kind)
             parsed = dialect.chat_of(given)
             async with self._served.use(parsed.model) as model:
-                asked, service = _asked(request), model.service
+                asked, service = request[ASKED], model.service
                 try:
                     job = await service.understand(parsed, asked.account.key.salt)
                 except ApiError as error:
@@ -370,7 +371,7 @@ class Gateway:
         except ApiError as error:
             if error.__cause__ is not None:
                 logger.error("a request failed", exc_info=error.__cause__)
-            _asked(request).failed = True
+            request[ASKED].failed = True
             await self._send(request, response, writer.failed(error))
         return response
 
@@ -442,11 +443,6 @@ def _address(name: str) -> IPv4Address | IPv6Address | None:
         return ip_address(name)
     except ValueError:
         return None
-
-
-def _asked(request: web.Request) -> Asked:
-    asked: Asked = request["asked"]
-    return asked
 
 
 def _json(body: Json, status: int = 200) -> web.Response:
