@@ -73,7 +73,9 @@ class Engine:
             torch.set_num_threads(config.threads)
         self.config = config
         self.device = torch.device(config.device)
-        self.layout = config.layout or ModelLayout.of(config.store, config.dtype, config.quantize)
+        self.layout = config.layout or ModelLayout.of(
+            config.store, config.dtype, config.quantize, device=config.device
+        )
         self.spec = self.layout.spec(config.name)
         self._width = self.layout.anatomy.row_width
         self.state_tokens = self.layout.state_tokens

@@ -30,6 +30,7 @@ from node.model.skeleton import Skeleton
 from node.model.structure import ModelStructure, inspect_model
 from node.packed.experts import run_packed_experts
 from node.packed.formats import stored_weights
+from node.packed.operand import operand_of
 from node.packed.stored import Stored
 from node.packed.tensor import PackedTensor
 from node.weights.checkpoint_names import CheckpointNames
@@ -38,6 +39,7 @@ from node.weights.store import WeightStore
 
 STATE_TOKENS = 1024
 """Tokens that a session is charged with where a model keeps states alone."""
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +61,13 @@ class ModelLayout:
     """Parameters that the model's code computes in float32, whatever the dtype."""
     quantize: str | None = None
     """Quantisation of the layers' linear modules, one of :data:`node.model.quantize.KINDS`."""
+    device: torch.device = CPU
+    """The device that the weights will be on; sizes are those that they take there."""
 
     @classmethod
-    def of(cls, store: WeightStore, dtype: str, quantize: str | None = None) -> "ModelLayout":
+    def of(
+        cls, store: WeightStore, dtype: str, quantize: str | None = None, *, device: str = "cpu"
+    ) -> "ModelLayout":
         """Build the model without weights; UserError if its structure cannot be served."""
         register_attention()
         reason = ""
@@ -71,7 +77,7 @@ class ModelLayout:
                 attention = ATTENTION_NAME if packed else None
                 config, model = build_meta_model(store, DTYPES[dtype], attention)
                 studied = cls.studied(store, config, model, stored, DTYPES[dtype], packed=packed)
-                return replace(studied, quantize=quantize)
+                return replace(studied, quantize=quantize, device=torch.device(device))
             except (Unservable, *FAILURES, OSError) as error:
                 lines = str(error).strip().splitlines()
                 first_line = lines[0] if lines else repr(error)
@@ -197,13 +203,20 @@ class ModelLayout:
     def _part_bytes(self, path: str, quantize: str | None = None) -> int:
         parameters = self.part_parameters(path)
         packed = self.names.packed(parameters, self.store.tensors)
-        sizes = {name.removeprefix(f"{path}."): part.held_bytes for name, part in packed.items()}
+        sizes = {
+            name.removeprefix(f"{path}."): self.held(name, part).held_bytes
+            for name, part in packed.items()
+        }
         return held_bytes(self.model.get_submodule(path), quantize, self.dtype, sizes)
 
     def part_parameters(self, path: str) -> list[str]:
         """Names of a module's parameters in a checkpoint, in the terms of the model's code."""
         module = self.model.get_submodule(path)
         return [f"{path}.{name}" for name in module.state_dict()]
+
+    def held(self, parameter: str, weight: PackedTensor) -> PackedTensor:
+        """A packed weight, perhaps on the meta device, in the layout that it is kept in."""
+        return operand_of(weight.to(self.dtype_of(parameter)), self.device)  # type: ignore[arg-type]
 
     def dtype_of(self, parameter: str) -> torch.dtype:
         """The dtype of a parameter; some must stay float32, whatever the rest uses."""
@@ -487,7 +500,7 @@ class LoadedRange:
             if dtype is not torch.float16:
                 beyond = f"{str(dtype).removeprefix('torch.')}, or that are none"
             raise UserError(f"{self._layout.store.directory}: {name} has numbers beyond {beyond}")
-        return moved
+        return self._layout.held(name, moved) if isinstance(moved, PackedTensor) else moved
 
     def _fill(self, part: "_Part", tensors: dict[str, torch.Tensor]) -> nn.Module:
         module = copy.deepcopy(self._layout.model.get_submodule(part.path))

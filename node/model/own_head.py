@@ -130,7 +130,7 @@ def _head_of(
     first = bool(getattr(config, "mtp_hidden_states_first", False))
     entry = HeadEntry(model.get_submodule(norm), width, main.dtype, first)
     model.add_module(ENTRY, entry)
-    made = replace(layout, quantize=main.quantize).with_names(renamed)
+    made = replace(layout, quantize=main.quantize, device=main.device).with_names(renamed)
     made.names.sources(  # raises UserError where one is lacking
         name for path in (ENTRY, f"{stack}.0", norm) for name in made.part_parameters(path)
     )

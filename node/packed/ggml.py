@@ -14,7 +14,7 @@ from functools import cache, partial
 import torch
 
 from dht.gguf_header import known_kinds
-from node.packed.packing import Parts, Room, random_bytes
+from node.packed.packing import Affine, Parts, Room, random_bytes
 from node.packed.stored import Parts as StoredParts
 from node.packed.stored import Rule
 from node.packed.tensor import PackedTensor
@@ -46,6 +46,11 @@ class BlockPacking:
         """Rows that share scales."""
         return 1
 
+    @property
+    def joins(self) -> bool:
+        """Rows are bytes one after the other."""
+        return True
+
     def shape(self, parts: Parts) -> tuple[int, ...]:
         """Shape of the matrix. Raises ValueError for rows that are no whole blocks."""
         *rows, width = parts["codes"].shape
@@ -74,6 +79,21 @@ class BlockPacking:
             numbers = numbers[..., parts["order"][0].long()]
         return numbers.to(dtype)
 
+    def picked(self, parts: Parts, places: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Numbers of the rows at ``places``, ``[count, ins]``."""
+        return self.dequantise({**parts, "codes": parts["codes"][places]}, dtype)
+
+    def product(self, parts: Parts, rows: torch.Tensor) -> None:
+        """Nothing multiplies these bits as they are."""
+
+    def affine(self, parts: Parts) -> Affine | None:
+        """The same numbers as steps of one size by groups; None for types that are not known to be
+        such."""
+        if self.kind not in AFFINE:
+            return None
+        block_bytes = by_name()[self.kind][2]
+        return AFFINE[self.kind](torch.unflatten(parts["codes"], -1, (-1, block_bytes)))
+
     def is_finite(self, parts: Parts, dtype: torch.dtype) -> bool:
         """Whether all numbers are finite in ``dtype``."""
         rows = parts["codes"].flatten(0, -2)
@@ -97,6 +117,55 @@ class BlockPacking:
         """Parts of the same shapes on the CPU to time with, of small numbers."""
         shape = parts["codes"].shape
         return {**parts, "codes": random_bytes(shape.numel(), MADE_UP).reshape(shape)}
+
+
+def _halves(blocks: torch.Tensor, place: int) -> torch.Tensor:
+    """A float16 of each block as float32, ``[..., blocks]``."""
+    return blocks[..., place : place + 2].contiguous().view(torch.float16)[..., 0].float()
+
+
+def _nibbles(bytes_: torch.Tensor) -> torch.Tensor:
+    """Lower halves of the last axis, then the upper ones."""
+    return torch.cat([bytes_ & 15, bytes_ >> 4], dim=-1)
+
+
+def _q4_0(blocks: torch.Tensor) -> Affine:
+    scales, codes = _halves(blocks, 0), _nibbles(blocks[..., 2:]).flatten(-2)
+    return Affine(bits=4, columns=32, codes=codes, scales=scales, least=scales * -8)
+
+
+def _q4_1(blocks: torch.Tensor) -> Affine:
+    codes = _nibbles(blocks[..., 4:]).flatten(-2)
+    scales, least = _halves(blocks, 0), _halves(blocks, 2)
+    return Affine(bits=4, columns=32, codes=codes, scales=scales, least=least)
+
+
+def _q8_0(blocks: torch.Tensor) -> Affine:
+    scales, codes = _halves(blocks, 0), (blocks[..., 2:] ^ 0x80).flatten(-2)
+    return Affine(bits=8, columns=32, codes=codes, scales=scales, least=scales * -128)
+
+
+def _q4_k(blocks: torch.Tensor) -> Affine:
+    first, second, rest = torch.split(blocks[..., 4:16], 4, dim=-1)
+    scales = torch.cat([first & 63, rest & 15 | first >> 6 << 4], dim=-1)
+    minima = torch.cat([second & 63, rest >> 4 | second >> 6 << 4], dim=-1)
+    return Affine(
+        bits=4,
+        columns=32,
+        codes=_nibbles(torch.unflatten(blocks[..., 16:], -1, (4, 32))).flatten(-3),
+        scales=(_halves(blocks, 0)[..., None] * scales).flatten(-2),
+        least=(_halves(blocks, 2)[..., None] * minima).flatten(-2).neg_(),
+    )
+
+
+AFFINE: dict[str, Callable[[torch.Tensor], Affine]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+}
+"""Types whose numbers are steps of one size in groups of 32, from blocks ``[..., blocks, bytes]``
+(``ggml-common.h``, ``dequantize_row_q4_K`` of llama.cpp)."""
 
 
 def ggml_rules() -> list[Rule]:

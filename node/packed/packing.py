@@ -52,10 +52,28 @@ LARGEST = {
     **{"int8": 128.0, "uint8": 255.0, "float8_e4m3": 448.0, "float8_e5m2": 57344.0},
 }
 """Largest magnitude among the numbers that the codes of a kind stand for."""
+CENTRES = {"uint4": 0, "offset4": 8, "int8": 128, "uint8": 0}
+"""Kinds whose codes, read as unsigned integers, are steps of one size; the code that is zero."""
 EXPONENT_BIAS = 127
 """Exponent 0 as a byte (E8M0)."""
 E4M3_BITS = 0xBF80 - (1 << 16)
 """Sign, exponent and fraction of an E4M3 number within a float16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Affine:
+    """A matrix whose numbers are ``scales * codes + least`` in groups of columns."""
+
+    bits: int
+    """Bits of one code, 4 or 8."""
+    columns: int
+    """Columns that share a scale."""
+    codes: torch.Tensor
+    """Unsigned integers, ``[..., outs, ins]`` bytes."""
+    scales: torch.Tensor
+    """``[..., outs, ins / columns]`` float32."""
+    least: torch.Tensor
+    """What the code 0 stands for, of the scales' shape and dtype."""
 
 
 class Meaning(Protocol):
@@ -63,7 +81,11 @@ class Meaning(Protocol):
 
     @property
     def rows(self) -> int:
-        """Rows that share scales."""
+        """Rows that share scales, or bytes."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether joining the parts of matrices joins their rows."""
 
     def shape(self, parts: Parts) -> tuple[int, ...]:
         """Shape of the matrix. Raises ValueError if the parts do not fit each other."""
@@ -78,6 +100,15 @@ class Meaning(Protocol):
         self, parts: Parts, dtype: torch.dtype, room: "Room | None" = None
     ) -> torch.Tensor:
         """The matrix's numbers, perhaps in ``room``."""
+
+    def picked(self, parts: Parts, places: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Numbers of the rows at ``places``, ``[count, ins]``."""
+
+    def product(self, parts: Parts, rows: torch.Tensor) -> torch.Tensor | None:
+        """``rows``, ``[count, ins]``, times the matrix, from its bits; None: dequantise them."""
+
+    def affine(self, parts: Parts) -> Affine | None:
+        """The same numbers as steps of one size by groups; None if they are no such numbers."""
 
     def is_finite(self, parts: Parts, dtype: torch.dtype) -> bool:
         """Whether no number is too large for ``dtype``."""
@@ -96,6 +127,11 @@ class Packing:
     """Rows that share a scale."""
     columns: int
     """Columns that share a scale."""
+
+    @property
+    def joins(self) -> bool:
+        """All parts have the rows of the matrix."""
+        return True
 
     @property
     def bits(self) -> int:
@@ -178,6 +214,38 @@ class Packing:
             bands = values.view(*leading, order.shape[-3], -1, ins)
             values = torch.gather(bands, -1, order.expand(bands.shape)).view(values.shape)
         return values if dtype is torch.float32 else room.copy(values, dtype)
+
+    def picked(self, parts: Parts, places: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Numbers of the rows at ``places``, ``[count, ins]``."""
+        spread, by_row = self.by_row(parts)
+        some = {name: part if name == "order" else part[places] for name, part in by_row.items()}
+        return spread.dequantise(some, dtype)
+
+    def product(self, parts: Parts, rows: torch.Tensor) -> None:
+        """Nothing multiplies these bits as they are."""
+
+    def affine(self, parts: Parts) -> Affine | None:
+        """The same numbers as steps of one size by groups; None for floats, and where the last
+        group is not whole."""
+        if self.code not in CENTRES or self.shape(parts)[-1] % self.columns:
+            return None
+        if self.rows > 1:
+            spread, by_row = self.by_row(parts)
+            return spread.affine(by_row)
+        codes = parts["codes"].view(torch.uint8)
+        if self.bits == 4:
+            codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
+        elif self.code == "int8":
+            codes = codes ^ 0x80
+        scales = plain_scales(parts["scales"])
+        if "factors" in parts:
+            scales = scales * parts["factors"]
+        zeros: torch.Tensor | int = CENTRES[self.code]
+        if "zeros" in parts:
+            zeros = zeros + parts["zeros"].float()
+        return Affine(
+            bits=self.bits, columns=self.columns, codes=codes, scales=scales, least=-scales * zeros
+        )
 
     def is_finite(self, parts: Parts, dtype: torch.dtype) -> bool:
         """Whether no number can be too large for ``dtype``."""

@@ -1,8 +1,9 @@
 """A tensor that is kept packed, and is a plain one to whoever computes with it.
 
 The code of a model multiplies by its weights, stacks, joins, transposes and indexes them. For a
-:class:`PackedTensor` these stay operations on packed parts; products dequantise a few rows at a
-time, and whatever else is asked of it sees its numbers. So no module and no family has to know.
+:class:`PackedTensor` these stay operations on packed parts. Products are made from the bits where
+the layout allows it (:mod:`.operand`), else by dequantising a few rows at a time, and whatever else
+is asked of it sees its numbers. So no module and no family has to know.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -105,6 +106,8 @@ class PackedTensor(torch.Tensor):
 
     def product(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows``, ``[count, ins]``, times the matrix: ``[count, outs]``."""
+        if (made := self.packing.product(self.parts, rows)) is not None:
+            return made
         out = rows.new_empty(rows.shape[0], self.packing.shape(self.parts)[0])
         for start, tile in self.tiles():
             out[:, start : start + tile.shape[0]] = rows @ tile.t()
@@ -252,6 +255,7 @@ def _cat(tensors: Sequence[Any], dim: int = 0) -> PackedTensor | None:
     elif (
         first.turned
         or dim != first.dim() - 2
+        or not first.packing.joins
         or ("order" in first.parts and len({each.shape for each in tensors}) > 1)
     ):
         return None
@@ -309,10 +313,8 @@ def _embedding(weight: Any, ids: torch.Tensor, *_: Any) -> torch.Tensor | None:
         return None
     if "order" in weight.parts and weight.parts["order"].shape[-2] > 1:
         return None
-    packing, parts = weight.packing.by_row(weight.parts)
-    places = ids.reshape(-1)
-    rows = {name: part if name == "order" else part[places] for name, part in parts.items()}
-    return packing.dequantise(rows, weight.dtype).view(*ids.shape, -1)
+    rows: torch.Tensor = weight.packing.picked(weight.parts, ids.reshape(-1), weight.dtype)
+    return rows.view(*ids.shape, -1)
 
 
 def is_packed(module: torch.nn.Module) -> bool:

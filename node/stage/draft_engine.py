@@ -84,7 +84,7 @@ class DraftEngine:
         def build() -> tuple[Engine, int]:
             drafts = open_lean(model)
             vocab = _shared_vocabulary(model, drafts.directory, store.directory)
-            layout = ModelLayout.of(drafts, dtype)
+            layout = ModelLayout.of(drafts, dtype, device=device)
             spec = layout.spec(model)
             if layout.state_tokens:
                 raise UserError(f"--draft {model}: its layers keep a state, which cannot be cut")
