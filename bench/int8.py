@@ -20,7 +20,7 @@ from bench import results_links
 from bench.local_swarm import ROOT
 from bench.report import provenance, write
 from models.stories import texts
-from node.links.wire_rows import join_rows, quantized, split_int8_rows
+from node.links.wire_rows import INT8, join_rows, quantized, split_rows
 
 MODEL = ROOT / "models" / "brook"
 BOUNDARIES = (2, 5)
@@ -38,7 +38,7 @@ def int8(rows: torch.Tensor) -> torch.Tensor:
     """Rows as the next stage sees them."""
     flat = rows.reshape(-1, rows.shape[-1])
     body = quantized(join_rows([flat]), "float32", flat.shape[1])
-    back = split_int8_rows(body, "float32", flat.shape[1], [flat.shape[0]])[0]
+    back = split_rows(body, INT8, flat.shape[1], [flat.shape[0]], "float32")[0]
     return back.reshape(rows.shape)
 
 

@@ -16,31 +16,32 @@ class RowsError(ValueError):
 
 
 def split_rows(
-    body: bytes | memoryview, dtype: str, hidden: int, counts: Sequence[int]
+    body: bytes | memoryview, sent: str, hidden: int, counts: Sequence[int], dtype: str
 ) -> Sequence[torch.Tensor]:
-    """Rows ``[count, hidden]`` of several sessions from one body, ``counts`` rows of each.
+    """Rows ``[count, hidden]`` in ``dtype`` of several sessions from one body, ``counts`` rows of
+    each. They were ``sent`` in another dtype if their peer computes in another, or as INT8 (see
+    :func:`quantized`).
 
     Raises RowsError if dtype or length do not match; nothing is allocated before the check.
     """
-    torch_dtype = DTYPES.get(dtype)
-    if torch_dtype is None:
-        raise RowsError(f"dtype {dtype[:16]!r} may not travel")
-    _check_length(body, counts, hidden, hidden * torch_dtype.itemsize)
-    flat = torch.frombuffer(bytearray(body), dtype=torch_dtype)
-    return torch.split(flat.view(sum(counts), hidden), list(counts))
+    if sent == INT8:
+        rows = _from_int8(body, hidden, counts)
+    elif (torch_dtype := DTYPES.get(sent)) is not None:
+        _check_length(body, counts, hidden, hidden * torch_dtype.itemsize)
+        flat = torch.frombuffer(bytearray(body), dtype=torch_dtype)
+        rows = flat.view(sum(counts), hidden)
+    else:
+        raise RowsError(f"dtype {sent[:16]!r} may not travel")
+    return torch.split(rows.to(DTYPES[dtype]), list(counts))
 
 
-def split_int8_rows(
-    body: bytes | memoryview, dtype: str, hidden: int, counts: Sequence[int]
-) -> Sequence[torch.Tensor]:
-    """Rows in ``dtype`` from a body of :func:`quantized`. Raises RowsError like `split_rows`."""
+def _from_int8(body: bytes | memoryview, hidden: int, counts: Sequence[int]) -> torch.Tensor:
     _check_length(body, counts, hidden, hidden + SCALE_BYTES)
     packed = torch.frombuffer(bytearray(body), dtype=torch.uint8).view(sum(counts), -1)
     scales = packed[:, :SCALE_BYTES].contiguous().view(torch.float32)
     if not bool(torch.isfinite(scales).all()):
         raise RowsError("the scale of a row is no finite number")
-    rows = (packed[:, SCALE_BYTES:].view(torch.int8) * scales).to(DTYPES[dtype])
-    return torch.split(rows, list(counts))
+    return packed[:, SCALE_BYTES:].view(torch.int8) * scales
 
 
 def _check_length(

@@ -188,7 +188,7 @@ class LayerChecker:
             await stream.close()
         if not isinstance(frame.message, LayerRows):
             raise codec.MalformedError(f"{type(frame.message).__name__} shows no layers")
-        (rows,) = split_rows(frame.body, DTYPE, width, [ROWS])
+        (rows,) = split_rows(frame.body, DTYPE, width, [ROWS], DTYPE)
         return rows
 
 

@@ -25,7 +25,7 @@ from dht.messages.session import (
 from node.device.tensors import DTYPES
 from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import HopTable
-from node.links.wire_rows import INT8, RowsError, quantized, split_int8_rows, split_rows
+from node.links.wire_rows import INT8, RowsError, quantized, split_rows
 from node.sessions.session import StageSession, StageState, UnsoundTokensError
 from node.sessions.session_table import Live, SessionTable
 from node.stage.config import StageConfig, StageEngine
@@ -151,10 +151,6 @@ class StagePipeline:
         self, peer_id: str, activations: Activations, body: bytes | memoryview
     ) -> None:
         """Take rows of several sessions from the stage before. Raises MalformedError."""
-        if activations.dtype not in {self._engine.wire_dtype, INT8}:
-            raise codec.MalformedError(
-                f"activations in {activations.dtype}; this peer takes {self._engine.wire_dtype}"
-            )
         if activations.hidden != self._engine.hidden:
             raise codec.MalformedError(
                 f"activations of width {activations.hidden}; the model's is {self._engine.hidden}"
@@ -162,8 +158,9 @@ class StagePipeline:
         started_s = time.perf_counter()
         counts = [item.tokens for item in activations.items]
         try:
-            split = split_int8_rows if activations.dtype == INT8 else split_rows
-            parts = split(body, self._engine.wire_dtype, activations.hidden, counts)
+            parts = split_rows(
+                body, activations.dtype, activations.hidden, counts, self._engine.wire_dtype
+            )
         except RowsError as error:
             raise codec.MalformedError(str(error)) from error
         self.serialisation_s += time.perf_counter() - started_s

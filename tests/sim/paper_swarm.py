@@ -25,6 +25,7 @@ from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
 from dht.records.directory import Directory
 from dht.simulated.network import MemoryNetwork, MemoryTransport
 from dht.transport.interface import Transport
+from node.device.tensors import DTYPES
 from node.drafting.chain import Chain
 from node.drafting.drafter import Draft
 from node.drafting.suffix import SuffixDrafter
@@ -230,6 +231,7 @@ class PaperEngine:
         ids = item.token_ids
         if ids is None:
             assert item.hidden is not None
+            assert item.hidden.dtype is DTYPES[self.wire_dtype]
             if not bool(torch.isfinite(item.hidden).all()):
                 return WorkResult(item=item, error="not finite", unsound_input=True)
             ids = tuple(int(n) for n in item.hidden.flatten().tolist())
@@ -244,7 +246,9 @@ class PaperEngine:
         for token_id in ids:
             states.append(fold(states[-1], token_id))
         if item.end < LAYERS:
-            return WorkResult(item=item, hidden=torch.tensor(ids, dtype=torch.float32)[:, None])
+            return WorkResult(
+                item=item, hidden=torch.tensor(ids, dtype=DTYPES[self.wire_dtype])[:, None]
+            )
         if item.sampling is None:
             return WorkResult(item=item)
         return self._sampled(item, states[len(states) - 1 - len(item.drafts) :])
@@ -442,11 +446,13 @@ class PaperSwarm:
         kv_tokens: int = 10_000,
         step_s: float = 0.01,
         log_bytes_max: int = 1 << 20,
+        wire_dtype: str = "float32",
     ) -> PaperPeer:
         transport = await self.transport()
         engine = self.engine_class(
             transport.peer_id, start, end, kv_tokens=kv_tokens, step_s=step_s
         )
+        engine.wire_dtype = wire_dtype
         engine.state_tokens, engine.foretells = self.state_tokens, self.headed
         if self.modelled:
             self.drafts[transport.peer_id] = PaperDrafts(self.foretell)

@@ -101,6 +101,26 @@ def test_a_lost_stage_costs_time_and_no_token(way: str, stage: int) -> None:
     assert gap_s < (1.0 if way == "kill" else 6.0)
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_peers_that_compute_in_different_dtypes_serve_one_answer(stage: int) -> None:
+    """Also after a loss: logged rows go to a peer of yet another dtype."""
+
+    async def scenario() -> None:
+        async with paper_swarm() as swarm, swarm.client() as client:
+            for number, span in enumerate(((0, 3), (3, 6), (6, 8)) * 2):
+                await swarm.add(*span, wire_dtype=("float32", "float16")[number % 2])
+            running = client.begin(PROMPT, max_new_tokens=60)
+            tokens: list[int] = []
+            async for piece in running:
+                tokens += piece.token_ids
+                if 20 <= len(tokens) < 20 + len(piece.token_ids):
+                    swarm.kill(owner(swarm, running.route[stage].peer_id))
+            assert tuple(tokens) == answer_of(PROMPT, 60)
+            assert running.answer().failovers == 1
+
+    run_virtual(scenario(), limit_s=600)
+
+
 def test_a_peer_that_failed_once_serves_again_where_there_is_no_other() -> None:
     """It was cut off for a while; then the one that took its place is lost."""
 

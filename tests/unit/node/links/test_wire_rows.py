@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from node.device.tensors import DTYPES
 from node.links.wire_rows import (
+    INT8,
     SCALE_BYTES,
     RowsError,
     join_rows,
     quantized,
-    split_int8_rows,
     split_rows,
 )
 
@@ -26,22 +26,32 @@ def test_what_is_joined_splits_into_the_same(
     rows = [torch.randn(count, hidden, generator=generator).to(DTYPES[dtype]) for count in counts]
     body = join_rows(rows)
     for given_body in (body, bytes(body)):
-        back = split_rows(given_body, dtype, hidden, counts)
+        back = split_rows(given_body, dtype, hidden, counts, dtype)
         assert [tuple(part.shape) for part in back] == [(n, hidden) for n in counts]
         assert all(torch.equal(a, b) for a, b in zip(rows, back, strict=True))
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("sent", list(DTYPES))
+def test_rows_of_a_peer_that_computes_in_another_dtype_are_rounded_once(
+    sent: str, dtype: str
+) -> None:
+    rows = torch.randn(5, 8, generator=torch.Generator().manual_seed(0)).to(DTYPES[sent])
+    first, second = split_rows(join_rows([rows]), sent, 8, [2, 3], dtype)
+    assert torch.equal(torch.cat([first, second]), rows.to(DTYPES[dtype]))
 
 
 @given(COUNTS, st.integers(1, 9), st.integers(-8, 8).filter(bool))
 def test_a_wrong_length_is_refused(counts: list[int], hidden: int, more: int) -> None:
     body = bytes(max(0, sum(counts) * hidden * 4 + more))
     with pytest.raises(RowsError, match="announced"):
-        split_rows(body, "float32", hidden, counts)
+        split_rows(body, "float32", hidden, counts, "float32")
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int8", "", "object", "x" * 10_000])
+@pytest.mark.parametrize("dtype", ["float64", "int16", "", "object", "x" * 10_000])
 def test_an_unknown_dtype_is_refused(dtype: str) -> None:
     with pytest.raises(RowsError, match="may not travel") as caught:
-        split_rows(b"\0" * 8, dtype, 2, [1])
+        split_rows(b"\0" * 8, dtype, 2, [1], "float32")
     assert len(str(caught.value)) < 100
 
 
@@ -51,20 +61,20 @@ def test_an_unknown_dtype_is_refused(dtype: str) -> None:
 def test_sizes_that_cannot_be_are_refused(hidden: int, counts: list[int]) -> None:
     body = bytes(max(0, sum(counts) * hidden * 4))
     with pytest.raises(RowsError) as caught:
-        split_rows(body, "float32", hidden, counts)
+        split_rows(body, "float32", hidden, counts, "float32")
     assert len(str(caught.value)) < 200
 
 
 def test_huge_announcements_allocate_nothing() -> None:
     with pytest.raises(RowsError):
-        split_rows(b"1234", "float32", 1 << 40, [1 << 40])
+        split_rows(b"1234", "float32", 1 << 40, [1 << 40], "float32")
 
 
 def test_rows_that_are_views_are_joined_in_their_order() -> None:
     whole = torch.arange(24.0).view(6, 4)
     body = join_rows([whole[4:6], whole.t()[:2, :4]])
     expected = torch.cat([whole[4:6], whole.t()[:2, :4]])
-    assert torch.equal(split_rows(body, "float32", 4, [4])[0], expected)
+    assert torch.equal(split_rows(body, "float32", 4, [4], "float32")[0], expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -74,7 +84,7 @@ def test_int8_rows_come_back_within_half_a_step_of_their_scale(dtype: str) -> No
     body = join_rows([values])
     packed = quantized(body, dtype, 64)
     assert len(packed) == 5 * (64 + SCALE_BYTES)
-    first, second = split_int8_rows(packed, dtype, 64, [2, 3])
+    first, second = split_rows(packed, INT8, 64, [2, 3], dtype)
     back = torch.cat([first, second])
     assert back.dtype == DTYPES[dtype]
     step = values.float().abs().amax(dim=1, keepdim=True) / 127
@@ -86,9 +96,9 @@ def test_int8_rows_come_back_within_half_a_step_of_their_scale(dtype: str) -> No
 def test_int8_rows_of_a_wrong_length_or_scale_are_refused() -> None:
     packed = quantized(join_rows([torch.ones(2, 8)]), "float32", 8)
     with pytest.raises(RowsError, match="23 bytes of activations where 24"):
-        split_int8_rows(packed[:-1], "float32", 8, [2])
+        split_rows(packed[:-1], INT8, 8, [2], "float32")
     with pytest.raises(RowsError, match="cannot be"):
-        split_int8_rows(packed, "float32", 8, [2, 0])
+        split_rows(packed, INT8, 8, [2, 0], "float32")
     nan = torch.tensor([float("nan")]).numpy().tobytes() + packed[4:]
     with pytest.raises(RowsError, match="no finite number"):
-        split_int8_rows(nan, "float32", 8, [2])
+        split_rows(nan, INT8, 8, [2], "float32")
