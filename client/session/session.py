@@ -295,7 +295,7 @@ class SessionDriver:
             case GiveUp(no_route=no_route, reason=reason, retry_after_s=after_s):
                 text = self._waits_for or reason
                 if after_s:
-                    text += f"; try again in about {after_s:.0f} s"
+                    text += f"; try again in about {max(1, round(after_s))} s"
                 missing = () if no_route is None else no_route.missing
                 raise UnavailableError(text, missing, retry_after_s=after_s)
 

@@ -13,7 +13,7 @@ sessions, and four laws keep that fair:
 - The oldest ordinary session gives way to nobody, so it always ends; nor do urgent sessions, which
   are let in by their whole length. A session longer than the stage has KV for is refused.
 - A session that gave way and comes back is promised its next tokens, too, and for a while newer
-  ordinary sessions leave it the room.
+  ordinary sessions leave it the room; a client with many of them is left no more than it may keep.
 
 One more keeps a client from taking all: where a session finds no room, the newest of the client
 that has most here make room for it, as long as that client keeps ``CROWD_PART`` of all that is
@@ -253,8 +253,9 @@ class KvRoom:
         return whole <= free and claim_fits(whole, free, held, self._most(claimed, ask))
 
     def _charged_with_returns(self, ask: KvAsk, now_s: float) -> list[int]:
-        """Pages charged by layer, with those left for others that gave way, unless their clients'
-        sessions make room for ``ask``; for one that gave way itself, those of others before it."""
+        """Pages charged by layer, with those left for others that gave way, until their client
+        would have so much that its sessions make room for ``ask``; for one that gave way itself,
+        those of others before it."""
         mine = self._returns.get((ask.client, ask.name))
         shares = self._shares() if self._returns else Counter[str]()
         kept = self._kept_before(ask, shares)
@@ -268,6 +269,7 @@ class KvRoom:
                 continue
             if shares[each.ask.client] < kept:
                 self._add(charged, each.ask, each.promised)
+                shares[each.ask.client] += each.promised * len(self._span(each.ask))
         return charged
 
     def _tokens(self, pages: int) -> int:

@@ -210,6 +210,14 @@ def test_the_newest_of_who_has_much_more_makes_room_until_it_has_not() -> None:
     assert room.who_makes_room(fresh, 1.0) == ["crowd 5"]
 
 
+def test_a_client_that_is_gone_leaves_little_room_to_its_returns() -> None:
+    room = room_of_crowd(8)
+    for name in list(room):
+        room.give_way(name, 0.0)
+    come = ask_of("other")
+    assert room.admit(come, 1.0) is None, "nobody is there, and nobody comes back"
+
+
 def test_who_has_about_as_much_makes_no_room() -> None:
     room = room_of(10 * (10 + ANSWER_TOKENS))
     for n in range(9):
