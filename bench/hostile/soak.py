@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections import Counter
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -24,6 +25,22 @@ LASTS_S = (15.0, 45.0)
 """One attack of one attacker takes a time between these; then it draws another."""
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One attack of the soak."""
+
+    name: str
+    from_unix_s: float
+    seconds: float
+
+    def lasts(self, unix_s: float, within_s: float) -> bool:
+        """Whether it goes on at some time within ``within_s`` of ``unix_s``."""
+        return (
+            self.from_unix_s <= unix_s + within_s
+            and unix_s <= self.from_unix_s + self.seconds + within_s
+        )
+
+
 async def soak(
     expected: Expected, minutes: float, seed: int, limits: Limits, say: Console
 ) -> dict[str, Any]:
@@ -36,14 +53,24 @@ async def soak(
         await until(lambda: len(side.answers()) >= CALLERS, 2 * LEAVE_S)
         from_s = time.time()
         until_s = from_s + 60.0 * minutes
-        drawn: Counter[str] = Counter()
+        drawn: list[Drawn] = []
         sent: Counter[str] = Counter()
         async with asyncio.TaskGroup() as group:
             for number in range(ATTACKERS):
                 rng = random.Random(f"{seed}/{number}")
                 group.create_task(attack_on(side, rng, until_s, drawn, sent, say))
         answers = [each for each in side.answers() if each.began_unix_s >= from_s]
-        failed = [each.failed for each in answers if each.failed is not None]
+        failed = [
+            {
+                "at_min": round((each.began_unix_s - from_s) / 60, 2),
+                "why": each.failed,
+                "meanwhile": sorted(
+                    one.name for one in drawn if one.lasts(each.began_unix_s, LEAVE_S)
+                ),
+            }
+            for each in answers
+            if each.failed is not None
+        ]
         slopes = slopes_of(side, (from_s + until_s) / 2, until_s)
         ended = side.ended()
         checks = {
@@ -57,7 +84,7 @@ async def soak(
             "checks": checks,
             "minutes": minutes,
             "seed": seed,
-            "attacks": dict(drawn),
+            "attacks": dict(Counter(one.name for one in drawn)),
             "sent": dict(sent),
             "answers": len(answers),
             "failed": failed,
@@ -74,14 +101,14 @@ async def attack_on(
     side: Side,
     rng: random.Random,
     until_s: float,
-    drawn: Counter[str],
+    drawn: list[Drawn],
     sent: Counter[str],
     say: Console,
 ) -> None:
     """One attacker: attack after attack, each in a new process, until the time is over."""
     while (left_s := until_s - time.time()) > LASTS_S[0] / 2:
         name, seconds = rng.choice(sorted(ATTACKS)), min(left_s, rng.uniform(*LASTS_S))
-        drawn[name] += 1
+        drawn.append(Drawn(name, time.time(), seconds))
         say.print(f"{left_s:.0f} s left: {name}")
         attack = attackers(side, name, seconds)
         try:
