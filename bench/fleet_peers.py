@@ -275,7 +275,8 @@ class Fleet:
         addresses = tuple(member.peer.address for member in self.living[:OBSERVED_FROM])
         while time.monotonic() < until_s:
             problem, _ = await read_living(addresses, MODEL.name, DEFAULT_NETWORK)
-            measured = Counter(link.target for link in problem.links)
+            # A planner's input also has links that nobody measured: guessed, as of time 0.
+            measured = Counter(link.target for link in problem.links if link.measured_unix_s)
             if all(measured[m.peer.peer_id] >= each for m in self.living):
                 return True
             await asyncio.sleep(5.0)

@@ -20,6 +20,8 @@ PAUSE_S = 0.5
 """Between two answers of one caller: the machine is to be asked, not full."""
 LIMIT_S = 60.0
 """An answer that has not ended by then has failed."""
+REASON_CHARS = 2000
+"""Of what a caller was told: the addresses of four peers come before the reason."""
 Expected = dict[str, tuple[int, ...]]
 
 
@@ -89,7 +91,7 @@ async def through_swarm(
         if tokens != tuple(expected[prompt]):
             failed = f"wrong tokens: {tokens}"
     except Exception as error:  # noqa: BLE001  (whatever a caller would see is counted)
-        failed = f"{type(error).__name__}: {error}"[:300]
+        failed = f"{type(error).__name__}: {error}"[:REASON_CHARS]
     return Asked(began_unix_s=began_unix_s, ttft_s=first_s, failed=failed, planner=planner)
 
 
@@ -123,7 +125,7 @@ async def through_gateway(
         if got != texts[prompt]:
             failed = f"wrong text: {got[:100]!r}"
     except Exception as error:  # noqa: BLE001
-        failed = f"{type(error).__name__}: {error}"[:300]
+        failed = f"{type(error).__name__}: {error}"[:REASON_CHARS]
     return Asked(began_unix_s=began_unix_s, ttft_s=first_s, failed=failed)
 
 
