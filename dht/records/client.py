@@ -151,9 +151,10 @@ class RecordClient:
         return answer.taken
 
     async def greet(self) -> None:
-        """Wait until one of the given helpers answers a ping.
+        """Wait until one of the given helpers answers a ping, for as long as the caller does: one
+        on a busy machine or a long way off may take its time.
 
-        Raises NetworkError, with the errors, when none answers.
+        Raises NetworkError, with the errors, when none can be reached.
         """
 
         async def ping(line: "_Line") -> None:
@@ -161,7 +162,8 @@ class RecordClient:
                 raise codec.MalformedError("a ping was answered with something else")
 
         errors: list[str] = []
-        tasks = [asyncio.create_task(self._ask_one(p, ping, errors)) for p in self._given]
+        asked = (self._ask_one(p, ping, errors, in_time=False) for p in self._given)
+        tasks = [asyncio.create_task(each) for each in asked]
         if not await self._both(tasks):
             raise NetworkError(
                 "no full peer answers; a peer without the daemon joins through the address of one"
@@ -216,11 +218,17 @@ class RecordClient:
         return [answer for task in tasks if task.done() for answer in task.result()]
 
     async def _ask_one(
-        self, peer_id: str, ask: Callable[["_Line"], Awaitable[T]], errors: list[str]
+        self,
+        peer_id: str,
+        ask: Callable[["_Line"], Awaitable[T]],
+        errors: list[str],
+        *,
+        in_time: bool = True,
     ) -> list[T]:
         line = self._line(peer_id)
+        limit_s = self._config.answer_s if in_time else None
         try:
-            async with asyncio.timeout(self._config.answer_s), line.lock:
+            async with asyncio.timeout(limit_s), line.lock:
                 if line.stream is None:
                     where = self._helpers.addresses(peer_id)
                     line.stream = await self._open_stream(peer_id, RECORDS_PROTOCOL, where)

@@ -456,3 +456,22 @@ def test_greeting_says_what_is_wrong_with_each() -> None:
         await world.client.greet()
 
     within(body)
+
+
+def test_a_greeting_waits_for_a_slow_helper_as_long_as_its_caller() -> None:
+    async def body() -> None:
+        world = World(helpers=1)
+
+        async def slow(stream: Stream) -> None:
+            message = (await codec.read_frame(stream)).message
+            assert isinstance(message, Ping)
+            await asyncio.sleep(9.0)
+            await codec.send_frame(stream, Pong(nonce=message.nonce))
+
+        await world.full[0].serve(RECORDS_PROTOCOL, slow)
+        await world.client.greet()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3.0):
+                await world.asker(world.light, world.full).greet()
+
+    within(body)
