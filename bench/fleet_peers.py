@@ -16,7 +16,7 @@ import psutil
 from bench.chaos import percentile
 from bench.local_swarm import ROOT, LocalPeer, LocalSwarm
 from client import Swarm
-from coordinator.plans.living_swarm import read_living
+from coordinator.plans.announced_problem import read_announced_problem
 from dht.errors import NetworkError
 from dht.messages.types import LINKS_MAX, NodeRecord, NodeState, Plan, Reach
 from dht.records.directory import DEFAULT_NETWORK
@@ -274,7 +274,7 @@ class Fleet:
         until_s = time.monotonic() + limit_s
         addresses = tuple(member.peer.address for member in self.living[:OBSERVED_FROM])
         while time.monotonic() < until_s:
-            problem, _ = await read_living(addresses, MODEL.name, DEFAULT_NETWORK)
+            problem, _ = await read_announced_problem(addresses, MODEL.name, DEFAULT_NETWORK)
             measured = Counter(link.target for link in problem.links)
             if all(measured[m.peer.peer_id] >= each for m in self.living):
                 return True
