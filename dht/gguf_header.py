@@ -7,8 +7,10 @@ until it ends. Nothing here reads more, and every number is checked against the 
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import BinaryIO
 
 from dht.errors import UserError
 
@@ -70,7 +72,7 @@ class GgufHeader:
     tensors: tuple[GgufTensor, ...]
 
 
-def header_bytes_of(raw: bytes, size_bytes: int, where: str) -> int:
+def gguf_header_bytes(raw: bytes, size_bytes: int, where: str) -> int:
     """Length of the header of a file of ``size_bytes`` that begins with ``raw``; if that does not
     hold all of it, how many bytes to look at next.
 
@@ -83,6 +85,21 @@ def header_bytes_of(raw: bytes, size_bytes: int, where: str) -> int:
         if len(raw) >= most:
             raise
         return min(most, max(2 * len(raw), 1 << 16))
+
+
+def read_whole_header(opened: BinaryIO, header_bytes: Callable[[bytes], int]) -> bytes:
+    """The header of a file of any format, opened at its start and left behind the header.
+
+    ``header_bytes`` returns the header's length, or how many bytes to look at next, as
+    :func:`gguf_header_bytes`. Raises ValueError where the file ends too soon.
+    """
+    raw = b""
+    while (needed := header_bytes(raw)) > len(raw):
+        if not (more := opened.read(needed - len(raw))):
+            raise ValueError("it ended within its header")
+        raw += more
+    opened.seek(needed)
+    return raw[:needed]
 
 
 def parse_gguf(raw: bytes, size_bytes: int, where: str) -> GgufHeader:

@@ -21,7 +21,13 @@ from typing import Any
 import msgspec
 
 from dht.errors import UserError
-from dht.gguf_header import GgufHeader, header_bytes_of, parse_gguf, without_long_arrays
+from dht.gguf_header import (
+    GgufHeader,
+    gguf_header_bytes,
+    parse_gguf,
+    read_whole_header,
+    without_long_arrays,
+)
 from dht.hub import (
     GGUF,
     HubId,
@@ -110,7 +116,7 @@ def _hub_header(listing: HubListing, name: str) -> tuple[bytes, GgufHeader]:
     try:
         while len(raw) < (needed := min(needed, size_bytes)):
             raw = fetch_start(listing, name, needed)
-            needed = header_bytes_of(raw, size_bytes, where)
+            needed = gguf_header_bytes(raw, size_bytes, where)
         return raw[:needed], parse_gguf(raw, size_bytes, where)
     except ValueError as error:
         raise UserError(f"{where} is damaged: {error}") from error
@@ -132,12 +138,10 @@ def read_gguf_header(path: Path) -> tuple[bytes, GgufHeader]:
     try:
         size_bytes = path.stat().st_size
         with path.open("rb") as opened:
-            raw = b""
-            while (needed := header_bytes_of(raw, size_bytes, str(path))) > len(raw):
-                if not (more := opened.read(needed - len(raw))):
-                    raise ValueError("it ended within its header")
-                raw += more
-        return raw[:needed], parse_gguf(raw, size_bytes, str(path))
+            raw = read_whole_header(
+                opened, lambda raw: gguf_header_bytes(raw, size_bytes, str(path))
+            )
+        return raw, parse_gguf(raw, size_bytes, str(path))
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from error
     except OSError as error:

@@ -23,7 +23,7 @@ from dht.messages.session import Priority, SessionFailed, SessionLeaving, Sessio
 from dht.transport.frame_sender import FrameSender
 from node.drafting.session_drafts import SessionDrafts
 from node.sessions.activation_log import ActivationLog
-from node.sessions.replay_queue import CopiedRows
+from node.sessions.copied_rows import CopiedRows
 from node.sessions.session import StageEvent, StageSession
 
 FINISHED_PER_CLIENT_MAX = 64
