@@ -33,7 +33,7 @@ from bench.reference import Reference, memory_for
 from bench.report import provenance, write
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
-from node.model.packed_linear import PackedLinear
+from node.model.linear.packed_linear import PackedLinear
 from node.weights.store import WeightStore
 
 SEED = 0

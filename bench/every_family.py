@@ -153,7 +153,7 @@ def write_random(config: Any, directory: Path) -> None:
     """Write a model with random weights."""
     import torch
 
-    from node.model.meta_model import auto_class
+    from node.model.inspection.meta_model import auto_class
 
     torch.manual_seed(SEED)
     family = auto_class(config)
@@ -170,7 +170,7 @@ def greedy(directory: Path) -> list[int]:
     import torch
 
     from dht.model_files import library_config
-    from node.model.meta_model import auto_class
+    from node.model.inspection.meta_model import auto_class
 
     family = auto_class(library_config(directory))
     model: Any = family.from_pretrained(directory, dtype=torch.float32).eval()

@@ -51,7 +51,7 @@ class EngineConfig:
     device: str = "cpu"
     dtype: str = "float32"
     quantize: str | None = None
-    """``int8`` or ``int4`` for the layers' weights; see :mod:`node.model.quantize`."""
+    """``int8`` or ``int4`` for the layers' weights; see :mod:`node.model.linear.quantize`."""
     memory_bytes: int
     """Memory for weights and KV pages together."""
     page_tokens: int = 16

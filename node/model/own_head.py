@@ -19,10 +19,10 @@ from torch import nn
 from dht.errors import UserError
 from dht.model_files import library_config
 from node.attention.paged_attention import ATTENTION_NAME
+from node.model.inspection.layer_traits import FAILURES
+from node.model.inspection.meta_model import model_of
+from node.model.inspection.session_inspection import Unservable
 from node.model.layer_range import LoadedRange, ModelLayout
-from node.model.layer_traits import FAILURES
-from node.model.meta_model import model_of
-from node.model.session_inspection import Unservable
 from node.packed.formats import stored_weights
 from node.packed.stored import Stored
 
