@@ -116,12 +116,6 @@ class Side:
             command += ["--fresh"] if at % 2 else []
             self.callers.append(self.run(f"caller{len(self.callers)}", MODULE, *command))
 
-    def end_callers(self) -> None:
-        """End them; what they wrote is dropped."""
-        for caller in self.callers:
-            caller.end()
-        self.callers.clear()
-
     def run(self, name: str, module: str, *arguments: str, nice: int = 0) -> Helper:
         """Start a command of this project, with the peers' addresses."""
         log = self.swarm.directory / f"{name}-{time.monotonic_ns()}.log"
