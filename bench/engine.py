@@ -363,8 +363,7 @@ def main() -> int:
                 directory = make_llama(Path(made), hidden=hidden, layers=layers, seed=SEED)
             result["models"][name] = compare(directory, arguments.rounds)
         show(name, result)
-        if arguments.out is not None:
-            write(arguments.out, result)
+        write(arguments.out, result)
     return 0
 
 

@@ -306,8 +306,7 @@ def main() -> int:
     counts = Counter(found for found, _ in families.values())
     print(dict(counts))
     result = {**provenance(SEED), "counts": counts, "families": families}
-    if arguments.out is not None:
-        write(arguments.out, result)
+    write(arguments.out, result)
     if arguments.docs:
         from bench.families import renew
 
@@ -327,8 +326,7 @@ def _large(arguments: argparse.Namespace) -> int:
     counts = Counter(found for found, _ in models.values())
     print(dict(counts))
     result = {**provenance(SEED), "counts": counts, "models": models}
-    if arguments.out is not None:
-        write(arguments.out, result)
+    write(arguments.out, result)
     if arguments.docs:
         from bench.families import renew
 

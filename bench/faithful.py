@@ -27,7 +27,7 @@ import torch
 from bench.local_swarm import ROOT, LocalSwarm
 from bench.random_model import make_llama
 from bench.reference import memory_for
-from bench.report import provenance, write
+from bench.report import parser_of, provenance, write
 from client import Swarm
 from coordinator.experiments.full_load import LIVING, as_plan, build_simulation
 from coordinator.experiments.papers.helix import ONLINE
@@ -315,11 +315,7 @@ def spec_of(model: Path) -> ModelSpec:
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.faithful",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("bench.faithful", __doc__)
     parser.add_argument("--requests", type=int, default=60, help="of each load")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "faithful.json")

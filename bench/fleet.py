@@ -360,8 +360,7 @@ async def run(arguments: argparse.Namespace, result: dict[str, Any], say: Consol
         round_ = await run_round(options, expected, say)
         rounds.append({"commit": result["commit"], "trees": result["trees"], **round_})
         result["summary"] = summary(rounds)
-        if arguments.out is not None:
-            report.write(arguments.out, result)
+        report.write(arguments.out, result)
         say.print(f"round {number + 1} of {arguments.rounds} is done")
 
 

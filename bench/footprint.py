@@ -120,8 +120,7 @@ def main() -> int:
     if shared_mib > SHARED_MIB_MAX:
         console.print(f"Another program here shares {shared_mib:.0f} MiB with it: nothing written.")
         return 1
-    if arguments.out is not None:
-        report.write(arguments.out, result)
+    report.write(arguments.out, result)
     return 0
 
 

@@ -83,8 +83,7 @@ def main() -> int:
         for hidden in HIDDEN:
             result["hidden"][str(hidden)] = measure(hidden)
             print(hidden, result["hidden"][str(hidden)], flush=True)
-    if arguments.out is not None:
-        write(arguments.out, result)
+    write(arguments.out, result)
     return 0
 
 

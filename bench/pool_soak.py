@@ -142,8 +142,7 @@ def main() -> int:
         }
     for name, figures in found.items():
         print(f"{name}: {figures}")
-    if arguments.out is not None:
-        write(arguments.out, {**provenance(SEED), **found})
+    write(arguments.out, {**provenance(SEED), **found})
     return 0
 
 
