@@ -1,8 +1,8 @@
 """What a draft model says comes next in one session, beside the rounds of its ring. Pure.
 
 A small model draws token after token behind the session's own, in a thread of its own
-(:class:`DraftRunner`), while the round is under way. If the tokens that come are those it drew,
-it goes on; else it begins again behind the first that is another.
+(:class:`DraftRunner`), while the round is under way. As long as the tokens that come are those it
+drew, it goes on; otherwise it begins again behind the first that differs.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,8 @@ from dht.messages.session import Sampling
 ROWS_MAX = 256
 """Maximum rows of a step: a long history takes several, and is stopped in between."""
 TIMED_ROWS_MAX = 64
-"""A chain that begins with more rows says nothing of the time that a token takes."""
+"""Maximum rows at the beginning of a chain that is timed: more say nothing of the time of a
+token."""
 TIME_WEIGHT = 0.2
 """Weight of the newest chain in the measured time of a token."""
 
@@ -170,7 +171,7 @@ class ModelDrafts:
             self._told()
 
     def _time(self, chain: Chain) -> None:
-        """Learn what a token takes, waits for other sessions' included."""
+        """Learn the time of a token, waits for other sessions included."""
         if not chain.drawn or len(chain.token_ids) > TIMED_ROWS_MAX:
             return
         newest_s = chain.spent_s / len(chain.drawn)

@@ -1,9 +1,9 @@
 """Drafts by the model's own head (:mod:`node.model.own_head`), behind the steps of a last stage.
 
 The head's layer has a row for each position whose next token is known, and KV of its own for them.
-It begins in a session wherever its rows begin here, and where some are missing it begins anew
-behind them: what it attends to changes how often it is right, never what is answered. Rows of
-drafted tokens are written behind those that are certain, and over them come the certain ones.
+In a session it begins with the first row that runs here. Where rows are missing it begins anew
+behind them: what it attends to changes how often its drafts are right, never the answer. Rows of
+drafted tokens are written behind the certain ones, which overwrite them as they come.
 """
 
 import itertools
@@ -54,7 +54,7 @@ class _Chain:
     token_ids: tuple[int, ...]
     """Ids of the tokens behind those rows."""
     behind: torch.Tensor
-    """What the head joins with these tokens, one row for each."""
+    """Rows behind the last norm that the head joins with these tokens, one for each."""
     count: int
     drawn: list[int] = field(default_factory=list)
 
@@ -132,7 +132,8 @@ class HeadDrafts:
             self._engine.free(key)
 
     def follow(self, results: list[WorkResult]) -> list[WorkResult]:
-        """Run the head over the rows that a step left; its results, with what is foretold."""
+        """Run the head over the rows that a step left; returns the step's results, with its drafts
+        in ``foretold``."""
         if all(result.behind is None for result in results):
             return results
         try:
@@ -215,7 +216,8 @@ class HeadDrafts:
                 chain.count = 0
 
     def _end(self, chain: _Chain) -> None:
-        """Draft no further; where not even the certain rows were run, others begin behind them."""
+        """Draft no further. If not even the certain rows were run, the head begins anew behind
+        them."""
         chain.count = 0
         if not chain.drawn:
             chain.rows.next = -1
