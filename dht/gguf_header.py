@@ -23,7 +23,7 @@ ELEMENTS_MAX = 1 << 22
 """Maximum elements of all arrays together: tokens, their scores and kinds, merges."""
 NAME_BYTES_MAX = 1 << 10
 KEPT_BYTES_MAX = 1 << 10
-"""Longer texts and all arrays are passed over."""
+"""Maximum bytes of a text that is kept; longer ones and all arrays are passed over."""
 SHORT_ARRAY = 1 << 12
 """Longest array, in elements, that configurations are made of."""
 DIMENSIONS_MAX = 4
@@ -181,7 +181,7 @@ class _Reader:
         return self.take(length).decode()
 
     def pair(self) -> bool:
-        """Take a key and its value; whether a configuration may be made of it."""
+        """Take a key and its value; returns whether a configuration may be made of it."""
         key = self.name()
         if key in self.metadata or key in self.lengths:
             raise ValueError(f"it has {key[:40]!r} twice")
@@ -200,7 +200,7 @@ class _Reader:
         return True
 
     def _array(self) -> int:
-        """Pass over an array; the number of its elements."""
+        """Pass over an array; returns the number of its elements."""
         kind, count = self.numbers("<IQ")
         self._elements += count
         if self._elements > ELEMENTS_MAX:

@@ -46,7 +46,7 @@ from dht.text_files import digest_of
 logger = logging.getLogger(__name__)
 
 HEADER_GUESS_BYTES = 4 << 20
-"""Asked of a hub at first: a header with a vocabulary of usual size."""
+"""Bytes requested from a hub at first: a header with a vocabulary of usual size."""
 ARCHITECTURE = "gguf_architecture"
 """Key of a configuration that was made of a GGUF file: what the file calls its architecture."""
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
@@ -165,9 +165,10 @@ def _directory_of(path: Path) -> Path:
 
 
 def _place(content: str, name: str) -> Path:
-    """Where the directory of the file ``name`` is, whose bytes are those that ``content`` tells.
+    """The directory for the GGUF file ``name``, the bytes of whose files have the hash ``content``.
 
-    Another transformers may make other text files of it, and so has another place.
+    Another version of transformers may make other text files of them, and so has a directory of its
+    own.
     """
     told = f"{content}\n{version('transformers')}"
     return notes_directory() / "gguf" / hashlib.sha256(told.encode()).hexdigest() / name
@@ -314,8 +315,8 @@ def _reason(error: Exception) -> str:
 
 
 class _Hollow:
-    """A file that begins with a header and has as many bytes as it promises, none of them written:
-    what libraries that take a path read it from."""
+    """A sparse file that begins with a header and has the size that the header promises, for
+    libraries that read a header from a path."""
 
     def __init__(self, raw: bytes, header: GgufHeader) -> None:
         self._raw = raw

@@ -193,7 +193,7 @@ class SessionDriver:
         if not owner.log.token_ids:
             limit_s += config.stall_per_prompt_token_s * len(self._request.prompt_ids)
         try:
-            # Not wait_for: until Python 3.12 it loses a cancellation that comes with an event.
+            # asyncio.wait_for loses a cancellation that comes with an event, until Python 3.12.
             async with asyncio.timeout(limit_s):
                 self._came_s, event = await self._events.get()
                 return event

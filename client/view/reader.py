@@ -71,7 +71,7 @@ class SwarmReader:
         """Keeps the client's loops running."""
         self._pinger = pinger = Pinger(transport, self._heard, config.pings, self.parts)
         self._says_which = not pin.root and not pin.fingerprint
-        """Whether to tell yet whose word says which weights are meant."""
+        """Whether the user is still to be told whose word says which weights are meant."""
         self._blind = ""
         """Why the last look showed nothing; empty when it was answered."""
         self.directory = Directory(transport, config.network, model_key(model_name))
