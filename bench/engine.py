@@ -43,12 +43,13 @@ NAMES = {"512x8": (512, 8), "1024x16": (1024, 16)}
 STREAMS = (1, 8)
 PROMPT, PREFILL, DECODE = 64, 512, 24
 REQUESTS = (8, 32)
-"""Of mixed lengths, all at once."""
+"""Numbers of requests of mixed lengths that run at once."""
 REQUEST_NEW = 16
 PAGE_TOKENS, BATCH_TOKENS = 256, 512
-"""Of continuous batching: a request of ours fits a page, and the cache holds two for each."""
+"""Page and batch of continuous batching, in tokens: a request of ours fits a page, and the cache
+holds two for each."""
 READ_BYTES = 256 << 20
-"""Of the tensor whose reading measures the bandwidth."""
+"""Bytes of the tensor whose reading measures the bandwidth."""
 ROUNDS = 9
 PRODUCT_ROUNDS = 8
 GREEDY = Sampling()
@@ -137,7 +138,7 @@ class EngineSide:
         return answers, Clock.now() - started_s
 
     def products_s(self, rows: int) -> float:
-        """The least seconds that the matrices of the layers and the head take for so many rows."""
+        """Least seconds of the products of layers and head for ``rows`` rows."""
         held = self._engine._range
         modules = [*held.layers.values(), *held.parts.values()]
         linears = [

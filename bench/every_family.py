@@ -30,7 +30,7 @@ LAYERS, NEW_TOKENS, LIMIT_S = 4, 8, 120
 PROMPT = (3, 17, 25, 9, 44, 100, 7, 61, 5, 30) * 4
 FIRST_CHUNK = 13
 SPREAD = 0.08
-"""Of the random weights."""
+"""Standard deviation of the random weights."""
 MEMORY_BYTES = 1 << 30
 SMALL: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 64),

@@ -57,7 +57,7 @@ NEW_TOKENS = (16, 64)
 LOADS = (0.3, 0.6)
 """Shares of the requests/s at which the slower stage would always be busy."""
 BANDWIDTH = 1e9
-"""Of loopback, about; the delay is what is measured."""
+"""Approximate bandwidth of loopback; only the delay is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +71,11 @@ class StageTimes:
     layers: int
 
     def decode_s(self, count: int) -> float:
-        """Seconds of a step of so many decodes, all layers."""
+        """Seconds of a step with this number of decodes, all layers."""
         return self.layers * interpolated(self.decode, count)[count]
 
     def prompt_s(self, tokens: int) -> float:
-        """Seconds of a step of so many prompt tokens, all layers."""
+        """Seconds of a step with this number of prompt tokens, all layers."""
         return self.layers * interpolated(self.prompt, tokens)[tokens]
 
 

@@ -58,7 +58,7 @@ def prompt_of(tokens: int, seed: int) -> list[int]:
 
 
 def begin(client: Swarm, tokens: int, seed: int, new: int = NEW) -> Stream:
-    """An answer whose prompt has so many tokens."""
+    """An answer to a prompt of this number of tokens."""
     prompt = prompt_of(tokens, seed)
     return Stream(client.begin(prompt, max_new_tokens=new, ignore_eos=True))
 

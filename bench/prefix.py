@@ -53,7 +53,7 @@ class Talk:
     kills: bool = False
     """Whether a stage of the route is killed in the middle."""
     off_every: int = 3
-    """Every so many turns one is asked again without the cache."""
+    """One turn in ``off_every`` is asked again without the cache."""
 
 
 TALKS = {

@@ -25,7 +25,8 @@ from dht.errors import NetworkError, SwarmError
 from dht.messages.types import NO_VERSION, NodeState
 
 SHARE = 0.62
-"""Of the model's memory that each peer lends: any two can hold it, so no loss of one is final."""
+"""Share of the model's memory that each peer lends: any two can hold it, so no loss of one is
+final."""
 SAMPLE_S = 0.5
 GATEWAY_S = 60.0
 OBSERVE_S = 20.0
@@ -101,7 +102,8 @@ class Side:
         self._sampling = asyncio.create_task(self._sample())
 
     def call(self, number: int, *, through_gateway: bool = False) -> None:
-        """Start so many callers; without a gateway every other one is new for each answer."""
+        """Start this number of callers; without a gateway, every other one is new for each
+        answer."""
         expected = self.swarm.directory / "expected.json"
         expected.write_text(json.dumps(self.expected))
         for at in range(number):
@@ -163,7 +165,7 @@ class Side:
         }
 
     def answers(self) -> list[Asked]:
-        """Of all callers so far."""
+        """Answers of all callers so far."""
         return [each for c in self.callers for each in read_answers(c.log, time.time())]
 
     def ended(self) -> tuple[str, ...]:
@@ -231,7 +233,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def joined(newcomer: LocalPeer, peers: int) -> bool:
-    """Whether a newcomer found at least so many peers that serve the same weights."""
+    """Whether a newcomer found at least this number of peers that serve the same weights."""
     found = newcomer.find("test")
     return found is not None and found["peers"] >= peers
 

@@ -103,7 +103,7 @@ class Member:
     published_s: float = -1e9
     entering: Plan | None = None
     followed: PlanVersion = NO_VERSION
-    """Of the newest plan that needs nothing more to be done here."""
+    """Version of the newest plan that needs nothing more to be done here."""
     loaded_s: float | None = None
     waited: dict[WaitFor, float] = field(default_factory=dict)
 

@@ -73,7 +73,7 @@ def span(peer_id: str, start: int, end: int) -> Assignment:
 
 
 def link(source: str, target: str, tokens_per_s: float, *, rtt_s: float = 0.01) -> Link:
-    """A link that carries so many of the toy model's tokens."""
+    """A link that carries this many of the toy model's tokens per second."""
     return Link(
         source=source,
         target=target,

@@ -33,7 +33,7 @@ from tests.unit.coordinator.problems import (
 )
 
 ESTIMATE_WITHIN = 0.95
-"""Of the best estimate that any placement has, with its flow spread."""
+"""Minimum share of the best estimate that any placement has, with its flow spread."""
 PEER_LOSS_MAX = 0.02
 """What one more peer may cost: the 2% within which shorter rings and second holders decide."""
 QUIET = {
