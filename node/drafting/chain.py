@@ -63,6 +63,21 @@ class Chain:
         return ids, self.ran + len(ids) == self.base
 
 
+def draft_sampling(sampling: Sampling) -> Sampling:
+    """The options by which drafts are drawn in a session.
+
+    With the session's own seed, a draft is more often the token that comes. Options that depend on
+    the answer so far are left out.
+    """
+    return Sampling(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+    )
+
+
 class DraftRunner(Protocol):
     """Runs a draft model over sessions' tokens, beside the stage's engine."""
 
@@ -89,15 +104,7 @@ class ModelDrafts:
         """``told`` is called when tokens for which :meth:`wake_at` asked are there."""
         self._runner = runner
         self._key = key
-        # Drawn with the session's own key a token is more often the one that comes. What depends on
-        # the answer so far is left out.
-        self._sampling = Sampling(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-        )
+        self._sampling = draft_sampling(sampling)
         self._told = told
         self._chain: Chain | None = None
         self._known = 0

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from dht.messages.session import DRAFT_TOKENS_MAX, Sampling
+from dht.messages.session import DRAFT_TOKENS_MAX
 from dht.messages.types import ModelSpec, stage_bytes
 from node.device.tensors import to_device
+from node.drafting.chain import draft_sampling
 from node.drafting.head_pace import HeadPace
 from node.engine.batch_rows import joined
 from node.engine.engine import Engine, EngineConfig
@@ -247,28 +248,15 @@ class HeadDrafts:
                 position=chain.position - chain.rows.first,
                 hidden=hidden,
                 foretells=True,
-                sampling=_plain(chain.result.item.sampling) if chain.count else None,
+                sampling=draft_sampling(asked) if chain.count and asked is not None else None,
                 drawn_later=chain.rows.first + 1,
                 owner=chain,
             )
             for chain, hidden in zip(chains, parts, strict=True)
+            for asked in (chain.result.item.sampling,)
         ]
 
 
 def head_bytes(spec: ModelSpec) -> int:
     """Bytes that a head takes as a model of its own, with KV for its sessions."""
     return stage_bytes(spec, 0, 1, min(KV_TOKENS_MAX, 4 * spec.context_tokens))
-
-
-def _plain(sampling: Sampling | None) -> Sampling | None:
-    """``sampling`` without what depends on the answer so far; drawn with the session's own key, a
-    token is more often the one that comes."""
-    if sampling is None:
-        return None
-    return Sampling(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-    )
