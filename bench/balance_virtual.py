@@ -10,7 +10,6 @@ Every seed runs twice, with the same requests: with moves for balance and withou
 and computes nothing, links have their true shapes (:mod:`bench.timed_engine`).
 """
 
-import argparse
 import asyncio
 import itertools
 import random
@@ -249,11 +248,7 @@ def cell(told: list[Told], per_s: float, *, balance: bool) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.balance_virtual",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = report.parser_of("bench.balance_virtual", __doc__)
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     parser.add_argument("--seeds", type=int, default=2, metavar="N", help="seeds 1 to N (2)")
     parser.add_argument(
@@ -274,8 +269,7 @@ def main() -> int:
         "kv_tokens": KV_TOKENS,
         "cells": cells,
     }
-    if arguments.out is not None:
-        report.write(arguments.out, result)
+    report.write(arguments.out, result)
     return 0
 
 

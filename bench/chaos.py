@@ -76,11 +76,7 @@ class Trial:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.chaos",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = report.parser_of("bench.chaos", __doc__)
     parser.add_argument("--kills", type=int, default=50, help="trials of each kind")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--peers", type=int, default=9)

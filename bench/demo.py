@@ -30,7 +30,7 @@ from node.stage.draft_engine import DIRECTORY
 
 MODEL = ROOT / "models" / "brook"
 SHARES = (0.62, 0.45, 0.36)
-"""Of the memory that the whole model needs: nobody can hold it."""
+"""Memory of the three peers, as shares of what the whole model needs: nobody can hold it."""
 PROMPT = "One morning"
 ROUND_TRIP_MS = 20.0
 CAUSE = " (peer"
@@ -132,7 +132,7 @@ async def stream(
 
 
 def plan_table(plan: Plan, names: dict[str, str]) -> Table:
-    """Who holds which layers, and the flow over each."""
+    """The table of who holds which layers, and the flow over each."""
     table = Table(
         title=f"Plan {plan.version} by {plan.planner}:"
         f" max flow {plan.flow_tokens_per_s:.0f} tokens/s"

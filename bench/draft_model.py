@@ -9,7 +9,6 @@ hold the acceptance and the decisions, and nothing of this machine's speed. Ever
 with the one without drafts, token by token.
 """
 
-import argparse
 import itertools
 import json
 import random
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.local_swarm import ROOT
-from bench.report import provenance, write
+from bench.report import parser_of, provenance, write
 from bench.speculation import MBIT, SPEC
 from bench.stand_in import PATIENT, StandInPeer, client_of, join_client, join_peers, serving
 from bench.timed_engine import GpuTimes, TimedEngine
@@ -200,11 +199,7 @@ def on_paper(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.draft_model",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("bench.draft_model", __doc__)
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     arguments = parser.parse_args()
     told, engine = stories(), engine_of(BROOK / DIRECTORY)
@@ -214,8 +209,7 @@ def main() -> None:
             name = f"{stages} stages, {round_trip_ms:.0f} ms"
             result.setdefault("on_paper", {})[name] = on_paper(told, engine, stages, round_trip_ms)
             print(name, json.dumps(result["on_paper"][name], indent=1), flush=True)
-    if arguments.out is not None:
-        write(arguments.out, result)
+    write(arguments.out, result)
 
 
 if __name__ == "__main__":

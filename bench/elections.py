@@ -121,8 +121,7 @@ async def run(
             rounds.append(await kill_leader(swarm, whole_gib))
             await asyncio.sleep(2.0)
             result |= summary(load, rounds)
-            if arguments.out is not None:
-                report.write(arguments.out, result)
+            report.write(arguments.out, result)
             print(number + 1, rounds[-1], len(load.seconds), len(load.failed), flush=True)
         for task in asking:
             task.cancel()

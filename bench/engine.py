@@ -33,7 +33,7 @@ from bench.reference import Reference, memory_for
 from bench.report import provenance, write
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
-from node.model.packed_linear import PackedLinear
+from node.model.linear.packed_linear import PackedLinear
 from node.weights.store import WeightStore
 
 SEED = 0
@@ -43,12 +43,13 @@ NAMES = {"512x8": (512, 8), "1024x16": (1024, 16)}
 STREAMS = (1, 8)
 PROMPT, PREFILL, DECODE = 64, 512, 24
 REQUESTS = (8, 32)
-"""Of mixed lengths, all at once."""
+"""Numbers of requests of mixed lengths that run at once."""
 REQUEST_NEW = 16
 PAGE_TOKENS, BATCH_TOKENS = 256, 512
-"""Of continuous batching: a request of ours fits a page, and the cache holds two for each."""
+"""Page and batch of continuous batching, in tokens: a request of ours fits a page, and the cache
+holds two for each."""
 READ_BYTES = 256 << 20
-"""Of the tensor whose reading measures the bandwidth."""
+"""Bytes of the tensor whose reading measures the bandwidth."""
 ROUNDS = 9
 PRODUCT_ROUNDS = 8
 GREEDY = Sampling()
@@ -137,7 +138,7 @@ class EngineSide:
         return answers, Clock.now() - started_s
 
     def products_s(self, rows: int) -> float:
-        """The least seconds that the matrices of the layers and the head take for so many rows."""
+        """Least seconds of the products of layers and head for ``rows`` rows."""
         held = self._engine._range
         modules = [*held.layers.values(), *held.parts.values()]
         linears = [
@@ -363,8 +364,7 @@ def main() -> int:
                 directory = make_llama(Path(made), hidden=hidden, layers=layers, seed=SEED)
             result["models"][name] = compare(directory, arguments.rounds)
         show(name, result)
-        if arguments.out is not None:
-            write(arguments.out, result)
+        write(arguments.out, result)
     return 0
 
 

@@ -31,7 +31,7 @@ from node.weights.store import WeightStore
 
 SEED = 0
 ENGINE_SHARE_MAX = 0.6
-"""Of a GPU's free memory for the engine's weights and pages: the rest is for both sides'
+"""Share of a GPU's free memory for the engine's weights and pages: the rest is for both sides'
 intermediate results and the other side's weights and cache."""
 
 
@@ -50,7 +50,7 @@ class Plan:
     prefill: int
     rounds: int
     copied_bytes: int
-    """Of the tensor whose reading measures the bandwidth."""
+    """Bytes of the tensor whose reading measures the bandwidth."""
     matrix: int
     """Rows and columns of the product that measures the rate of multiplication."""
 

@@ -30,7 +30,7 @@ LAYERS, NEW_TOKENS, LIMIT_S = 4, 8, 120
 PROMPT = (3, 17, 25, 9, 44, 100, 7, 61, 5, 30) * 4
 FIRST_CHUNK = 13
 SPREAD = 0.08
-"""Of the random weights."""
+"""Standard deviation of the random weights."""
 MEMORY_BYTES = 1 << 30
 SMALL: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 64),
@@ -153,7 +153,7 @@ def write_random(config: Any, directory: Path) -> None:
     """Write a model with random weights."""
     import torch
 
-    from node.model.meta_model import auto_class
+    from node.model.inspection.meta_model import auto_class
 
     torch.manual_seed(SEED)
     family = auto_class(config)
@@ -170,7 +170,7 @@ def greedy(directory: Path) -> list[int]:
     import torch
 
     from dht.model_files import library_config
-    from node.model.meta_model import auto_class
+    from node.model.inspection.meta_model import auto_class
 
     family = auto_class(library_config(directory))
     model: Any = family.from_pretrained(directory, dtype=torch.float32).eval()
@@ -306,8 +306,7 @@ def main() -> int:
     counts = Counter(found for found, _ in families.values())
     print(dict(counts))
     result = {**provenance(SEED), "counts": counts, "families": families}
-    if arguments.out is not None:
-        write(arguments.out, result)
+    write(arguments.out, result)
     if arguments.docs:
         from bench.families import renew
 
@@ -327,8 +326,7 @@ def _large(arguments: argparse.Namespace) -> int:
     counts = Counter(found for found, _ in models.values())
     print(dict(counts))
     result = {**provenance(SEED), "counts": counts, "models": models}
-    if arguments.out is not None:
-        write(arguments.out, result)
+    write(arguments.out, result)
     if arguments.docs:
         from bench.families import renew
 

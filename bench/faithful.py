@@ -27,7 +27,7 @@ import torch
 from bench.local_swarm import ROOT, LocalSwarm
 from bench.random_model import make_llama
 from bench.reference import memory_for
-from bench.report import provenance, write
+from bench.report import parser_of, provenance, write
 from client import Swarm
 from coordinator.experiments.full_load import LIVING, as_plan, build_simulation
 from coordinator.experiments.papers.helix import ONLINE
@@ -57,7 +57,7 @@ NEW_TOKENS = (16, 64)
 LOADS = (0.3, 0.6)
 """Shares of the requests/s at which the slower stage would always be busy."""
 BANDWIDTH = 1e9
-"""Of loopback, about; the delay is what is measured."""
+"""Approximate bandwidth of loopback; only the delay is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +71,11 @@ class StageTimes:
     layers: int
 
     def decode_s(self, count: int) -> float:
-        """Seconds of a step of so many decodes, all layers."""
+        """Seconds of a step with this number of decodes, all layers."""
         return self.layers * interpolated(self.decode, count)[count]
 
     def prompt_s(self, tokens: int) -> float:
-        """Seconds of a step of so many prompt tokens, all layers."""
+        """Seconds of a step with this number of prompt tokens, all layers."""
         return self.layers * interpolated(self.prompt, tokens)[tokens]
 
 
@@ -315,11 +315,7 @@ def spec_of(model: Path) -> ModelSpec:
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.faithful",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("bench.faithful", __doc__)
     parser.add_argument("--requests", type=int, default=60, help="of each load")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "faithful.json")

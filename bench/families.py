@@ -178,8 +178,7 @@ def main() -> int:
         "families": families,
         "refused": {} if arguments.only else {name: refusal(name) for name in REFUSED},
     }
-    if arguments.out is not None:
-        report.write(arguments.out, result)
+    report.write(arguments.out, result)
     if arguments.docs:
         renew(DOCUMENT, table(result))
     return 0

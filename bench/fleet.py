@@ -32,7 +32,8 @@ from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED, loop_factory, on_inter
 BOTH = "kill leader and founder"
 STRIKES = ("join", "leave", "kill leader", "kill founder", BOTH, "kill another")
 LOST_MAX_SHARE = 0.25
-"""Of the fleet that may be missing until strikes wait for those who replace the lost."""
+"""Maximum share of the fleet that may be missing; beyond it, strikes wait for those who replace the
+lost."""
 AGAIN_S = (1.0, 8.0)
 """A lost peer is replaced after a time between these."""
 WRONG = ("disagreements", "untold", "never_joined", "ended_unasked", "left_badly")
@@ -51,9 +52,9 @@ class FleetOptions:
     memory_gib: float = 0.012
     ask_every_s: float = 2.0
     quiet_s: float = 30.0
-    """Looked on for so long with nobody asking; 0 leaves that out."""
+    """Time for which the idle fleet is watched; 0 leaves that out."""
     churn_s: float = 0.0
-    """Peers come and go for so long; 0 is the short script."""
+    """Time for which peers come and go; 0 is the short script."""
     strike_every_s: float = 20.0
     """Between two strikes of the churn, on average."""
     seed: int = 0
@@ -360,8 +361,7 @@ async def run(arguments: argparse.Namespace, result: dict[str, Any], say: Consol
         round_ = await run_round(options, expected, say)
         rounds.append({"commit": result["commit"], "trees": result["trees"], **round_})
         result["summary"] = summary(rounds)
-        if arguments.out is not None:
-            report.write(arguments.out, result)
+        report.write(arguments.out, result)
         say.print(f"round {number + 1} of {arguments.rounds} is done")
 
 

@@ -16,7 +16,7 @@ import psutil
 from bench.chaos import percentile
 from bench.local_swarm import ROOT, LocalPeer, LocalSwarm
 from client import Swarm
-from coordinator.plans.living_swarm import read_living
+from coordinator.plans.announced_problem import read_announced_problem
 from dht.errors import NetworkError
 from dht.messages.types import LINKS_MAX, NodeRecord, NodeState, Plan, Reach
 from dht.records.directory import DEFAULT_NETWORK
@@ -25,7 +25,7 @@ MODEL = ROOT / "models" / "brook"
 LOOK_S = 0.1
 """Between looks at the peers' logs."""
 TOLD_S = 60.0
-"""A peer that joined has layers after so long, or was told why it has none."""
+"""Time within which a peer that joined has layers, or was told why it has none."""
 REASONS = frozenset({"no_plan", "waiting", "aside"})
 """Events that tell a peer's owner why it has no layers."""
 SETTLE_S = 120.0
@@ -33,7 +33,7 @@ SETTLE_S = 120.0
 LEAVE_S = 60.0
 """How long a peer that was asked to leave may take; then it is killed."""
 OBSERVED_FROM = 8
-"""The observer of records joins through so many peers at most."""
+"""Maximum peers through which the observer of records joins."""
 DAEMON = "p2pd"
 
 
@@ -49,7 +49,7 @@ def spread(values: list[float]) -> dict[str, float] | None:
 
 
 def mean_and_max(values: list[float]) -> dict[str, float] | None:
-    """None of nothing."""
+    """Mean and maximum; None without values."""
     if not values:
         return None
     return {"mean": round(statistics.fmean(values), 3), "max": round(max(values), 3)}
@@ -170,7 +170,8 @@ class Fleet:
         return self.members[-1]
 
     async def fill(self, peers: int, every_s: float) -> None:
-        """Start so many peers: the founder, then one every ``every_s`` (0: all at once)."""
+        """Start peers up to this number: the founder, then one every ``every_s`` (0: all at
+        once)."""
         founder = self.start()
         await asyncio.to_thread(founder.peer.wait_for, "listening")
         for _ in range(peers - 1):
@@ -274,7 +275,7 @@ class Fleet:
         until_s = time.monotonic() + limit_s
         addresses = tuple(member.peer.address for member in self.living[:OBSERVED_FROM])
         while time.monotonic() < until_s:
-            problem, _ = await read_living(addresses, MODEL.name, DEFAULT_NETWORK)
+            problem, _ = await read_announced_problem(addresses, MODEL.name, DEFAULT_NETWORK)
             # A planner's input also has links that nobody measured: guessed, as of time 0.
             measured = Counter(link.target for link in problem.links if link.measured_unix_s)
             if all(measured[m.peer.peer_id] >= each for m in self.living):
@@ -343,7 +344,8 @@ class Cost:
 
 
 def cost_of(peer: LocalPeer) -> Cost:
-    """Of the peer's Python, what this started and ended (such as solvers), and its daemon."""
+    """Cost of the peer's Python, of what it started and ended (such as solvers), and of its
+    daemon."""
     root, *daemons = family = family_of(peer)
     ended = root.cpu_times()
     memory = [process.memory_full_info() for process in family]

@@ -24,7 +24,8 @@ from bench.local_swarm import ROOT, LocalPeer, LocalSwarm
 MODEL = ROOT / "models" / "brook"
 EVENTS = ("listening", "measured", "assigned", "serving")
 SHARED_MIB_MAX = 16.0
-"""Of a lone peer with other programs: Python and the system's libraries. torch alone is more."""
+"""Maximum memory that a lone peer shares with other programs: Python and the system's libraries.
+torch alone is more."""
 
 
 def parse() -> argparse.Namespace:
@@ -120,8 +121,7 @@ def main() -> int:
     if shared_mib > SHARED_MIB_MAX:
         console.print(f"Another program here shares {shared_mib:.0f} MiB with it: nothing written.")
         return 1
-    if arguments.out is not None:
-        report.write(arguments.out, result)
+    report.write(arguments.out, result)
     return 0
 
 

@@ -26,7 +26,7 @@ from dht.command_line import EXIT_DONE
 
 TAIL_CHARACTERS = 4000
 """Characters kept of what a part wrote when it failed."""
-KERNEL_TESTS = ("tests/unit/node/kernels", "tests/unit/node/model/test_cuda_graphs.py")
+KERNEL_TESTS = ("tests/unit/node/kernels", "tests/unit/node/model/execution/test_cuda_graphs.py")
 
 Found = dict[str, Any]
 

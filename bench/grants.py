@@ -84,8 +84,7 @@ def main() -> int:
             }
             rows.append(row)
             print(row, flush=True)
-    if arguments.out is not None:
-        write(arguments.out, {**provenance(SEED), "rows": rows})
+    write(arguments.out, {**provenance(SEED), "rows": rows})
     return 0
 
 

@@ -28,11 +28,7 @@ PROCESSES = 2
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.healing",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = report.parser_of("bench.healing", __doc__)
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--no-time", action="store_true", help="plan without any search")
@@ -76,8 +72,7 @@ def main() -> int:
         for took_s in track(pool.map(work, seeds), total=len(seeds), console=Console(stderr=True)):
             found.append(took_s)
             result = result_of(arguments.first, found, no_time=arguments.no_time)
-            if arguments.out is not None:
-                report.write(arguments.out, result)
+            report.write(arguments.out, result)
     Console().print({key: value for key, value in result.items() if key != "seconds"})
     return 1 if result["never_settled"] else 0
 

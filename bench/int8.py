@@ -26,7 +26,7 @@ MODEL = ROOT / "models" / "brook"
 BOUNDARIES = (2, 5)
 """Layers behind which another stage would go on."""
 SEED = 20_261_121
-"""Of stories that the model was not trained on."""
+"""Seed of stories that the model was not trained on."""
 PROMPTS = 64
 PROMPT_TOKENS = 48
 NEW_TOKENS = 64

@@ -6,7 +6,6 @@ the planner's estimate stands beside them. Kendall's tau says how far two orders
 agree: 1 is the same order.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from typing import Any
 from bench.local_swarm import ROOT
 from bench.papers.clusters import cluster_path, published
 from bench.papers.own import many
-from bench.report import provenance, write
+from bench.report import parser_of, provenance, write
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import uncovered
 from coordinator.experiments.planner_view import service_of
@@ -108,11 +107,7 @@ def cluster(case: str, copies: int, long_s: float) -> dict[str, Any]:
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.judged",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("bench.judged", __doc__)
     parser.add_argument("--long", type=float, default=LONG_S, metavar="S", help="(240)")
     parser.add_argument(
         "--clusters",

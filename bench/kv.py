@@ -12,7 +12,6 @@ request allows ``--max-new`` tokens, as clients do who do not know how long an a
 possible answer on all layers of the stage, as stages did before.
 """
 
-import argparse
 import asyncio
 import random
 import sys
@@ -239,11 +238,7 @@ def run(placement: str, way: str, arguments: Any) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.kv",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = report.parser_of("bench.kv", __doc__)
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=120.0, help="that count, after the ramp")
@@ -265,8 +260,7 @@ def main() -> int:
         "streams": STREAMS,
         "cells": cells,
     }
-    if arguments.out is not None:
-        report.write(arguments.out, result)
+    report.write(arguments.out, result)
     return 0
 
 

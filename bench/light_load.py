@@ -11,7 +11,6 @@ burst of new clients is worse off than here.
 Rows are added to the output; those that it has already are kept.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -110,11 +109,7 @@ def _spread(ratios: Sequence[float]) -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.light_load",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = report.parser_of("bench.light_load", __doc__)
     parser.add_argument("--only", nargs="*", metavar="CLUSTER", help="these clusters, by name")
     parser.add_argument("--rows", type=int, metavar="N", help="at most so many new rows")
     parser.add_argument("--out", type=Path, default=RESULT)

@@ -29,7 +29,7 @@ from dht.transport.config import TransportConfig, TransportKind
 from dht.transport.interface import HOP_PROTOCOL
 
 PAIRS = (("daemon", "daemon"), ("light", "daemon"), ("daemon", "light"), ("light", "light"))
-"""Who sends prefill, who receives it and echoes."""
+"""Pairs of a sender of prefill and the receiver that echoes it."""
 ROUNDS = 3
 
 

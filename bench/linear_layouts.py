@@ -1,9 +1,9 @@
 """``python -m bench.linear_layouts``: what a product of few rows costs by how the matrix lies.
 
 The matrices of some layers in turn, as a decode step reads them: as ``torch`` keeps them, and as
-the engine packs them (:mod:`node.model.packed_linear`). Processor time of one thread, the least of
-several, so that others on the machine do not count; beside it what merely reading the bytes takes.
-No engine can be faster than the products it consists of.
+the engine packs them (:mod:`node.model.linear.packed_linear`). Processor time of one thread, the
+least of several, so that others on the machine do not count; beside it what merely reading the
+bytes takes. No engine can be faster than the products it consists of.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from bench.report import provenance, write
-from node.model.packed_linear import PackedLinear, favour_few_rows
+from node.model.linear.packed_linear import PackedLinear, favour_few_rows
 
 SEED = 0
 HIDDEN = (512, 1024)
@@ -83,8 +83,7 @@ def main() -> int:
         for hidden in HIDDEN:
             result["hidden"][str(hidden)] = measure(hidden)
             print(hidden, result["hidden"][str(hidden)], flush=True)
-    if arguments.out is not None:
-        write(arguments.out, result)
+    write(arguments.out, result)
     return 0
 
 

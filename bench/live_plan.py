@@ -12,7 +12,6 @@ Rows are added to the output; those that it has already are kept. With ``--again
 again for them, beside the rivals' figures that are there.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -263,11 +262,7 @@ def _mean(taus: Sequence[float | None]) -> float | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.live_plan",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = report.parser_of("bench.live_plan", __doc__)
     parser.add_argument("--only", nargs="*", metavar="CLUSTER", help="these clusters, by name")
     parser.add_argument("--rows", type=int, metavar="N", help="at most so many new rows")
     parser.add_argument("--again", action="store_true", help="ours, also for rows that are there")

@@ -166,8 +166,7 @@ def main() -> int:
                     local.wait_serving()
                     figures = asyncio.run(measure_swarm(local, model, reference, arguments))
                 result["models"][name][str(peers)] = figures
-                if arguments.out is not None:
-                    report.write(arguments.out, result)
+                report.write(arguments.out, result)
     print(table_of(result))
     return 0
 

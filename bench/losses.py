@@ -142,8 +142,7 @@ def main() -> int:
         rounds = [lose(whole_gib) for _ in range(arguments.rounds)]
         median = {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
         result[name] = {"median": median, "rounds": rounds}
-        if arguments.out is not None:
-            report.write(arguments.out, result)
+        report.write(arguments.out, result)
     Console().print(result)
     return 0
 

@@ -44,11 +44,7 @@ DRAIN_PROMPT = 64
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.moves",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = report.parser_of("bench.moves", __doc__)
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     parser.add_argument("--model", default="512x8", help="as bench.local names them")
     parser.add_argument("--rounds", type=int, default=4)
@@ -62,7 +58,7 @@ def prompt_of(tokens: int, seed: int) -> list[int]:
 
 
 def begin(client: Swarm, tokens: int, seed: int, new: int = NEW) -> Stream:
-    """An answer whose prompt has so many tokens."""
+    """An answer to a prompt of this number of tokens."""
     prompt = prompt_of(tokens, seed)
     return Stream(client.begin(prompt, max_new_tokens=new, ignore_eos=True))
 
@@ -243,8 +239,7 @@ def main() -> int:
                 "session_tokens": SESSION_TOKENS,
                 **asyncio.run(measure(local, arguments)),
             }
-    if arguments.out is not None:
-        report.write(arguments.out, result)
+    report.write(arguments.out, result)
     Console().print(result)
     return 0
 

@@ -149,11 +149,7 @@ def measure(stage: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.moves_real",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = report.parser_of("bench.moves_real", __doc__)
     parser.add_argument("--rounds", type=int, default=3, help="for each of the stages (3)")
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     parser.add_argument("--job", help=argparse.SUPPRESS)
@@ -188,8 +184,7 @@ def main() -> int:
         "failovers": sum(one["failovers"] for one in rounds),
         "rounds": rounds,
     }
-    if arguments.out is not None:
-        report.write(arguments.out, result)
+    report.write(arguments.out, result)
     return 0
 
 

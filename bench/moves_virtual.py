@@ -9,7 +9,6 @@ Each cell is a link (between all peers, either way), a stage, and a way: what th
 choose itself, or KV or rows alone.
 """
 
-import argparse
 import asyncio
 import itertools
 import random
@@ -69,11 +68,7 @@ def cell(link: str, stage: int, way: str, seed: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.moves_virtual",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = report.parser_of("bench.moves_virtual", __doc__)
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -88,8 +83,7 @@ def main() -> int:
         "kv_bytes_per_token": SPEC.kv_bytes_per_token_layer * SPEC.layers,
         "cells": cells,
     }
-    if arguments.out is not None:
-        report.write(arguments.out, result)
+    report.write(arguments.out, result)
     return 0
 
 

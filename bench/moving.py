@@ -39,7 +39,7 @@ class Mover(Protocol):
     peer_id: str
 
     async def announce_room(self, kv_tokens_free: int) -> None:
-        """Announce so much room, whatever there is."""
+        """Announce this much room, whatever there is."""
         ...
 
     async def leave(self) -> None:

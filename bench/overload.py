@@ -42,11 +42,7 @@ QUIET_S = 60.0
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.overload",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = report.parser_of("bench.overload", __doc__)
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     parser.add_argument(
         "--model",
@@ -240,8 +236,7 @@ def main() -> int:
             local.start_peer(memory_gib=gib, extra=("--layers", span), run_on=BEHIND)
         local.wait_serving()
         result.update(measure(local, arguments, console))
-    if arguments.out is not None:
-        report.write(arguments.out, result)
+    report.write(arguments.out, result)
     Console().print(result)
     return 0
 

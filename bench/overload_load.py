@@ -18,7 +18,7 @@ from dht.errors import SwarmError
 
 PROMPT_TOKENS = 16
 HIGH_EVERY = 20
-"""One request in so many is of high priority."""
+"""One request in ``HIGH_EVERY`` is of high priority."""
 START_S = 0.5
 """Between an order and its beginning, which is at the same time in all processes."""
 
@@ -158,7 +158,7 @@ class Crowd:
 
     @property
     def process_ids(self) -> list[int]:
-        """Of those who ask."""
+        """Process ids of those who ask."""
         return [process.pid for process in self._processes if process.pid is not None]
 
     def _all(self, orders: list[Order]) -> list[Outcome]:

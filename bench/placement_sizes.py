@@ -39,7 +39,7 @@ SIZES = (
 SITE_PEERS = 30
 NEAR_LINKS, FAR_LINKS = 40, 4
 FLOW_PEERS_MAX = 42
-"""Up to so many, a plan for flow alone is searched for as well."""
+"""Maximum peers for which a plan for flow alone is searched for as well."""
 HEURISTIC_PEERS_MAX = 200
 """Beyond, a heuristic's max flow alone takes longer than the search."""
 

@@ -27,7 +27,8 @@ SESSIONS = 10_000
 LIVE = 16
 """Sessions at a time."""
 WARM_UP_SHARE = 0.1
-"""Of the sessions, before the first look at the memory: allocators fill their caches."""
+"""Share of the sessions before the first look at the memory, in which allocators fill their
+caches."""
 SEED = 0
 LAYERS, VOCAB = 2, 64
 
@@ -142,8 +143,7 @@ def main() -> int:
         }
     for name, figures in found.items():
         print(f"{name}: {figures}")
-    if arguments.out is not None:
-        write(arguments.out, {**provenance(SEED), **found})
+    write(arguments.out, {**provenance(SEED), **found})
     return 0
 
 

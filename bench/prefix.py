@@ -25,7 +25,7 @@ from typing import Any
 
 from bench.local_swarm import LocalSwarm
 from bench.random_model import make_llama
-from bench.report import provenance, write
+from bench.report import parser_of, provenance, write
 from bench.wan_lab import Shape, WanLab, why_not
 from client.answer.generation import Answer, PrefixCache
 from client.swarm.swarm import Swarm
@@ -53,7 +53,7 @@ class Talk:
     kills: bool = False
     """Whether a stage of the route is killed in the middle."""
     off_every: int = 3
-    """Every so many turns one is asked again without the cache."""
+    """One turn in ``off_every`` is asked again without the cache."""
 
 
 TALKS = {
@@ -176,11 +176,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.prefix",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("bench.prefix", __doc__)
     parser.add_argument("--quick", action="store_true", help="the chat alone")
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     parser.add_argument("--job", help=argparse.SUPPRESS)

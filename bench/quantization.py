@@ -78,7 +78,7 @@ MIXTURE: dict[str, Any] = {
     "num_hidden_layers": 6,
     "initializer_range": 0.03,
 }
-"""Of the random mixtures of experts."""
+"""Configuration of the random mixtures of experts."""
 FAMILY, EXPERTS_FAMILY, DENSE_FAMILY = "qwen3_moe", "gpt_oss", "qwen2"
 """A mixture whose experts are stored one by one, one of stacked experts, and a dense model, whose
 GGUF files llama.cpp writes without moving rows."""
@@ -86,7 +86,7 @@ DENSE = {**MIXTURE, "intermediate_size": 1536, "head_dim": None}
 GGUF_KINDS = ("Q8_0", "Q6_K", "Q4_K", "Q4_0", "Q5_0")
 """Types of blocks, the last one without code on tensors."""
 GROUP, BLOCK = 128, (128, 128)
-"""Of most published checkpoints."""
+"""Columns in a group and sizes of a block of most published checkpoints."""
 RARE = ("fp8, ragged blocks", "modelopt, nvfp4", "compressed-tensors, int4 with zeros")
 """Formats that differ from another one in names or edges alone; tests have them."""
 FORCED_TOKENS = 4

@@ -1,5 +1,6 @@
 """What every result file says of where it comes from, and how its figures become a table."""
 
+import argparse
 import hashlib
 import json
 import os
@@ -75,8 +76,19 @@ def _cpu_name() -> str:
     return next((li.split(":", 1)[1].strip() for li in lines if li.startswith("model name")), "?")
 
 
-def write(path: Path, result: dict[str, Any]) -> None:
-    """Write ``result`` as indented JSON."""
+def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
+    """A benchmark's parser; its description keeps its lines."""
+    return argparse.ArgumentParser(
+        prog=f"python -m {module}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def write(path: Path | None, result: dict[str, Any]) -> None:
+    """Write ``result`` as indented JSON, if there is a ``path``."""
+    if path is None:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
 

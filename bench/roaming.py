@@ -66,11 +66,7 @@ CRASHES = 0.5
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.roaming",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = report.parser_of("bench.roaming", __doc__)
     parser.add_argument("--peers", type=int, default=200)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -458,8 +454,7 @@ def main() -> int:
         "moves": told.moves,
         "losses": told.losses,
     }
-    if arguments.out is not None:
-        report.write(arguments.out, result)
+    report.write(arguments.out, result)
     Console().print({key: result[key] for key in ("summary", "moves", "losses")})
     return 1 if result["summary"]["returns"] else 0
 

@@ -8,7 +8,6 @@ import asyncio
 import socket
 import threading
 from collections import deque
-from types import TracebackType
 
 HOST = "127.0.0.1"
 
@@ -125,12 +124,7 @@ class SlowLinks:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -34,7 +34,7 @@ from typing import Any
 
 from bench.local_swarm import ROOT, LocalSwarm
 from bench.reference import draft_memory_for, memory_for
-from bench.report import provenance, write
+from bench.report import parser_of, provenance, write
 from bench.stand_in import (
     PATIENT,
     QWEN_7B,
@@ -364,11 +364,7 @@ def _run_job(text: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.speculation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("bench.speculation", __doc__)
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     parser.add_argument("--only", choices=PARTS, help="measure this part alone")
     few = "brook's drafter over so many stages alone"
@@ -401,8 +397,7 @@ def main() -> None:
     if arguments.only in {None, "on_paper"}:
         result["alone"], result["full_load"] = alone(), full_load()
         print(json.dumps([result["alone"], result["full_load"]], indent=1))
-    if arguments.out is not None:
-        write(arguments.out, result)
+    write(arguments.out, result)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from bench.local_swarm import LocalPeer, LocalSwarm, PeerStartError
 Event = Mapping[str, Any]
 LIMIT_S = 180.0
 MORE_S = 20.0
-"""A plan that leaves a peer out, or in which peers cannot move without others' help, is waited on
-for so long: the next one may have a place for all."""
+"""Time for which a plan is waited on that leaves a peer out, or in which peers cannot move without
+others' help: the next one may have a place for all."""
 LOOK_S = 0.1
 
 

@@ -26,11 +26,7 @@ WRITE_EVERY = 50
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.storm",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = report.parser_of("bench.storm", __doc__)
     parser.add_argument("--seeds", type=int, default=2000)
     parser.add_argument("--first", type=int, default=10_000, help="the first seed")
     parser.add_argument("--out", type=Path, help="write the result as JSON")
@@ -109,8 +105,7 @@ def main() -> int:
         storms.run(console)
         if arguments.out is not None and storms.runs % WRITE_EVERY == 0:
             report.write(arguments.out, storms.result())
-    if arguments.out is not None:
-        report.write(arguments.out, storms.result())
+    report.write(arguments.out, storms.result())
     Console().print(storms.result())
     return 1 if storms.failed or storms.replayed_differently else 0
 

@@ -30,7 +30,7 @@ class GpuTimes:
     """Per prefill row, once more rows than ``step_s`` pays for."""
 
     def of(self, decodes: int, prefill_rows: int) -> float:
-        """Time of a step with so many rows."""
+        """Time of a step by its number of rows."""
         rows_s = (prefill_rows + decodes) * self.prefill_s
         return max(self.step_s, rows_s) + decodes * self.decode_s
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from node.model.meta_model import auto_class
+from node.model.inspection.meta_model import auto_class
 
 LAYERS, VOCAB, CONTEXT, WINDOW = 4, 101, 256, 24
 

@@ -30,7 +30,7 @@ TUNSETIFF = 0x400454CA
 IFF_TUN_NO_PI = 0x0001 | 0x1000
 CLONE_NEWNET = 0x40000000
 QUEUE_S = 0.2
-"""A link's queue holds so long of its rate before it drops."""
+"""Size of a link's queue, as time at its rate, before it drops packets."""
 QUEUE_BYTES_MIN = 64 << 10
 HUB_NICE = "-15"
 """The hub goes before what runs on its hosts: a network does not wait for their processors."""

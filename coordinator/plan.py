@@ -321,7 +321,7 @@ def _problem(arguments: argparse.Namespace) -> tuple[Problem, Service]:
     if arguments.cluster is not None:
         problem = read_cluster(_read(arguments.cluster), arguments.model)
         return problem, read_service(arguments.cluster, problem)
-    from coordinator.plans.living_swarm import read_living
+    from coordinator.plans.announced_problem import read_announced_problem
     from coordinator.problem.model_pin import ModelPin, named_peers
     from dht.gguf_model import model_directory
     from dht.hub import served_name
@@ -334,7 +334,9 @@ def _problem(arguments: argparse.Namespace) -> tuple[Problem, Service]:
         named=named_peers(arguments.initial_peers),
     )
     name = served_name(arguments.model)
-    return asyncio.run(read_living(tuple(arguments.initial_peers), name, arguments.network, pin))
+    return asyncio.run(
+        read_announced_problem(tuple(arguments.initial_peers), name, arguments.network, pin)
+    )
 
 
 def _say(error: Exception, code: int) -> int:

@@ -27,12 +27,12 @@ class Amount:
     """Amount held by all from which on a peer with ``when_crowded`` gets no more; None: never."""
     when_crowded: int = 0
     per_stranger: int | None = None
-    """Maximum of a peer that :attr:`Held.knows` does not know; None: as of any other."""
+    """Maximum of a peer that :attr:`Held.knows` does not know; None: the same as for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """A limit on what is taken per second on average, and at once."""
+    """A limit on what is taken: per second on average, and at once."""
 
     name: str
     unit: str

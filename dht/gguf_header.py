@@ -7,8 +7,10 @@ until it ends. Nothing here reads more, and every number is checked against the 
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import BinaryIO
 
 from dht.errors import UserError
 
@@ -21,7 +23,7 @@ ELEMENTS_MAX = 1 << 22
 """Maximum elements of all arrays together: tokens, their scores and kinds, merges."""
 NAME_BYTES_MAX = 1 << 10
 KEPT_BYTES_MAX = 1 << 10
-"""Longer texts and all arrays are passed over."""
+"""Maximum bytes of a text that is kept; longer ones and all arrays are passed over."""
 SHORT_ARRAY = 1 << 12
 """Longest array, in elements, that configurations are made of."""
 DIMENSIONS_MAX = 4
@@ -70,7 +72,7 @@ class GgufHeader:
     tensors: tuple[GgufTensor, ...]
 
 
-def header_bytes_of(raw: bytes, size_bytes: int, where: str) -> int:
+def gguf_header_bytes(raw: bytes, size_bytes: int, where: str) -> int:
     """Length of the header of a file of ``size_bytes`` that begins with ``raw``; if that does not
     hold all of it, how many bytes to look at next.
 
@@ -83,6 +85,21 @@ def header_bytes_of(raw: bytes, size_bytes: int, where: str) -> int:
         if len(raw) >= most:
             raise
         return min(most, max(2 * len(raw), 1 << 16))
+
+
+def read_whole_header(opened: BinaryIO, header_bytes: Callable[[bytes], int]) -> bytes:
+    """The header of a file of any format, opened at its start and left behind the header.
+
+    ``header_bytes`` returns the header's length, or how many bytes to look at next, as
+    :func:`gguf_header_bytes`. Raises ValueError where the file ends too soon.
+    """
+    raw = b""
+    while (needed := header_bytes(raw)) > len(raw):
+        if not (more := opened.read(needed - len(raw))):
+            raise ValueError("it ended within its header")
+        raw += more
+    opened.seek(needed)
+    return raw[:needed]
 
 
 def parse_gguf(raw: bytes, size_bytes: int, where: str) -> GgufHeader:
@@ -164,7 +181,7 @@ class _Reader:
         return self.take(length).decode()
 
     def pair(self) -> bool:
-        """Take a key and its value; whether a configuration may be made of it."""
+        """Take a key and its value; returns whether a configuration may be made of it."""
         key = self.name()
         if key in self.metadata or key in self.lengths:
             raise ValueError(f"it has {key[:40]!r} twice")
@@ -183,7 +200,7 @@ class _Reader:
         return True
 
     def _array(self) -> int:
-        """Pass over an array; the number of its elements."""
+        """Pass over an array; returns the number of its elements."""
         kind, count = self.numbers("<IQ")
         self._elements += count
         if self._elements > ELEMENTS_MAX:

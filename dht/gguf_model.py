@@ -21,7 +21,13 @@ from typing import Any
 import msgspec
 
 from dht.errors import UserError
-from dht.gguf_header import GgufHeader, header_bytes_of, parse_gguf, without_long_arrays
+from dht.gguf_header import (
+    GgufHeader,
+    gguf_header_bytes,
+    parse_gguf,
+    read_whole_header,
+    without_long_arrays,
+)
 from dht.hub import (
     GGUF,
     HubId,
@@ -40,7 +46,7 @@ from dht.text_files import digest_of
 logger = logging.getLogger(__name__)
 
 HEADER_GUESS_BYTES = 4 << 20
-"""Asked of a hub at first: a header with a vocabulary of usual size."""
+"""Bytes requested from a hub at first: a header with a vocabulary of usual size."""
 ARCHITECTURE = "gguf_architecture"
 """Key of a configuration that was made of a GGUF file: what the file calls its architecture."""
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
@@ -110,7 +116,7 @@ def _hub_header(listing: HubListing, name: str) -> tuple[bytes, GgufHeader]:
     try:
         while len(raw) < (needed := min(needed, size_bytes)):
             raw = fetch_start(listing, name, needed)
-            needed = header_bytes_of(raw, size_bytes, where)
+            needed = gguf_header_bytes(raw, size_bytes, where)
         return raw[:needed], parse_gguf(raw, size_bytes, where)
     except ValueError as error:
         raise UserError(f"{where} is damaged: {error}") from error
@@ -132,12 +138,10 @@ def read_gguf_header(path: Path) -> tuple[bytes, GgufHeader]:
     try:
         size_bytes = path.stat().st_size
         with path.open("rb") as opened:
-            raw = b""
-            while (needed := header_bytes_of(raw, size_bytes, str(path))) > len(raw):
-                if not (more := opened.read(needed - len(raw))):
-                    raise ValueError("it ended within its header")
-                raw += more
-        return raw[:needed], parse_gguf(raw, size_bytes, str(path))
+            raw = read_whole_header(
+                opened, lambda raw: gguf_header_bytes(raw, size_bytes, str(path))
+            )
+        return raw, parse_gguf(raw, size_bytes, str(path))
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from error
     except OSError as error:
@@ -161,9 +165,10 @@ def _directory_of(path: Path) -> Path:
 
 
 def _place(content: str, name: str) -> Path:
-    """Where the directory of the file ``name`` is, whose bytes are those that ``content`` tells.
+    """The directory for the GGUF file ``name``, the bytes of whose files have the hash ``content``.
 
-    Another transformers may make other text files of it, and so has another place.
+    Another version of transformers may make other text files of them, and so has a directory of its
+    own.
     """
     told = f"{content}\n{version('transformers')}"
     return notes_directory() / "gguf" / hashlib.sha256(told.encode()).hexdigest() / name
@@ -310,8 +315,8 @@ def _reason(error: Exception) -> str:
 
 
 class _Hollow:
-    """A file that begins with a header and has as many bytes as it promises, none of them written:
-    what libraries that take a path read it from."""
+    """A sparse file that begins with a header and has the size that the header promises, for
+    libraries that read a header from a path."""
 
     def __init__(self, raw: bytes, header: GgufHeader) -> None:
         self._raw = raw

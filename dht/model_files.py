@@ -24,7 +24,7 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 MANIFEST = "anabranch.sha256.json"
 MANIFEST_BYTES_MAX = 256 << 20
 CONTEXT_TOKENS = 2048
-"""Assumed if a configuration names no longest context, as for models with ALiBi."""
+"""Longest context that is assumed if a configuration names none, as for models with ALiBi."""
 
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 

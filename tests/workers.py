@@ -5,7 +5,7 @@ from xdist.workermanage import WorkerController
 
 PROCESSES = ("tests/browser/", "tests/e2e/")
 ALONE = ("tests/e2e/test_fleet.py", "tests/e2e/test_footprint.py")
-"""Measure what peers cost, or start so many of them that they need every core."""
+"""Tests that measure what peers cost, or start enough of them to need every core."""
 
 
 class ProcessesBesideFiles(LoadScopeScheduling):

@@ -116,8 +116,7 @@ async def play(arguments: argparse.Namespace, result: dict[str, Any], say: Conso
 
 def keep(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
     """Write the result where it was asked for."""
-    if arguments.out is not None:
-        report.write(arguments.out, result)
+    report.write(arguments.out, result)
 
 
 async def interruptible(arguments: argparse.Namespace, result: dict[str, Any]) -> int:

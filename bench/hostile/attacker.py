@@ -171,7 +171,7 @@ class Seen:
 
     directory: Directory
     nodes: dict[str, NodeRecord]
-    """Of the targets that serve, by peer id."""
+    """Node records of the targets that serve, by peer id."""
     route: tuple[NodeRecord, ...]
     """A chain of them over all layers."""
 

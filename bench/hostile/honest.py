@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -26,7 +25,8 @@ from dht.errors import NetworkError, SwarmError
 from dht.messages.types import NO_VERSION, NodeState
 
 SHARE = 0.62
-"""Of the model's memory that each peer lends: any two can hold it, so no loss of one is final."""
+"""Share of the model's memory that each peer lends: any two can hold it, so no loss of one is
+final."""
 SAMPLE_S = 0.5
 GATEWAY_S = 60.0
 OBSERVE_S = 20.0
@@ -80,12 +80,7 @@ class Side:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._sampling is not None:
             self._sampling.cancel()
         for helper in (*self.callers, *((self._gateway,) if self._gateway else ())):
@@ -107,7 +102,8 @@ class Side:
         self._sampling = asyncio.create_task(self._sample())
 
     def call(self, number: int, *, through_gateway: bool = False) -> None:
-        """Start so many callers; without a gateway every other one is new for each answer."""
+        """Start this number of callers; without a gateway, every other one is new for each
+        answer."""
         expected = self.swarm.directory / "expected.json"
         expected.write_text(json.dumps(self.expected))
         for at in range(number):
@@ -115,12 +111,6 @@ class Side:
             command += ["--gateway", self.gateway] if through_gateway else []
             command += ["--fresh"] if at % 2 else []
             self.callers.append(self.run(f"caller{len(self.callers)}", MODULE, *command))
-
-    def end_callers(self) -> None:
-        """End them; what they wrote is dropped."""
-        for caller in self.callers:
-            caller.end()
-        self.callers.clear()
 
     def run(self, name: str, module: str, *arguments: str, nice: int = 0) -> Helper:
         """Start a command of this project, with the peers' addresses."""
@@ -175,7 +165,7 @@ class Side:
         }
 
     def answers(self) -> list[Asked]:
-        """Of all callers so far."""
+        """Answers of all callers so far."""
         return [each for c in self.callers for each in read_answers(c.log, time.time())]
 
     def ended(self) -> tuple[str, ...]:
@@ -243,7 +233,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def joined(newcomer: LocalPeer, peers: int) -> bool:
-    """Whether a newcomer found at least so many peers that serve the same weights."""
+    """Whether a newcomer found at least this number of peers that serve the same weights."""
     found = newcomer.find("test")
     return found is not None and found["peers"] >= peers
 

@@ -66,12 +66,12 @@ class Measured:
 
     @property
     def more_peak_mib(self) -> float:
-        """Of the process that grew the most."""
+        """Growth at the peak of the process that grew the most, in MiB."""
         return max((peak - before for before, peak, _ in self.memory_mib.values()), default=0.0)
 
     @property
     def more_after_mib(self) -> float:
-        """Of the process that kept the most."""
+        """Growth that was left in the process that kept the most, in MiB."""
         return max((after - before for before, _, after in self.memory_mib.values()), default=0.0)
 
 

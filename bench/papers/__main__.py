@@ -6,13 +6,13 @@
 there is; ``--report`` only writes the document; ``--again`` keeps no result.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 
 from bench.local_swarm import ROOT
 from bench.papers import helix, jobs, links, llumnix, own, report
+from bench.report import parser_of
 
 RECIPES = {
     recipe.name: recipe
@@ -22,11 +22,7 @@ RECIPES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.papers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("bench.papers", __doc__)
     parser.add_argument("recipes", nargs="*", metavar="RECIPE", help="which; all without any")
     parser.add_argument("--list", action="store_true", help="say what there is")
     parser.add_argument("--again", action="store_true", help="keep no result")

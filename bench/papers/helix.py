@@ -132,7 +132,7 @@ def at_their_times(
 
 
 def after_seconds(cluster: str, model: str, limit_s: float) -> Row:
-    """What a plan serves that was searched for so long."""
+    """What a plan serves that was searched for this number of seconds."""
     problem, profiles, placement, took_s = searched(cluster, model, limit_s)
     started_s = time.process_time()
     report = offline(problem, profiles, placement, azure(), OfflineConfig())

@@ -25,7 +25,7 @@ class DecodeProfile:
     """What MoLink's sender knows of decodes from profiles (§3.2). Times in microseconds."""
 
     decode_us: Callable[[int], float]
-    """T_d: a stage's time for so many decodes."""
+    """T_d: a stage's time by the number of decodes."""
     stages: int
     hop_us: float
     """Delay of one link."""

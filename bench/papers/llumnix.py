@@ -28,9 +28,9 @@ PIPELINES = 4
 DISPATCHES = {"turns": Clients, "freest": Freest}
 STAGE_LAYERS = 15
 KV_TOKENS = 13_616
-"""Of a pipeline: what Llumnix's instances (LLaMA-7B on an A10) hold."""
+"""KV tokens of a pipeline: what Llumnix's instances (LLaMA-7B on an A10) hold."""
 MEAN_TOKENS = 400.0
-"""Of prompts and of answers, before the longest are cut."""
+"""Mean tokens of prompts and of answers, before the longest are cut."""
 DURATION_S = 1800.0
 URGENT = 0.1
 LEAVES_S = 600.0

@@ -115,7 +115,7 @@ def grown(copies: int) -> Row:
 
 
 def many(cluster: str, model: str, copies: int) -> tuple[Problem, Profiles]:
-    """A cluster so many times over, far from each other; names are shuffled among the copies."""
+    """Several copies of a cluster, far from each other; names are shuffled among the copies."""
     problem, profiles = read_swarm(cluster_path(cluster), model)
     numbers = list(range(copies * len(problem.nodes)))
     random.Random(0).shuffle(numbers)

@@ -177,5 +177,5 @@ def _section(recipe: Recipe) -> str:
 
 
 def _commits(recipe: Recipe) -> str:
-    """Of the code that made the lines."""
+    """Commits of the code that made the lines."""
     return ", ".join(dict.fromkeys(r.get("commit", recipe["commit"]) for r in recipe["rows"]))

@@ -51,9 +51,9 @@ class GenerationOptions:
     """Options of one answer, under the names that ``transformers`` uses."""
 
     max_new_tokens: int | None = None
-    """None: 128, or as many as the context still takes."""
+    """Maximum new tokens; None: 128, or the rest of the context if that is less."""
     temperature: float = 0.0
-    """0 is greedy."""
+    """Temperature; 0: greedy."""
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps all tokens."""
@@ -64,17 +64,18 @@ class GenerationOptions:
     ignore_eos: bool = False
     """Go on after end-of-text."""
     min_new_tokens: int = 0
-    """Least length of the answer: neither end-of-text nor ``stop_token_ids`` end it before."""
+    """Minimum length of the answer: neither end-of-text nor ``stop_token_ids`` end it before."""
     min_p: float = 0.0
     """Leave out tokens less likely than this share of the likeliest; 0 keeps all."""
     repetition_penalty: float = 1.0
     """Above 1 makes tokens of prompt and answer less likely, below 1 likelier."""
     presence_penalty: float = 0.0
-    """Taken once from the logit of each token that the answer has, as with OpenAI."""
+    """Penalty subtracted once from the logit of each token that the answer has, as with OpenAI."""
     frequency_penalty: float = 0.0
-    """Taken as often as the answer has the token, as with OpenAI."""
+    """Penalty subtracted from a token's logit for each time that the answer has it, as with
+    OpenAI."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Added to the logits of these token ids."""
+    """Biases added to the logits of these token ids."""
     stop_token_ids: Sequence[int] = ()
     """Tokens that end the answer, besides end-of-text; the one that did is delivered last."""
     logprobs: int | None = None
@@ -220,7 +221,7 @@ class GenerationOptions:
         )
 
     def check_ids(self, prompt_ids: Sequence[int], vocab: int) -> None:
-        """Raises UserError for token ids that the model does not have, wherever they stand."""
+        """Raise UserError for token ids that the model does not have, wherever they stand."""
         for where, token_ids in (
             ("the prompt", prompt_ids),
             ("stop_token_ids", self.stop_token_ids),

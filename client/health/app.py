@@ -60,7 +60,7 @@ def ago(unix_s: float, now_unix_s: float) -> str:
     return f"{long_duration(max(0.0, now_unix_s - unix_s))} ago"
 
 
-def clock(unix_s: float) -> str:
+def weekday_time(unix_s: float) -> str:
     """A UTC time of the last week: ``Tue 05:13``."""
     return time.strftime("%a %H:%M", time.gmtime(unix_s))
 
@@ -106,7 +106,7 @@ class Page:
             milliseconds=milliseconds,
             megabits=megabits,
             ago=ago,
-            clock=clock,
+            weekday_time=weekday_time,
         )
         self._template = environment.get_template("page.html")
         self._shown: tuple[Json, str] | None = None

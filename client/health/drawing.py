@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
-from client.health.past import span_of
+from client.health.past import span_from_json
 from client.pages.clean import peer_name
 from dht.messages.types import SINK, SOURCE
 
@@ -316,7 +316,7 @@ def nice_top(most: float) -> float:
 
 
 def _begin_unix_s(past: Json, now_unix_s: float) -> int:
-    return span_of(past).begin_unix_s(now_unix_s)
+    return span_from_json(past).begin_unix_s(now_unix_s)
 
 
 def _steps(past: Json, what: str, now_unix_s: float) -> list[tuple[int, Json]]:

@@ -13,7 +13,7 @@ from client.health.past import IncidentWatch
 from client.health.served import ServedTally
 from client.health.state import Json, Probe, SeenPeer, SwarmSnapshot, build_state
 from client.swarm.swarm import Swarm
-from client.view.pulse import Pulse, PulseConfig
+from client.view.pinger import PingConfig, Pinger
 from coordinator.catalogue.reading import network_models, served_models
 from coordinator.catalogue.served import ServedModel
 from dht.errors import NetworkError, PeerError, SwarmError, UserError
@@ -40,7 +40,7 @@ class ProberConfig:
     """Time between two looks at the DHT, each with a new state."""
     calm_s: float = 0.5
     """Least time between two new states, however much changes."""
-    pulse: PulseConfig = field(default_factory=PulseConfig)
+    pings: PingConfig = field(default_factory=PingConfig)
     answer_s: float = 20.0
     prompt_ids: tuple[int, ...] = (1, 2, 3, 4)
     new_tokens: int = 8
@@ -73,7 +73,7 @@ class Prober:
         self._watch: IncidentWatch | None = None
         self._changed = asyncio.Event()
         self._parts = swarm.reader.parts
-        self._pulse = Pulse(swarm.transport, self._changed.set, config.pulse, self._parts)
+        self._pinger = Pinger(swarm.transport, self._changed.set, config.pings, self._parts)
         self.state: Json = build_state(
             SwarmSnapshot(model_name=swarm.text.name, now_unix_s=swarm.transport.now())
         )
@@ -84,7 +84,7 @@ class Prober:
             parts = (self._requests, self._states, self._catalogue)
             await self._parts.run(*parts, ends_process=False)
         finally:
-            await self._pulse.close()
+            await self._pinger.close()
 
     async def once(self) -> Json:
         """The state after one request of its own, once everybody answered a ping or two failed."""
@@ -97,13 +97,13 @@ class Prober:
             await self.show()
             return self.state
         finally:
-            await self._pulse.close()
+            await self._pinger.close()
 
     async def _pinged(self) -> None:
         while True:
             self._changed.clear()
-            beats = [self._pulse.beat(peer_id) for peer_id in self._peers]
-            if all(beat.answered_unix_s is not None or beat.silent for beat in beats):
+            states = [self._pinger.state_of(peer_id) for peer_id in self._peers]
+            if all(state.answered_unix_s is not None or state.silent for state in states):
                 return
             await self._changed.wait()
 
@@ -177,12 +177,12 @@ class Prober:
         self.state = state
 
     def _with_beat(self, peer_id: str) -> SeenPeer:
-        beat = self._pulse.beat(peer_id)
+        state = self._pinger.state_of(peer_id)
         return replace(
             self._peers[peer_id],
-            answered_unix_s=beat.answered_unix_s,
-            rtt_s=beat.rtt_s,
-            misses=beat.misses,
+            answered_unix_s=state.answered_unix_s,
+            rtt_s=state.rtt_s,
+            misses=state.misses,
         )
 
     async def _look(self) -> None:
@@ -203,7 +203,7 @@ class Prober:
             for peer_id, seen in self._peers.items()
             if now_unix_s - seen.seen_unix_s <= GONE_S
         }
-        self._pulse.watch({key: seen.record.addresses for key, seen in self._peers.items()})
+        self._pinger.watch({key: seen.record.addresses for key, seen in self._peers.items()})
         await self._history.add_served(self._tally.look(nodes.values(), now_unix_s), now_unix_s)
         self._tally.forget(self._peers)
 

@@ -29,7 +29,7 @@ from client.health.past import (
     past_json,
 )
 from client.pages.clean import clean_id, clean_name, peer_name
-from client.view.beat import SILENT_MISSES
+from client.view.ping_state import SILENT_MISSES
 from coordinator.catalogue.served import ServedModel
 from coordinator.plans.versions import number_max
 from dht.messages.types import (

@@ -213,7 +213,8 @@ class Attempt:
         return self._open_message.route[stage].peer_id
 
     def _others(self, peer_id: str) -> tuple[str, ...]:
-        """The route's other peers: who leaves something undone, and whose, cannot be seen here."""
+        """The route's other peers. Where ``peer_id`` left something undone, any of them may be the
+        reason."""
         route = (stage.peer_id for stage in self._open_message.route)
         return tuple(other for other in route if other != peer_id)
 

@@ -1,6 +1,6 @@
 """What happens to a session at its owner, and what the owner then does: events and effects.
 
-Plain data. :mod:`client.session.failover` decides, :mod:`client.session.session` performs.
+Plain data. :mod:`client.session.controller` decides, :mod:`client.session.driver` performs.
 """
 
 from dataclasses import dataclass

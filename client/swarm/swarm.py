@@ -10,10 +10,11 @@ from typing import Self
 from client.answer.generation import Answer, AnswerRequest, GenerationOptions, Piece
 from client.errors import StatusCallback
 from client.session.attempt import AttemptConfig
-from client.session.failover import RouteStatus, SessionController
-from client.session.session import SessionDriver
+from client.session.controller import RouteStatus, SessionController
+from client.session.driver import SessionDriver
 from client.swarm.peer_texts import fetched_texts
-from client.text.tokenizer import Detokenizer, ModelText, StopStrings
+from client.text.stop_strings import StopStrings
+from client.text.tokenizer import Detokenizer, ModelText
 from client.view.reader import ReaderConfig, SwarmReader
 from client.view.view import Route
 from coordinator.catalogue.reading import network_models

@@ -64,8 +64,8 @@ class Blame:
         return found
 
     def cleared(self, lives: Mapping[str, float]) -> set[str]:
-        """Forget the cases that a suspect explains who is not among ``lives``; who was taken to be
-        at fault in its place."""
+        """Forget the cases that are explained by a suspect who is not among ``lives``; returns the
+        peers that were taken to be at fault in its place."""
         explained = {peers for peers in self._cases if not peers <= lives.keys()}
         cases = [self._cases.pop(peers) for peers in explained]
         return {peer for case in cases for peer in case.turns if peer in lives}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from client.errors import StatusCallback, UnavailableError
-from client.view.pulse import Pulse, PulseConfig
+from client.view.pinger import PingConfig, Pinger
 from client.view.view import NO_PIN, SwarmView
 from coordinator.plans.followed import FollowedPlans
 from coordinator.problem.model_pin import ModelPin, several
@@ -41,7 +41,7 @@ class ReaderConfig:
     """Time for which a peer that failed is avoided, unless it joins anew."""
     busy_s: float = 1.0
     """Time for which a peer without room is avoided."""
-    pings: PulseConfig = field(default_factory=PulseConfig)
+    pings: PingConfig = field(default_factory=PingConfig)
     """Times of pings to the peers that serve."""
     pings_always: bool = False
     """Whether to ping before anything failed, too, so that a dead peer is known before a request
@@ -69,9 +69,9 @@ class SwarmReader:
         self._on_status = on_status
         self.parts = Supervisor()
         """Keeps the client's loops running."""
-        self._pulse = pulse = Pulse(transport, self._heard, config.pings, self.parts)
+        self._pinger = pinger = Pinger(transport, self._heard, config.pings, self.parts)
         self._says_which = not pin.root and not pin.fingerprint
-        """Whether to tell yet whose word says which weights are meant."""
+        """Whether the user is still to be told whose word says which weights are meant."""
         self._blind = ""
         """Why the last look showed nothing; empty when it was answered."""
         self.directory = Directory(transport, config.network, model_key(model_name))
@@ -82,7 +82,7 @@ class SwarmReader:
             stale_s=2 * config.poll_s,
             identity=transport.peer_id,
             pin=pin,
-            is_silent=lambda peer_id: pulse.beat(peer_id).silent,
+            is_silent=lambda peer_id: pinger.state_of(peer_id).silent,
             secret=secrets.token_bytes(32),
         )
 
@@ -98,7 +98,7 @@ class SwarmReader:
             async with self.parts.beside(*works, ends_process=False):
                 yield
         finally:
-            await self._pulse.close()
+            await self._pinger.close()
 
     async def _keep_fresh(self) -> None:
         while True:
@@ -155,7 +155,7 @@ class SwarmReader:
         troubled = self.view.is_troubled(asyncio.get_running_loop().time())
         pings = troubled or self._config.pings_always
         serving = (r for r in self.view.nodes.values() if pings and r.state is NodeState.SERVING)
-        self._pulse.watch({record.peer_id: record.addresses for record in serving})
+        self._pinger.watch({record.peer_id: record.addresses for record in serving})
 
     def _heard(self) -> None:
         self.view.heard()

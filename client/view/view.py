@@ -114,7 +114,7 @@ class SwarmView:
         self._router.take_plans(plans)
 
     def take_links(self, links: Mapping[str, LinksRecord]) -> None:
-        """Know the round trips between peers by these records."""
+        """Take the round trips between peers from these records."""
         self._rtt_s = round_trips(links)
 
     def addresses_of(self, peer_id: str) -> tuple[str, ...]:
@@ -241,7 +241,7 @@ class SwarmView:
         *,
         urgent: bool = False,
     ) -> None:
-        """Pass a peer over for a while that refused with ``code``, or failed where that is None."""
+        """Pass over a peer for a while: it refused with ``code``, or failed if that is None."""
         self.counters["failovers" if code is None else f"refused_{code}"] += 1
         if code is None or code == RefusalCode.UNREACHABLE:
             self._failed_s = now_s

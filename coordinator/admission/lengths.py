@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 ANSWER_TOKENS = 240
 """Assumed length of an answer while none has ended: the average that Helix assumes."""
 ANSWER_TOKENS_LEAST = 16
-"""Least estimate. A session that comes back after it gave way gets as much further at least."""
+"""Minimum estimate, in tokens. A session that comes back after it gave way is expected to run at
+least this many more."""
 ANSWERS_ASSUMED = 16
-"""The assumed length counts like as many answers: the first to end do not decide alone."""
+"""Number of answers that the assumed length counts as: the first to end do not decide alone."""
 ANSWERS_MAX = 64
-"""Each client's mean is over about its last ``ANSWERS_MAX`` answers."""
+"""Number of answers, about, over which each client's mean runs."""
 CLIENTS_MAX = 256
 """Clients that are remembered; the one that was heard of longest ago is forgotten first."""
 

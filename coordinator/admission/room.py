@@ -15,10 +15,11 @@ sessions, and four laws keep that fair:
 - A session that gave way and comes back is promised its next tokens, too, and for a while newer
   ordinary sessions leave it the room; a client with many of them is left no more than it may keep.
 
-One more keeps a client from taking all: where a session finds no room, the newest of the client
-that has most here make room for it, as long as that client keeps ``CROWD_PART`` of all that is
-charged, and ``CROWD_TIMES`` what the one that comes would then have. A client's only session never
-makes room, nor do those of many clients with about as much: who makes room is replayed.
+A fifth law keeps one client from taking all. Where a session finds no room, the newest sessions of
+the client that has most here make room for it, as long as that client keeps ``CROWD_PART`` of all
+that is charged, and ``CROWD_TIMES`` what the newcomer's client would then have. A client's only
+session never makes room, nor do sessions of clients that have about as much as the newcomer's,
+because sessions that make room must be replayed.
 
 The unit is a page on one layer. Sessions that run disjoint layers share nothing. Stages and the
 simulator both run this; the time is passed in.
@@ -32,13 +33,14 @@ from coordinator.admission.lengths import AnswerLengths
 from coordinator.admission.rules import Claim, claim_fits, takes_headroom
 
 RETURN_S = 30.0
-"""Room is left for a session that gave way for ``RETURN_S``."""
+"""Time for which room is left for a session that gave way."""
 RETURNS_MAX = 256
 CROWD_PART = 0.125
 """Share of what a stage's sessions are charged with that a client keeps, however many others
 come."""
 CROWD_TIMES = 2
-"""Times that a client keeps what the one has for which its sessions make room."""
+"""KV that a client keeps when its sessions make room, as a multiple of what the newcomer's client
+would then have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,8 +194,8 @@ class KvRoom:
         return None
 
     def who_makes_room(self, ask: KvAsk, now_s: float, least: int = 0) -> list[str]:
-        """Sessions of other clients, at least ``least``, that should give way so that ``ask`` is
-        let in; none if all that may would not do."""
+        """Sessions of other clients, at least ``least`` of them, that should give way so that
+        ``ask`` is let in; none if even all that may give way would not suffice."""
         expected = self._pages_of(self.expected_tokens(ask))
         if self._pages_of(ask.most_tokens) > self.pages:
             return []
@@ -225,7 +227,7 @@ class KvRoom:
         return expected <= max(0, free) and not takes_headroom(expected, free, charged)
 
     def _shares(self) -> Counter[str]:
-        """By client, pages times layers that it is charged with."""
+        """Pages times layers that each client is charged with."""
         shares: Counter[str] = Counter()
         for each in self._holders.values():
             shares[each.ask.client] += each.charged * len(self._span(each.ask))
@@ -253,9 +255,12 @@ class KvRoom:
         return whole <= free and claim_fits(whole, free, held, self._most(claimed, ask))
 
     def _charged_with_returns(self, ask: KvAsk, now_s: float) -> list[int]:
-        """Pages charged by layer, with those left for others that gave way, until their client
-        would have so much that its sessions make room for ``ask``; for one that gave way itself,
-        those of others before it."""
+        """Pages charged, by layer, with the room left for others that gave way.
+
+        Room is left for a client only until it would have so much that its sessions make room for
+        ``ask``. If ``ask`` is of a session that gave way itself, only the room of those before it
+        is left.
+        """
         mine = self._returns.get((ask.client, ask.name))
         shares = self._shares() if self._returns else Counter[str]()
         kept = self._kept_before(ask, shares)
@@ -347,7 +352,7 @@ class KvRoom:
         return None if chosen is asking else chosen.ask.session
 
     def _borrowed_beside(self) -> dict[str, int]:
-        """By client, pages times layers that it borrows with sessions after its oldest borrower."""
+        """Pages times layers that each client borrows with sessions after its oldest borrower."""
         beside: dict[str, int] = {}
         for each in self._holders.values():
             if each.borrowed:

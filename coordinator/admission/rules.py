@@ -35,7 +35,8 @@ out by opening sessions that it does not use."""
 REST_S = 10.0
 """A session without progress for ``REST_S`` *rests*, and gives way to any that finds no room."""
 CROWD_REST_S = 1.0
-"""The same for one that has run nothing, before a client that has fewer such sessions."""
+"""Like ``REST_S``, for a session that has run nothing, if the client that finds no room has fewer
+such sessions."""
 QUEUE_PLACES = 4
 """Number of sessions that should have ended before a client refused for slow decodes comes back. A
 place that stays empty for a while costs no tokens there; every refusal does."""
@@ -182,8 +183,8 @@ def queue_is_long(load: StageLoad, decode_p95_s: float | None) -> bool:
 def first_to_give_way(resting: Iterable[tuple[str, str]]) -> list[str]:
     """Resting sessions in the order in which they give way.
 
-    ``resting`` has the session and its client, the longest rest first. Who rests with more sessions
-    gives way with each one that the others have not.
+    ``resting`` has the session and its client, the longest rest first. A client that has more of
+    them than others gives up those beyond theirs first.
     """
     turns: Counter[str] = Counter()
     queue: list[tuple[int, int, str]] = []

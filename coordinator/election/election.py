@@ -83,7 +83,7 @@ class ElectionView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class LeaseStored:
     """The lease of ``term`` was stored."""
 
     term: int
@@ -91,7 +91,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLease:
-    """Store a lease of ``term`` now; report :class:`Stored` when some peer accepted it."""
+    """Store a lease of ``term`` now; report :class:`LeaseStored` when some peer accepted it."""
 
     term: int
 
@@ -104,7 +104,7 @@ class Elected:
     term: int
 
 
-Event = ElectionView | Stored
+Event = ElectionView | LeaseStored
 Effect = StoreLease | Elected
 
 
@@ -113,7 +113,7 @@ def step(
 ) -> tuple[Election, tuple[Effect, ...]]:
     """The next state, and the effects to perform in order."""
     match event:
-        case Stored(term=term):
+        case LeaseStored(term=term):
             return _stored(state, term, now_s), ()
         case ElectionView():
             return _observed(state, event, now_s, config)

@@ -9,7 +9,7 @@ from coordinator.election.election import (
     Election,
     ElectionConfig,
     ElectionView,
-    Stored,
+    LeaseStored,
     StoreLease,
     step,
     succession,
@@ -151,5 +151,7 @@ class Leadership:
         )
         if not await self._directory.publish(lease):
             return False
-        self.election, _ = step(self.election, Stored(term=term), self._now(), self._rules.election)
+        self.election, _ = step(
+            self.election, LeaseStored(term=term), self._now(), self._rules.election
+        )
         return True

@@ -314,14 +314,10 @@ def upper_bound(problem: Problem) -> float:
     return high
 
 
-def ring_latency_s(problem: Problem, peers: Sequence[str]) -> float:
-    """Seconds that one token spends on links in a closed ring over ``peers``."""
-    return _ring_s(round_trips_s(problem), problem.default_rtt_s, peers)
-
-
-def _ring_s(
+def ring_latency_s(
     rtts: Mapping[tuple[str, str], float], default_rtt_s: float, peers: Sequence[str]
 ) -> float:
+    """Seconds that one token spends on links in a closed ring over ``peers``."""
     if len(peers) < 2:
         return 0.0
     hops = zip(peers, [*peers[1:], peers[0]], strict=True)
@@ -374,6 +370,9 @@ def mean_latency_s(problem: Problem, solution: FlowSolution) -> float:
     if total <= 0:
         return 0.0
     return (
-        sum(carried * _ring_s(rtts, problem.default_rtt_s, peers) for peers, carried in routes)
+        sum(
+            carried * ring_latency_s(rtts, problem.default_rtt_s, peers)
+            for peers, carried in routes
+        )
         / total
     )

@@ -29,7 +29,6 @@ def _machine(profile: PeerProfile, state_bytes: int) -> PeerSpeed:
         decode=_curve(profile.decode),
         prompt=_curve(profile.prefill),
         kv_layer_tokens=tuple(float(entries) for entries in profile.kv_entries),
-        prompts_per_step=min(limits.prefills_max for limits in profile.limits),
         overhead_s_per_byte=profile.copy_s_per_token / state_bytes,
     )
 

@@ -15,8 +15,6 @@ from coordinator.evaluation.max_flow import (
 from coordinator.heuristics.heuristics import span_limits
 from dht.messages.types import SINK, SOURCE, Assignment, Problem
 
-SOLVERS = ("highs", "scip")
-
 
 def solve_by_mathopt(
     problem: Problem, *, solver: str, time_limit_s: float

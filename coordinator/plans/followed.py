@@ -16,7 +16,7 @@ from coordinator.plans.store import (
     RETRY_MAX_S,
     RETRY_S,
     ask_body,
-    plan_of,
+    decode_plan,
 )
 from coordinator.plans.versions import rank
 from coordinator.routing.routes import announced_tokens_per_s
@@ -78,7 +78,7 @@ class FollowedPlans:
         try:
             async with asyncio.timeout(FETCH_S):
                 body = await ask_body(self._transport, holder, head)
-                return await asyncio.to_thread(plan_of, head, body, self._directory.model_key)
+                return await asyncio.to_thread(decode_plan, head, body, self._directory.model_key)
         except (NetworkError, PeerError, TimeoutError) as error:
             self.counters["fetch_failed"] += 1
             logger.info("no plan %s from %s: %s", head.version, holder, error)

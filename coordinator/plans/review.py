@@ -6,12 +6,12 @@ baseline, Petals' greedy placement. Plan and baseline are compared by what they 
 coordinators compare placements. Records differ between peers and moments, hence the slack. A plan
 is advice: refusing one costs efficiency at most.
 
-Neither may an author leave peers out as it likes, nor a peer make an honest author's plans look
-bad. A plan uses a peer, or is as good as the greedy placement with it, or says that it does not
-answer the author. Such a peer counts for nobody but itself, and it knows better: whoever hides from
-the author alone hides from the yardstick, and whoever is falsely said to hide refuses the plan
-(:mod:`coordinator.plans.reviewer`). What a peer has just begun to say of itself is not held against
-the plan either.
+No author may leave peers out as it likes, and no peer may make an honest author's plans look bad.
+So a plan uses a peer, or is as good as the greedy placement with it, or says that the peer does not
+answer the author. A peer of which a plan says so counts in nobody's comparison but its own. If it
+hides from the author alone, the comparison ignores it; if it is falsely said to hide, it knows that
+and refuses the plan (:mod:`coordinator.plans.reviewer`). Nor is held against a plan what a peer has
+only just begun to say of itself.
 """
 
 from collections import defaultdict

@@ -71,7 +71,7 @@ async def ask_body(transport: Transport, holder: str, head: PlanHead) -> bytes:
     return bytes(frame.body)
 
 
-def plan_of(head: PlanHead, body: bytes, model_key: str) -> Plan:
+def decode_plan(head: PlanHead, body: bytes, model_key: str) -> Plan:
     """The plan in ``body``. Raises PeerError unless it is well formed and the one of ``head``, for
     the model of that key."""
     plan: Plan = codec.decode_as(Plan, body, limit_bytes=PLAN_BYTES_MAX)
@@ -244,7 +244,7 @@ class PlanStore:
 
     async def _take(self, head: PlanHead, body: bytes) -> bool:
         try:
-            plan = plan_of(head, body, self._directory.model_key)
+            plan = decode_plan(head, body, self._directory.model_key)
             if self._model is not None and not plan.model.serves_with(self._model):
                 raise codec.MalformedError("it is for another model")
         except PeerError as error:

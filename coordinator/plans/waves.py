@@ -67,8 +67,8 @@ def can_be_reached(serving: Sequence[Assignment], placement: Sequence[Assignment
     """Whether peers could reach ``placement`` from the layers that they are ``serving``.
 
     A peer gives up a layer for good only while another peer of the placement holds it
-    (:mod:`coordinator.plans.turn`), so some would otherwise wait for each other for ever. Where no
-    order is found within ``REACHED_LOOKS_MAX`` looks, the answer is no.
+    (:mod:`coordinator.plans.move_waits`), so some would otherwise wait for each other for ever.
+    Where no order is found within ``REACHED_LOOKS_MAX`` looks, the answer is no.
     """
     planned = {a.peer_id for a in placement}
     held = [a for a in serving if a.peer_id in planned]

@@ -1,4 +1,4 @@
-"""Whether a swarm has changed so much that a planner should look at it again. Pure."""
+"""Whether a swarm has changed enough for a planner to look at it again. Pure."""
 
 import math
 from collections.abc import Iterator
@@ -16,7 +16,8 @@ def alike(one: Problem, other: Problem) -> bool:
     """Whether two problems have the same peers with the same layers and room, the same links, and
     rates and times that differ by less than ``WITHIN``.
 
-    Of layer times, those of numbers of rows that both know count: a peer that serves learns more.
+    Layer times are compared at the numbers of rows that both problems have: a peer that serves adds
+    some.
     """
     ours, theirs = dict(_rates(one)), dict(_rates(other))
     if _without_figures(one) != _without_figures(other) or ours.keys() != theirs.keys():

@@ -83,7 +83,6 @@ class PeerSpeed:
     """Prefill time per layer, by tokens of the chunk and those of the prompt before it."""
     kv_layer_tokens: tuple[float, ...]
     """KV room in tokens × layers while j layers are held, at index j - 1."""
-    prompts_per_step: int = 1
     step_overhead_s: float = 0.0
     stretch: tuple[float, ...] = ()
     """Factor on a layer's time while j layers are held, at index j - 1; empty: 1."""

@@ -11,7 +11,8 @@ from dht.messages.types import Link
 PEERS_MAX = 128
 """Maximum peers whose missing links are guessed: their number grows with the square."""
 WITNESSES = 2
-"""Minimum peers by which a guess must be as good as it is: one alone may lie about its links."""
+"""Minimum number of common neighbours that must allow a guess at least as good: one alone may lie
+about its links."""
 
 
 def with_guesses(peers: Sequence[str], links: Sequence[Link]) -> tuple[Link, ...]:

@@ -96,12 +96,12 @@ def standing_load(
         end_s=virtual_s,
         sessions_max=min(sessions_max, SESSIONS_MAX),
     )
-    fill(run, swarm, midway(trace, Random(seed)), Random(seed), prompts_share)  # noqa: S311
+    place_sessions(run, swarm, midway(trace, Random(seed)), Random(seed), prompts_share)  # noqa: S311
     swarm.run(virtual_s, run)
     return len(run.decode_s) / (run.end_s - run.start_s)
 
 
-def fill(
+def place_sessions(
     run: Standing,
     swarm: LiveSwarm,
     sessions: Iterator[tuple[Request, int]],

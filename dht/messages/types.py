@@ -23,7 +23,8 @@ bytes, a thousand peers with two edges each 0.4 million."""
 BYTES_MAX = 1 << 50
 RATE_MAX = 1e15
 TOKENS_PER_S_MAX = 1e6
-"""Rate that a faster peer counts with: beside 1e15, which the wire allows, all others are lost."""
+"""Maximum rate that a peer counts with: beside 1e15, which the wire allows, all others' would be
+lost."""
 FLOW_SHARE = 1e-9
 """Worth of one token/s of flow, in tokens/s, where the estimate is that nothing is served."""
 LAYER_TIMES_MAX = 12
@@ -43,8 +44,8 @@ Nanoseconds = Annotated[int, Meta(ge=0, le=NANOSECONDS_MAX)]
 LayerTimes = Annotated[
     tuple[tuple[Rows, Nanoseconds, Nanoseconds], ...], Meta(max_length=LAYER_TIMES_MAX)
 ]
-"""Triples of a number of rows, and one layer's time in a step of that many, in nanoseconds, where
-the sessions have no context before these rows and where each has ``FAR_TOKENS``. Rows ascend."""
+"""Triples of a number of rows and two times of one layer, in nanoseconds, in a step of that many
+rows: without context before these rows, and with ``FAR_TOKENS`` in each session. Rows ascend."""
 
 SOURCE = "source"
 """Name of the flow network's source: the clients' prompts and the ring's tokens."""

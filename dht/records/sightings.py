@@ -45,7 +45,7 @@ class Sightings:
         return {peer_id: sighting.seen for peer_id, sighting in self._peers.items()}
 
     def changed_since(self, unix_s: float) -> frozenset[str]:
-        """The peers whose offer was seen to change after ``unix_s``; newcomers are none."""
+        """The peers whose offer was seen to change after ``unix_s``; newcomers do not count."""
         return frozenset(
             peer_id
             for peer_id, sighting in self._peers.items()
@@ -58,7 +58,8 @@ ALIKE = 1.25
 
 
 def _offer(record: NodeRecord) -> tuple[object, ...]:
-    """What a planner counts on; an honest peer changes it by leaving or joining anew alone."""
+    """The part of a record on which a planner counts; an honest peer changes it only by leaving or
+    joining anew."""
     return (
         record.model,
         record.memory_bytes,
@@ -77,7 +78,7 @@ def _times(record: NodeRecord) -> tuple[LayerTimes, LayerTimes]:
 
 
 def _figures(record: NodeRecord) -> list[float]:
-    """What a planner counts on and an honest peer may come to know better."""
+    """The figures on which a planner counts and which an honest peer may come to know better."""
     found: list[float] = [record.up_bytes_per_s or 0.0, record.down_bytes_per_s or 0.0]
     for times in _times(record):
         found += (ns for _, near_ns, far_ns in times for ns in (near_ns, far_ns))

@@ -1,7 +1,7 @@
 """Gives a ``transformers`` model the pages and states of several sessions as one cache.
 
-For one row of each session, along the batch dimension. Contexts of different lengths end together:
-the shorter ones are padded in front, and an attention mask says where.
+Each session has one row, along the batch dimension. Shorter contexts are padded in front, so that
+all end together; an attention mask says where the padding is.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class BatchedCache(PoolCache):
         return True
 
     def append(self, layer_idx: int, method: str, fresh: torch.Tensor) -> torch.Tensor:
-        """Not for several sessions at once."""
+        """Not supported for several sessions at once."""
         raise NotImplementedError("indexer keys of several sessions")
 
     def update(

@@ -1,7 +1,7 @@
 """Gives a ``transformers`` model one session's pages as its cache.
 
-For families whose layers do not call attention through the interface, or add a bias that their own
-forward computes. They run session by session, with this view of the page pool as their cache.
+This serves families whose layers do not call attention through the interface, or whose own forward
+computes a bias for it. Their sessions run one by one, with this view of the page pool as cache.
 """
 
 from collections.abc import Callable
@@ -106,7 +106,7 @@ class PoolCache:
 
     @property
     def layers(self) -> "LayerViews":
-        """What families ask for to call methods of their own cache layers."""
+        """The list of cache layers, of which some families call methods."""
         return LayerViews(self)
 
     def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
@@ -114,8 +114,8 @@ class PoolCache:
         return self.append(layer_idx, "update_indexer", indexer_key_states)
 
     def append(self, layer_idx: int, method: str, fresh: torch.Tensor) -> torch.Tensor:
-        """Write indexer keys ``[…, tokens, width]``, where all other sizes are 1, that a layer
-        appends by the named method; returns those of the whole context."""
+        """Write the indexer keys that a layer appends by the named method, ``[…, tokens, width]``
+        with all other sizes 1; returns those of the whole context."""
         kept = self._pools[layer_idx].indexer
         assert kept is not None  # noqa: S101 - the layer was seen to keep them
         kept[self._fresh()] = fresh.reshape(-1, 1, fresh.shape[-1]).to(kept.dtype)
@@ -154,14 +154,15 @@ class LayerViews:
 
 
 class SharedKv:
-    """Stands for the mapping in which layers pass keys and values on to layers behind them.
+    """Replaces the mapping by which layers pass keys and values on to later layers.
 
-    Each layer that takes some writes those of the new tokens to pages of its own: the layer that
-    made them may be on another machine.
+    A layer that takes some writes those of the new tokens to pages of its own: the layer that made
+    them may be on another machine.
     """
 
     def __init__(self, cache: PoolCache, rows: int, fresh: dict[Any, Any]) -> None:
-        """``fresh`` has what came from layers elsewhere, for the step's ``rows`` tokens."""
+        """``fresh`` holds the keys and values of the step's ``rows`` tokens that layers on other
+        machines made."""
         self._cache = cache
         self._rows = rows
         self.fresh = fresh

@@ -3,8 +3,9 @@
 Each row sees the whole of its own context, so no causal mask is needed. Contexts are read through a
 table of pool rows, padded to one width. If they are runs of pages and copying them would cost more
 than extra calls, they are read one after the other instead. The function is written so that
-``torch.jit.script`` accepts it, because traced layers (:mod:`node.model.torchscript_layers`) call
-it. With a table no shape depends on the tensors' values, so that CUDA can record it.
+``torch.jit.script`` accepts it, because traced layers
+(:mod:`node.model.execution.torchscript_layers`) call it. With a table no shape depends on the
+tensors' values, so that CUDA can record it.
 """
 
 import functools

@@ -1,8 +1,8 @@
 """What a draft model says comes next in one session, beside the rounds of its ring. Pure.
 
 A small model draws token after token behind the session's own, in a thread of its own
-(:class:`DraftRunner`), while the round is under way. If the tokens that come are those it drew,
-it goes on; else it begins again behind the first that is another.
+(:class:`DraftRunner`), while the round is under way. As long as the tokens that come are those it
+drew, it goes on; otherwise it begins again behind the first that differs.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,8 @@ from dht.messages.session import Sampling
 ROWS_MAX = 256
 """Maximum rows of a step: a long history takes several, and is stopped in between."""
 TIMED_ROWS_MAX = 64
-"""A chain that begins with more rows says nothing of the time that a token takes."""
+"""Maximum rows at the beginning of a chain that is timed: more say nothing of the time of a
+token."""
 TIME_WEIGHT = 0.2
 """Weight of the newest chain in the measured time of a token."""
 
@@ -62,6 +63,21 @@ class Chain:
         return ids, self.ran + len(ids) == self.base
 
 
+def draft_sampling(sampling: Sampling) -> Sampling:
+    """The options by which drafts are drawn in a session.
+
+    With the session's own seed, a draft is more often the token that comes. Options that depend on
+    the answer so far are left out.
+    """
+    return Sampling(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+    )
+
+
 class DraftRunner(Protocol):
     """Runs a draft model over sessions' tokens, beside the stage's engine."""
 
@@ -88,15 +104,7 @@ class ModelDrafts:
         """``told`` is called when tokens for which :meth:`wake_at` asked are there."""
         self._runner = runner
         self._key = key
-        # Drawn with the session's own key a token is more often the one that comes. What depends on
-        # the answer so far is left out.
-        self._sampling = Sampling(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-        )
+        self._sampling = draft_sampling(sampling)
         self._told = told
         self._chain: Chain | None = None
         self._known = 0
@@ -170,7 +178,7 @@ class ModelDrafts:
             self._told()
 
     def _time(self, chain: Chain) -> None:
-        """Learn what a token takes, waits for other sessions' included."""
+        """Learn the time of a token, waits for other sessions included."""
         if not chain.drawn or len(chain.token_ids) > TIMED_ROWS_MAX:
             return
         newest_s = chain.spent_s / len(chain.drawn)

@@ -1,9 +1,9 @@
 """How many tokens a model's own head drafts for a session, at the last stage. Pure.
 
-The first stage decides how many of them pay (:mod:`node.drafting.pace`). The last one knows
-neither the round nor the other drafters, but at once which drafts were right: so it drafts as many
-as have a fair chance to be, and one at least, from which both learn whether the head is worth more
-now.
+The first stage decides how many of them pay (:mod:`node.drafting.pace`). The last stage knows
+neither the round's time nor the other drafters, but learns at once which drafts were right. So it
+drafts the number of tokens that have a fair chance to be right, and at least one, from which both
+stages learn whether the head is worth more now.
 """
 
 from collections.abc import Sequence

@@ -25,7 +25,8 @@ OBSERVED_WEIGHT = 0.15
 ROUND_WEIGHT = 0.1
 """Weight of the newest round in measured times."""
 DEARER_WEIGHT = 0.3
-"""Weight of a row that cost more than before: to draft too much costs more than too little."""
+"""Weight of a row that cost more than before: drafting too much costs more than drafting too
+little."""
 LATE_FACTOR = 3.0
 """A round counts as at most ``LATE_FACTOR`` times what is usual: a stall is not a round's time."""
 ROW_SHARE_LEAST = 0.005
@@ -40,15 +41,15 @@ ROW_FORGOTTEN = 0.998
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftOffer:
-    """Number of drafts that a drafter has, and could have."""
+    """What a drafter offers for a round."""
 
     grade: int
     ready: int
-    """Drafts that are there."""
+    """Number of drafts that are ready."""
     most: int
-    """Drafts that may be had."""
+    """Maximum number of drafts that it could make."""
     token_s: float | None = None
-    """Time until each further one is there; None: not known, so none is waited for."""
+    """Time that each further draft takes; None: not known, and the round waits for none."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,7 +9,8 @@ from node.drafting.drafter import Draft, Drafter
 from node.drafting.pace import HEAD_GRADE, MODEL_GRADE, DraftOffer, DraftPace
 
 FOLLOWED_TOKENS_MAX = 2048
-"""Tokens that a drafter follows at once: about a millisecond. A long prompt takes several."""
+"""Maximum tokens that a drafter follows at once, in about a millisecond. A long prompt takes
+several turns."""
 AHEAD_AT_FIRST = 4
 """Tokens that a draft model draws ahead while nothing is measured."""
 WATCHED_EVERY = 8
@@ -43,7 +44,7 @@ class SessionDrafts:
     """A draft model's proposals, if there is a draft model."""
     pace: DraftPace = field(default_factory=DraftPace)
     source: Source = Source.COPY
-    """Who made the round's drafts."""
+    """The drafter that made the round's drafts."""
     _foretold: tuple[int, tuple[int, ...]] = (0, ())
     """Number of the session's tokens at which the last stage foretold some, and these."""
     _draft: Draft = field(default_factory=Draft)
@@ -72,10 +73,10 @@ class SessionDrafts:
     def propose(
         self, token_ids: Sequence[int], most: int, others_s: float, now_s: float
     ) -> tuple[int, ...] | Wait:
-        """Drafts of the tokens behind ``token_ids``, as many as pay, up to ``most``.
+        """Drafts of the tokens behind ``token_ids``: the number that pays, at most ``most``.
 
-        Where they are being drawn, how long to wait for them; asked again, it gives what is there
-        of them at that time. ``others_s`` is as in :meth:`DraftPace.choose`.
+        While a draft model still draws them, returns how long to wait; the next call returns those
+        that are ready by then. ``others_s`` is as in :meth:`DraftPace.choose`.
         """
         if self._wait is not None:
             return self._awaited(self._wait, now_s)

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from node.drafting.drafter import Draft
 
 WINDOW_TOKENS = 1 << 15
-"""Tokens that a drafter remembers at most; beyond, it forgets the older half."""
+"""Maximum tokens that a drafter remembers; beyond, it forgets the older half."""
 MATCH_LEAST = 2
 """Tokens that must occur earlier before anything is proposed: one alone says too little."""
 GRADE_TOKENS = (4, 8, 16)
-"""A longer match makes a better draft: matches from which on a draft is of grade 1, 2, 3."""
+"""Lengths of a match from which on its draft is of grade 1, 2, 3."""
 _TOKEN_BITS = 25
 
 

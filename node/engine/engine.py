@@ -51,7 +51,7 @@ class EngineConfig:
     device: str = "cpu"
     dtype: str = "float32"
     quantize: str | None = None
-    """``int8`` or ``int4`` for the layers' weights; see :mod:`node.model.quantize`."""
+    """``int8`` or ``int4`` for the layers' weights; see :mod:`node.model.linear.quantize`."""
     memory_bytes: int
     """Memory for weights and KV pages together."""
     page_tokens: int = 16
@@ -225,8 +225,8 @@ class Engine:
         return tokens // self.config.page_tokens
 
     def kv_tokens_beside(self, start: int, end: int, left_bytes: int = 0) -> int:
-        """KV tokens that fit in memory beside the weights of layers ``[start, end)``, and beside
-        ``left_bytes`` of something else."""
+        """KV tokens that fit in memory beside the weights of layers ``[start, end)`` and
+        ``left_bytes`` for other uses."""
         return self._pages_beside(start, end, left_bytes) * self.config.page_tokens
 
     def _step_run(self) -> ModelRunner:
@@ -350,10 +350,11 @@ class Engine:
         return [result for result in results if result is not None]
 
     def run_rows(self, start: int, end: int, rows: torch.Tensor) -> torch.Tensor | None:
-        """What layers ``[start, end)`` make of the hidden states of ``rows``, ``[rows, width]``, in
-        a session of their own; None where they are not held, or there is no room for it.
+        """Output of layers ``[start, end)`` for the hidden states of ``rows``, ``[rows, width]``,
+        in a session of their own.
 
-        Integers that rows carry beside hidden states are set to 0.
+        None where the layers are not held, or there is no room for the session. Integers that rows
+        carry beside hidden states are set to 0.
         """
         name, anatomy = "rows", self.layout.anatomy
         if not self.held[0] <= start < end <= self.held[1]:

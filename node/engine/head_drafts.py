@@ -1,9 +1,9 @@
 """Drafts by the model's own head (:mod:`node.model.own_head`), behind the steps of a last stage.
 
 The head's layer has a row for each position whose next token is known, and KV of its own for them.
-It begins in a session wherever its rows begin here, and where some are missing it begins anew
-behind them: what it attends to changes how often it is right, never what is answered. Rows of
-drafted tokens are written behind those that are certain, and over them come the certain ones.
+In a session it begins with the first row that runs here. Where rows are missing it begins anew
+behind them: what it attends to changes how often its drafts are right, never the answer. Rows of
+drafted tokens are written behind the certain ones, which overwrite them as they come.
 """
 
 import itertools
@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from dht.messages.session import DRAFT_TOKENS_MAX, Sampling
+from dht.messages.session import DRAFT_TOKENS_MAX
 from dht.messages.types import ModelSpec, stage_bytes
 from node.device.tensors import to_device
+from node.drafting.chain import draft_sampling
 from node.drafting.head_pace import HeadPace
 from node.engine.batch_rows import joined
 from node.engine.engine import Engine, EngineConfig
@@ -54,7 +55,7 @@ class _Chain:
     token_ids: tuple[int, ...]
     """Ids of the tokens behind those rows."""
     behind: torch.Tensor
-    """What the head joins with these tokens, one row for each."""
+    """Rows behind the last norm that the head joins with these tokens, one for each."""
     count: int
     drawn: list[int] = field(default_factory=list)
 
@@ -132,7 +133,8 @@ class HeadDrafts:
             self._engine.free(key)
 
     def follow(self, results: list[WorkResult]) -> list[WorkResult]:
-        """Run the head over the rows that a step left; its results, with what is foretold."""
+        """Run the head over the rows that a step left; returns the step's results, with its drafts
+        in ``foretold``."""
         if all(result.behind is None for result in results):
             return results
         try:
@@ -215,7 +217,8 @@ class HeadDrafts:
                 chain.count = 0
 
     def _end(self, chain: _Chain) -> None:
-        """Draft no further; where not even the certain rows were run, others begin behind them."""
+        """Draft no further. If not even the certain rows were run, the head begins anew behind
+        them."""
         chain.count = 0
         if not chain.drawn:
             chain.rows.next = -1
@@ -245,28 +248,15 @@ class HeadDrafts:
                 position=chain.position - chain.rows.first,
                 hidden=hidden,
                 foretells=True,
-                sampling=_plain(chain.result.item.sampling) if chain.count else None,
+                sampling=draft_sampling(asked) if chain.count and asked is not None else None,
                 drawn_later=chain.rows.first + 1,
                 owner=chain,
             )
             for chain, hidden in zip(chains, parts, strict=True)
+            for asked in (chain.result.item.sampling,)
         ]
 
 
 def head_bytes(spec: ModelSpec) -> int:
     """Bytes that a head takes as a model of its own, with KV for its sessions."""
     return stage_bytes(spec, 0, 1, min(KV_TOKENS_MAX, 4 * spec.context_tokens))
-
-
-def _plain(sampling: Sampling | None) -> Sampling | None:
-    """``sampling`` without what depends on the answer so far; drawn with the session's own key, a
-    token is more often the one that comes."""
-    if sampling is None:
-        return None
-    return Sampling(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-    )

@@ -23,9 +23,9 @@ from node.kernels.moe import GroupedKernel
 from node.kv.layer_pool import LayerPool
 from node.kv.pool import pool_rows
 from node.kv.session_state import SessionState
-from node.model.cuda_graphs import looks_at_sessions
+from node.model.execution.cuda_graphs import looks_at_sessions
+from node.model.inspection.layer_traits import FAILURES
 from node.model.layer_range import LoadedRange, ModelLayout
-from node.model.layer_traits import FAILURES
 
 logger = logging.getLogger(__name__)
 

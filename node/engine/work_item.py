@@ -42,7 +42,7 @@ class WorkItem:
     """At the last stage, if ``foretells``: ids of the tokens behind the first rows, one for each,
     as far as they are known before anything is drawn."""
     drawn_later: int = 0
-    """Number of positions by which drawn tokens stand behind those that the rows' own say."""
+    """Number of positions by which tokens are drawn behind those that follow from ``position``."""
     background: bool = False
     """Whether nobody waits for the item, as in a replay for a planned move."""
     urgent: bool = False

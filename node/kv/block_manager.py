@@ -263,7 +263,7 @@ class BlockManager:
             self._release(reservation, page)
 
     def _let_go(self, cell: Cell) -> None:
-        """A session less holds a sealed page."""
+        """Count one session fewer that holds a sealed page."""
         self._holders[cell] -= 1
         if not self._holders[cell]:
             self._unheld[cell] = None

@@ -241,8 +241,8 @@ class HopTable:
     def admits(self, peer_id: str, client: str) -> bool:
         """Whether ``peer_id`` may get a hop because ``client`` named it.
 
-        Only dials of peers that did not answer the last one count: a client that knows its way
-        costs nothing, and one that has others knocked at soon is held up.
+        Only dials of peers that did not answer their last dial count: a client that names peers
+        which answer costs nothing, and one that has this peer dial in vain is soon refused.
         """
         if peer_id in self._hops or peer_id in self._reached:
             return True

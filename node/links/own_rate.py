@@ -21,7 +21,7 @@ SUMS_KEPT = 8
 LINKS_KEPT = 64
 """Maximum links whose rate alone is remembered, the newest."""
 TOLD_APART = 1.1
-"""Ratio of the rate to the one told before at which it is told anew."""
+"""Ratio of a rate to the announced one from which on it is announced anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""Runs a range of layers of a transformers model: structure, filling, forward, graphs."""
+"""Runs a range of layers of a transformers model: built from its configuration, filled, opened."""

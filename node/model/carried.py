@@ -72,7 +72,8 @@ class TokenForm:
 
 
 def digits(numbers: torch.Tensor) -> torch.Tensor:
-    """Digits of each number, plus one, along the last dimension; no number, -1, is all zeros."""
+    """Digits of each number plus one, along the last dimension; -1, which stands for no number,
+    becomes zeros."""
     if numbers.numel() and not -1 <= int(numbers.min()) <= int(numbers.max()) <= INTEGERS_MAX:
         raise UnsoundRows(f"integers beyond {INTEGERS_MAX} do not travel")
     known = numbers.long()[..., None] + 1

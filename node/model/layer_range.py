@@ -2,7 +2,7 @@
 
 ``transformers`` supplies every line of model code. A model's parts are found by structure, never by
 its name: the one list of ``num_hidden_layers`` modules, the input embedding, the output head, and
-whatever the model's own forward does around them (:mod:`node.model.structure`).
+whatever the model's own forward does around them (:mod:`node.model.inspection.structure`).
 """
 
 import copy
@@ -19,15 +19,15 @@ from dht.model_files import sizes_of
 from node.attention.paged_attention import ATTENTION_NAME, Step, register_attention
 from node.device.heap import give_back
 from node.device.tensors import DTYPES, is_finite
-from node.model.cuda_graphs import CudaCapture
-from node.model.forward import LayerForward
-from node.model.layer_traits import FAILURES
-from node.model.meta_model import build_meta_model, kept_float32, layers_name, ties
-from node.model.packed_linear import favour_few_rows
-from node.model.quantize import experts_of, held_bytes, quantised, quantize_linears
-from node.model.session_inspection import Unservable
-from node.model.skeleton import Skeleton
-from node.model.structure import ModelStructure, inspect_model
+from node.model.execution.cuda_graphs import CudaCapture
+from node.model.execution.forward import LayerForward
+from node.model.inspection.layer_traits import FAILURES
+from node.model.inspection.meta_model import build_meta_model, kept_float32, layers_name, ties
+from node.model.inspection.session_inspection import Unservable
+from node.model.inspection.skeleton import Skeleton
+from node.model.inspection.structure import ModelStructure, inspect_model
+from node.model.linear.packed_linear import favour_few_rows
+from node.model.linear.quantize import experts_of, held_bytes, quantised, quantize_linears
 from node.packed.experts import run_packed_experts
 from node.packed.formats import stored_weights
 from node.packed.operand import operand_of
@@ -60,7 +60,8 @@ class ModelLayout:
     kept_float32: frozenset[str]
     """Parameters that the model's code computes in float32, whatever the dtype."""
     quantize: str | None = None
-    """Quantisation of the layers' linear modules, one of :data:`node.model.quantize.KINDS`."""
+    """Quantisation of the layers' linear modules, one of
+    :data:`node.model.linear.quantize.KINDS`."""
     device: torch.device = CPU
     """The device that the weights will be on; sizes are those that they take there."""
 
@@ -315,7 +316,7 @@ class LoadedRange:
 
     def prepare(self, start: int, end: int, step: Step, like: torch.Tensor) -> None:
         """Capture decode steps through layers ``[start, end)`` before they come, if possible; see
-        :meth:`node.model.cuda_graphs.CudaGraphs.prepare`."""
+        :meth:`node.model.execution.cuda_graphs.CudaGraphs.prepare`."""
         self._flow.prepare(self.layers, start, end, step, like)
 
     def leave(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,8 @@
 A plain import pulls in SciPy (for the losses of object detectors), image and text processing, and
 torch's compiler with SymPy (for decorators of kernels, and for masks that paged attention does not
 build): some 100 MiB and a second or two in every peer. So does running a model on the meta device,
-as studying its structure does (:mod:`node.model.structure`). ``bench/footprint.py`` measures what
-a peer costs.
+as studying its structure does (:mod:`node.model.inspection.structure`). ``bench/footprint.py``
+measures what a peer costs.
 
 This is for processes that only serve. In a process that also uses transformers in other ways,
 import transformers first; then :func:`prepare_transformers` does nothing.

@@ -1,10 +1,11 @@
 """A model's own head: a layer of its checkpoint, beyond its stack, that foretells tokens.
 
-Such a head (multi-token prediction, DeepSeek-V3, §2.2) takes what the last layer made of a
-position, behind the final norm, and the embedding of the token drawn from it; normed, joined and
-projected they go through one more layer of the model's own kind, a norm and the model's output
-head: the token after the next. So it is a model of one layer with another entry, and it is built,
-inspected and filled like any model. Families are told apart by the names of their tensors alone.
+Such a head (multi-token prediction, DeepSeek-V3, §2.2) takes the last layer's output at a position,
+behind the final norm, and the embedding of the token drawn from it. Both are normed, joined and
+projected, and go through one more layer of the model's own kind, a norm and the model's output
+head, which gives the token after the next. So it is a model of one layer with another entry, and it
+is built, inspected and filled like any model. Families are told apart by the names of their tensors
+alone.
 """
 
 import copy
@@ -19,10 +20,10 @@ from torch import nn
 from dht.errors import UserError
 from dht.model_files import library_config
 from node.attention.paged_attention import ATTENTION_NAME
+from node.model.inspection.layer_traits import FAILURES
+from node.model.inspection.meta_model import model_of
+from node.model.inspection.session_inspection import Unservable
 from node.model.layer_range import LoadedRange, ModelLayout
-from node.model.layer_traits import FAILURES
-from node.model.meta_model import model_of
-from node.model.session_inspection import Unservable
 from node.packed.formats import stored_weights
 from node.packed.stored import Stored
 
@@ -64,7 +65,7 @@ LAYOUTS = (
 
 
 class HeadEntry(nn.Module):
-    """Joins what is known of a position with the token that was drawn from it."""
+    """Joins the last layer's output at a position with the token that was drawn from it."""
 
     def __init__(self, norm: nn.Module, width: int, dtype: torch.dtype, hidden_first: bool) -> None:
         """``norm``: one of the model's, on the meta device, of ``width`` numbers."""

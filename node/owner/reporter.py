@@ -136,17 +136,17 @@ class _Lines:
     def __init__(self, reporter: Reporter, text: str) -> None:
         self._reporter = reporter
         self._text = text
-        self._pace: Pace | None = None
+        self._rate: TransferRate | None = None
         self._said_s = time.monotonic()
 
     def update(self, done_bytes: int, total_bytes: int) -> None:
         now_s = time.monotonic()
-        if self._pace is None:
-            self._pace = Pace(start_bytes=done_bytes, start_s=now_s)
+        if self._rate is None:
+            self._rate = TransferRate(start_bytes=done_bytes, start_s=now_s)
         if now_s - self._said_s < LINE_EVERY_S:
             return
         self._said_s = now_s
-        rate = self._pace.bytes_per_s(done_bytes, now_s)
+        rate = self._rate.bytes_per_s(done_bytes, now_s)
         self._reporter.say(f"  {progress_sentence(done_bytes, total_bytes, rate)}")
         self._reporter.event(
             "progress",
@@ -158,7 +158,7 @@ class _Lines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class TransferRate:
     """Measures a transfer's rate, not counting bytes from an earlier attempt."""
 
     start_bytes: int

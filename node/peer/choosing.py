@@ -49,8 +49,11 @@ class Choice:
 
 
 def files_of(name: str, allowed: Sequence[str]) -> str | None:
-    """Where the files of the model called ``name`` are; None where it is not ``allowed`` or they
-    are not known. Nothing here that only happens to be called so counts."""
+    """Where the files of the model ``name`` are: an ``allowed`` path, or the hub id.
+
+    None where the model is not allowed, or its files are not known. A path here that only happens
+    to have the model's name does not count.
+    """
     for entry in allowed:
         if local_path(entry) and served_name(entry) == name:
             return entry

@@ -1,5 +1,5 @@
-"""What a peer knows of itself at the start, and what it comes to know better while it serves: its
-layers' times, its uplink."""
+"""A peer's figures of itself: those measured at the start, and its layers' times and its uplink as
+refined while it serves."""
 
 import asyncio
 from dataclasses import replace

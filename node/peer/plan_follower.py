@@ -7,10 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from coordinator.heuristics.uncoordinated import span_to_take
-from coordinator.plans.store import PlanStore
-from coordinator.plans.turn import (
-    TurnConfig,
-    TurnWait,
+from coordinator.plans.move_waits import (
+    MoveWait,
+    MoveWaitConfig,
     WaitFor,
     given_up,
     layers_of,
@@ -18,6 +17,7 @@ from coordinator.plans.turn import (
     why_wait,
     with_layers,
 )
+from coordinator.plans.store import PlanStore
 from coordinator.problem.from_records import problem_of
 from coordinator.runtime import Coordinator
 from dht.errors import NetworkError
@@ -55,7 +55,7 @@ class FollowConfig:
     """How long sessions on layers that a plan takes away may take to move elsewhere."""
     alone_s: float = 60.0
     """Time without a coordinator after which a peer without layers takes some by itself."""
-    turn: TurnConfig = field(default_factory=TurnConfig)
+    waits: MoveWaitConfig = field(default_factory=MoveWaitConfig)
     """How long a peer waits for others before it gives up layers."""
     pinned: Assignment | None = None
     """Layers that this peer serves whatever the plan says."""
@@ -266,7 +266,7 @@ class PlanFollower:
             waits = tuple(
                 each
                 for each in await self._look_at_turn(plan)
-                if waited_s.get(each.what, 0.0) < self._config.turn.limit_s(each.what)
+                if waited_s.get(each.what, 0.0) < self._config.waits.limit_s(each.what)
             )
             if not waits:
                 return True
@@ -281,7 +281,7 @@ class PlanFollower:
             waited_s[first] = waited_s.get(first, 0.0) + clock.time() - before_s
         return False
 
-    async def _look_at_turn(self, plan: Plan) -> tuple[TurnWait, ...]:
+    async def _look_at_turn(self, plan: Plan) -> tuple[MoveWait, ...]:
         """What this peer waits for now, having asked other holders to show their layers."""
         try:
             nodes = await self._directory.nodes()
@@ -292,7 +292,7 @@ class PlanFollower:
         proven = await self._checker.proven(
             other_holders(plan, mine, nodes), range(mine.start, mine.end), given_up(plan, mine)
         )
-        return why_wait(plan, mine, nodes, proven, self._transport.now(), self._config.turn)
+        return why_wait(plan, mine, nodes, proven, self._transport.now(), self._config.waits)
 
     async def is_spare(self) -> bool:
         """Whether others have shown that they hold all layers that this peer serves.

@@ -1,7 +1,8 @@
-"""Remembers, while a peer runs, through whom its network is reached without it; and comes back.
+"""Remembers through which peers a network is reached while this peer is away, and comes back by
+them.
 
-A founder that comes back would else found a second network beside its own, and a peer that joined
-through one that is gone would find nobody.
+Otherwise a founder that comes back would found a second network beside its own, and a peer that
+joined through one that is gone would find nobody.
 """
 
 import argparse
@@ -51,8 +52,10 @@ def settle_addresses(arguments: argparse.Namespace, peer_id: str) -> None:
 async def connect_or_found(
     arguments: argparse.Namespace, connect: Callable[[], Awaitable[Transport]], reporter: Reporter
 ) -> Transport:
-    """``connect``, which reads ``arguments``; a founder to whom nobody that it remembers answers
-    founds once more. Raises as ``connect``."""
+    """Connect by ``connect``, which reads ``arguments``; raises as ``connect``.
+
+    A founder that is answered by none of the peers that it remembers founds its network once more.
+    """
     try:
         return await connect()
     except NetworkError:
@@ -76,9 +79,9 @@ async def met_addresses(directory: Directory, own_id: str, rule: DialRule) -> tu
 async def remember_others(
     directory: Directory, own_id: str, rule: DialRule, keep: Callable[[Sequence[str]], None]
 ) -> None:
-    """Call ``keep`` with :func:`met_addresses` whenever they are others than before, forever.
+    """Call ``keep`` with :func:`met_addresses` whenever they have changed, until cancelled.
 
-    While nobody else is there, who was there before stays remembered.
+    While nobody else is there, the peers met last stay remembered.
     """
     before: tuple[str, ...] = ()
     while True:
@@ -122,8 +125,8 @@ async def keep_remembering(
     spec: ModelSpec,
     reporter: Reporter,
 ) -> None:
-    """Remember, forever, through whom the network is reached while this peer is away; until its
-    owner forgets it, or uses another network."""
+    """Keep the remembered addresses up to date, until the owner forgets the network or uses
+    another."""
 
     def keep(met: Sequence[str]) -> None:
         if is_remembered(arguments.network, spec.name):

@@ -23,12 +23,12 @@ LOOK_S = 10.0
 LASTS_S = 20.0
 """Time for which a loss must last before anybody moves."""
 TURN_S = 10.0
-"""Time that each volunteer waits for the one before it in order to go."""
+"""Time by which each volunteer in the order waits for the one before it to go."""
 TURNS_MAX = 4
 SETTLED_S = 60.0
-"""Time for which a volunteer stays at least where it joined."""
+"""Minimum time that a volunteer stays with the model that it joined."""
 MOVED_S = 600.0
-"""Time for which it stays at least where it moved to."""
+"""Minimum time that a volunteer stays with a model that it moved to."""
 
 
 def turn_of(peer_id: str, model: str, peers: Sequence[str]) -> int:
@@ -88,7 +88,7 @@ class Roamer:
             await asyncio.sleep(LOOK_S)
 
     async def look(self, now_s: float) -> Need | None:
-        """What to move to now; None while there is no reason. Raises NetworkError."""
+        """The model to move to now; None while there is no reason. Raises NetworkError."""
         record, network = self._record(), self._directory.network
         specs = await network_models(self._transport, network, self._named)
         served = await served_models(self._transport, network, specs)

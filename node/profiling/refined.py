@@ -1,10 +1,10 @@
 """Refines a layer's measured times by the steps of a peer that serves. Pure.
 
 A profile is made before a peer serves, in a quiet moment and of one layer alone. Real steps tell
-how far it is off, but some are outliers, and a busy minute says little of the next hour. So of each
-minute only the median counts, a quarter of its difference at a time, at most 5% a minute, and
-a factor within bounds in all. What is told follows only when a tenth has come together, since every
-new figure may move a plan.
+how far it is off, but some are outliers, and a busy minute says little of the next hour. So only
+the median of each minute counts. A quarter of its difference is taken over, at most 5% a minute,
+and the whole correction stays within bounds. Times are announced anew only once they are off by a
+tenth, since every new figure may move a plan.
 """
 
 import math
@@ -28,7 +28,7 @@ MOVE_MAX = math.log(1.05)
 CORRECTION_MAX = math.log(4.0)
 """Maximum correction of a measured time, either way."""
 TOLD_APART = 1.1
-"""Ratio of a time to the one told before at which times are told anew."""
+"""Ratio of a time to the announced one from which on times are announced anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class RefinedFit:
             seen.clear()
 
     def times(self) -> LayerTimes:
-        """Times to announce: those told before until one of them is off by ``TOLD_APART``."""
+        """Times to announce: the last announced ones until one of them is off by ``TOLD_APART``."""
         now = announced(self._corrected())
         before = {rows: ns for rows, *ns in self._told}
         same = before.keys() == {rows for rows, _, _ in now} and all(

@@ -21,7 +21,7 @@ from node.sampling.penalties import SamplingRow, adjust, finite
 _MASK = (1 << 64) - 1
 _NOISE_LEAST = 2.0**-54
 FEW = 1024
-"""Tokens up to which taking the likeliest from a row costs about one pass over it."""
+"""Maximum ``top_k`` for which finding the likeliest tokens costs about one pass over a row."""
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]

@@ -23,7 +23,7 @@ from dht.messages.session import Priority, SessionFailed, SessionLeaving, Sessio
 from dht.transport.frame_sender import FrameSender
 from node.drafting.session_drafts import SessionDrafts
 from node.sessions.activation_log import ActivationLog
-from node.sessions.replay_queue import CopiedRows
+from node.sessions.copied_rows import CopiedRows
 from node.sessions.session import StageEvent, StageSession
 
 FINISHED_PER_CLIENT_MAX = 64
@@ -252,8 +252,11 @@ class SessionTable:
     def holdings(
         self, now_s: float, charged: Callable[[str], int], client: str, besides: str = ""
     ) -> list[Holding]:
-        """KV charged to each session, and its progress, as ``client`` has to wait for it, without
-        the session ``besides``. ``charged`` is as in :meth:`movable`."""
+        """KV charged to each session, and its progress, from which ``client`` is told how long to
+        wait.
+
+        The session ``besides`` is left out. ``charged`` is as in :meth:`movable`.
+        """
         rests_s = self._rests_s(client)
         return [
             Holding(
@@ -268,8 +271,11 @@ class SessionTable:
         ]
 
     def _rests_s(self, client: str) -> Callable[[Live], float]:
-        """The time without progress after which a session rests and gives way to ``client``: less
-        for one that has run nothing, of somebody who has more of these than ``client`` would."""
+        """Time without progress after which a session rests and gives way to ``client``.
+
+        It is shorter for a session that has run nothing, if its client has more such sessions than
+        ``client`` would have.
+        """
         idle = Counter(
             live.session.open.client
             for live in self._holders.values()

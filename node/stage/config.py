@@ -121,7 +121,7 @@ class StageEngine(Protocol):
     def submit(self, item: WorkItem) -> None: ...
 
     async def grammar(self, client: str, sampling: Sampling, answer: Sequence[int]) -> GrammarState:
-        """Where the grammar of ``sampling`` stands after the token ids ``answer``.
+        """The state of the grammar of ``sampling`` after the token ids ``answer``.
 
         Raises GrammarError where it cannot be followed here.
         """

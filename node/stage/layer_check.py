@@ -56,9 +56,9 @@ class RunsLayers(Protocol):
     def hidden(self) -> int: ...
 
     async def run_rows(self, start: int, end: int, rows: torch.Tensor) -> torch.Tensor | None:
-        """What layers ``[start, end)`` make of the hidden states of ``rows``, ``[rows, hidden]``.
+        """Output of layers ``[start, end)`` for the hidden states of ``rows``, ``[rows, hidden]``.
 
-        None where they are not held, or there is no room.
+        None where the layers are not held, or there is no room.
         """
         ...
 

@@ -65,7 +65,7 @@ def refusal_of(
 
 
 def _refuse_blocks(open_: SessionOpen) -> str | None:
-    """Why the names of the prompt's blocks are none, or None."""
+    """Why the names of the prompt's blocks are malformed, or None."""
     if len(open_.blocks) % NAME_BYTES:
         return f"blocks of {len(open_.blocks)} bytes, {NAME_BYTES} each expected"
     if len(open_.blocks) > open_.prompt_tokens // BLOCK_TOKENS * NAME_BYTES:

@@ -264,7 +264,8 @@ class Opening:
     def _let_in(
         self, session: StageSession, now_s: float, *, instead: bool = False
     ) -> SessionRefused | None:
-        """Reserve KV for a session, which comes ``instead`` of one that ran, or return why not."""
+        """Reserve KV for a session, or return why not. ``instead``: it takes the place of one that
+        ran."""
         open_ = session.open
         load = self._table.load(open_.client, now_s, claim_of(open_))
         session.urgent = self._runs_first(open_, load)

@@ -20,11 +20,12 @@ from dht.messages.session import (
     PromptScores,
     RingToken,
     RingTokens,
+    SessionOpen,
     Tokens,
 )
 from node.device.tensors import DTYPES
 from node.engine.work_item import WorkItem, WorkResult
-from node.links.hops import HopTable
+from node.links.hops import Hop, HopTable
 from node.links.wire_rows import INT8, RowsError, quantized, split_rows
 from node.sessions.session import StageSession, StageState, UnsoundTokensError
 from node.sessions.session_table import Live, SessionTable
@@ -241,16 +242,7 @@ class StagePipeline:
             return
         self._push_copies(live)
         if session.next_peer is not None:
-            hop = self._hops.find(session.next_peer)
-            while live.backlog and hop is not None:
-                if hop.queued_bytes > self._config.queued_bytes_max:
-                    break
-                position, body = live.backlog.popleft()
-                item = self._item(live, position, len(body) // row_bytes_of(self._engine))
-                message = Activations(
-                    items=(item,), dtype=self._engine.wire_dtype, hidden=self._engine.hidden
-                )
-                self._send(session.next_peer, message, body, TrafficClass.PREFILL)
+            hop = self._send_backlog(live.backlog, session.next_peer, session.open)
             behind = hop is not None and hop.queued_bytes > self._config.queued_bytes_max
             # A decode overtakes the link's queue: others' rows and copies must not hold it back.
             if live.backlog or (behind and not session.decodes):
@@ -324,25 +316,24 @@ class StagePipeline:
         self._push_copies(live)
 
     def _push_copies(self, live: Live) -> None:
-        warming = live.warming
-        if warming is None or (hop := self._hops.find(warming.next_peer)) is None:
-            return
-        open_ = warming.open
-        while warming.backlog:
-            if hop.queued_bytes > self._config.queued_bytes_max:
+        if (warming := live.warming) is not None:
+            hop = self._send_backlog(warming.backlog, warming.next_peer, warming.open)
+            if hop is not None and warming.backlog:
                 self._stalled[live.session.key] = None
-                return
-            position, body = warming.backlog.popleft()
-            item = ActivationItem(
-                session=open_.session,
-                attempt=open_.attempt,
-                position=position,
-                tokens=len(body) // row_bytes_of(self._engine),
-            )
+
+    def _send_backlog(
+        self, backlog: deque[tuple[int, bytes]], peer_id: str, open_: SessionOpen
+    ) -> Hop | None:
+        """Send rows that wait for the link to ``peer_id`` while its queue is short."""
+        hop = self._hops.find(peer_id)
+        while backlog and hop is not None and hop.queued_bytes <= self._config.queued_bytes_max:
+            position, body = backlog.popleft()
+            item = _item(open_, position, len(body) // row_bytes_of(self._engine))
             message = Activations(
                 items=(item,), dtype=self._engine.wire_dtype, hidden=self._engine.hidden
             )
-            self._send(warming.next_peer, message, body, TrafficClass.PREFILL)
+            self._send(peer_id, message, body, TrafficClass.PREFILL)
+        return hop
 
     def _tell_warm(self, live: Live) -> None:
         """At the last new stage of a planned move: say once that it has caught up."""
@@ -424,21 +415,9 @@ class StagePipeline:
         if live.backlog:
             live.backlog.append((position, bytes(rest)))
         else:
-            item = self._item(live, position, ran.tokens - skip, ran.drafts)
+            item = _item(session.open, position, ran.tokens - skip, ran.drafts)
             prefill = not ran.decodes or position < session.open.prompt_tokens
             outbox.add_rows(session.next_peer, item, rest, prefill=prefill)
-
-    def _item(
-        self, live: Live, position: int, tokens: int, drafts: tuple[int, ...] = ()
-    ) -> ActivationItem:
-        open_ = live.session.open
-        return ActivationItem(
-            session=open_.session,
-            attempt=open_.attempt,
-            position=position,
-            tokens=tokens,
-            drafts=drafts,
-        )
 
     def _send(
         self,
@@ -513,3 +492,15 @@ class StagePipeline:
             session.scores_since(live.attached_position),
         )
         live.attached_position += len(token_ids)
+
+
+def _item(
+    open_: SessionOpen, position: int, tokens: int, drafts: tuple[int, ...] = ()
+) -> ActivationItem:
+    return ActivationItem(
+        session=open_.session,
+        attempt=open_.attempt,
+        position=position,
+        tokens=tokens,
+        drafts=drafts,
+    )

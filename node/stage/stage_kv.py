@@ -10,8 +10,8 @@ from node.kv.page_names import NO_NAMES, PageNames
 from node.stage.config import StageEngine
 
 WAIT_S = 6.0
-"""A session that waits for KV for ``WAIT_S`` gives way itself: it may hold at another stage what
-somebody else waits for who holds what it waits for here."""
+"""Time that a session waits for KV before it gives way itself. It may hold, at another stage, KV
+that a session waits for which holds the KV wanted here."""
 RETURN_LEAST_S = 1.0
 """Least time for which a session that gave way is told to stay away."""
 
@@ -107,7 +107,10 @@ class StageKv:
 
     def spare(self, session: str, tokens: int, more: int) -> int:
         """Take KV for up to ``more`` tokens behind a session's first ``tokens``, for which it has
-        some, as far as nobody has to give way or wait; returns for how many."""
+        some.
+
+        Returns for how many there was KV without others having to give way or wait.
+        """
         room = self.room
         if session not in room or not more:
             return more

@@ -22,7 +22,7 @@ from node.packed.tensor import PackedTensor
 from node.weights.gguf_names import FAILURES, gguf_sources, gguf_transforms
 
 CODE_DTYPES = frozenset({"I8", "U8", "I16", "I32", "I64"})
-"""Dtypes of codes: no weight of a model's code is a matrix of these."""
+"""Dtypes of packed codes: no model's code has a weight matrix of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from dht.gguf_model import ARCHITECTURE
 from node.packed.tensor import PackedTensor
 
 FAILURES = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError)
-"""What code says of arrays that it cannot work with."""
+"""Errors of transformers' code for arrays that it cannot work with."""
 
 
 def gguf_transforms(model: nn.Module, said: Mapping[str, Any]) -> list[Any] | None:
@@ -38,7 +38,7 @@ def gguf_transforms(model: nn.Module, said: Mapping[str, Any]) -> list[Any] | No
 def gguf_sources(
     model: nn.Module, said: Mapping[str, Any], tensors: Sequence[str]
 ) -> Iterator[tuple[str, list[str], "Undone"]]:
-    """Each parameter that the file's ``tensors`` make, their names, and what makes it of them."""
+    """For each parameter, the names of the file's ``tensors`` that make it, and their converter."""
     from transformers.modeling_gguf_pytorch_utils import (
         TENSOR_PROCESSORS,
         TensorProcessor,

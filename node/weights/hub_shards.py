@@ -48,11 +48,12 @@ logger = logging.getLogger(__name__)
 
 HEADERS_AT_ONCE = 8
 HEADER_GUESS_BYTES = 128 << 10
-"""Asked for at first; most headers are shorter, and then one request is enough."""
+"""Bytes of a file that are requested first: most headers are shorter, so that one request is
+enough."""
 SPARE_BYTES = 64 << 20
-"""Left free on the disk."""
+"""Bytes of the disk that a fetch leaves free."""
 FETCHES_MAX = 2
-"""Maximum times that a file is fetched while it comes damaged."""
+"""Maximum times that a file is fetched if it comes damaged."""
 _HASH_BYTES = hashlib.sha256().digest_size
 
 
@@ -151,7 +152,8 @@ class HubShards:
     # Headers
 
     def _find_header(self, shard: str) -> bytes:
-        """As it was noted, behind its own hash; else from the hub, or from the file without it."""
+        """A shard's header: the noted one if it has its hash, else from the hub, or from the file
+        if the hub cannot be reached."""
         note, path, kept = self._note(shard, "header"), self.path(shard), b""
         with suppress(OSError):
             kept = note.read_bytes()

@@ -66,7 +66,7 @@ class TensorEntry:
         return self.end - self.begin
 
 
-def header_bytes_of(prefix: bytes, size_bytes: int, shard: str, where: str) -> int:
+def safetensors_header_bytes(prefix: bytes, size_bytes: int, shard: str, where: str) -> int:
     """Length of prefix and header together, from the first eight bytes of a file.
 
     ``where`` names the file in messages. Raises DamagedError if the length is impossible.
@@ -81,7 +81,9 @@ def header_bytes_of(prefix: bytes, size_bytes: int, shard: str, where: str) -> i
     return PREFIX_BYTES + int(header_bytes)
 
 
-def parse_header(raw: bytes, size_bytes: int, shard: str, where: str) -> dict[str, TensorEntry]:
+def parse_safetensors(
+    raw: bytes, size_bytes: int, shard: str, where: str
+) -> dict[str, TensorEntry]:
     """Tensors that ``raw`` (prefix and header) describes, in a file of ``size_bytes``.
 
     Raises DamagedError if anything does not match, UserError for a dtype that is not served.

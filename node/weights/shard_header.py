@@ -2,11 +2,15 @@
 
 from typing import BinaryIO
 
-from dht.gguf_header import header_bytes_of as gguf_header_bytes_of
-from dht.gguf_header import parse_gguf
+from dht.gguf_header import gguf_header_bytes, parse_gguf, read_whole_header
 from dht.hub import GGUF
-from node.weights import safetensors_header
-from node.weights.safetensors_header import PREFIX_BYTES, DamagedError, TensorEntry
+from node.weights.safetensors_header import (
+    PREFIX_BYTES,
+    DamagedError,
+    TensorEntry,
+    parse_safetensors,
+    safetensors_header_bytes,
+)
 
 
 def header_bytes_of(raw: bytes, size_bytes: int, shard: str, where: str) -> int:
@@ -19,9 +23,9 @@ def header_bytes_of(raw: bytes, size_bytes: int, shard: str, where: str) -> int:
     if not shard.endswith(GGUF):
         if len(raw) < min(PREFIX_BYTES, size_bytes):
             return PREFIX_BYTES
-        return safetensors_header.header_bytes_of(raw, size_bytes, shard, where)
+        return safetensors_header_bytes(raw, size_bytes, shard, where)
     try:
-        return gguf_header_bytes_of(raw, size_bytes, where)
+        return gguf_header_bytes(raw, size_bytes, where)
     except ValueError as error:
         raise DamagedError(shard, f"{where} is damaged: {error}") from error
 
@@ -32,7 +36,7 @@ def parse_header(raw: bytes, size_bytes: int, shard: str, where: str) -> dict[st
     Raises DamagedError if anything does not match, UserError for a dtype that is not served.
     """
     if not shard.endswith(GGUF):
-        return safetensors_header.parse_header(raw, size_bytes, shard, where)
+        return parse_safetensors(raw, size_bytes, shard, where)
     try:
         tensors = parse_gguf(raw, size_bytes, where).tensors
     except ValueError as error:
@@ -50,11 +54,7 @@ def read_header(opened: BinaryIO, size_bytes: int, shard: str, where: str) -> by
 
     Raises as :func:`header_bytes_of`.
     """
-    raw = b""
-    while (needed := header_bytes_of(raw, size_bytes, shard, where)) > len(raw):
-        more = opened.read(needed - len(raw))
-        if not more:
-            raise DamagedError(shard, f"{where} is damaged: it ended within its header")
-        raw += more
-    opened.seek(needed)
-    return raw[:needed]
+    try:
+        return read_whole_header(opened, lambda raw: header_bytes_of(raw, size_bytes, shard, where))
+    except ValueError as error:
+        raise DamagedError(shard, f"{where} is damaged: {error}") from error

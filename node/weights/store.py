@@ -116,18 +116,19 @@ class WeightStore:
 
     @cached_property
     def root(self) -> str:
-        """What stands for the text files and all weights (:func:`dht.model_files.root_of`)."""
+        """Hash that stands for the text files and all weights (:func:`dht.model_files.root_of`)."""
         return root_of(text_hashes(self.directory), self.weights_digest)
 
     @cached_property
     def weights_digest(self) -> str:
-        """What stands for the weight files alone (:func:`dht.text_files.digest_of`)."""
+        """Hash that stands for the weight files alone (:func:`dht.text_files.digest_of`)."""
         shards = self._source.shards
         return digest_of({shard: self._source.sha256(shard) for shard in shards})
 
     @property
     def layers_max(self) -> int:
-        """The most layers that the tensors' names tell apart: each has its number in some name."""
+        """Maximum number of layers that the tensors' names tell apart: each has its number in some
+        name."""
         return len({number for name in self.tensors for number in re.findall(r"\d+", name)})
 
     def fetch(self, names: Iterable[str], progress: Progress | None = None) -> None:

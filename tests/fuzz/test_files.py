@@ -31,7 +31,11 @@ from dht.model_files import (
     shard_names,
 )
 from node.weights import shard_header
-from node.weights.safetensors_header import PREFIX_BYTES, header_bytes_of, parse_header
+from node.weights.safetensors_header import (
+    PREFIX_BYTES,
+    parse_safetensors,
+    safetensors_header_bytes,
+)
 from node.weights.store import WeightStore
 from tests.choices import Choices, choices
 from tests.examples import examples
@@ -76,8 +80,8 @@ def test_a_safetensors_header_is_right_or_refused(drawn: Choices) -> None:
         raw = damaged_bytes(raw, drawn)
 
     def read() -> None:
-        length = header_bytes_of(raw[:PREFIX_BYTES], size_bytes, "m", "m")
-        entries = parse_header(raw[:length], size_bytes, "m", "m")
+        length = safetensors_header_bytes(raw[:PREFIX_BYTES], size_bytes, "m", "m")
+        entries = parse_safetensors(raw[:length], size_bytes, "m", "m")
         assert sum(entry.size_bytes for entry in entries.values()) <= size_bytes
         for name, entry in entries.items():
             assert f"{name} {entry.numbers}".encode()

@@ -18,10 +18,10 @@ from client.view.view import SwarmView
 from coordinator.election.election import Election, ElectionConfig, ElectionView, step
 from coordinator.evaluation.plan_check import check_shape
 from coordinator.planning.solve import SolveRequest, solve_request
-from coordinator.plans.living_swarm import problem_now
+from coordinator.plans.announced_problem import announced_problem
+from coordinator.plans.move_waits import MoveWaitConfig, why_wait
 from coordinator.plans.review import ReviewConfig, falls_short, review
 from coordinator.plans.transition import usable_nodes, with_effects
-from coordinator.plans.turn import TurnConfig, why_wait
 from coordinator.problem.from_records import problem_of
 from coordinator.problem.model_pin import ModelPin
 from coordinator.routing.balance import Balance, Movable, load_of, round_trips
@@ -202,7 +202,7 @@ def test_bytes_are_a_record_or_are_refused(drawn: Choices) -> None:
 def test_planner_and_routes_take_whatever_is_announced(drawn: Choices) -> None:
     seen = swarm(drawn)
     me = drawn.one_of(NAMES)
-    lawful(lambda: asyncio.run(problem_now(seen.directory, PIN)), UserError)
+    lawful(lambda: asyncio.run(announced_problem(seen.directory, PIN)), UserError)
     lawful(lambda: _elect(seen, me), ())
     mine = seen.nodes.get(me)
     if mine is not None:
@@ -214,7 +214,7 @@ def test_planner_and_routes_take_whatever_is_announced(drawn: Choices) -> None:
 def test_there_is_a_plan_or_a_reason_whatever_is_announced(drawn: Choices) -> None:
     seen = swarm(drawn)
     with contextlib.suppress(UserError):
-        problem, _ = asyncio.run(problem_now(seen.directory, PIN))
+        problem, _ = asyncio.run(announced_problem(seen.directory, PIN))
         spent = iter((0.0, 0.5, 0.9))
         solve_request(
             SolveRequest(
@@ -311,7 +311,7 @@ def test_a_strangers_plan_is_reviewed(drawn: Choices) -> None:
     falls_short(plan, usable, seen.links, NOW_S, config)
     with_effects(plan, usable)
     for mine in seen.nodes.values():
-        why_wait(plan, mine, seen.nodes, seen.nodes, NOW_S, TurnConfig())
+        why_wait(plan, mine, seen.nodes, seen.nodes, NOW_S, MoveWaitConfig())
 
 
 @examples(25)

@@ -16,12 +16,13 @@ from coordinator.election.election import (
     Election,
     ElectionConfig,
     ElectionView,
-    Stored,
+    LeaseStored,
     StoreLease,
     step,
 )
 from coordinator.evaluation.plan_check import uncovered
 from coordinator.heuristics.heuristics import chains, keep_layers
+from coordinator.plans.move_waits import MoveWaitConfig, WaitFor, why_wait
 from coordinator.plans.transition import (
     TransitionConfig,
     difference,
@@ -29,7 +30,6 @@ from coordinator.plans.transition import (
     usable_nodes,
     with_effects,
 )
-from coordinator.plans.turn import TurnConfig, WaitFor, why_wait
 from coordinator.plans.versions import believed, next_version, number_max, plausible, rank
 from coordinator.problem.from_records import problem_of
 from dht.messages.types import (
@@ -69,7 +69,7 @@ MODEL = ModelSpec(
 )
 ELECTION = ElectionConfig()
 TRANSITION = TransitionConfig(elder_s=60.0)
-TURN = TurnConfig(earlier_waves_s=20.0, rest_s=5.0)
+TURN = MoveWaitConfig(earlier_waves_s=20.0, rest_s=5.0)
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class Member:
     published_s: float = -1e9
     entering: Plan | None = None
     followed: PlanVersion = NO_VERSION
-    """Of the newest plan that needs nothing more to be done here."""
+    """Version of the newest plan that needs nothing more to be done here."""
     loaded_s: float | None = None
     waited: dict[WaitFor, float] = field(default_factory=dict)
 
@@ -244,7 +244,7 @@ class World:
                         )
                         if self.write(member, "lease", lease, LEASE_LIFE_S):
                             stored = True
-                            done = Stored(term=term)
+                            done = LeaseStored(term=term)
                             member.election, _ = step(member.election, done, clock_s, ELECTION)
                     case Elected(peer_id=peer_id, term=term):
                         self.note(f"{member.name} follows {peer_id} {term}")

@@ -15,9 +15,9 @@ from tests.unit.coordinator.test_runtime import Member, Swarm, solve_here
 SKEW_S = 3.0
 LOSS = 0.02
 HEALED_S = 60.0
-"""A healed swarm has one leader and one plan within it."""
+"""Time within which a healed swarm has one leader and one plan."""
 STAYS_S = 10.0
-"""…and for so long at least."""
+"""Minimum time for which both stay."""
 ROUNDS = 4
 
 

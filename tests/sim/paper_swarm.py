@@ -18,7 +18,7 @@ import torch
 
 from client import Swarm, SwarmConfig
 from client.text.tokenizer import ModelText
-from client.view.pulse import PulseConfig
+from client.view.pinger import PingConfig
 from dht.budget import Budget
 from dht.messages.session import RouteStage
 from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
@@ -514,7 +514,7 @@ class PaperSwarm:
         self,
         *,
         wait_s: float = 60.0,
-        pings: PulseConfig | None = None,
+        pings: PingConfig | None = None,
         on_status: Callable[[str], None] | None = None,
         text: ModelText = NAME_ALONE,
         named: tuple[str, ...] = (),
@@ -524,7 +524,7 @@ class PaperSwarm:
         config = SwarmConfig(
             network=NETWORK,
             wait_s=wait_s,
-            pings=pings or PulseConfig(),
+            pings=pings or PingConfig(),
             pings_always=pings is not None,
             fingerprint=fingerprint,
         )

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from client.session import session
+from client.session import driver
 from dht.simulated.clock import run_virtual
 from tests.sim.paper_swarm import paper_swarm
 from tests.sim.test_sessions import held, until
@@ -20,7 +20,7 @@ def test_cancelled_as_an_event_arrives(
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         seen = 0
-        post = session.SessionDriver._post
+        post = driver.SessionDriver._post
 
         def cancel(ticks_left: int) -> None:
             if ticks_left:
@@ -28,14 +28,14 @@ def test_cancelled_as_an_event_arrives(
             else:
                 asking.cancel()
 
-        def posted(self: session.SessionDriver, happened: object) -> None:
+        def posted(self: driver.SessionDriver, happened: object) -> None:
             nonlocal seen
             seen += 1
             post(self, happened)  # type: ignore[arg-type]
             if seen == event:
                 cancel(ticks)
 
-        monkeypatch.setattr(session.SessionDriver, "_post", posted)
+        monkeypatch.setattr(driver.SessionDriver, "_post", posted)
         async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
             asking = asyncio.create_task(client.generate(tuple(range(20)), max_new_tokens=200))
             await asyncio.wait({asking})

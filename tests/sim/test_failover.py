@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from client.session.failover import ControllerState, RouteStatus
+from client.session.controller import ControllerState, RouteStatus
 from dht.simulated.clock import run_virtual
 from tests.sim.paper_swarm import PaperPeer, PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import held, owner, until

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from client.errors import UnavailableError
-from client.session.failover import GRAMMAR_TRIES
+from client.session.controller import GRAMMAR_TRIES
 from client.text.tokenizer import ModelText
 from coordinator.admission.rules import CLAIM_SHARE, REST_S, headroom
 from dht.budget import DIALS, FRAME_BYTES, PINGS, Budget

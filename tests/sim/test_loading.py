@@ -22,7 +22,7 @@ PROMPT = (5, 6, 7)
 
 
 class SlowEngine(LoadingEngine):
-    """Loads for so long that those who wait get to know it."""
+    """Loads slowly enough for those who wait to hear of it."""
 
     def __init__(self, peer_id: str, start: int, end: int, **named: Any) -> None:
         super().__init__(peer_id)

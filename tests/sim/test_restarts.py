@@ -14,7 +14,7 @@ from client import Swarm, SwarmConfig
 from client.health.history import History
 from client.health.prober import Prober, ProberConfig
 from client.text.tokenizer import ModelText
-from client.view.pulse import Pulse
+from client.view.pinger import Pinger
 from client.view.reader import SwarmReader
 from coordinator.election.leadership import Leadership
 from coordinator.failure.liveness import Liveness, LivenessConfig, _Line
@@ -138,7 +138,7 @@ PARTS = [
     (ReachKeeper, "look"),
     (StageServer, "hop_in_use"),
     (SwarmReader, "refresh"),
-    (Pulse, "_ping"),
+    (Pinger, "_ping"),
     (Prober, "_ask"),
     (Prober, "show"),
 ]
@@ -253,13 +253,13 @@ def test_whoever_cannot_be_pinged_ends_no_process(monkeypatch: pytest.MonkeyPatc
 
     async def scenario() -> None:
         async with world(5, 5, seed=3) as swarm, page(swarm) as parts:
-            faults = [Once(monkeypatch, *each) for each in ((_Line, "ping"), (Pulse, "_ping"))]
+            faults = [Once(monkeypatch, *each) for each in ((_Line, "ping"), (Pinger, "_ping"))]
             for fault in faults:
                 fault.left = 50
             await swarm.until(lambda: all(fault.left == 0 for fault in faults), 500)
             await asyncio.sleep(20)
             assert all(fault.works_again for fault in faults)
-            assert parts.failures["Pulse._follow"] == 50
+            assert parts.failures["Pinger._follow"] == 50
             assert not any(each.task.done() for each in swarm.peers)
 
     run_virtual(scenario(), limit_s=2000)

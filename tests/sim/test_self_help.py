@@ -44,7 +44,7 @@ KV_TOKENS_MIN = 256
 LAYER_BYTES = 1 + KV_TOKENS_MIN
 SETTLE_S = 60.0
 HELP_S = 60.0
-"""Joiners wait so long for a coordinator before they help themselves."""
+"""Time that joiners wait for a coordinator before they help themselves."""
 
 
 class LoadingEngine(PaperEngine):
@@ -79,7 +79,8 @@ class LoadingEngine(PaperEngine):
 
 
 def record_of(transport: MemoryTransport, layers: int, rate: float) -> NodeRecord:
-    """The record of a peer that waits, with memory for so many layers, and one end of the model."""
+    """The record of a peer that waits, with memory for this number of layers and one end of the
+    model."""
     return NodeRecord(
         peer_id=transport.peer_id,
         name="paper",
@@ -129,8 +130,10 @@ class World:
         machine: LooksAtMachine | None = None,
         traffic: LentTraffic | None = None,
     ) -> Living:
-        """A peer with memory for so many layers, and one end of the model. With ``machine``, it
-        makes way for other work there."""
+        """A peer with memory for this number of layers and one end of the model.
+
+        With ``machine``, it makes way for other work there.
+        """
         transport = self.network.transport()
         self.leader = self.leader or transport.peer_id
         directory = Directory(transport, NETWORK, SPEC.key)
@@ -206,7 +209,8 @@ class World:
 
 @asynccontextmanager
 async def world(*layers: int, seed: int = 1) -> AsyncIterator[World]:
-    """Peers with memory for so many layers each, the first of whom coordinates, all serving."""
+    """Peers with memory for this number of layers each, the first of whom coordinates, all
+    serving."""
     made = World(seed)
     try:
         for count in layers:

@@ -82,7 +82,7 @@ class Half:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Nothing is sent or read for so long."""
+    """Nothing is sent or read for some time."""
 
     seconds: float
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from client.answer.generation import Answer, GenerationOptions, Piece
 from client.gateway.errors import ApiError, bad_request, too_many, unavailable
 from client.gateway.metrics import Metrics, ModelMetrics
-from client.session.failover import RouteStatus
+from client.session.controller import RouteStatus
 from client.swarm.swarm import Swarm
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.messages.logprobs import TokenScore

@@ -6,7 +6,7 @@ from typing import Any
 
 from client.errors import no_route_text
 from client.pages.clean import peer_name
-from client.session.failover import ControllerState, RouteStatus
+from client.session.controller import ControllerState, RouteStatus
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason
 from dht.messages.types import NodeRecord

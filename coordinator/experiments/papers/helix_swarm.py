@@ -75,7 +75,7 @@ class HelixLink:
         self.pieces = 0
 
 
-class Segment:
+class HelixSegment:
     """The layers of a peer between two points of entry; they always run together."""
 
     __slots__ = ("end", "prefills", "queue", "start")
@@ -122,7 +122,9 @@ class HelixPeer:
         self.start = start
         self.end = end
         bounds = sorted({start, *(entry for entry in entries if start < entry < end)})
-        self.segments = [Segment(a, b) for a, b in zip(bounds, [*bounds[1:], end], strict=True)]
+        self.segments = [
+            HelixSegment(a, b) for a, b in zip(bounds, [*bounds[1:], end], strict=True)
+        ]
         self.limits: StepLimits = profile.limits_of(max(1, end - start))
         self.prefill_s = interpolated(profile.prefill, PREFILL_TABLE_TOKENS)
         self.decode_s = list(interpolated(profile.decode, DECODE_TABLE_TOKENS))
@@ -141,7 +143,7 @@ class HelixPeer:
         self.steps = 0
         self.tokens = 0
 
-    def segment_at(self, layer: int) -> Segment:
+    def segment_at(self, layer: int) -> HelixSegment:
         """The segment that starts at ``layer``; ValueError when none does."""
         for segment in self.segments:
             if segment.start == layer:
@@ -175,7 +177,7 @@ class HelixHop:
 
     def __init__(
         self,
-        segment: Segment,
+        segment: HelixSegment,
         link: "HelixLink",
         following: "HelixHop | None",
         came_by: "HelixLink | None" = None,
@@ -245,7 +247,7 @@ class HelixSwarm(Clock):
             if following is not None:
                 following.came_by = hop.link
             following, target = hop, name
-        entry = HelixHop(Segment(0, 0), self.link(SOURCE, target), following)
+        entry = HelixHop(HelixSegment(0, 0), self.link(SOURCE, target), following)
         if following is not None:
             following.came_by = entry.link
         session.stages = list(stages)

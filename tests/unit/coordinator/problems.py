@@ -1,6 +1,6 @@
 """Problems for the planner's tests: written by hand, or made by hypothesis."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations, product
 
@@ -73,7 +73,7 @@ def span(peer_id: str, start: int, end: int) -> Assignment:
 
 
 def link(source: str, target: str, tokens_per_s: float, *, rtt_s: float = 0.01) -> Link:
-    """A link that carries so many of the toy model's tokens."""
+    """A link that carries this many of the toy model's tokens per second."""
     return Link(
         source=source,
         target=target,
@@ -156,8 +156,8 @@ def placed(draw: st.DrawFn) -> tuple[Problem, tuple[Assignment, ...]]:
     return problem, tuple(spans)
 
 
-def brute_force_flow(problem: Problem) -> float:
-    """The largest flow of any placement that covers the model, by trying all."""
+def every_placement(problem: Problem) -> Iterator[tuple[Assignment, ...]]:
+    """All placements that cover the model."""
     layers = problem.model.layers
     choices = [
         [None]
@@ -169,9 +169,13 @@ def brute_force_flow(problem: Problem) -> float:
         ]
         for peer in problem.nodes
     ]
-    best = 0.0
     for chosen in product(*choices):
         spans = tuple(a for a in chosen if a is not None)
         if spans and not uncovered(spans, layers):
-            best = max(best, solve_flow(problem, spans).flow_tokens_per_s)
-    return best
+            yield spans
+
+
+def brute_force_flow(problem: Problem) -> float:
+    """The largest flow of any placement that covers the model, by trying all."""
+    flows = (solve_flow(problem, spans).flow_tokens_per_s for spans in every_placement(problem))
+    return max(flows, default=0.0)

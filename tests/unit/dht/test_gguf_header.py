@@ -10,7 +10,7 @@ import pytest
 
 from dht import gguf_header
 from dht.errors import UserError
-from dht.gguf_header import header_bytes_of, known_kinds, parse_gguf, without_long_arrays
+from dht.gguf_header import gguf_header_bytes, known_kinds, parse_gguf, without_long_arrays
 
 
 def written(path: Path, **arrays: list[str] | list[int]) -> bytes:
@@ -47,7 +47,7 @@ def test_a_header_in_parts_asks_for_more(tmp_path: Path) -> None:
     whole = parse_gguf(raw, len(raw), "m").size_bytes
     assert whole > 1 << 16
     asked = [0]
-    while (needed := header_bytes_of(raw[: asked[-1]], len(raw), "m")) > asked[-1]:
+    while (needed := gguf_header_bytes(raw[: asked[-1]], len(raw), "m")) > asked[-1]:
         asked.append(needed)
     assert needed == whole
     assert 2 < len(asked) < 8
@@ -107,7 +107,7 @@ def test_what_cannot_be_right_is_refused(case: str, tmp_path: Path) -> None:
     raw = bytearray(written(tmp_path / "m.gguf", tokens=["a", "b"], scores=[1, 2]))
     damage(raw)
     with pytest.raises((ValueError, UserError), match=words) as caught:
-        header_bytes_of(bytes(raw), len(raw), "m")
+        gguf_header_bytes(bytes(raw), len(raw), "m")
     assert "\n" not in str(caught.value)
 
 
@@ -123,7 +123,7 @@ def test_a_header_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     raw = b"GGUF" + struct.pack("<IQQ", 3, 0, 4000)
     raw += b"".join(struct.pack("<Q8sIQ", 8, b"%08d" % n, 8, 64) + b"x" * 64 for n in range(4000))
     with pytest.raises(ValueError, match="more than 131072 bytes"):
-        header_bytes_of(raw, 1 << 40, "m")
+        gguf_header_bytes(raw, 1 << 40, "m")
 
 
 def test_types_are_those_that_have_numbers() -> None:

@@ -19,8 +19,8 @@ from client.gateway.protocols.requests import CHAT_TOKENS_DEFAULT, Defaults
 from client.gateway.web.app import Gateway, GatewayConfig
 from client.gateway.web.server import serving
 from client.session.attempt import AttemptConfig
-from client.session.failover import ControllerState
-from client.session.session import SessionDriver
+from client.session.controller import ControllerState
+from client.session.driver import SessionDriver
 from client.swarm.swarm import Swarm, SwarmConfig
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import ModelText, Tokenizer

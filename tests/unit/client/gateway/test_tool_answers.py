@@ -14,7 +14,7 @@ from client.answer.generation import AnswerRequest
 from client.gateway.keys import plain_keys
 from client.gateway.structured.tools import ToolFormat, calls_grammar
 from client.gateway.web.app import GatewayConfig
-from client.session.session import SessionDriver
+from client.session.driver import SessionDriver
 from tests.unit.client.gateway.paper import (
     EOS,
     MODEL,

@@ -10,7 +10,7 @@ from coordinator.election.election import (
     Election,
     ElectionConfig,
     ElectionView,
-    Stored,
+    LeaseStored,
     StoreLease,
     step,
 )
@@ -35,7 +35,7 @@ def observed(*leases: LeaseRecord, peers: str = "abc", **more) -> ElectionView:
 def lead(peer_id: str, peers: str = "a") -> Election:
     state, effects = step(Election(peer_id=peer_id), observed(peers=peers), 0.0, CONFIG)
     assert effects == (StoreLease(term=1),)
-    state, _ = step(state, Stored(term=1), 0.0, CONFIG)
+    state, _ = step(state, LeaseStored(term=1), 0.0, CONFIG)
     state, effects = step(state, observed(lease(peer_id, 1), peers=peers), 0.1, CONFIG)
     assert effects[-1] == Elected(peer_id=peer_id, term=1)
     assert state.leading
@@ -179,7 +179,7 @@ def test_claims_make_a_leader_change_its_term_seldom():
         seen = observed(lease("a", state.term), peers="a", version=claim)
         before = state.term
         state, _ = step(state, seen, 1.0 + second, CONFIG)
-        state, _ = step(state, Stored(term=state.term), 1.0 + second, CONFIG)
+        state, _ = step(state, LeaseStored(term=state.term), 1.0 + second, CONFIG)
         stored += state.term != before
     assert stored == 3
 
@@ -263,7 +263,7 @@ class World:
             for effect in effects:
                 if isinstance(effect, StoreLease) and self.store(name, effect.term):
                     peer.election, _ = step(
-                        peer.election, Stored(term=effect.term), clock_s, CONFIG
+                        peer.election, LeaseStored(term=effect.term), clock_s, CONFIG
                     )
         if peer.election.leading and self.rng.random() < 0.3:
             highest = max(sight.version, peer.version)

@@ -13,6 +13,7 @@ from coordinator.evaluation.max_flow import (
     mean_latency_s,
     paths,
     ring_latency_s,
+    round_trips_s,
     solve_flow,
 )
 from coordinator.evaluation.plan_check import max_flow_tokens_per_s
@@ -57,8 +58,11 @@ def test_a_ring_is_closed(make):
     problem = make.problem([(1, 1.0)] * 3)
     link = Link(source="p2", target="p0", bandwidth_bytes_per_s=1.0, rtt_s=0.2, measured_unix_s=0.0)
     problem = replace(problem, links=(link,), default_rtt_s=0.04)
-    assert ring_latency_s(problem, ["p0", "p1", "p2"]) == pytest.approx(0.02 + 0.02 + 0.1)
-    assert ring_latency_s(problem, ["p0"]) == 0.0
+    measured, default_rtt_s = round_trips_s(problem), problem.default_rtt_s
+    assert ring_latency_s(measured, default_rtt_s, ["p0", "p1", "p2"]) == pytest.approx(
+        0.02 + 0.02 + 0.1
+    )
+    assert ring_latency_s(measured, default_rtt_s, ["p0"]) == 0.0
 
 
 @pytest.mark.property

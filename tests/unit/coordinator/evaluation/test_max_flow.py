@@ -12,6 +12,7 @@ from coordinator.evaluation.max_flow import (
     capacities,
     follows,
     ring_latency_s,
+    round_trips_s,
     solve_flow,
     upper_bound,
 )
@@ -198,5 +199,6 @@ class TestRingLatency:
             links=(link("a", "b", 1, rtt_s=0.2),),
             default_rtt_s=0.04,
         )
-        assert ring_latency_s(problem, ["a", "b"]) == pytest.approx(0.1 + 0.02)
-        assert ring_latency_s(problem, ["a"]) == 0.0
+        measured, default_rtt_s = round_trips_s(problem), problem.default_rtt_s
+        assert ring_latency_s(measured, default_rtt_s, ["a", "b"]) == pytest.approx(0.1 + 0.02)
+        assert ring_latency_s(measured, default_rtt_s, ["a"]) == 0.0

@@ -5,13 +5,12 @@ overlapping spans, or another drawing of its flow, may exceed: the tolerance is 
 """
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given
 from hypothesis import strategies as st
 
-from coordinator.evaluation.plan_check import check_plan, uncovered
+from coordinator.evaluation.plan_check import check_plan
 from coordinator.planning.placement import (
     NoPlacementError,
     Placement,
@@ -21,20 +20,20 @@ from coordinator.planning.placement import (
 )
 from coordinator.planning.planners import PLANNERS, Effort
 from coordinator.problem.service import service_from_rates
-from dht.messages.types import PlanVersion, Problem, fits
+from dht.messages.types import PlanVersion, Problem
 from tests.examples import examples
 from tests.unit.coordinator.problems import (
     brute_force_flow,
+    every_placement,
     model,
     node,
     plan_of,
     problems,
-    span,
     steady,
 )
 
 ESTIMATE_WITHIN = 0.95
-"""Of the best estimate that any placement has, with its flow spread."""
+"""Minimum share of the best estimate that any placement has, with its flow spread."""
 PEER_LOSS_MAX = 0.02
 """What one more peer may cost: the 2% within which shorter rings and second holders decide."""
 QUIET = {
@@ -61,23 +60,11 @@ def best(problem: Problem, *, estimated: bool, times: int = 200) -> Placement | 
 
 def brute_force_estimate(problem: Problem) -> float:
     """The largest estimate of any placement that covers the model, by trying all."""
-    layers, service = problem.model.layers, service_from_rates(problem)
-    choices = [
-        [None]
-        + [
-            span(peer.peer_id, start, end)
-            for start in range(layers)
-            for end in range(start + 1, layers + 1)
-            if fits(problem.model, peer, start, end)
-        ]
-        for peer in problem.nodes
-    ]
-    most = 0.0
-    for chosen in product(*choices):
-        spans = tuple(a for a in chosen if a is not None)
-        if spans and not uncovered(spans, layers):
-            most = max(most, score(problem, spans, "all", service=service).value)
-    return most
+    service = service_from_rates(problem)
+    placed = every_placement(problem)
+    return max(
+        (score(problem, spans, "all", service=service).value for spans in placed), default=0.0
+    )
 
 
 @pytest.mark.property

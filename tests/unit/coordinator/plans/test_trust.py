@@ -1,4 +1,4 @@
-"""Who counts for something."""
+"""Whose plans and leases count."""
 
 from coordinator.plans.trust import DISTRUST_S, PEERS_MAX, Trust
 

@@ -110,7 +110,8 @@ def start(engine: Any, at_s: float, what: Request, route: Sequence[tuple[str, in
 
 
 def pass_s(tokens: int, layers: Sequence[int], *, prompt: bool) -> float:
-    """One pass of ``tokens`` over an idle chain of peers with so many layers each."""
+    """Seconds of one pass of ``tokens`` over an idle chain of peers that hold these numbers of
+    layers."""
     compute = sum(layers) * (tokens * PREFILL_S if prompt else DECODE_S)
     ends = 2 * (LATENCY_S + tokens * ID_BYTES / BYTES_PER_S)
     between = (len(layers) - 1) * (LATENCY_S + tokens * STATE_BYTES / BYTES_PER_S)

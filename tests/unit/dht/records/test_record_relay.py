@@ -378,7 +378,7 @@ def test_streams_of_one_peer_are_bounded_and_silent_ones_end() -> None:
 
 
 class DeafStream:
-    """Of a peer that asks and never reads."""
+    """A stream to a peer that asks and never reads."""
 
     remote_host = ""
 

@@ -22,8 +22,9 @@ from node.engine import kernel_trial, model_runner
 from node.engine.engine import Engine, EngineConfig, WorkItem, WorkResult
 from node.engine.head_drafts import HeadDrafts
 from node.kernels import moe
-from node.model import cuda_graphs, quantize
-from node.model.cuda_graphs import CudaGraphs
+from node.model.execution import cuda_graphs
+from node.model.execution.cuda_graphs import CudaGraphs
+from node.model.linear import quantize
 from node.model.own_head import own_head
 from node.sampling.token_history import PromptTargets, TokenHistory
 from node.weights.store import WeightStore

@@ -14,7 +14,7 @@ from bench.tiny_families import CONTEXT, FAMILIES, REFUSED, VOCAB, WINDOW, make
 from dht.errors import UserError
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
-from node.model import packed_linear
+from node.model.linear import packed_linear
 from node.weights.store import WeightStore
 
 GREEDY = Sampling()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.tiny_families import LAYERS, make
-from node.model.forward import LayerForward
+from node.model.execution.forward import LayerForward
 from tests.unit.node.model.test_families import (
     NEW_TOKENS,
     Session,

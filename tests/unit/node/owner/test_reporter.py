@@ -6,13 +6,13 @@ import json
 import pytest
 
 from node.owner import reporter
-from node.owner.reporter import Pace, Reporter, progress_sentence
+from node.owner.reporter import Reporter, TransferRate, progress_sentence
 
 MIB = 1 << 20
 
 
 def test_the_rate_does_not_count_what_an_earlier_attempt_brought() -> None:
-    pace = Pace(start_bytes=900 * MIB, start_s=10.0)
+    pace = TransferRate(start_bytes=900 * MIB, start_s=10.0)
     assert pace.bytes_per_s(900 * MIB, 10.0) == 0.0
     assert pace.bytes_per_s(950 * MIB, 15.0) == 10 * MIB
 

@@ -25,7 +25,7 @@ PLENTY = 1 << 30
 async def found(
     models: Sequence[tuple[ModelSpec, int]], allowed: Sequence[str] = (), memory: int = PLENTY
 ) -> tuple[Choice, ...]:
-    """The choices in a network where so many peers serve each of these models."""
+    """The choices in a network where this number of peers serves each of these models."""
     network = MemoryNetwork(random.Random(0))
     for spec, holders in models:
         for _ in range(holders):

@@ -18,8 +18,11 @@ BROOK = Path(__file__).parents[4] / "models" / "brook"
 
 
 async def moved(root: str, holders: int, after_s: float, *, shown: bool = True) -> str:
-    """The model that a volunteer moves to, where brook with this root has no holder and its own
-    model has so many, which have ``shown`` that they hold it."""
+    """The model that a volunteer moves to.
+
+    Brook with this root has no holder. The volunteer's own model has this number of holders, which
+    have ``shown`` that they hold it.
+    """
 
     async def is_spare() -> bool:
         return shown

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.engine.work_item import WorkItem
-from node.sessions.replay_queue import CopiedRows
+from node.sessions.copied_rows import CopiedRows
 from node.sessions.session import StageSession, StageState
 from node.stage.kv_copy import REST_ROWS, KvCopyOut
 from node.stage.migration_choice import Rebuild, Way

@@ -14,8 +14,8 @@ from dht.messages.session import Sampling
 from node.attention.decode_table import DecodeRows
 from node.attention.paged_attention import Step
 from node.engine.engine import Engine, EngineConfig, WorkItem
-from node.model import cuda_graphs
-from node.model.cuda_graphs import (
+from node.model.execution import cuda_graphs
+from node.model.execution.cuda_graphs import (
     COLUMNS_LEAST,
     ROW_BUCKETS,
     Buffers,
@@ -186,7 +186,7 @@ def test_where_capturing_fails_layers_run_as_they_are(
 
     engine = engine_of(tmp_path)
     with_graphs(engine, fails)
-    with caplog.at_level(logging.WARNING, logger="node.model.cuda_graphs"):
+    with caplog.at_level(logging.WARNING, logger="node.model.execution.cuda_graphs"):
         assert answers(engine, PROMPTS, 4) == answers(engine_of(tmp_path), PROMPTS, 4)
     assert len(tried) == 1  # not at every step
     said = [record.getMessage() for record in caplog.records]
@@ -235,7 +235,7 @@ def test_what_a_predicate_masks_is_never_captured(
     make(tmp_path, "llama4_text")
     engine = engine_of(tmp_path)
     graphs = with_graphs(engine)
-    with caplog.at_level(logging.WARNING, logger="node.model.cuda_graphs"):
+    with caplog.at_level(logging.WARNING, logger="node.model.execution.cuda_graphs"):
         assert answers(engine, PROMPTS[:2], 3) == answers(engine_of(tmp_path), PROMPTS[:2], 3)
     assert len(graphs) == 0
     assert not caplog.records

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dht.model_files import library_config
-from node.model.session_inspection import Unservable
+from node.model.inspection.session_inspection import Unservable
 from node.weights.store import WeightStore
 
 LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")

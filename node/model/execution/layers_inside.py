@@ -12,11 +12,12 @@ from torch import nn
 
 from node.attention.cache_view import PoolCache, SharedKv
 from node.model.carried import Argument, Carried
-from node.model.skeleton import EnoughHeard
+from node.model.inspection.skeleton import EnoughHeard
 
 
 class LayersInside:
-    """Layers ``[start, end)`` as what :meth:`node.model.skeleton.Skeleton.run` performs."""
+    """Layers ``[start, end)`` as what :meth:`node.model.inspection.skeleton.Skeleton.run`
+    performs."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Decides whether it is this peer's turn to give up its layers for others. Pure.
+"""Decides what this peer must wait for before it gives up its layers for others. Pure.
 
 The plan's waves order the moves, and each peer still checks the records itself before it gives up
 layers: a coordinator that is wrong or hostile cannot make a layer's last holder drop it quickly.
@@ -24,7 +24,7 @@ class WaitFor(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnConfig:
+class MoveWaitConfig:
     """Maximum time that a peer waits for each, in seconds.
 
     For another holder it waits as long as the plan stands: whoever announces layers, or is to hold
@@ -46,7 +46,7 @@ class TurnConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnWait:
+class MoveWait:
     """A reason why a peer does not move yet."""
 
     what: WaitFor
@@ -59,8 +59,8 @@ def why_wait(
     nodes: Mapping[str, NodeRecord],
     proven: Collection[str],
     now_unix_s: float,
-    config: TurnConfig,
-) -> tuple[TurnWait, ...]:
+    config: MoveWaitConfig,
+) -> tuple[MoveWait, ...]:
     """What the peer of record ``mine`` must wait for before it follows ``plan``; (): nothing.
 
     ``nodes`` are the records; peers that the plan leaves out do not count as holders, since they
@@ -77,15 +77,15 @@ def why_wait(
     waits = []
     behind = _not_yet_there(plan, mine.peer_id, nodes)
     if behind:
-        waits.append(TurnWait(what=WaitFor.EARLIER_WAVES, text=f"{behind[0]} moves first"))
+        waits.append(MoveWait(what=WaitFor.EARLIER_WAVES, text=f"{behind[0]} moves first"))
     since_s = abs(now_unix_s - mine.moved_unix_s)
     if since_s < config.rest_s:
-        waits.append(TurnWait(what=WaitFor.REST, text=f"it moved {since_s:.0f} s ago"))
+        waits.append(MoveWait(what=WaitFor.REST, text=f"it moved {since_s:.0f} s ago"))
     shown = layers_of(r for r in other_holders(plan, mine, nodes) if r.peer_id in proven)
     alone = sorted(given_up(plan, mine) - shown)
     if alone:
         text = f"nobody else has shown to hold layer {alone[0]}"
-        waits.append(TurnWait(what=WaitFor.HOLDER, text=text))
+        waits.append(MoveWait(what=WaitFor.HOLDER, text=text))
     return tuple(waits)
 
 

@@ -1,10 +1,10 @@
 """Records layers for decode steps on a CPU, so that no Python runs between their operations.
 
 In a step of few rows, most of the time goes into the interpreter and the model's own Python code. A
-layer whose operations do not depend on its tensors' values (:mod:`node.model.layer_traits`) is
-traced once (TorchScript, which needs no compiler) as a function of its rows, its arguments and the
-pool. The recording is compared with the layer itself before it is used. A layer that cannot be
-recorded, or whose recording differs, runs as it is.
+layer whose operations do not depend on its tensors' values
+(:mod:`node.model.inspection.layer_traits`) is traced once (TorchScript, which needs no compiler) as
+a function of its rows, its arguments and the pool. The recording is compared with the layer itself
+before it is used. A layer that cannot be recorded, or whose recording differs, runs as it is.
 """
 
 import logging
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from node.attention.decode_table import DecodeRows
 from node.attention.paged_attention import Step, set_step
 from node.kv.layer_pool import LayerPool
-from node.model.argument_tracing import Arguments
-from node.model.layer_traits import FAILURES
-from node.model.structure import LayerSource, ModelStructure
+from node.model.inspection.argument_tracing import Arguments
+from node.model.inspection.layer_traits import FAILURES
+from node.model.inspection.structure import LayerSource, ModelStructure
 
 logger = logging.getLogger(__name__)
 

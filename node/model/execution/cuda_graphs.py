@@ -24,8 +24,8 @@ from node.attention.block_table import BlockTable
 from node.attention.decode_table import TABLE_BYTES_MAX, DecodeRows
 from node.attention.mask_rules import MaskRule
 from node.attention.paged_attention import Step
-from node.model.argument_tracing import Arguments, Constant
-from node.model.structure import ModelStructure
+from node.model.inspection.argument_tracing import Arguments, Constant
+from node.model.inspection.structure import ModelStructure
 
 logger = logging.getLogger(__name__)
 

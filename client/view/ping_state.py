@@ -7,7 +7,7 @@ SILENT_MISSES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
+class PingState:
     """What a peer's last pings said. Time in Unix seconds."""
 
     answered_unix_s: float | None = None

@@ -1,7 +1,7 @@
 """Runs a step through the parts that a peer holds: embedding, layers, and head.
 
-If a model is plain (:mod:`node.model.structure`), its modules are called directly. Otherwise its
-own forward runs around the layers, with this peer's parts in it.
+If a model is plain (:mod:`node.model.inspection.structure`), its modules are called directly.
+Otherwise its own forward runs around the layers, with this peer's parts in it.
 """
 
 import itertools
@@ -18,13 +18,13 @@ from node.attention.paged_attention import Segment, Step, set_step
 from node.device.tensors import to_device
 from node.kernels.rms_norm import fuse_norms
 from node.model.carried import Carried, Passed
-from node.model.cuda_graphs import Capture, CudaGraphs, recordable
-from node.model.layers_inside import LayersInside
-from node.model.merged_linear import share_products
-from node.model.packed_linear import favour_few_rows
-from node.model.skeleton import Skeleton, argument_of, blank_input
-from node.model.structure import ModelStructure
-from node.model.torchscript_layers import TorchScriptLayers
+from node.model.execution.cuda_graphs import Capture, CudaGraphs, recordable
+from node.model.execution.layers_inside import LayersInside
+from node.model.execution.torchscript_layers import TorchScriptLayers
+from node.model.inspection.skeleton import Skeleton, argument_of, blank_input
+from node.model.inspection.structure import ModelStructure
+from node.model.linear.merged_linear import share_products
+from node.model.linear.packed_linear import favour_few_rows
 from node.packed.experts import run_packed_experts
 from node.packed.tensor import is_packed
 

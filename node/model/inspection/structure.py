@@ -19,12 +19,25 @@ from node.attention.cache_view import LookingCache
 from node.attention.paged_attention import KvShapeFound, set_looking
 from node.kv.layer_pool import KvShape
 from node.kv.session_state import SessionState
-from node.model.argument_tracing import Arguments, Hidden, Positions, Tracer, Untraceable, same
 from node.model.carried import Carried, TokenForm
-from node.model.layer_traits import FAILURES, LayerTraits, on_meta, ran_without_numbers, traits_of
+from node.model.inspection.argument_tracing import (
+    Arguments,
+    Hidden,
+    Positions,
+    Tracer,
+    Untraceable,
+    same,
+)
+from node.model.inspection.layer_traits import (
+    FAILURES,
+    LayerTraits,
+    on_meta,
+    ran_without_numbers,
+    traits_of,
+)
+from node.model.inspection.session_inspection import SessionFlow, SessionInspection, Unservable
+from node.model.inspection.skeleton import Answer, Heard, PartCall, Skeleton, blank_input
 from node.model.lean_transformers import without_compiler
-from node.model.session_inspection import SessionFlow, SessionInspection, Unservable
-from node.model.skeleton import Answer, Heard, PartCall, Skeleton, blank_input
 
 TOKENS = 3
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from node.attention.mask_rules import MaskRule
-from node.model.skeleton import PartCall
+from node.model.inspection.skeleton import PartCall
 
 
 class Untraceable(Exception):

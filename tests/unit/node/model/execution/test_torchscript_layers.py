@@ -11,7 +11,8 @@ import torch
 from bench.tiny_families import make
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
-from node.model import packed_linear, torchscript_layers
+from node.model.execution import torchscript_layers
+from node.model.linear import packed_linear
 from node.weights.store import WeightStore
 
 LAYERS = 4

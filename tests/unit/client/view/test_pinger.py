@@ -3,12 +3,12 @@
 import asyncio
 import random
 
-from client.view.pulse import Pulse, PulseConfig
+from client.view.pinger import PingConfig, Pinger
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryNetwork, MemoryTransport
 from node.links.probe import ProbeServer
 
-CONFIG = PulseConfig()
+CONFIG = PingConfig()
 
 
 async def peers_of(network: MemoryNetwork, count: int) -> list[MemoryTransport]:
@@ -23,15 +23,15 @@ def test_a_killed_and_a_frozen_peer_are_silent_soon_and_one_that_thaws_is_not() 
         network = MemoryNetwork(random.Random(1))
         changed = asyncio.Event()
         loop = asyncio.get_running_loop()
-        pulse = Pulse(network.transport(), changed.set, CONFIG)
+        pinger = Pinger(network.transport(), changed.set, CONFIG)
         killed, frozen, well = await peers_of(network, 3)
-        pulse.watch({peer.peer_id: () for peer in (killed, frozen, well)})
+        pinger.watch({peer.peer_id: () for peer in (killed, frozen, well)})
         await asyncio.sleep(1)
-        assert all(pulse.beat(p.peer_id).answered_unix_s for p in (killed, frozen, well))
+        assert all(pinger.state_of(p.peer_id).answered_unix_s for p in (killed, frozen, well))
 
         async def until_silent(peer_id: str, limit_s: float) -> None:
             since_s = loop.time()
-            while not pulse.beat(peer_id).silent:
+            while not pinger.state_of(peer_id).silent:
                 changed.clear()
                 await changed.wait()
             assert loop.time() - since_s <= limit_s
@@ -41,15 +41,15 @@ def test_a_killed_and_a_frozen_peer_are_silent_soon_and_one_that_thaws_is_not() 
         await until_silent(killed.peer_id, CONFIG.every_s + CONFIG.again_s + 0.1)
         both_s = CONFIG.every_s + CONFIG.again_s + 2 * CONFIG.answer_s
         await until_silent(frozen.peer_id, both_s)
-        assert pulse.beat(well.peer_id).misses == 0
+        assert pinger.state_of(well.peer_id).misses == 0
         network.thaw(frozen.peer_id)
         changed.clear()
         await changed.wait()
-        assert not pulse.beat(frozen.peer_id).silent
-        assert pulse.beat(killed.peer_id).silent
-        pulse.watch({well.peer_id: ()})
-        assert pulse.beat(killed.peer_id).answered_unix_s is None, "it is watched no more"
-        await pulse.close()
+        assert not pinger.state_of(frozen.peer_id).silent
+        assert pinger.state_of(killed.peer_id).silent
+        pinger.watch({well.peer_id: ()})
+        assert pinger.state_of(killed.peer_id).answered_unix_s is None, "it is watched no more"
+        await pinger.close()
 
     run_virtual(scenario(), limit_s=60)
 
@@ -57,15 +57,15 @@ def test_a_killed_and_a_frozen_peer_are_silent_soon_and_one_that_thaws_is_not() 
 def test_many_peers_are_asked_less_often() -> None:
     async def scenario() -> None:
         network = MemoryNetwork(random.Random(1))
-        pulse = Pulse(network.transport(), lambda: None, CONFIG)
+        pinger = Pinger(network.transport(), lambda: None, CONFIG)
         peers = await peers_of(network, 400)
-        pulse.watch({peer.peer_id: () for peer in peers})
+        pinger.watch({peer.peer_id: () for peer in peers})
         await asyncio.sleep(1)
-        first = pulse.beat(peers[0].peer_id).answered_unix_s
+        first = pinger.state_of(peers[0].peer_id).answered_unix_s
         await asyncio.sleep(400 * CONFIG.share_s - 2)
-        assert pulse.beat(peers[0].peer_id).answered_unix_s == first
+        assert pinger.state_of(peers[0].peer_id).answered_unix_s == first
         await asyncio.sleep(2)
-        assert pulse.beat(peers[0].peer_id).answered_unix_s != first
-        await pulse.close()
+        assert pinger.state_of(peers[0].peer_id).answered_unix_s != first
+        await pinger.close()
 
     run_virtual(scenario(), limit_s=60)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from node.model import packed_linear
-from node.model.packed_linear import PackedLinear, favour_few_rows
+from node.model.linear import packed_linear
+from node.model.linear.packed_linear import PackedLinear, favour_few_rows
 
 
 class Shouting(nn.Linear):

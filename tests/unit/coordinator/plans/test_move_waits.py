@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from coordinator.plans.turn import TurnConfig, WaitFor, given_up, other_holders, why_wait
+from coordinator.plans.move_waits import MoveWaitConfig, WaitFor, given_up, other_holders, why_wait
 from dht.messages.types import NodeState
 
-CONFIG = TurnConfig()
+CONFIG = MoveWaitConfig()
 NOW_S = 1e6
 
 

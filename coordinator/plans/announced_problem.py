@@ -10,7 +10,7 @@ from dht.messages.types import Problem, model_key
 from dht.records.directory import Directory
 
 
-async def read_living(
+async def read_announced_problem(
     initial_peers: tuple[str, ...], name: str, network: str, pin: ModelPin | None = None
 ) -> tuple[Problem, Service]:
     """The problem and service of the model ``name``, as its peers announce them now.
@@ -22,12 +22,12 @@ async def read_living(
     transport = await observe(initial_peers)
     pin = pin or ModelPin(named=named_peers(initial_peers))
     try:
-        return await problem_now(Directory(transport, network, model_key(name)), pin)
+        return await announced_problem(Directory(transport, network, model_key(name)), pin)
     finally:
         await transport.close()
 
 
-async def problem_now(directory: Directory, pin: ModelPin) -> tuple[Problem, Service]:
+async def announced_problem(directory: Directory, pin: ModelPin) -> tuple[Problem, Service]:
     """The problem of placing the model that ``pin`` means on the peers that announce it.
 
     Raises UserError where no peer announces it, or peers announce several.

@@ -64,7 +64,8 @@ def share_products(layer: nn.Module, siblings: Iterable[Sequence[str]]) -> None:
     """Merge each group of ``siblings``, names of linear modules in ``layer``, into one product.
 
     The modules of a group must receive the same tensor, unchanged in between
-    (:attr:`node.model.layer_traits.LayerTraits.siblings`). The separate matrices are dropped.
+    (:attr:`node.model.inspection.layer_traits.LayerTraits.siblings`). The separate matrices are
+    dropped.
     """
     for names in siblings:
         linears = [layer.get_submodule(name) for name in names]

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from dht.errors import UserError
 from dht.messages.types import in_precision_of
 from node.engine.engine import Engine, EngineConfig, WorkItem
-from node.model.quantize import KINDS, held_bytes, quantize_linears, scaled_product
+from node.model.linear.quantize import KINDS, held_bytes, quantize_linears, scaled_product
 from node.weights.store import WeightStore
 
 ERROR_MAX = {"int8": 0.02, "int4": 0.12}

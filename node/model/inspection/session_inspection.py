@@ -16,10 +16,10 @@ from torch import nn
 
 from node.attention.cache_view import LookingCache
 from node.kv.layer_pool import KvShape
-from node.model.argument_tracing import same
 from node.model.carried import Argument, Carried, Chosen, NoForm, Pair, Shared, TokenForm
-from node.model.layer_traits import FAILURES, on_meta
-from node.model.skeleton import Answer, Heard, LayerCall, Skeleton, argument_of
+from node.model.inspection.argument_tracing import same
+from node.model.inspection.layer_traits import FAILURES, on_meta
+from node.model.inspection.skeleton import Answer, Heard, LayerCall, Skeleton, argument_of
 
 IDS, OTHER_IDS = (0, 1, 2), (2, 0, 1)
 

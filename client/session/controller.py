@@ -1,7 +1,7 @@
 """The owner's side of one session: which route it takes, when it is mended, when it is given up.
 
 Pure: events with the time go in, effects come out in the order in which they are to be performed
-(:mod:`client.session.session` does that). The owner alone decides on routes, so it is never in
+(:mod:`client.session.driver` does that). The owner alone decides on routes, so it is never in
 question who replaces a stage; stages only keep what they hold until the next attempt reaches them.
 
 An attempt is one route that was tried. It ends when a stage refuses or is lost; the next one keeps

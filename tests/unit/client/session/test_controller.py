@@ -12,6 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.answer.generation import AnswerLog, AnswerRequest
+from client.session.controller import (
+    PAUSED_S,
+    RELIEF_EVERY_S,
+    ControllerState,
+    SessionController,
+)
 from client.session.events import (
     Accepted,
     Arrived,
@@ -33,12 +39,6 @@ from client.session.events import (
     OpenMigration,
     Refused,
     RouteFound,
-)
-from client.session.failover import (
-    PAUSED_S,
-    RELIEF_EVERY_S,
-    ControllerState,
-    SessionController,
 )
 from client.view.view import Route
 from coordinator.routing.routes import NoRoute

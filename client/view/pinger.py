@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from client.view.beat import Beat
+from client.view.ping_state import PingState
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.session import Ping, Pong
@@ -16,7 +16,7 @@ PINGS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PulseConfig:
+class PingConfig:
     """Times in seconds."""
 
     every_s: float = 3.0
@@ -30,7 +30,7 @@ class PulseConfig:
     """Longest pause between two pings of one peer, however many there are."""
 
 
-class Pulse:
+class Pinger:
     """Pings the watched peers until closed; ``on_change`` is called when one falls silent or
     answers again."""
 
@@ -38,16 +38,16 @@ class Pulse:
         self,
         transport: Transport,
         on_change: Callable[[], None],
-        config: PulseConfig | None = None,
+        config: PingConfig | None = None,
         parts: Supervisor | None = None,
     ) -> None:
         self._parts = parts or Supervisor()
         self._transport = transport
         self._on_change = on_change
-        self._config = config or PulseConfig()
+        self._config = config or PingConfig()
         self._room = asyncio.Semaphore(PINGS_AT_ONCE)
         self._addresses: dict[str, tuple[str, ...]] = {}
-        self._beats: dict[str, Beat] = {}
+        self._states: dict[str, PingState] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def watch(self, peers: Mapping[str, tuple[str, ...]]) -> None:
@@ -55,15 +55,15 @@ class Pulse:
         self._addresses = dict(peers)
         for peer_id in [p for p in self._tasks if p not in peers]:
             self._tasks.pop(peer_id).cancel()
-            self._beats.pop(peer_id, None)
+            self._states.pop(peer_id, None)
         for peer_id in [p for p in peers if p not in self._tasks]:
-            self._beats[peer_id] = Beat()
+            self._states[peer_id] = PingState()
             following = self._parts.keep(self._follow, peer_id, ends_process=False)
             self._tasks[peer_id] = asyncio.create_task(following, name="pings")
 
-    def beat(self, peer_id: str) -> Beat:
-        """A peer's last pings; a new :class:`Beat` for one that is not watched."""
-        return self._beats.get(peer_id, Beat())
+    def state_of(self, peer_id: str) -> PingState:
+        """A peer's last pings; a new :class:`PingState` for one that is not watched."""
+        return self._states.get(peer_id, PingState())
 
     async def close(self) -> None:
         """Stop all pings."""
@@ -77,12 +77,12 @@ class Pulse:
         while True:
             async with self._room:
                 rtt_s = await self._ping(peer_id)
-            before = self._beats[peer_id]
+            before = self._states[peer_id]
             if rtt_s is None:
                 now = replace(before, misses=before.misses + 1)
             else:
-                now = Beat(answered_unix_s=self._transport.now(), rtt_s=rtt_s)
-            self._beats[peer_id] = now
+                now = PingState(answered_unix_s=self._transport.now(), rtt_s=rtt_s)
+            self._states[peer_id] = now
             first = before.answered_unix_s is None and now.answered_unix_s is not None
             if first or now.silent != before.silent:
                 self._on_change()

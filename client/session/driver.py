@@ -1,4 +1,4 @@
-"""One answer's session: performs what a ``client.session.failover.SessionController`` decides."""
+"""One answer's session: performs what a ``client.session.controller.SessionController`` decides."""
 
 import asyncio
 import math
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from client.answer.generation import AnswerLog, AnswerRequest, PrefixCache
 from client.errors import StatusCallback, UnavailableError, no_route_text
 from client.session.attempt import Attempt, AttemptConfig
+from client.session.controller import ControllerState, RouteStatus, SessionController
 from client.session.events import (
     Avoid,
     CopyKv,
@@ -32,7 +33,6 @@ from client.session.events import (
     RouteFound,
     TellWait,
 )
-from client.session.failover import ControllerState, RouteStatus, SessionController
 from client.view.prefixes import NamedPrompt
 from client.view.view import Route, SwarmView
 from coordinator.admission.lengths import ANSWER_TOKENS
@@ -51,7 +51,7 @@ PACE_TOKENS_LEAST = 8
 
 
 @dataclass(slots=True, kw_only=True)
-class Pace:
+class TokenPace:
     """Times of the tokens that came over one route: when they came, not when they were taken."""
 
     route: Route = ()
@@ -126,7 +126,7 @@ class SessionDriver:
         self._warm: Attempt | None = None
         self._leaving: set[asyncio.Task[None]] = set()
         self._asked: set[str] = set()
-        self._pace = Pace()
+        self._pace = TokenPace()
 
     async def tokens(self) -> AsyncGenerator[tuple[int, ...], None]:
         """New tokens as they arrive, until the answer is whole.
@@ -193,7 +193,7 @@ class SessionDriver:
         if not owner.log.token_ids:
             limit_s += config.stall_per_prompt_token_s * len(self._request.prompt_ids)
         try:
-            # Not wait_for: until Python 3.12 it loses a cancellation that comes with an event.
+            # asyncio.wait_for loses a cancellation that comes with an event, until Python 3.12.
             async with asyncio.timeout(limit_s):
                 self._came_s, event = await self._events.get()
                 return event
@@ -266,7 +266,7 @@ class SessionDriver:
                 self._attempts.append(attempt)
                 self._compare_times()
                 expected_s = self._view.goes_over(self._session, route)
-                self._pace = Pace(route=route, expected_s=expected_s)
+                self._pace = TokenPace(route=route, expected_s=expected_s)
                 if not self.owner.accepted:
                     self._asked = {stage.peer_id for stage in route}
                     self._view.avoidance.asked(self._asked)

@@ -1,0 +1,1 @@
+"""Runs rows through layers: eagerly, as TorchScript, or as CUDA graphs."""

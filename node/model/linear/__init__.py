@@ -1,0 +1,1 @@
+"""Linear layers in other layouts: merged, packed for few rows, quantised."""
