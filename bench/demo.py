@@ -33,8 +33,6 @@ SHARES = (0.62, 0.45, 0.36)
 """Of the memory that the whole model needs: nobody can hold it."""
 PROMPT = "One morning"
 ROUND_TRIP_MS = 20.0
-CAUSE = " (peer"
-"""Where a status goes on to what a peer said, which is for logs."""
 
 
 def parse() -> argparse.Namespace:
@@ -83,9 +81,7 @@ async def ask(
     async with Swarm.connect(
         addresses,
         model=str(arguments.model),
-        on_status=lambda text: console.print(
-            f"\n({text.partition(CAUSE)[0]})", style="dim", markup=False
-        ),
+        on_status=lambda text: console.print(f"\n({text})", style="dim", markup=False),
     ) as swarm:
         await swarm.generate("Hello", max_new_tokens=2)  # the first request opens connections
         await swarm.reader.refresh()
