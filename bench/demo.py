@@ -33,8 +33,6 @@ SHARES = (0.62, 0.45, 0.36)
 """Memory of the three peers, as shares of what the whole model needs: nobody can hold it."""
 PROMPT = "One morning"
 ROUND_TRIP_MS = 20.0
-CAUSE = " (peer"
-"""Where a status goes on to what a peer said, which is for logs."""
 
 
 def parse() -> argparse.Namespace:
@@ -83,9 +81,7 @@ async def ask(
     async with Swarm.connect(
         addresses,
         model=str(arguments.model),
-        on_status=lambda text: console.print(
-            f"\n({text.partition(CAUSE)[0]})", style="dim", markup=False
-        ),
+        on_status=lambda text: console.print(f"\n({text})", style="dim", markup=False),
     ) as swarm:
         await swarm.generate("Hello", max_new_tokens=2)  # the first request opens connections
         await swarm.reader.refresh()
@@ -155,7 +151,9 @@ def main() -> int:
     try:
         return run(console, arguments)
     except PeerStartError as error:
-        console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        console.print(
+            f"error: {error}", style="red", markup=False, soft_wrap=not console.is_terminal
+        )
     except KeyboardInterrupt:
         console.print("\nStopped; all peers have left.")
         return EXIT_INTERRUPTED
@@ -171,14 +169,14 @@ def run(console: Console, arguments: argparse.Namespace) -> int:
         f" {', '.join(f'{share / 2**20:.1f}' for share in shares)} MiB, so none can hold it."
         + (f" Each lends {drafter / 2**20:.1f} MiB more to the draft model." if drafter else "")
         + " Starting them; the first time each measures this machine, which takes longer.",
-        soft_wrap=True,
+        soft_wrap=not console.is_terminal,
         highlight=False,
     )
     if arguments.round_trip:
         console.print(
             f"All run on this machine; every link is made to take {arguments.round_trip:g} ms there"
             " and back.",
-            soft_wrap=True,
+            soft_wrap=not console.is_terminal,
             highlight=False,
         )
     with (
@@ -207,14 +205,14 @@ def run(console: Console, arguments: argparse.Namespace) -> int:
             f"{len(drafted.token_ids)} tokens, first after {drafted.ttft_s * 1e3:.0f} ms, over"
             f" {route}: {1 / drafted.tpot_s:.1f} tokens/s with drafts, {1 / plain.tpot_s:.1f}"
             f" without ({plain.tpot_s / drafted.tpot_s:.2f} ×).",
-            soft_wrap=True,
+            soft_wrap=not console.is_terminal,
             highlight=False,
         )
         if victim is not None:
             console.print(
                 f"{victim.name} was killed in the middle: {told.gap_s:.1f} s later the answer went"
                 " on over the others, which took its layers.",
-                soft_wrap=True,
+                soft_wrap=not console.is_terminal,
                 highlight=False,
             )
         console.print("Comparing with transformers' generate in one process …", style="dim")
@@ -227,7 +225,7 @@ def run(console: Console, arguments: argparse.Namespace) -> int:
         console.print(
             f"One process, transformers' generate: {len(expected) / single_s:.1f} tokens/s;"
             f" its text and all of the swarm's are {'identical' if identical else 'DIFFERENT'}.",
-            soft_wrap=True,
+            soft_wrap=not console.is_terminal,
             highlight=False,
         )
         if arguments.keep:
@@ -251,7 +249,7 @@ def keep(console: Console, swarm: LocalSwarm, model: Path) -> None:
         "Another peer joins with:\n"
         f"  .venv/bin/python -m node.join --cpu --model {model} --identity /tmp/guest.key"
         f" --initial-peers {swarm.addresses[0]}",
-        soft_wrap=True,
+        soft_wrap=not console.is_terminal,
         highlight=False,
     )
     left: set[str] = set()

@@ -7,14 +7,20 @@ import argparse
 import asyncio
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from client.answer.generation import NEW_TOKENS_DEFAULT, GenerationOptions
+from client.answer.defaults import SamplingDefaults
+from client.answer.generation import GenerationOptions
 from client.generate import add_generation, figures, generation_options, print_note, show
+from client.pages.clean import peer_name
 from client.remembering import remember_swarm, settled_swarm
-from client.swarm.swarm import Swarm
+from client.swarm.swarm import Generation, Swarm
+from client.terminal.route_words import RouteWords
+from client.terminal.typed import MANY_LINES, prompt_again, read_message, start_editor
 from client.text.chat_template import ChatTemplate
 from client.text.conversation import Conversation, Turn, fitted
 from client.text.tokenizer import Tokenizer
@@ -24,17 +30,24 @@ from dht.command_line import (
     add_model,
     add_swarm,
     on_interrupt,
+    printable,
     run_command,
     settle_swarm,
 )
 from dht.errors import NetworkError, SwarmError, UserError
+from dht.messages.session import FinishReason
+from dht.messages.types import kv_tokens_least
+
+if TYPE_CHECKING:
+    from client.terminal.answer_view import AnswerView
 
 HISTORY = Path("~/.anabranch/chat_history")
-HISTORY_LINES_MAX = 1000
-PROMPT = "> "
+ANSWER_TOKENS = 1024
+"""Room for an answer whose length nobody said; more while peers surely have KV for it."""
 HELP = (
     "/reset forgets the conversation, /system TEXT sets instructions (without TEXT: none),"
-    " /exit or Ctrl-D leaves; Ctrl-C stops an answer."
+    f" {MANY_LINES} begins and ends a message of many lines, /exit or Ctrl-D leaves;"
+    " Ctrl-C stops an answer."
 )
 PLAIN = "This model has no chat template: it goes on writing your text"
 
@@ -63,6 +76,7 @@ class Chat:
     """One conversation over one swarm; reads lines from ``stdin``, writes to ``stdout``."""
 
     def __init__(self, swarm: Swarm, options: GenerationOptions, system: str) -> None:
+        """``options`` without ``max_new_tokens``: an answer goes on until it ends."""
         text = swarm.text
         if text.tokenizer is None:
             raise UserError(f"{text.name} has no tokenizer here: give its directory")
@@ -74,6 +88,7 @@ class Chat:
         self._conversation = Conversation().with_system(system)
         self._answering: asyncio.Task[None] | None = None
         self._stopping = False
+        self._view: AnswerView | None = None
 
     def interrupt(self) -> None:
         """Stop the answer, if there is one."""
@@ -83,7 +98,12 @@ class Chat:
             self._answering.cancel()
         else:
             print_note("\n(Ctrl-D or /exit leaves)")
-            _prompt_again()
+            prompt_again()
+
+    def say(self, text: str) -> None:
+        """Tell what the swarm says of itself."""
+        if self._view is None:  # it has words of its own for what happens to the answer
+            print_note(f"({text})")
 
     async def run(self) -> None:
         """Lines until the end of input."""
@@ -92,13 +112,13 @@ class Chat:
             print_note(f"{PLAIN}{unused}.")
         if sys.stdin.isatty():
             print_note(HELP)
-        while (line := await _read_line()) is not None:
+        while (line := await read_message()) is not None:
             match line.strip().partition(" "):
                 case ("", _, _):
                     continue
                 case ("/exit" | "/quit", _, _):
                     return
-                case (command, _, text) if command.startswith("/"):
+                case (command, _, text) if command.startswith("/") and "\n" not in line:
                     print_note(f"({self._command(command, text.strip())})")
                 case _:
                     await self._turn(line)
@@ -141,24 +161,61 @@ class Chat:
     async def _answer(self) -> None:
         """One answer; what was shown of it is remembered however it ends."""
         spec = await self._swarm.reader.ready_spec()
-        room = spec.context_tokens - (self._options.max_new_tokens or NEW_TOKENS_DEFAULT)
-        prompt, left_out = fitted(self._conversation, self._encode, room)
+        wanted = self._options.max_new_tokens
+        least = wanted or min(ANSWER_TOKENS, spec.context_tokens // 2)
+        prompt, left_out = fitted(self._conversation, self._encode, spec.context_tokens - least)
         if left_out:
             print_note(f"(the oldest {left_out} turns no longer fit and are left out)")
-        running = self._swarm.begin(prompt, self._options)
+        if wanted is None:
+            whole = min(spec.context_tokens, max(kv_tokens_least(spec), len(prompt) + least))
+            wanted = whole - len(prompt)
+        running = self._swarm.begin(prompt, replace(self._options, max_new_tokens=wanted))
         shown: list[str] = []
         try:
-            async with aclosing(aiter(running)) as pieces:
-                async for piece in pieces:
-                    if self._stopping:
-                        raise asyncio.CancelledError
-                    shown.append(piece.text)
-                    show(piece.text)
+            with self._showing(running) as show:
+                async with aclosing(aiter(running)) as pieces:
+                    async for piece in pieces:
+                        if self._stopping:
+                            raise asyncio.CancelledError
+                        shown.append(piece.text)
+                        show(piece.text)
         finally:
             self._conversation = self._conversation.said("assistant", "".join(shown))
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-        print_note(figures(running.answer()))
+        answer = running.answer()
+        if answer.finish_reason is FinishReason.LENGTH and self._options.max_new_tokens is None:
+            print_note(
+                f"(cut off after {wanted} tokens; --max-new-tokens says how many there may be)"
+            )
+        print_note(figures(answer, self._swarm.view.nodes))
+
+    @contextmanager
+    def _showing(self, running: Generation) -> Iterator[Callable[[str], None]]:
+        """What shows pieces of an answer: on a terminal as they come to look, and below them what
+        happens to its route; elsewhere as they are."""
+        if not sys.stdout.isatty():
+            try:
+                yield show
+            finally:
+                sys.stdout.write("\n")
+                sys.stdout.flush()
+            return
+        from rich.console import Console
+
+        from client.terminal.answer_view import answer_view
+
+        words = RouteWords(self._name_of)
+        markdown = self._template is not None
+        with answer_view(Console(highlight=False), markdown=markdown) as view:
+            running.on_route = lambda status: view.note(words.line(status))
+            self._view = view
+            try:
+                yield lambda text: view.write(printable(text))
+            finally:
+                self._view = None
+
+    def _name_of(self, peer_id: str) -> str:
+        record = self._swarm.view.nodes.get(peer_id)
+        return peer_name("" if record is None else record.name, peer_id)
 
     def _encode(self, turns: Sequence[Turn]) -> tuple[int, ...]:
         if self._template is None:
@@ -167,58 +224,27 @@ class Chat:
         return self._tokenizer.encode(text, special_tokens=False)
 
 
-async def _read_line() -> str | None:
-    """A line without its end, or None at the end of input; the loop goes on meanwhile."""
-    prompt = PROMPT if sys.stdin.isatty() else ""
-    try:
-        return await asyncio.to_thread(input, prompt)
-    except EOFError:
-        if prompt:
-            print(flush=True)  # what comes next begins its own line
-        return None
-    except UnicodeDecodeError:
-        raise UserError("what was typed is not valid UTF-8 text") from None
-
-
-def _prompt_again() -> None:
-    """The prompt below a note, with what was typed so far: who reads the line knows of no note."""
-    if sys.stdin.isatty():
-        editor = sys.modules.get("readline")  # without it the terminal drops what was typed
-        typed = editor.get_line_buffer() if editor is not None else ""
-        print(f"{PROMPT}{typed}", end="", flush=True)
-
-
-def _keep_history(path: Path) -> None:
-    """Lines typed before, for the arrow keys; only where there is a terminal and readline."""
-    import atexit
-
-    path = path.expanduser()
-    try:
-        import readline
-    except ImportError:
-        return
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-        readline.read_history_file(path)
-    readline.set_history_length(HISTORY_LINES_MAX)
-
-    def save() -> None:
-        with suppress(OSError):
-            readline.write_history_file(path)
-
-    atexit.register(save)
-
-
 async def main(arguments: argparse.Namespace) -> int:
     """Connect and talk until the end of input."""
-    options = generation_options(arguments)
-    if sys.stdin.isatty() and not arguments.no_history:
-        _keep_history(HISTORY)
-    async with settled_swarm(arguments, lambda text: print_note(f"({text})")) as swarm:
+    generation_options(arguments)  # mistakes are told before anybody is asked
+    if sys.stdin.isatty():
+        start_editor(None if arguments.no_history else HISTORY)
+    chat: Chat | None = None
+
+    def say(text: str) -> None:
+        if chat is None:
+            print_note(f"({text})")
+        else:
+            chat.say(text)
+
+    async with settled_swarm(arguments, say) as swarm:
         remember_swarm(arguments, swarm)
         await swarm.ready_text()
-        chat = Chat(swarm, options, arguments.system)
+        directory = swarm.text.directory
+        if directory is not None:
+            for name, value in asdict(SamplingDefaults.read(directory)).items():
+                setattr(arguments, name, getattr(arguments, name, value))
+        chat = Chat(swarm, generation_options(arguments), arguments.system)
         with on_interrupt(chat.interrupt, (signal.SIGINT,)):
             await chat.run()
     return EXIT_DONE

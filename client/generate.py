@@ -9,10 +9,13 @@
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
 from client.answer.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions, PrefixCache
+from client.errors import layers_text
+from client.pages.clean import peer_name
 from client.remembering import remember_swarm, settled_swarm
 from dht.command_line import (
     EXIT_DONE,
@@ -24,8 +27,8 @@ from dht.command_line import (
     settle_swarm,
 )
 from dht.errors import UserError
-from dht.identity.peer_id import short_name
 from dht.messages.session import Priority
+from dht.messages.types import NodeRecord
 
 USUAL = frozenset({"max-new-tokens", "temperature", "top-k", "top-p", "seed", "stop"})
 """Options that most people give; ``--help-all`` shows the rest."""
@@ -169,14 +172,17 @@ def answer_json(answer: Answer) -> str:
     return json.dumps(shown, ensure_ascii=False)
 
 
-def figures(answer: Answer) -> str:
-    """One line for people: how long it took and who computed it."""
+def figures(answer: Answer, nodes: Mapping[str, NodeRecord]) -> str:
+    """One line for people: how long it took and who computed it, by the names in ``nodes``."""
     rate = f", {1 / answer.tpot_s:.1f} tokens/s" if answer.tpot_s > 0 else ""
+    names = {peer: record.name for peer, record in nodes.items()}
     route = " → ".join(
-        f"{short_name(stage.peer_id)} [{stage.start}, {stage.end})" for stage in answer.route
+        f"{peer_name(names.get(stage.peer_id, ''), stage.peer_id)}"
+        f" ({layers_text(((stage.start, stage.end),))})"
+        for stage in answer.route
     )
-    noun = "failover" if answer.failovers == 1 else "failovers"
-    failovers = f", {answer.failovers} {noun}" if answer.failovers else ""
+    left = "peer" if answer.failovers == 1 else "peers"
+    failovers = f", {answer.failovers} {left} left on the way" if answer.failovers else ""
     return (
         f"{len(answer.token_ids)} tokens after a prompt of {answer.prompt_tokens}"
         f" ({answer.finish_reason}): first after {answer.ttft_s:.2f} s{rate}{failovers}"
@@ -198,14 +204,14 @@ async def main(arguments: argparse.Namespace) -> int:
         async for piece in running:
             if not arguments.json:
                 show(piece.text if has_text else _ids(piece.token_ids))
-        answer = running.answer()
+        answer, nodes = running.answer(), swarm.view.nodes
         remember_swarm(arguments, swarm, answer.route)
     if arguments.json:
         print(answer_json(answer))
     else:
         sys.stdout.write("\n")
         sys.stdout.flush()
-        print_note(figures(answer))
+        print_note(figures(answer, nodes))
     return EXIT_DONE
 
 

@@ -95,7 +95,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (--help lists what {self.prog} takes)")
 
 
-def add_swarm(parser: argparse.ArgumentParser) -> None:
+def add_swarm(parser: Parser) -> None:
     """Add the options that name the swarm and the transport, the same in all commands.
 
     They are an invitation, ``--initial-peers``, ``--local``, ``--network`` and ``--transport`` (a
@@ -133,6 +133,7 @@ def add_swarm(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="daemon, light (pure Python), or auto (auto)",
     )
+    parser.add_rare("--verbose", action="store_true", help="tell causes, too, in libp2p's words")
 
 
 def add_model(parser: Parser) -> None:
@@ -333,6 +334,8 @@ def run_command(
     raise_descriptor_limit()
     try:
         arguments = parse()
+        if getattr(arguments, "verbose", False):
+            logging.getLogger().setLevel(min(level, logging.INFO))
         kind = getattr(arguments, "transport", TransportKind.AUTO)
         with asyncio.Runner(loop_factory=loop_factory(kind)) as runner:
             return runner.run(main(arguments))

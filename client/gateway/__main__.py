@@ -12,7 +12,8 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from client.gateway.protocols.requests import CHAT_TOKENS_DEFAULT, Defaults
+from client.answer.defaults import SamplingDefaults
+from client.gateway.protocols.requests import CHAT_TOKENS_DEFAULT
 from client.remembering import remember_swarm, settled_swarm
 from client.swarm.swarm import Swarm, model_beside, named_of
 from client.text.chat_template import ChatTemplate
@@ -27,7 +28,6 @@ from dht.command_line import (
     settle_swarm,
 )
 from dht.errors import UserError
-from dht.json_file import read_object
 from dht.secret_file import check_private
 
 if TYPE_CHECKING:
@@ -284,15 +284,11 @@ def _service(swarm: Swarm, answers: "Answers", chat_tokens: int) -> "CompletionS
     )
 
 
-def _text_side(directory: Path | None) -> tuple[ChatTemplate | None, Defaults]:
+def _text_side(directory: Path | None) -> tuple[ChatTemplate | None, SamplingDefaults]:
     """Chat template and default sampling from the model's files."""
     if directory is None:
-        return None, Defaults()
-    try:
-        read = read_object(directory / "generation_config.json")
-    except (OSError, ValueError):
-        read = {}
-    return ChatTemplate.load(directory), Defaults.of(read)
+        return None, SamplingDefaults()
+    return ChatTemplate.load(directory), SamplingDefaults.read(directory)
 
 
 def _say(text: str) -> None:

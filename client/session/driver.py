@@ -1,6 +1,7 @@
 """One answer's session: performs what a ``client.session.controller.SessionController`` decides."""
 
 import asyncio
+import logging
 import math
 import secrets
 from collections import deque
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from client.answer.generation import AnswerLog, AnswerRequest, PrefixCache
 from client.errors import StatusCallback, UnavailableError, no_route_text
+from client.pages.clean import peer_name
 from client.session.attempt import Attempt, AttemptConfig
 from client.session.controller import ControllerState, RouteStatus, SessionController
 from client.session.events import (
@@ -43,6 +45,8 @@ from dht.identity.peer_id import short_name
 from dht.messages import codec
 from dht.messages.session import HISTORY_TOKENS_MAX, Priority, SessionClose, SessionOpen
 from dht.transport.interface import SESSION_PROTOCOL, Transport
+
+logger = logging.getLogger(__name__)
 
 LEAVE_S = 4.0
 """Time for telling a stage that left the route to free its share."""
@@ -284,8 +288,9 @@ class SessionDriver:
                 self._leave(attempt, [stage.peer_id for stage in stages])
             case Avoid(peer_id=peer_id, code=code, retry_after_s=after_s):
                 self._last_loss = f"peer {short_name(peer_id)}: {effect.reason}"
+                logger.info("%s", self._last_loss)
                 if code is None:
-                    self._on_status(f"{self._last_loss}; going on over another route")
+                    self._on_status(f"{self._name_of(peer_id)} left; going on over another route")
                 now_s = asyncio.get_running_loop().time()
                 self._view.avoid(peer_id, code, after_s, now_s, urgent=self._urgent)
             case TellWait(no_route=no_route):
@@ -306,7 +311,11 @@ class SessionDriver:
         self._waits_for = f"{text} ({self._last_loss})" if self._last_loss else text
         if text != self._told_wait:  # the same loss, in other words, is no news
             self._told_wait = text
-            self._on_status(f"waiting: {self._waits_for}")
+            self._on_status(f"waiting: {text}")
+
+    def _name_of(self, peer_id: str) -> str:
+        record = self._view.nodes.get(peer_id)
+        return peer_name("" if record is None else record.name, peer_id)
 
     async def _drop_warm(self) -> None:
         if self._warm is not None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,9 @@ STATUS_EVERY_S = 300.0
 """Interval between status lines if there is no terminal."""
 LINE_EVERY_S = 5.0
 """Interval between lines about one phase if there is no terminal."""
+
+NARROW = 100
+"""Columns of a terminal up to which a bar is short and says no rate."""
 
 
 class ProgressBar(Protocol):
@@ -59,9 +63,16 @@ class Reporter:
             self._log.flush()
 
     def say(self, text: str) -> None:
-        """Write one line for people."""
-        if not self._json_log:
-            self._console.print(printable(text), markup=False)
+        """Write one line for people. A terminal gets it cut between words; longer words stay whole,
+        so that they can be copied."""
+        if self._json_log:
+            return
+        text = printable(text)
+        if self._console.is_terminal:
+            text = "\n".join(
+                cut_between_words(line, self._console.width) for line in text.split("\n")
+            )
+        self._console.print(text, markup=False)
 
     def show(self, view: Callable[[], RenderableType], line: Callable[[], str]) -> None:
         """Show the present figures: ``view`` at the end of a terminal, while no phase runs; without
@@ -101,31 +112,29 @@ class Reporter:
 
     @contextmanager
     def _bar(self, text: str, *, counted: bool) -> Iterator[ProgressBar]:
-        columns = (
-            (
-                BarColumn(bar_width=24),
-                DownloadColumn(binary_units=True),
-                TransferSpeedColumn(),
-                TimeRemainingColumn(),
-            )
-            if counted
-            else ()
-        )
-        progress = Progress(
+        plain = (
             SpinnerColumn(finished_text="✓"),
             TextColumn("{task.description}"),
-            *columns,
             TimeElapsedColumn(),
-            console=self._console,
+        )
+        progress = Progress(*plain, console=self._console)
+        meter = (
+            BarColumn(bar_width=24 if self._console.width > NARROW else 8),
+            DownloadColumn(binary_units=True),
+            *((TransferSpeedColumn(),) if self._console.width > NARROW else ()),
+            TimeRemainingColumn(),
         )
         with progress:
             task = progress.add_task(text, total=None)
 
             class _Bar:
                 def update(self, done_bytes: int, total_bytes: int) -> None:
+                    if counted:  # a phase that had nothing to do shows no bar of nothing
+                        progress.columns = (*plain[:2], *meter)
                     progress.update(task, completed=done_bytes, total=total_bytes)
 
             yield _Bar()
+            progress.columns = plain
             done = progress.tasks[0].completed or 1
             progress.update(task, total=done, completed=done)
 
@@ -179,6 +188,11 @@ def progress_sentence(done_bytes: int, total_bytes: int, bytes_per_s: float) -> 
     return f"{text}, {gibibytes(bytes_per_s)}/s, {left_s // 60}:{left_s % 60:02} left"
 
 
+def cut_between_words(text: str, width: int) -> str:
+    """``text`` in lines of at most ``width`` characters; a longer word has a line of its own."""
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+
+
 def gibibytes(size_bytes: float) -> str:
     """A size in readable units."""
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
@@ -200,5 +214,5 @@ def layers_sentence(start: int, end: int, total: int, state: NodeState) -> str:
 
 
 def span_text(start: int, end: int) -> str:
-    """``layers 0 to 3``, ``layer 7``."""
-    return f"layer {start}" if end - start == 1 else f"layers {start} to {end - 1}"
+    """``layers 0-3``, ``layer 7``."""
+    return f"layer {start}" if end - start == 1 else f"layers {start}-{end - 1}"

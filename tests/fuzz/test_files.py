@@ -1,6 +1,5 @@
 """Files of a model that somebody else made: what cannot be right is refused in one line."""
 
-import contextlib
 import functools
 import json
 import struct
@@ -16,11 +15,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from client.gateway.protocols.requests import Defaults
+from client.answer.defaults import SamplingDefaults
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import stop_token_ids
 from dht.errors import UserError
-from dht.json_file import read_object
 from dht.model_files import (
     INDEX,
     MANIFEST,
@@ -146,8 +144,7 @@ def manifest(directory: Path) -> None:
 
 
 def defaults(directory: Path) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        Defaults.of(read_object(directory / "generation_config.json"))
+    SamplingDefaults.read(directory)
     assert all(isinstance(each, int) for each in stop_token_ids(directory))
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
+from client.answer.defaults import SamplingDefaults
 from client.gateway.errors import ApiError
 from client.gateway.protocols.requests import (
     ChatRequest,
     CompletionRequest,
-    Defaults,
     check_supported,
     parse_request,
     prompts_of,
@@ -139,7 +139,7 @@ def test_a_body_is_a_request_or_names_its_fault(
             check_supported(request)
             if isinstance(request, CompletionRequest):
                 prompts_of(request)
-            request_options(request, Defaults(), wanted_tokens(request))
+            request_options(request, SamplingDefaults(), wanted_tokens(request))
         except ApiError as error:
             refused.append(error)
 

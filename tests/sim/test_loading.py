@@ -123,8 +123,8 @@ def test_files_of_a_local_directory_are_not_said_to_be_fetched(is_local: bool) -
             follower, announcer = follower_of(peer, out)
             mine = Assignment(peer_id=announcer.record.peer_id, start=4, end=8)
             await follower.enter(plan_of(1, mine))
-            fetching = [] if is_local else ["Fetching layers 4 to 7 …"]
-            assert out.getvalue().splitlines()[:-1] == [*fetching, "Loading layers 4 to 7 …"]
+            fetching = [] if is_local else ["Fetching layers 4-7 …"]
+            assert out.getvalue().splitlines()[:-1] == [*fetching, "Loading layers 4-7 …"]
 
     run_virtual(scenario(), limit_s=60)
 
@@ -144,7 +144,7 @@ def test_who_may_not_give_up_layers_says_so_once_and_serves_on() -> None:
             assert not out.getvalue()
             await asyncio.sleep(60)
             assert out.getvalue().splitlines() == [
-                "The plan has layers 2 to 5 for this peer; it goes on serving layers 0 to 3 for"
+                "The plan has layers 2-5 for this peer; it goes on serving layers 0-3 for"
                 " now: nobody else has shown to hold layer 0"
             ]
             following.cancel()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from client.answer.defaults import SamplingDefaults
 from client.answer.generation import GenerationOptions
 from client.gateway.answering.answers import Answers, ChoicePart, ChoiceTask, as_api_error
 from client.gateway.answering.text_threads import TextThreads
@@ -25,7 +26,6 @@ from client.gateway.protocols.requests import (
     CHAT_TOKENS_DEFAULT,
     ChatRequest,
     CompletionRequest,
-    Defaults,
     StreamOptions,
     check_stops,
     check_supported,
@@ -105,7 +105,7 @@ class CompletionService:
         answers: Answers,
         *,
         template: ChatTemplate | None,
-        defaults: Defaults,
+        defaults: SamplingDefaults,
         choices_max: int = 256,
         chat_tokens: int = CHAT_TOKENS_DEFAULT,
     ) -> None:

@@ -6,13 +6,14 @@ below "vLLM's" are what vLLM adds to OpenAI's interface, under its names.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from client.answer.defaults import SamplingDefaults
 from client.answer.generation import GenerationOptions, PrefixCache
 from client.gateway.errors import bad_request
 from client.gateway.structured.grammar import of_choice, of_regex, of_schema, schema_in
@@ -330,35 +331,9 @@ def size_of(request: CompletionRequest | ChatRequest) -> int:
     return sum(1 if isinstance(each, int) else 1 + len(each) for each in request.prompt)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Defaults:
-    """Sampling where a request says nothing: the model's own, as vLLM takes them."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-    @classmethod
-    def of(cls, generation_config: Mapping[str, Any]) -> "Defaults":
-        """The defaults in a ``generation_config.json``; values that cannot be are left out."""
-        found: dict[str, Any] = {}
-        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
-            value = generation_config.get(name)
-            if value is None:
-                continue
-            try:
-                GenerationOptions(**{name: value})
-            except UserError:
-                continue
-            found[name] = value
-        return cls(**found)
-
-
 def request_options(
     request: CompletionRequest | ChatRequest,
-    defaults: Defaults,
+    defaults: SamplingDefaults,
     max_new_tokens: int | None,
     grammar: str = "",
 ) -> GenerationOptions:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import aiohttp
 
 from bench.local_swarm import ROOT
+from client.answer.defaults import SamplingDefaults
 from client.answer.generation import AnswerRequest
 from client.gateway.answering.answers import Answers
 from client.gateway.answering.models import GatewayModels, OpenModel
 from client.gateway.answering.service import CompletionService
 from client.gateway.metrics import Metrics
-from client.gateway.protocols.requests import CHAT_TOKENS_DEFAULT, Defaults
+from client.gateway.protocols.requests import CHAT_TOKENS_DEFAULT
 from client.gateway.web.app import Gateway, GatewayConfig
 from client.gateway.web.server import serving
 from client.session.attempt import AttemptConfig
@@ -205,7 +206,7 @@ async def paper_gateway(
     template: str | None = TEMPLATE,
     tokenizer: bool = True,
     step_s: float = 0.0,
-    defaults: Defaults | None = None,
+    defaults: SamplingDefaults | None = None,
     head_s: float = 15.0,
     chat_tokens: int = CHAT_TOKENS_DEFAULT,
     others: Sequence[str] = (),
@@ -221,7 +222,7 @@ async def paper_gateway(
         swarm,
         answers,
         template=ChatTemplate(template, {"bos_token": "<|bos|>"}) if template else None,
-        defaults=defaults or Defaults(temperature=0.0),
+        defaults=defaults or SamplingDefaults(temperature=0.0),
         chat_tokens=chat_tokens,
     )
 

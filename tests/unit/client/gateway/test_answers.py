@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from client.answer.defaults import SamplingDefaults
 from client.gateway.protocols.requests import (
     CompletionRequest,
-    Defaults,
     parse_request,
     request_options,
 )
@@ -94,7 +94,7 @@ def test_usage_tells_what_peers_had_kept_and_salts_share_nothing() -> None:
 def test_a_request_may_leave_drafts_out(asked: bool | None, drafted: bool) -> None:
     body = json.dumps({"prompt": "a", "speculate": asked}).encode()
     request = parse_request(body, CompletionRequest)
-    assert request_options(request, Defaults(), 4).speculate == drafted
+    assert request_options(request, SamplingDefaults(), 4).speculate == drafted
 
 
 def test_a_stream_has_the_same_text_and_usage() -> None:
@@ -272,8 +272,8 @@ def test_a_stop_string_ends_the_text_before_it() -> None:
 
 def test_the_models_own_sampling_is_the_default() -> None:
     async def scenario() -> None:
-        defaults = Defaults.of({"temperature": 0.5, "top_k": 50, "top_p": "much", "eos": 3})
-        assert defaults == Defaults(temperature=0.5, top_k=50)
+        defaults = SamplingDefaults.of({"temperature": 0.5, "top_k": 50, "top_p": "much", "eos": 3})
+        assert defaults == SamplingDefaults(temperature=0.5, top_k=50)
         async with paper_gateway(defaults=defaults) as gateway:
             asked = {"prompt": [5, 6], "max_tokens": 6, "seed": 3}
             prompt, texts = (5, 6), []

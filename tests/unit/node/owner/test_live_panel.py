@@ -51,7 +51,7 @@ def test_the_panel_and_the_line_say_the_same_figures() -> None:
     Console(file=out, width=100).print(panel(FIGURES))
     text = out.getvalue()
     for part in (
-        "serving: layers 4 to 7 of 12",
+        "serving: layers 4-7 of 12",
         "3 sessions, 12.5 tokens/s, 4321 tokens",
         "5.0 MiB",
         f"4 others: {NEAR[-8:]} 12.0 ms",
@@ -60,7 +60,7 @@ def test_the_panel_and_the_line_say_the_same_figures() -> None:
         "3:07",
     ):
         assert part in text
-    assert "layers 4 to 7" in sentence(FIGURES)
+    assert "layers 4-7" in sentence(FIGURES)
     one = sentence(replace(FIGURES, start=3, end=4, sessions=1, peers=1))
     assert one.startswith("serving: layer 3 of 12; 1 session, 4321 tokens, 12.5 tokens/s;")
     assert "; 1 other peer;" in one

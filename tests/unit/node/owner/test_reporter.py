@@ -4,6 +4,7 @@ import io
 import json
 
 import pytest
+from rich.console import Console
 
 from node.owner import reporter
 from node.owner.reporter import Reporter, TransferRate, progress_sentence
@@ -46,3 +47,20 @@ def test_plain_output_and_events_say_now_and_then_how_far_it_is(
     event = json.loads(log.getvalue())
     assert event["event"] == "progress"
     assert (event["done_bytes"], event["bytes_per_s"]) == (20 * MIB, 5 * MIB)
+
+
+def test_a_terminal_gets_words_whole_and_no_bar_of_nothing() -> None:
+    screen = io.StringIO()
+    terminal = Reporter(json_log=False, out=screen)
+    terminal._console = Console(file=screen, force_terminal=True, width=24, soft_wrap=True)
+    invitation = "anabranch:" + 40 * "x"
+    terminal.say(f"To let others join here: {invitation} is all")
+    assert [line.strip() for line in screen.getvalue().splitlines()] == [
+        "To let others join here:",
+        invitation,
+        "is all",
+    ]
+    with terminal.phase("Reading", counted=True):
+        pass
+    assert "bytes" not in screen.getvalue()
+    assert "1/1" not in screen.getvalue()
