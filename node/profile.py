@@ -14,6 +14,7 @@ from node.engine.engine import Engine, EngineConfig
 from node.model.opening import open_lean
 from node.owner.reporter import counted
 from node.profiling.layer_profile import measure, tokens_per_s
+from node.profiling.quicker_dtype import default_dtype
 
 
 def parse() -> argparse.Namespace:
@@ -43,7 +44,7 @@ async def main(arguments: argparse.Namespace) -> int:
         store=store,
         name=served_name(arguments.model),
         device=machine.torch_device,
-        dtype=machine.dtype,
+        dtype=default_dtype(store, machine, None).dtype,
         memory_bytes=machine.lend_bytes,
     )
     engine = Engine(config)

@@ -1,5 +1,6 @@
 """The formats in which packed checkpoints are published, each as rules (:mod:`.stored`)."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +19,8 @@ FLOAT8 = {torch.float8_e4m3fn: "float8_e4m3", torch.float8_e5m2: "float8_e5m2"}
 FLOAT8_NAMES = frozenset({"F8_E4M3", "F8_E5M2"})
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Place of each of eight columns in an int32 of AWQ."""
+PIECE_NUMBERS = 1 << 18
+"""Elements of a tensor whose codes are brought into order at a time."""
 MX_COLUMNS = 32
 """Numbers that share an exponent (OCP Microscaling Formats 1.0)."""
 
@@ -238,7 +241,7 @@ def _gptq(settings: Mapping[str, Any]) -> list[Rule]:
     sorted_ = bool(settings.get("desc_act"))
 
     def make(parts: Parts) -> torch.Tensor:
-        codes = _packed(_unpacked(parts["codes"].t(), bits), bits)
+        codes = parts["codes"].t().contiguous().view(torch.uint8)  # the lowest code first, too
         scales = parts["scales"].t().contiguous()
         zeros = _unpacked(parts["zeros"], bits).t().to(torch.int16) + shifted
         others = {"zeros": zeros.to(torch.uint8).contiguous()}
@@ -273,7 +276,7 @@ def _awq(settings: Mapping[str, Any]) -> list[Rule]:
     def make(parts: Parts) -> torch.Tensor:
         return scaled(
             "uint4",
-            _packed(in_order(parts["codes"]), bits),
+            _in_pieces(lambda some: _packed(in_order(some.t()), bits), parts["codes"].t()),
             parts["scales"].t().contiguous(),
             beside={"zeros": in_order(parts["zeros"]).contiguous()},
         )
@@ -339,6 +342,22 @@ def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
     return codes[..., ::2] | codes[..., 1::2] << 4
 
 
+def _in_pieces(make: Callable[[torch.Tensor], torch.Tensor], source: torch.Tensor) -> torch.Tensor:
+    """``make(source)``, made of a few rows at a time, so that what it takes meanwhile is little."""
+    count = source.shape[0]
+    rows = max(1, PIECE_NUMBERS // max(1, math.prod(source.shape[1:])))
+    if rows >= count or source.device.type == "meta":
+        return make(source)
+    first = make(source[:rows])
+    each = first.shape[0] // rows
+    made = first.new_empty((each * count, *first.shape[1:]))
+    made[: each * rows] = first
+    for start in range(rows, count, rows):
+        end = min(start + rows, count)
+        made[each * start : each * end] = make(source[start:end])
+    return made
+
+
 def _is_plain(groups: torch.Tensor, scales: torch.Tensor) -> bool:
     """Whether columns are in the order of their groups; taken as such without numbers."""
     if groups.device.type == "meta":
@@ -369,8 +388,8 @@ def _ordered(
             raise ValueError("groups of different sizes")
     order = torch.argsort(groups.long(), stable=True)
     bits = Packing(code=code, columns=1).bits
-    apart = _packed(_unpacked(codes, bits)[:, order], bits).view(codes.dtype)
+    apart = _in_pieces(lambda some: _packed(_unpacked(some, bits)[:, order], bits), codes)
     place = torch.empty_like(order)
     place[order] = torch.arange(order.numel(), device=order.device)
     named = {"order": place.to(torch.int32)[None], **others}
-    return scaled(code, apart, scales, beside=named)
+    return scaled(code, apart.view(codes.dtype), scales, beside=named)

@@ -140,32 +140,82 @@ def _q4_1(blocks: torch.Tensor) -> Affine:
     return Affine(bits=4, columns=32, codes=codes, scales=scales, least=least)
 
 
+def _fifth_bits(bytes_: torch.Tensor) -> torch.Tensor:
+    """Bits of 32 columns, the lowest first, as the fifth ones of their codes."""
+    places = torch.arange(8, dtype=torch.uint8, device=bytes_.device)
+    return (bytes_[..., None] >> places & 1).flatten(-2) << 4
+
+
+def _q5_0(blocks: torch.Tensor) -> Affine:
+    scales = _halves(blocks, 0)
+    codes = (_nibbles(blocks[..., 6:]) | _fifth_bits(blocks[..., 2:6])).flatten(-2)
+    return Affine(bits=5, columns=32, codes=codes, scales=scales, least=scales * -16)
+
+
+def _q5_1(blocks: torch.Tensor) -> Affine:
+    scales, least = _halves(blocks, 0), _halves(blocks, 2)
+    codes = (_nibbles(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8])).flatten(-2)
+    return Affine(bits=5, columns=32, codes=codes, scales=scales, least=least)
+
+
 def _q8_0(blocks: torch.Tensor) -> Affine:
     scales, codes = _halves(blocks, 0), (blocks[..., 2:] ^ 0x80).flatten(-2)
     return Affine(bits=8, columns=32, codes=codes, scales=scales, least=scales * -128)
 
 
 def _q4_k(blocks: torch.Tensor) -> Affine:
+    scales, least = _k_scales(blocks)
+    codes = _nibbles(torch.unflatten(blocks[..., 16:], -1, (4, 32))).flatten(-3)
+    return Affine(bits=4, columns=32, codes=codes, scales=scales, least=least)
+
+
+def _q5_k(blocks: torch.Tensor) -> Affine:
+    scales, least = _k_scales(blocks)
+    lower = _nibbles(torch.unflatten(blocks[..., 48:], -1, (4, 32))).flatten(-2)
+    places = torch.arange(8, dtype=torch.uint8, device=blocks.device)
+    upper = blocks[..., None, 16:48] >> places[:, None] & 1
+    codes = (lower | upper.flatten(-2) << 4).flatten(-2)
+    return Affine(bits=5, columns=32, codes=codes, scales=scales, least=least)
+
+
+def _q6_k(blocks: torch.Tensor) -> Affine:
+    lower = _nibbles(torch.unflatten(blocks[..., :128], -1, (2, 64)))
+    places = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)
+    pairs = torch.unflatten(blocks[..., 128:192], -1, (2, 1, 32))
+    upper = pairs >> places[:, None] & 3
+    scales = _halves(blocks, 208)[..., None] * blocks[..., 192:208].view(torch.int8)
+    return Affine(
+        bits=6,
+        columns=16,
+        codes=(lower | upper.flatten(-2) << 4).flatten(-3),
+        scales=scales.flatten(-2),
+        least=scales.flatten(-2) * -32,
+    )
+
+
+def _k_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and what the code 0 stands for, of eight groups in each block."""
     first, second, rest = torch.split(blocks[..., 4:16], 4, dim=-1)
     scales = torch.cat([first & 63, rest & 15 | first >> 6 << 4], dim=-1)
     minima = torch.cat([second & 63, rest >> 4 | second >> 6 << 4], dim=-1)
-    return Affine(
-        bits=4,
-        columns=32,
-        codes=_nibbles(torch.unflatten(blocks[..., 16:], -1, (4, 32))).flatten(-3),
-        scales=(_halves(blocks, 0)[..., None] * scales).flatten(-2),
-        least=(_halves(blocks, 2)[..., None] * minima).flatten(-2).neg_(),
+    return (
+        (_halves(blocks, 0)[..., None] * scales).flatten(-2),
+        (_halves(blocks, 2)[..., None] * minima).flatten(-2).neg_(),
     )
 
 
 AFFINE: dict[str, Callable[[torch.Tensor], Affine]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
     "Q8_0": _q8_0,
     "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
 }
-"""Types whose numbers are steps of one size in groups of 32, from blocks ``[..., blocks, bytes]``
-(``ggml-common.h``, ``dequantize_row_q4_K`` of llama.cpp)."""
+"""Types whose numbers are steps of one size in groups of 32, or 16 with codes of 6 bits, from
+blocks ``[..., blocks, bytes]`` (``ggml-common.h``, ``dequantize_row_q4_K`` of llama.cpp)."""
 
 
 def ggml_rules() -> list[Rule]:

@@ -2,9 +2,9 @@
 
 torch has one such product on CPUs, of bfloat16 rows by 4-bit codes with a scale and an offset for
 each group of columns (``_weight_int4pack_mm_for_cpu``). Whatever has numbers in steps of one size
-by groups (:class:`.packing.Affine`) becomes its operand: codes of 4 bits as they are, codes of 8
-bits as two columns of 4, of which the first is multiplied by 16 times the row's number. Only scales
-and offsets are rounded, to bfloat16. Rows beyond a few are cheaper to multiply dequantised.
+by groups (:class:`.packing.Affine`) becomes its operand: codes of 4 bits as they are, codes of 5
+to 8 bits as two columns of 4, of which the first is multiplied by 16 times the row's number. Only
+scales and offsets are rounded, to bfloat16. Rows beyond a few are cheaper to multiply dequantised.
 """
 
 import functools
@@ -26,10 +26,11 @@ ROWS_TOGETHER = (64, 32)
 ROW_BITS_MAX = 512
 """Maximum rows that are multiplied by the bits, times the bits of a code: with more the product
 takes longer than dequantising and multiplying (``bench/packed_products.py``)."""
-BYTES_MAX = 9 / 8
-"""Maximum size of an operand, of that of the parts that it is made of."""
+BYTES_MAX = 5 / 3
+"""Maximum size of an operand, of that of the parts that it is made of: 1.52 for Q6_K and 1.64 for
+Q5_K, which are multiplied 30 times as fast so (``bench/packed_products.py``)."""
 CENTRE = {4: 8, 8: 136}
-"""The code that stands for the offset alone, by bits of a code."""
+"""The code that stands for the offset alone, by bits of an operand's code."""
 FACTOR = {4: 1, 8: 17}
 """How often a row's number meets the offset: 16 times for the upper half of a code, and once."""
 MADE_NUMBERS = 1 << 20
@@ -186,16 +187,17 @@ def _made(packed: PackedTensor, together: int) -> PackedTensor:
     order = packed.parts.get("order")
     if outs % together or (order is not None and order.shape[-2] > 1):
         return packed
-    least = math.lcm(together, packed.packing.rows)
-    known = packed.packing.affine(packed.packing.some_rows(packed.parts, 0, min(least, outs)))
-    fitting = (g for g in GROUPS if known and known.columns * known.bits // 4 % g == 0)
-    if known is None or (group := next(fitting, None)) is None:
+    at_least = math.lcm(together, packed.packing.rows)
+    known = packed.packing.affine(packed.packing.some_rows(packed.parts, 0, min(at_least, outs)))
+    if known is None:
         return packed
-    columns = group * 4 // known.bits
-    packing = OperandPacking(bits=known.bits, columns=columns, rows=together)
-    codes = packed.parts["codes"].new_empty(
-        (*leading, outs, ins * known.bits // 8), dtype=torch.uint8
-    )
+    bits = 4 if known.bits == 4 else 8
+    group = next((g for g in GROUPS if known.columns * bits // 4 % g == 0), None)
+    if group is None:
+        return packed
+    columns = group * 4 // bits
+    packing = OperandPacking(bits=bits, columns=columns, rows=together)
+    codes = packed.parts["codes"].new_empty((*leading, outs, ins * bits // 8), dtype=torch.uint8)
     scales = codes.new_empty((*leading, ins // columns, outs, 2), dtype=torch.bfloat16)
     parts = {"codes": codes, "scales": scales}
     if order is not None:
@@ -203,7 +205,7 @@ def _made(packed: PackedTensor, together: int) -> PackedTensor:
     made = PackedTensor(packing, parts, packed.dtype, turned=packed.turned)
     if made.held_bytes > BYTES_MAX * packed.held_bytes:
         return packed
-    rows = max(1, MADE_NUMBERS // (math.prod(leading) * ins * least)) * least
+    rows = max(1, MADE_NUMBERS // (math.prod(leading) * ins * at_least)) * at_least
     for start in range(0, outs if codes.device.type != "meta" else 0, rows):
         end = min(start + rows, outs)
         affine = packed.packing.affine(packed.packing.some_rows(packed.parts, start, end))
@@ -218,7 +220,7 @@ def _interleaved(affine: Affine, packing: OperandPacking) -> torch.Tensor:
     """Codes in the operand's layout."""
     codes = affine.codes
     if packing.bits == 8:
-        groups = torch.unflatten(codes, -1, (-1, packing.columns))
+        groups = torch.unflatten(codes + _raised(affine), -1, (-1, packing.columns))
         codes = torch.stack([groups >> 4, groups & 15], dim=-2).flatten(-3)
     halves = torch.unflatten(codes, -2, (-1, 2, packing.rows // 2))
     lower, upper = halves.unbind(-3)
@@ -226,10 +228,15 @@ def _interleaved(affine: Affine, packing: OperandPacking) -> torch.Tensor:
     return made.reshape(*codes.shape[:-1], -1)
 
 
+def _raised(affine: Affine) -> int:
+    """What is added to codes that leave room for it, so that the middle one needs no offset."""
+    return CENTRE[8] - (1 << affine.bits - 1) if 4 < affine.bits < 8 else 0
+
+
 def _offset(affine: Affine, packing: OperandPacking) -> torch.Tensor:
     """Scales and offsets as the operand has them."""
-    steps = affine.scales
-    offsets = (affine.least + CENTRE[packing.bits] * steps) / FACTOR[packing.bits]
+    steps, centre = affine.scales, CENTRE[packing.bits] - _raised(affine)
+    offsets = (affine.least + centre * steps) / FACTOR[packing.bits]
     both = torch.stack([steps, offsets], dim=-1)
     spread = both.repeat_interleave(affine.columns // packing.columns, dim=-2)
     return spread.transpose(-2, -3)

@@ -65,7 +65,7 @@ class Affine:
     """A matrix whose numbers are ``scales * codes + least`` in groups of columns."""
 
     bits: int
-    """Bits of one code, 4 or 8."""
+    """Bits of one code, 4 to 8."""
     columns: int
     """Columns that share a scale."""
     codes: torch.Tensor

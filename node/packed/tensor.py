@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from node.device.products import multiplies
 from node.packed.packing import Meaning, Parts, Room
 
 TILE_NUMBERS = 1 << 17
@@ -93,23 +94,25 @@ class PackedTensor(torch.Tensor):
         """One of the same shape and packing, on the CPU, with random codes, to time with."""
         return self._with(self.packing.made_up(self.parts))
 
-    def tiles(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """A few rows of a matrix at a time: the first one's index, and ``[rows, ins]``, which stay
-        until the next ones come."""
+    def tiles(self, dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]]:
+        """A few rows of a matrix at a time: the first one's index, and ``[rows, ins]`` in
+        ``dtype``, which stay until the next ones come."""
         room = Room()
         outs, ins = self.packing.shape(self.parts)
         numbers = TILE_NUMBERS if self.device.type == "cpu" else ANYWHERE_NUMBERS
         rows = max(1, numbers // (ins * self.packing.rows)) * self.packing.rows
         for start in range(0, outs, rows):
             some = self.packing.some_rows(self.parts, start, min(start + rows, outs))
-            yield start, self.packing.dequantise(some, self.dtype, room)
+            yield start, self.packing.dequantise(some, dtype, room)
 
     def product(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows``, ``[count, ins]``, times the matrix: ``[count, outs]``."""
         if (made := self.packing.product(self.parts, rows)) is not None:
             return made
         out = rows.new_empty(rows.shape[0], self.packing.shape(self.parts)[0])
-        for start, tile in self.tiles():
+        if rows.device.type == "cpu" and not multiplies(rows.dtype):
+            rows = rows.float()  # tiles are computed in float32 anyway
+        for start, tile in self.tiles(rows.dtype):
             out[:, start : start + tile.shape[0]] = rows @ tile.t()
         return out
 

@@ -107,7 +107,7 @@ def join_parser() -> Parser:
         "--dtype",
         choices=dtypes,
         metavar="D",
-        help=f"{', '.join(dtypes)} (CPU: first, GPU: second)",
+        help=f"{', '.join(dtypes)} (GPU: second; CPU: first, if packed the quicker of both)",
     )
     add(
         "--quantize",

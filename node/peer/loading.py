@@ -7,6 +7,7 @@ from dht.errors import UserError
 from node.device.hardware import Machine
 from node.model import lean_transformers
 from node.owner.reporter import Reporter, gibibytes
+from node.profiling.quicker_dtype import default_dtype
 from node.stage.draft_engine import SHARE_FOUND, DraftEngine, found_beside
 from node.stage.local_engine import LocalEngine
 from node.weights.store import WeightStore
@@ -46,11 +47,17 @@ async def open_engine(
     arguments: argparse.Namespace, store: WeightStore, machine: Machine, reporter: Reporter
 ) -> LocalEngine:
     """The engine on this machine, measured. Raises UserError."""
-    dtype = arguments.dtype or machine.dtype
-    if machine.hint and not arguments.dtype:
+    dtype = arguments.dtype
+    if machine.hint and not dtype:
         reporter.say(machine.hint)
     with reporter.phase("Measuring this machine"):
         await asyncio.to_thread(lean_transformers.prepare_transformers)
+        if dtype is None:
+            found = await asyncio.to_thread(default_dtype, store, machine, arguments.threads)
+            dtype = found.dtype
+            if found.seconds:
+                reporter.event("dtype", dtype=dtype, seconds=dict(found.seconds))
+                reporter.say(found.reason)
         engine = await LocalEngine.open(
             store,
             name=arguments.model_name,

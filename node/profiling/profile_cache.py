@@ -23,7 +23,7 @@ from node.profiling.layer_profile import Profile, feasible, measure, room_for_ti
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 FILE_BYTES_MAX = 1 << 20
 
 

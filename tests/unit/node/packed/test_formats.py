@@ -4,11 +4,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.packed_checkpoints import FORMATS as PUBLISHED
 from dht.errors import UserError
 from node.device.tensors import STORED_DTYPES
+from node.packed import formats
 from node.packed.formats import FORMATS, stored_weights
 from node.packed.stored import settings_of
 from node.packed.tensor import PackedTensor
@@ -98,3 +101,20 @@ def test_mixed_bits_are_told_apart_by_their_scales() -> None:
     tensors["b.weight_scale"] = Entry("BF16", (4, 3))
     with pytest.raises(UserError, match="bits"):
         stored_weights("m", {"quantization_config": said}, tensors)
+
+
+@pytest.mark.parametrize("name", ["gptq", "gptq, 8 bits", "gptq, act-order", "awq"])
+def test_codes_are_brought_into_order_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
+    published = PUBLISHED[name]
+    parts, meant = published.pack(weight)
+    tensors = {f"proj{ending}": part for ending, part in parts.items()}
+    kinds = {torch.int32: "I32", torch.float16: "F16"}
+    entries = {n: Entry(kinds[t.dtype], tuple(t.shape)) for n, t in tensors.items()}
+    config = {"quantization_config": published.settings}
+    for numbers in (formats.PIECE_NUMBERS, 1):
+        monkeypatch.setattr(formats, "PIECE_NUMBERS", numbers)
+        stored = stored_weights("m", config, entries)["proj.weight"]
+        made = stored.weight(tensors)
+        assert isinstance(made, PackedTensor)
+        assert torch.allclose(made.dequantised(), meant, atol=1e-6)

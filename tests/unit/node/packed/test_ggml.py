@@ -6,7 +6,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from node.packed.ggml import HALVES, MULTIPLE, BlockPacking, by_name, ggml_rules
+from node.packed.ggml import AFFINE, HALVES, MULTIPLE, BlockPacking, by_name, ggml_rules
 from node.packed.stored import read_names
 from node.packed.tensor import PackedTensor
 from node.weights.safetensors_header import TensorEntry
@@ -42,6 +42,20 @@ def test_blocks_mean_what_the_package_says(kind: str) -> None:
     assert packed.shape == right.shape
     assert equal(packed.dequantised(), right)
     assert torch.isfinite(right).any()
+
+
+@pytest.mark.parametrize("kind", sorted(AFFINE))
+def test_steps_of_one_size_are_the_same_numbers(kind: str) -> None:
+    packed = tensor_of(kind)
+    codes = packed.parts["codes"].view(-1, by_name()[kind][2])
+    for place in HALVES[kind]:
+        codes[:, place + 1] &= 0x7B  # finite
+    affine = packed.packing.affine(packed.parts)
+    assert affine is not None
+    assert int(affine.codes.max()) < 1 << affine.bits
+    groups = torch.unflatten(affine.codes.double(), -1, (-1, affine.columns))
+    made = groups * affine.scales[..., None] + affine.least[..., None]
+    assert torch.allclose(made.flatten(-2).float(), meant(packed), rtol=1e-6, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_0"])

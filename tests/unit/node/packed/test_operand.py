@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from node.packed import operand
-from node.packed.ggml import AFFINE, BlockPacking, by_name
+from node.packed.ggml import AFFINE, HALVES, BlockPacking, by_name
 from node.packed.operand import OperandPacking, operand_of
 from node.packed.packing import Packing
 from node.packed.tensor import PackedTensor
@@ -51,9 +51,8 @@ def blocks(kind: str) -> PackedTensor:
     _, numbers, block_bytes = by_name()[kind]
     codes = torch.randint(0, 256, (OUTS, INS // numbers, block_bytes), generator=generator)
     codes = codes.to(torch.uint8)
-    codes[..., 1] = 0x1C  # a float16 of a few thousandths
-    if kind in ("Q4_1", "Q4_K"):
-        codes[..., 3] = 0x1C
+    for place in HALVES[kind]:
+        codes[..., place + 1] = 0x1C  # a float16 of a few thousandths
     return PackedTensor(BlockPacking(kind=kind), {"codes": codes.flatten(1)}, torch.bfloat16)
 
 
@@ -147,7 +146,7 @@ def test_large_matrices_are_brought_over_in_pieces(monkeypatch: pytest.MonkeyPat
     ("stored", "device"),
     [
         (packed("e2m1", 32), CPU),  # no steps of one size
-        (blocks("Q6_K"), CPU),
+        (blocks("Q3_K"), CPU),  # three times the bytes
         (packed("uint4", 16), CPU),  # groups of fewer columns than torch has
         (packed("uint4", 64)[:40], CPU),  # no whole number of interleaved rows
         (packed("uint4", 64).to(torch.float32), CPU),  # torch is slow in others than bfloat16

@@ -99,6 +99,17 @@ def as_int8(rows: int, columns: int) -> PackedTensor:
     return PackedTensor(packing, {"codes": codes, "scales": scales})
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_cpu_without_products_in_a_dtype_multiplies_in_float32(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(tensors, "multiplies", lambda asked: asked is torch.float32)
+    packed = made().to(dtype)  # type: ignore[attr-defined]
+    rows = ROWS[0].to(dtype)
+    right = rows.float() @ made().dequantised().t()
+    assert torch.equal(nn.functional.linear(rows, packed), right.to(dtype))
+
+
 def test_a_module_takes_it_for_its_weight() -> None:
     weight = made()
     linear = nn.Linear(INS, OUTS, bias=True)
