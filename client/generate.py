@@ -55,7 +55,7 @@ def parse() -> argparse.Namespace:
         type=float,
         default=60.0,
         metavar="S",
-        help="seconds to wait for missing layers (60)",
+        help="seconds to wait for slow peers and missing layers (60)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()

@@ -82,7 +82,7 @@ def parse() -> argparse.Namespace:
         type=float,
         default=30.0,
         metavar="S",
-        help="seconds to wait for missing layers before a 503 (30)",
+        help="seconds to wait for slow peers and for missing layers before a 503 (30)",
     )
     parser.add_argument(
         "--drain", type=float, default=30.0, metavar="S", help="for answers after Ctrl-C (30)"

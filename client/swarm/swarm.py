@@ -24,6 +24,7 @@ from dht.connecting import observe
 from dht.errors import NetworkError, UserError
 from dht.gguf_model import hub_root, model_directory
 from dht.hub import HubId, local_path, served_name
+from dht.identity.peer_id import short_name
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason
 from dht.messages.types import ModelSpec
@@ -32,6 +33,12 @@ from dht.transport.config import TransportKind
 from dht.transport.interface import Transport
 
 logger = logging.getLogger(__name__)
+
+REFUSED_S = 3.0
+"""An attempt to enter that fails sooner was refused; a later one met peers that were too busy, or
+nobody, and is made again."""
+SILENT_S = 4.0
+"""Time without an answer after which the caller is told who is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +105,8 @@ class Swarm:
         the first of ``initial_peers`` that serves it, unless ``config.fingerprint`` is given.
 
         Entering raises UserError for malformed addresses, for a model that is not on the hub and
-        where it is not clear which model is meant,
-        HubUnreachableError, and NetworkError when nobody answers.
+        where it is not clear which model is meant, HubUnreachableError, and NetworkError when
+        nobody answers: at once where connections are refused, else after ``config.wait_s``.
         """
         config = config or SwarmConfig()
         if not initial_peers:
@@ -108,7 +115,7 @@ class Swarm:
         text = _text_of(model) if model else None
         if isinstance(text, HubId):
             text = await _hub_text(text, config, on_status)
-        transport = await observe(initial_peers, config.transport)
+        transport = await _entered(initial_peers, config, on_status)
         named = named_peers(initial_peers)
         if text is None:
             text = ModelText(name=await _only_name(transport, config.network, named))
@@ -366,6 +373,29 @@ async def _hub_text(hub_id: HubId, config: SwarmConfig, on_status: StatusCallbac
 def _fetched_text(hub_id: HubId) -> ModelText:
     """The text side of a model on the hub, with the root of the commit that was listed."""
     return ModelText.load(str(hub_id), *hub_root(hub_id))
+
+
+async def _entered(
+    initial_peers: Sequence[str], config: SwarmConfig, on_status: StatusCallback
+) -> Transport:
+    """A transport into the network; waits for a first peer as long as an answer would.
+
+    Raises as :func:`dht.connecting.observe`.
+    """
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + config.wait_s
+    who = ", ".join(short_name(peer_id) for peer_id in named_peers(initial_peers))
+    while True:
+        began_s = loop.time()
+        telling = loop.call_later(SILENT_S, on_status, f"waiting: no answer yet from peer {who}")
+        try:
+            return await observe(initial_peers, config.transport)
+        except NetworkError as error:
+            if loop.time() < began_s + REFUSED_S or loop.time() >= deadline_s:
+                raise
+            on_status(f"waiting: {error}")
+        finally:
+            telling.cancel()
 
 
 def _text_of(model: str) -> ModelText | HubId:

@@ -1,0 +1,71 @@
+"""How a client enters a swarm whose peers are slow, gone, or never were."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from client.swarm import swarm
+from client.swarm.swarm import REFUSED_S, SILENT_S, SwarmConfig
+from dht.errors import NetworkError
+from dht.simulated.clock import run_virtual
+from dht.transport.config import TransportKind
+from dht.transport.interface import Transport
+
+PEER = "12D3KooWDRmLyUggxdMe4qjtx9uWy3yCjf4GRUJxMsbEATgXRznG"
+ADDRESS = f"/ip4/192.0.2.1/tcp/31337/p2p/{PEER}"
+ENTERED = cast(Transport, object())
+
+
+def entering(
+    monkeypatch: pytest.MonkeyPatch, attempts: Sequence[tuple[float, bool]], wait_s: float
+) -> tuple[bool, float, list[str]]:
+    """Whether a client comes in where attempts take these seconds and succeed or fail, the last
+    one again and again; after how many seconds; and what it said."""
+    made: list[int] = []
+    said: list[str] = []
+
+    async def observe(initial_peers: Sequence[str], kind: TransportKind) -> Transport:
+        takes_s, succeeds = attempts[min(len(made), len(attempts) - 1)]
+        made.append(1)
+        await asyncio.sleep(takes_s)
+        if not succeeds:
+            raise NetworkError("nobody answers")
+        return ENTERED
+
+    async def body() -> tuple[bool, float]:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        try:
+            found = await swarm._entered([ADDRESS], SwarmConfig(wait_s=wait_s), said.append)
+        except NetworkError:
+            return False, loop.time() - began_s
+        return found is ENTERED, loop.time() - began_s
+
+    monkeypatch.setattr(swarm, "observe", observe)
+    came_in, took_s = run_virtual(body(), limit_s=1000.0)
+    return came_in, took_s, said
+
+
+def test_a_refusal_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert entering(monkeypatch, [(REFUSED_S / 2, False)], 60.0) == (False, REFUSED_S / 2, [])
+
+
+def test_who_answers_late_is_waited_for_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    came_in, took_s, said = entering(monkeypatch, [(15.0, False), (9.0, True)], 60.0)
+    assert (came_in, took_s) == (True, 24.0)
+    waits = f"waiting: no answer yet from peer {PEER[-8:]}"
+    assert said == [waits, "waiting: nobody answers", waits]
+
+
+def test_an_answer_in_time_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert entering(monkeypatch, [(SILENT_S / 2, True)], 60.0) == (True, SILENT_S / 2, [])
+
+
+@pytest.mark.parametrize(("wait_s", "took_s"), [(0.0, 15.0), (30.0, 30.0), (31.0, 45.0)])
+def test_nobody_is_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch, wait_s: float, took_s: float
+) -> None:
+    came_in, after_s, _ = entering(monkeypatch, [(15.0, False)], wait_s)
+    assert (came_in, after_s) == (False, took_s)
