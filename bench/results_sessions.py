@@ -62,9 +62,12 @@ def fleet(result: dict[str, Any]) -> str:
     asked = [found[part] for part in ("before_kills", "after_kills")]
     both = found["answered_after_both_s"]
     quiet = [each for each in found["quiet"] if each is not None]
+    rounds = f"{len(result['rounds'])} rounds"
+    if result["churn"]:
+        rounds = f"with {sum(found['strikes'].values())} strikes: peers come, leave and are killed"
     text = (
         f"{peers} real peers on one machine of {result['cores']} cores that know the founder's"
-        f" address alone, {len(result['rounds'])} rounds: {sum(each['asked'] for each in asked)}"
+        f" address alone, {rounds}: {sum(each['asked'] for each in asked)}"
         f" answers asked through every peer by turns, each by a new client,"
         f" {sum(len(each['failed']) for each in asked)} failed,"
         f" {sum(len(each['hangs']) for each in asked)} silences above 5 s; a client connects in"
@@ -83,7 +86,8 @@ def fleet(result: dict[str, Any]) -> str:
         )
     if result["note"]:
         text += f"; measured {result['note']}"
-    return f"{text} {made(f'fleet_{peers}', f'fleet --peers {peers}')}."
+    command = f"fleet --peers {peers}" + " --churn" * result["churn"]
+    return f"{text} {made(f'fleet_{peers}', command)}."
 
 
 def moves(result: dict[str, Any]) -> str:

@@ -97,6 +97,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "dht_flood": flood,
         "fleet_12": fleet,
         "fleet_24": fleet,
+        "fleet_40": fleet,
         "healing": healing,
         "roaming": roaming,
         "hostile": attacks,
