@@ -31,6 +31,8 @@ REPEATS = 3
 KINDS: dict[str, tuple[Meaning, int]] = {
     "Q4_K": (BlockPacking(kind="Q4_K"), 0),
     "Q4_0": (BlockPacking(kind="Q4_0"), 0),
+    "Q5_K": (BlockPacking(kind="Q5_K"), 0),
+    "Q6_K": (BlockPacking(kind="Q6_K"), 0),
     "Q8_0": (BlockPacking(kind="Q8_0"), 0),
     "int4, groups of 128": (Packing(code="offset4", columns=128), 128),
 }

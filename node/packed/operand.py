@@ -28,7 +28,7 @@ ROW_BITS_MAX = 512
 takes longer than dequantising and multiplying (``bench/packed_products.py``)."""
 BYTES_MAX = 5 / 3
 """Maximum size of an operand, of that of the parts that it is made of: 1.52 for Q6_K and 1.64 for
-Q5_K, which are multiplied 30 times as fast so (``bench/packed_products.py``)."""
+Q5_K, which are multiplied 20 times as fast so (``bench/packed_products.py``)."""
 CENTRE = {4: 8, 8: 136}
 """The code that stands for the offset alone, by bits of an operand's code."""
 FACTOR = {4: 1, 8: 17}
