@@ -11,7 +11,7 @@ from bench.tiny_families import make
 from node.engine.engine import Engine
 from node.kernels import moe
 from node.kernels.moe import GroupedKernel
-from tests.unit.node.model.test_cuda_graphs import LAYERS, PROMPTS, answers, engine_of
+from tests.unit.node.model.execution.test_cuda_graphs import LAYERS, PROMPTS, answers, engine_of
 
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 

@@ -15,7 +15,13 @@ from node.attention.mask_rules import MaskRule
 from node.attention.paged_attention import attend_openly
 from node.engine import kernel_trial
 from node.engine.engine import Engine
-from tests.unit.node.model.test_cuda_graphs import LAYERS, PROMPTS, answers, engine_of, with_graphs
+from tests.unit.node.model.execution.test_cuda_graphs import (
+    LAYERS,
+    PROMPTS,
+    answers,
+    engine_of,
+    with_graphs,
+)
 
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
