@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("ANABRANCH_MEMORY", "")  # a swarm for a while is nobody's usual network
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each start compiles every module again
 
 
 class PeerStartError(RuntimeError):

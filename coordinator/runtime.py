@@ -79,6 +79,9 @@ class CoordinatorConfig:
     """Age of the plan's head above which its coordinator is idle: newcomers cannot find it."""
     weigh_every_s: float = 10.0
     """Interval at which the running plan is compared with the greedy placement."""
+    weigh_per_peer_s: float = 1.0
+    """Time per peer added to ``weigh_every_s``: the comparison takes longer with more peers, and
+    more of them make it."""
     review: ReviewConfig = field(default_factory=ReviewConfig)
     watchers: int = 8
     """Number of followers that ping the coordinator: those next in the succession."""
@@ -293,7 +296,8 @@ class Coordinator:
             return why_uncoverable(problem_of(self._model, usable, links)) is None
         if now_s - self._plans.head_seen_s > self._config.headless_s:
             return True
-        if now_s - self._weighed_s >= self._config.weigh_every_s:
+        every_s = self._config.weigh_every_s + self._config.weigh_per_peer_s * len(usable)
+        if now_s - self._weighed_s >= every_s:
             self._weighed_s = now_s
             unix_s = self._transport.now()
             known = long_known(usable, unix_s, self._config.review)

@@ -12,6 +12,7 @@ from hypothesis.internal.conjecture import providers
 from tests.examples import USUAL
 
 os.environ["ANABRANCH_MEMORY"] = ""  # tests neither read nor change what the user's commands keep
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each peer compiles every module again
 os.environ.pop("ANABRANCH_PEERS", None)
 
 settings.register_profile(

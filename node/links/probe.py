@@ -20,7 +20,12 @@ PINGS = 12
 FRAME_BYTES = 32 << 10
 PROBE_BYTES_FIRST = 128 << 10
 PROBE_BYTES_MAX = 4 << 20
-"""Maximum size of a probe, growing by fours: 6.7 MB in all on a fast link, 131 kB on a slow one."""
+"""Maximum size of a probe, growing by fours: 6.7 MB in all on a long link, 131 kB on a slow one."""
+PROBE_BYTES_FAST = 512 << 10
+FAST_BYTES_PER_S = 125e6
+"""A probe of at least ``PROBE_BYTES_FAST`` that arrived whole at 1 Gbit/s is the last one: layers
+are not placed differently for a faster link, while each further probe costs both ends processor
+time."""
 PROBE_LONG_S = 0.4
 """A probe that took more than ``PROBE_LONG_S``, and more than ``PROBE_LONG_RTTS`` round trips, has
 left its slow start behind."""
@@ -97,7 +102,7 @@ async def measure_link(transport: Transport, peer_id: str, addresses: tuple[str,
 
 
 async def _bandwidth(stream: Stream, rtt_s: float) -> float:
-    """Bytes/s of the longest probe."""
+    """Bytes/s of the last probe; of a fast link, those of the whole probe with its round trip."""
     loop = asyncio.get_running_loop()
     size_bytes = PROBE_BYTES_FIRST
     while True:
@@ -109,7 +114,9 @@ async def _bandwidth(stream: Stream, rtt_s: float) -> float:
             if not isinstance(frame.message, ProbeData) or len(frame.body) != FRAME_BYTES:
                 raise codec.MalformedError("a probe was answered with something else")
             arrivals_s.append(loop.time())
-        took_s = arrivals_s[-1] - started_s
+        took_s = max(arrivals_s[-1] - started_s, 1e-6)
+        if size_bytes >= PROBE_BYTES_FAST and size_bytes / took_s >= FAST_BYTES_PER_S:
+            return size_bytes / took_s
         if took_s > max(PROBE_LONG_S, PROBE_LONG_RTTS * rtt_s) or size_bytes >= PROBE_BYTES_MAX:
             return late_rate(arrivals_s, max(LATE_S, LATE_RTTS * rtt_s))
         size_bytes = min(4 * size_bytes, PROBE_BYTES_MAX)

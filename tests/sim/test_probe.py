@@ -11,6 +11,8 @@ from dht.messages.peer import ProbeRequest
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import LinkModel, MemoryNetwork
 from dht.transport.interface import PROBE_PROTOCOL
+from dht.transport.metered import ByteMeter, MeteredTransport
+from node.links.lent_traffic import LentTraffic
 from node.links.probe import FRAME_BYTES, SERVED_BYTES_MAX, ProbeServer, late_rate, measure_link
 
 pytestmark = pytest.mark.sim
@@ -32,6 +34,22 @@ def test_a_probe_finds_rate_and_round_trip(mbit: float, delay_ms: float) -> None
         assert (measured.source, measured.target) == (asked.peer_id, asker.peer_id)
         assert measured.bandwidth_bytes_per_s == pytest.approx(mbit * MBIT, rel=0.05)
         assert measured.rtt_s == pytest.approx(2 * delay_ms / 1e3, rel=0.1, abs=6e-4)
+
+    run_virtual(scenario(), limit_s=60)
+
+
+def test_a_fast_link_costs_less_than_a_megabyte_and_does_not_look_faster_than_it_is() -> None:
+    async def scenario() -> None:
+        link = LinkModel(delay_s=1e-4, bandwidth_bytes_per_s=10_000 * MBIT)
+        network = MemoryNetwork(random.Random(1), link=link)
+        asker = network.transport(Identity.generate())
+        traffic = LentTraffic()
+        plain = network.transport(Identity.generate())
+        asked = MeteredTransport(plain, ByteMeter(traffic.sent, traffic.received))
+        await ProbeServer(asked, traffic).start()
+        measured = await measure_link(asker, plain.peer_id)
+        assert 1000 * MBIT <= measured.bandwidth_bytes_per_s <= 10_000 * MBIT
+        assert 0 < traffic.sent_bytes < 1e6
 
     run_virtual(scenario(), limit_s=60)
 
