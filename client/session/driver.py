@@ -106,8 +106,8 @@ class SessionDriver:
         """The state machine that decides; it holds the log, the route and the failovers."""
         self._last_loss = ""
         """Why the last route failed, while no token has come since."""
-        self._waits_for = self._told_wait = ""
-        """What the answer waits for, and what the caller was told last that it waits for."""
+        self.waits_for = self._told_wait = ""
+        """What the answer waits for since it lost its route, and what of it the caller was told."""
         self._no_route: NoRoute | None = None
         """Why there is no route, while there is none."""
         self.on_route: Callable[[RouteStatus], None] | None = None
@@ -153,7 +153,7 @@ class SessionDriver:
                     continue
                 effect = todo.popleft()
                 if isinstance(effect, Deliver):
-                    self._last_loss = self._waits_for = self._told_wait = ""
+                    self._last_loss = self.waits_for = self._told_wait = ""
                     self._no_route = None
                     begins = len(effect.token_ids) == len(owner.log.token_ids)
                     peers = (stage.peer_id for stage in owner.route)
@@ -298,7 +298,7 @@ class SessionDriver:
             case GiveUp(no_route=None, reason=reason):
                 raise SwarmError(reason)
             case GiveUp(no_route=no_route, reason=reason, retry_after_s=after_s):
-                text = self._waits_for or reason
+                text = self.waits_for or reason
                 if after_s:
                     text += f"; try again in about {max(1, round(after_s))} s"
                 missing = () if no_route is None else no_route.missing
@@ -308,7 +308,7 @@ class SessionDriver:
         """Tell the caller what the answer waits for, where that is news."""
         self._no_route = no_route
         text = no_route_text(no_route)
-        self._waits_for = f"{text} ({self._last_loss})" if self._last_loss else text
+        self.waits_for = f"{text} ({self._last_loss})" if self._last_loss else text
         if text != self._told_wait:  # the same loss, in other words, is no news
             self._told_wait = text
             self._on_status(f"waiting: {text}")

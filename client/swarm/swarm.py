@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -12,6 +12,7 @@ from client.errors import StatusCallback
 from client.session.attempt import AttemptConfig
 from client.session.controller import RouteStatus, SessionController
 from client.session.driver import SessionDriver
+from client.swarm.narrator import Narrator
 from client.swarm.peer_texts import fetched_texts
 from client.text.stop_strings import StopStrings
 from client.text.tokenizer import Detokenizer, ModelText
@@ -37,8 +38,6 @@ logger = logging.getLogger(__name__)
 REFUSED_S = 3.0
 """An attempt to enter that fails sooner was refused; a later one met peers that were too busy, or
 nobody, and is made again."""
-SILENT_S = 4.0
-"""Time without an answer after which the caller is told who is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +71,13 @@ class Swarm:
         """The model's name, tokenizer and directory."""
         self._config = config
         self._named = named
-        self._on_status = on_status or (lambda line: logger.info("%s", line))
+        self.narrator = narrator_of(on_status)
+        """Passes on what is told of the swarm, and tells what is waited for."""
         self.reader = SwarmReader(
             transport,
             text.name,
             config,
-            self._on_status,
+            self.narrator,
             pin=ModelPin(
                 root=text.root, fingerprint=checked_fingerprint(config.fingerprint), named=named
             ),
@@ -111,15 +111,16 @@ class Swarm:
         config = config or SwarmConfig()
         if not initial_peers:
             raise UserError("give the address of at least one peer of the swarm")
-        on_status = on_status or (lambda line: logger.info("%s", line))
+        narrator = narrator_of(on_status)
         text = _text_of(model) if model else None
         if isinstance(text, HubId):
-            text = await _hub_text(text, config, on_status)
-        transport = await _entered(initial_peers, config, on_status)
+            text = await _hub_text(text, config, narrator)
+        transport = await _entered(initial_peers, config, narrator)
         named = named_peers(initial_peers)
         if text is None:
-            text = ModelText(name=await _only_name(transport, config.network, named))
-        async with cls.over(transport, text, config, on_status, named) as swarm:
+            with narrator.waiting(lambda: "which models are served is being read"):
+                text = ModelText(name=await _only_name(transport, config.network, named))
+        async with cls.over(transport, text, config, narrator, named) as swarm:
             yield swarm
 
     @classmethod
@@ -135,7 +136,9 @@ class Swarm:
         """A swarm over a transport that is open, and that is closed at the end."""
         try:
             swarm = cls(transport, text, config, on_status, named)
-            async with swarm.reader.reading():
+            async with AsyncExitStack() as stack:
+                with swarm.narrator.waiting(lambda: "who serves the model is being read"):
+                    await stack.enter_async_context(swarm.reader.reading())
                 yield swarm
         finally:
             await transport.close()
@@ -171,7 +174,7 @@ class Swarm:
         try:
             directory = await fetched_texts(self.transport, spec.root, same)
         except NetworkError as error:
-            self._on_status(str(error))
+            self.narrator(str(error))
             return
         self.text = await asyncio.to_thread(ModelText.load, self.text.name, directory, spec.root)
 
@@ -213,7 +216,7 @@ class Swarm:
             self._config.attempt,
             wait_s=self._config.wait_s,
             look=self.reader.look,
-            on_status=self._on_status,
+            on_status=self.narrator,
         )
 
 
@@ -233,8 +236,8 @@ class Generation:
         self._prompt_ids = swarm.text.prompt_ids(prompt)
         self.on_route: Callable[[RouteStatus], None] | None = None
         """Hears how it stands with the route, whenever that changes; set before the first piece."""
-        self._owner: SessionController | None = None
-        """Decides for the answer's session, once that has begun."""
+        self._session: SessionDriver | None = None
+        """Runs the answer's session, once that has begun."""
         self._text: list[str] = []
         self._times_s: list[float] = []
         self._started_s = 0.0
@@ -246,7 +249,7 @@ class Generation:
         spec = swarm.view.spec or await swarm.reader.ready_spec()
         request = options.request(self._prompt_ids, spec, swarm.text.stop_token_ids)
         session = swarm.session(request)
-        self._owner = session.owner
+        self._session = session
         session.on_route = self.on_route
         log = session.owner.log
         tokenizer, stops = swarm.text.tokenizer, StopStrings(options.stop)
@@ -254,7 +257,11 @@ class Generation:
         told = 0
         tokens = session.tokens()
         try:
-            async for token_ids in tokens:
+            while True:
+                with swarm.narrator.waiting(self._waits_for):
+                    token_ids = await anext(tokens, None)
+                if token_ids is None:
+                    break
                 self._times_s.append(loop.time())
                 text = detokenizer.push(token_ids) if detokenizer is not None else ""
                 shown = stops.push(text)
@@ -272,6 +279,17 @@ class Generation:
         if rest:
             self._text.append(rest)
             yield Piece(text=rest, token_ids=())
+
+    @property
+    def _owner(self) -> SessionController | None:
+        return None if self._session is None else self._session.owner
+
+    def _waits_for(self) -> str:
+        if self._session is not None and self._session.waits_for:
+            return self._session.waits_for
+        route = _names(dict.fromkeys(hop.peer_id for hop in self.route))
+        what = "token" if self._times_s else "first token"
+        return f"no {what} yet from {route}" if route else "no route for the answer yet"
 
     @property
     def route(self) -> Route:
@@ -376,7 +394,7 @@ def _fetched_text(hub_id: HubId) -> ModelText:
 
 
 async def _entered(
-    initial_peers: Sequence[str], config: SwarmConfig, on_status: StatusCallback
+    initial_peers: Sequence[str], config: SwarmConfig, narrator: Narrator
 ) -> Transport:
     """A transport into the network; waits for a first peer as long as an answer would.
 
@@ -384,18 +402,27 @@ async def _entered(
     """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + config.wait_s
-    who = ", ".join(short_name(peer_id) for peer_id in named_peers(initial_peers))
+    who = _names(named_peers(initial_peers))
     while True:
         began_s = loop.time()
-        telling = loop.call_later(SILENT_S, on_status, f"waiting: no answer yet from peer {who}")
         try:
-            return await observe(initial_peers, config.transport)
+            with narrator.waiting(lambda: f"no answer yet from peer {who}"):
+                return await observe(initial_peers, config.transport)
         except NetworkError as error:
             if loop.time() < began_s + REFUSED_S or loop.time() >= deadline_s:
                 raise
-            on_status(f"waiting: {error}")
-        finally:
-            telling.cancel()
+            narrator(f"waiting: {error}")
+
+
+def narrator_of(on_status: StatusCallback | None) -> Narrator:
+    """A narrator that tells ``on_status``, or else the log."""
+    if isinstance(on_status, Narrator):
+        return on_status
+    return Narrator(on_status or (lambda line: logger.info("%s", line)))
+
+
+def _names(peer_ids: Iterable[str]) -> str:
+    return ", ".join(map(short_name, peer_ids))
 
 
 def _text_of(model: str) -> ModelText | HubId:

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 0.25
 """Time between two looks for a first peer."""
+FIRST_READ_S = 1.0
+"""Maximum time that a client which enters waits for plans and links once it has the records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,7 @@ class SwarmReader:
         self._pinger = pinger = Pinger(transport, self._heard, config.pings, self.parts)
         self._says_which = not pin.root and not pin.fingerprint
         """Whether the user is still to be told whose word says which weights are meant."""
+        self._plans_read, self._links_read = asyncio.Event(), asyncio.Event()
         self._blind = ""
         """Why the last look showed nothing; empty when it was answered."""
         self.directory = Directory(transport, config.network, model_key(model_name))
@@ -88,14 +91,20 @@ class SwarmReader:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
-        """Read now and every ``poll_s``; raises NetworkError when nobody answers at first."""
+        """Read now and every ``poll_s``; raises NetworkError when nobody answers at first.
+
+        Plans and links are waited for up to ``FIRST_READ_S``: routes are drawn without them, too.
+        """
         await self.refresh()
-        await asyncio.gather(self._read_plans(), self._read_links())
         try:
             # Parts of their own: holders of plans that do not answer must not keep records from
             # being read.
             works = self._keep_fresh, self._keep_plans, self._keep_links
             async with self.parts.beside(*works, ends_process=False):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(FIRST_READ_S):
+                        await self._plans_read.wait()
+                        await self._links_read.wait()
                 yield
         finally:
             await self._pinger.close()
@@ -107,8 +116,9 @@ class SwarmReader:
 
     async def _keep_plans(self) -> None:
         while True:
-            await asyncio.sleep(self._config.poll_s)
             await self._read_plans()
+            self._plans_read.set()
+            await asyncio.sleep(self._config.poll_s)
 
     async def look(self) -> None:
         """Read all anew; where nobody answers, the view stays as it is."""
@@ -127,8 +137,9 @@ class SwarmReader:
 
     async def _keep_links(self) -> None:
         while True:
-            await asyncio.sleep(self._config.links_s)
             await self._read_links()
+            self._links_read.set()
+            await asyncio.sleep(self._config.links_s)
 
     async def _read_links(self) -> None:
         with suppress(NetworkError):  # stages are then taken to be equally far apart

@@ -7,7 +7,8 @@ from typing import cast
 import pytest
 
 from client.swarm import swarm
-from client.swarm.swarm import REFUSED_S, SILENT_S, SwarmConfig
+from client.swarm.narrator import SILENT_S, Narrator
+from client.swarm.swarm import REFUSED_S, SwarmConfig
 from dht.errors import NetworkError
 from dht.simulated.clock import run_virtual
 from dht.transport.config import TransportKind
@@ -36,9 +37,9 @@ def entering(
 
     async def body() -> tuple[bool, float]:
         loop = asyncio.get_running_loop()
-        began_s = loop.time()
+        began_s, narrator = loop.time(), Narrator(said.append)
         try:
-            found = await swarm._entered([ADDRESS], SwarmConfig(wait_s=wait_s), said.append)
+            found = await swarm._entered([ADDRESS], SwarmConfig(wait_s=wait_s), narrator)
         except NetworkError:
             return False, loop.time() - began_s
         return found is ENTERED, loop.time() - began_s
@@ -55,8 +56,11 @@ def test_a_refusal_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_answers_late_is_waited_for_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
     came_in, took_s, said = entering(monkeypatch, [(15.0, False), (9.0, True)], 60.0)
     assert (came_in, took_s) == (True, 24.0)
-    waits = f"waiting: no answer yet from peer {PEER[-8:]}"
-    assert said == [waits, "waiting: nobody answers", waits]
+    first, second = (
+        [f"still waiting after {n} s: no answer yet from peer {PEER[-8:]}" for n in seconds]
+        for seconds in ((4, 8, 12), (4, 8))
+    )
+    assert said == [*first, "waiting: nobody answers", *second]
 
 
 def test_an_answer_in_time_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:

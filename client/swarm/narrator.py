@@ -1,0 +1,51 @@
+"""Tells a caller what is waited for, so that no wait is a silent one."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from client.errors import StatusCallback
+
+SILENT_S = 4.0
+"""Maximum time in seconds without a word while something is waited for."""
+
+
+class Narrator:
+    """A status callback that speaks by itself where nobody else does.
+
+    It passes lines on to ``tell``. Within :meth:`waiting` it adds one of its own whenever neither a
+    line nor what is waited for came for ``SILENT_S``.
+    """
+
+    def __init__(self, tell: StatusCallback) -> None:
+        self._tell = tell
+        self._told_s = 0.0
+        """When the last line was passed on, by the loop's clock."""
+
+    def __call__(self, line: str) -> None:
+        self._told_s = asyncio.get_running_loop().time()
+        self._tell(line)
+
+    @contextmanager
+    def waiting(self, for_what: Callable[[], str]) -> Iterator[None]:
+        """Within the context, ``for_what`` is waited for, and told with the seconds it took."""
+        loop = asyncio.get_running_loop()
+        since_s = loop.time()
+        timer: asyncio.TimerHandle | None = None
+
+        def listen() -> None:
+            nonlocal timer
+            timer = loop.call_at(max(since_s, self._told_s) + SILENT_S, speak)
+
+        def speak() -> None:
+            now_s = loop.time()
+            if now_s >= self._told_s + SILENT_S:
+                self(f"still waiting after {now_s - since_s:.0f} s: {for_what()}")
+            listen()
+
+        listen()
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
