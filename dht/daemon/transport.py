@@ -32,6 +32,8 @@ from dht.transport.streams import StreamHandlers
 
 OPEN_LIMIT_S = 10.0
 """Time limit for opening a stream."""
+AGAIN_S = 2.0
+"""Time for which a peer that could not be dialled is not dialled again at the same addresses."""
 REJOIN_PERIOD_S = 20.0
 ADDRESSES_PERIOD_S = 15.0
 ALREADY_SET = "already set"
@@ -47,6 +49,8 @@ class HivemindTransport:
         self._handlers = StreamHandlers(config.budget)
         self._signer = RecordSigner(config.identity)
         self._reached: set[str] = set()
+        self._lost: dict[tuple[str, tuple[str, ...]], float] = {}
+        """When peers could not be dialled at their addresses last, by the loop's clock."""
         self._addresses: tuple[str, ...] = ()
         own = (*config.announce_addresses, *expanded(config.listen_addresses()))
         self._dials = DialRule.of(config.initial_peers, own)
@@ -142,6 +146,7 @@ class HivemindTransport:
         ) -> None:
             peer_id, host = info.peer_id.to_base58(), host_of(str(info.addr))
             self._dials = self._dials.seen_at((host,))
+            self._lost = {at: then_s for at, then_s in self._lost.items() if at[0] != peer_id}
             now_serving = self._handlers.by_protocol.get(protocol)
             if now_serving is None:  # the registration failed on the way back
                 writer.transport.abort()
@@ -366,7 +371,6 @@ class HivemindTransport:
                     _log.debug("initial peer %s is still away: %s", peer_id, error)
 
     async def _open(self, peer_id: str, protocol: str, addresses: tuple[str, ...]) -> Stream:
-        failure: NetworkError | None = None
         addresses = self._dials.admitted(peer_id, addresses)
         if not addresses and not await self._is_connected(peer_id):
             # The daemon would ask strangers where it is, and dial what they say.
@@ -375,21 +379,31 @@ class HivemindTransport:
                 " that may be dialled"
             )
         if addresses and peer_id not in self._reached:
-            try:
-                await self._connect(peer_id, parse_known(addresses))
-            except NetworkError as error:
-                failure = error  # the daemon may know another address by its own routing
+            await self._dial(peer_id, addresses)
         try:
             stream = await self._open_known(peer_id, protocol)
-        except NetworkError as error:
+        except NetworkError:
             again = addresses and peer_id in self._reached
             self._reached.discard(peer_id)
             if not again:
-                raise failure or error from None
-            await self._connect(peer_id, parse_known(addresses))
+                raise
+            await self._dial(peer_id, addresses)
             stream = await self._open_known(peer_id, protocol)
         self._reached.add(peer_id)
         return stream
+
+    async def _dial(self, peer_id: str, addresses: tuple[str, ...]) -> None:
+        """Connect to a peer, unless it could not be dialled there a moment ago and has not come
+        back by itself since: for each failed dial, the daemon asks all others where the peer is."""
+        now_s = asyncio.get_running_loop().time()
+        self._lost = {at: then_s for at, then_s in self._lost.items() if now_s < then_s + AGAIN_S}
+        if (peer_id, addresses) in self._lost:
+            raise NetworkError(f"cannot reach peer {peer_id}: it did not answer a moment ago")
+        try:
+            await self._connect(peer_id, parse_known(addresses))
+        except NetworkError:
+            self._lost[peer_id, addresses] = now_s
+            raise
 
     async def _is_connected(self, peer_id: str) -> bool:
         connected = await asking_daemon(self._p2p.list_peers())

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import json
 import logging
@@ -498,6 +499,41 @@ def test_a_founder_that_comes_back_is_found_again(monkeypatch: pytest.MonkeyPatc
                     await asyncio.sleep(0.1)
         finally:
             await asyncio.gather(*(t.close() for t in (founder, *others)))
+
+    asyncio.run(body())
+
+
+def test_who_cannot_be_dialled_is_not_dialled_again_at_once_unless_it_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each failed dial has the daemon ask all others where the peer is."""
+    monkeypatch.setattr("dht.daemon.transport.AGAIN_S", 600.0)
+
+    async def body() -> None:
+        asker = await start()
+        initial, host = (asker.addresses[0],), "127.0.0.1"
+        config = TransportConfig(identity=Identity.generate(), host=host, initial_peers=initial)
+        asked = await HivemindTransport.create(config)
+        try:
+            where = asked.addresses
+            config = dataclasses.replace(config, port=int(where[0].split("/")[4]))
+            await asker.serve(ECHO, echo)
+            await asked.close()
+            with pytest.raises(NetworkError) as first:
+                await asker.open_stream(asked.peer_id, ECHO, addresses=where)
+            assert "a moment ago" not in str(first.value)
+            with pytest.raises(NetworkError, match="a moment ago"):
+                await asker.open_stream(asked.peer_id, ECHO, addresses=where)
+            asked = await HivemindTransport.create(config)
+            await asked.serve(ECHO, echo)
+            stream = await asked.open_stream(asker.peer_id, ECHO, addresses=asker.addresses)
+            stream.write(bytes(1 << 16))
+            assert await stream.read_exactly(1 << 16) == bytes(1 << 16)
+            stream = await asker.open_stream(asked.peer_id, ECHO, addresses=where)
+            stream.write(bytes(1 << 16))
+            assert await stream.read_exactly(1 << 16) == bytes(1 << 16)
+        finally:
+            await asyncio.gather(asker.close(), asked.close())
 
     asyncio.run(body())
 
