@@ -33,7 +33,7 @@ COMMANDS = {
     "doctor": Command("node.doctor:run", "say what this machine lacks, and what to do"),
     "invite": Command("client.invite:run", "print an invitation to the remembered network"),
     "forget": Command("client.forget:run", "forget that network"),
-    "plan": Command("coordinator.plan:main", "say which peer would get which layers"),
+    "plan": Command("node.plan:run", "say which peer, or GPU on paper, would get which layers"),
     "simulate": Command("coordinator.simulate:main", "say what a network on paper would serve"),
     "completion": Command("anabranch:completion", "print what bash or zsh needs to complete this"),
 }

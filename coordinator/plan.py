@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.evaluation.plan_check import check_plan
 from coordinator.helix.helix_cpsat import fetched
-from coordinator.planning.advice import busiest, one_more
+from coordinator.planning.advice import busiest, one_answer_s, one_more
 from coordinator.planning.placement import (
     EXACT_PEERS_MAX,
     NoPlacementError,
@@ -156,6 +156,9 @@ def print_plan(answer: PlannerResult, *, advise_s: float, seed: int) -> None:
         f"about {plan.estimate_tokens_per_s or 0.0:.1f} decoded tokens/s under full load"
         " (estimated from batches, queues, links and KV room)"
     )
+    token_s = one_answer_s(answer.problem, plan.assignments, answer.service)
+    if math.isfinite(token_s) and token_s > 0:
+        console.print(f"about {1 / token_s:.1f} tokens/s for one answer that is alone")
     console.print(
         f"max flow {plan.flow_tokens_per_s:.3f} tokens/s, {share:.0%} of the upper bound"
         f" {plan.bound_tokens_per_s:.1f} (gap {1 - share:.0%}); by {plan.planner}"
@@ -254,7 +257,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command's arguments; raises UserError."""
     parser = Parser(
         prog="python -m coordinator.plan",
-        description="Plan a cluster: which node gets which layers, and what that serves.",
+        description="Plan a cluster: which node gets which layers, and what that serves."
+        "\nGPUs that are only named: anabranch plan --gpus 3x3090,1x4070 --model M.",
         usage="%(prog)s CLUSTER.json [options]\n"
         "       %(prog)s anabranch:… [--model NAME] [options]",
         epilog=EXAMPLE,
@@ -283,6 +287,20 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         " With --initial-peers: the name or directory of the swarm's",
     )
     parser.add_argument("--network", metavar="NAME", help="of --initial-peers (anabranch)")
+    add_search_options(parser)
+    arguments = parser.parse_args(argv)
+    arguments.invitation = None
+    if is_invitation(str(arguments.cluster)):
+        arguments.invitation, arguments.cluster = str(arguments.cluster), None
+    if arguments.cluster is None:
+        settle_swarm(arguments)
+    elif arguments.initial_peers:
+        parser.error("give either a CLUSTER.json or --initial-peers")
+    return arguments
+
+
+def add_search_options(parser: Parser) -> None:
+    """Add the options that say how a placement is searched for and shown."""
     parser.add_argument(
         "--time-limit",
         type=_seconds,
@@ -301,15 +319,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--seed", type=int, default=0, metavar="N", help="same seed, same search (0)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object, with whole peer ids")
-    arguments = parser.parse_args(argv)
-    arguments.invitation = None
-    if is_invitation(str(arguments.cluster)):
-        arguments.invitation, arguments.cluster = str(arguments.cluster), None
-    if arguments.cluster is None:
-        settle_swarm(arguments)
-    elif arguments.initial_peers:
-        parser.error("give either a CLUSTER.json or --initial-peers")
-    return arguments
 
 
 def _others() -> list[str]:
@@ -339,9 +348,29 @@ def _problem(arguments: argparse.Namespace) -> tuple[Problem, Service]:
     )
 
 
-def _say(error: Exception, code: int) -> int:
+def failed(error: Exception, code: int) -> int:
+    """Print an error in one line; returns ``code``."""
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     return code
+
+
+def answer(problem: Problem, service: Service, arguments: argparse.Namespace) -> int:
+    """Plan, print and return the exit code. Raises NoPlacementError when there is no plan.
+
+    ``arguments`` are those of :func:`add_search_options`.
+    """
+    found = plan_offline(
+        problem,
+        service,
+        planner=arguments.planner,
+        time_limit_s=arguments.time_limit,
+        seed=arguments.seed,
+    )
+    if arguments.json:
+        print(json.dumps(plans_json(found)))
+    else:
+        print_plan(found, advise_s=ADVICE_SHARE * arguments.time_limit, seed=arguments.seed)
+    return EXIT_DONE
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -349,24 +378,13 @@ def main(argv: list[str] | None = None) -> int:
     try:
         arguments = parse(argv)
         problem, service = _problem(arguments)
-        answer = plan_offline(
-            problem,
-            service,
-            planner=arguments.planner,
-            time_limit_s=arguments.time_limit,
-            seed=arguments.seed,
-        )
+        return answer(problem, service, arguments)
     except (UserError, NoPlacementError) as error:
-        return _say(error, EXIT_USER)
+        return failed(error, EXIT_USER)
     except NetworkError as error:
-        return _say(error, EXIT_SWARM)
+        return failed(error, EXIT_SWARM)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    if arguments.json:
-        print(json.dumps(plans_json(answer)))
-    else:
-        print_plan(answer, advise_s=ADVICE_SHARE * arguments.time_limit, seed=arguments.seed)
-    return EXIT_DONE
 
 
 if __name__ == "__main__":

@@ -1,19 +1,24 @@
-"""Advice on a plan: its fullest peer and link, and what one more peer would gain."""
+"""Advice on a plan: its fullest peer and link, what one answer alone takes, and what one more peer
+would gain."""
 
+import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from coordinator.evaluation.max_flow import capacities
 from coordinator.planning.placement import Placement, best_placement, score
-from coordinator.problem.service import Service
+from coordinator.problem.service import CONTEXT_TYPICAL, Service
 from coordinator.search.chain_search import Judge, as_chains, chain_flows, improved
 from dht.identity.peer_id import short_name
-from dht.messages.types import SINK, SOURCE, PlannerNode, Problem
+from dht.messages.types import SINK, SOURCE, Assignment, PlannerNode, Problem
 
 KINDS_MAX = 6
 """Maximum number of peer kinds of which one more is tried."""
 GAIN_MIN = 0.01
+STEP_S = 0.002
+"""Minimum time of a step in seconds beside its layers: receiving, queueing, sending. Peers measure
+their layers alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,44 @@ def busiest(problem: Problem, placement: Placement) -> tuple[Use, ...]:
     ]
     found = [max(uses, key=lambda use: use.share) for uses in (links, peers) if uses]
     return tuple(found)
+
+
+def one_answer_s(problem: Problem, assignments: Collection[Assignment], service: Service) -> float:
+    """Seconds per token of one answer that has the swarm to itself, on its quickest ring.
+
+    ``inf`` where the assignments do not cover all layers. A ring may enter and leave a peer's
+    layers in their middle.
+    """
+    round_trips = {(k.source, k.target): k.rtt_s for k in problem.links}
+
+    def hop_s(tail: str, head: str) -> float:
+        return 0.0 if tail == head else round_trips.get((tail, head), problem.default_rtt_s) / 2
+
+    def closing_s(last: str, first: str) -> float:
+        hub = service.hub_delay_s
+        return hub[last] + hub[first] if last in hub and first in hub else hop_s(last, first)
+
+    def stage_s(name: str, layers: int) -> float:
+        machine = service.machines[name]
+        stretch = machine.stretch[layers - 1] if machine.stretch else 1.0
+        layer_s = machine.decode.at(1.0, CONTEXT_TYPICAL)
+        return max(STEP_S, machine.step_overhead_s) + layers * stretch * layer_s
+
+    best = math.inf
+    spans = sorted(assignments, key=lambda a: (a.start, a.end, a.peer_id))
+    for first in {a.peer_id for a in spans if a.start == 0}:
+        # Seconds to come to each layer, by the peer that ran the one before.
+        come: dict[int, dict[str, float]] = {0: {first: 0.0}}
+        for at in range(problem.model.layers):
+            for tail, before_s in come.pop(at, {}).items():
+                for a in spans:
+                    if a.start <= at < a.end and (at > 0 or a.peer_id == first):
+                        took_s = before_s + hop_s(tail, a.peer_id) + stage_s(a.peer_id, a.end - at)
+                        known = come.setdefault(a.end, {})
+                        known[a.peer_id] = min(took_s, known.get(a.peer_id, math.inf))
+        ends = come.get(problem.model.layers, {})
+        best = min([best, *(took_s + closing_s(last, first) for last, took_s in ends.items())])
+    return best
 
 
 def one_more(

@@ -1,0 +1,141 @@
+"""``anabranch plan``: plan a living swarm, a cluster file, or GPUs that are only named.
+
+``--gpus 3x3090,1x4070 --model M`` answers before anybody joins: whether the model fits, how fast it
+would be, and what is missing. Sizes are those of the model's own files, of which the hub's are only
+listed; speeds come from data sheets (:mod:`node.profiling.data_sheets`). Without ``--gpus`` the
+command is ``python -m coordinator.plan``.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from functools import partial
+from textwrap import fill
+
+from coordinator.plan import add_search_options, answer, failed, main
+from coordinator.planning.placement import NoPlacementError, why_uncoverable
+from coordinator.problem.service import announced_service
+from dht.command_line import EXIT_SWARM, EXIT_USER, Parser
+from dht.errors import NetworkError, UserError
+from dht.hub import served_name
+from dht.messages.types import ModelSpec, Problem
+from node.device.hardware import GPU_SHARE
+from node.profiling.data_sheets import GPUS, LayerWork, parse_gpus, planner_nodes
+
+EXPERTS_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Names of the number of a layer's routed experts in configurations."""
+MORE_MAX = 64
+"""Maximum GPUs that are named as missing."""
+NOTE = (
+    "Speeds are from data sheets and were not measured; links count as --mbit and --ms. A machine"
+    " measures itself when it joins."
+)
+
+
+def parse() -> argparse.Namespace:
+    """The command's arguments; raises UserError."""
+    parser = Parser(
+        prog="anabranch plan",
+        usage="%(prog)s --gpus LIST --model MODEL [options]",
+        description="Say whether GPUs would hold a model together, and how fast, before they join.",
+        epilog=fill(f"known GPUs: {', '.join(GPUS)}", 79)
+        + "\nexample: %(prog)s --gpus 3x3090,1x4070"
+        " --model Qwen/Qwen3-32B --quantize int8",
+        exit_codes="0 done, 2 your mistake or it does not fit, 3 the hub cannot be reached",
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=36),
+    )
+    add = parser.add_argument
+    add("--gpus", required=True, metavar="LIST", help="such as 3x3090,1x4070")
+    add("--model", required=True, metavar="MODEL", help="a directory, a GGUF file or a hub id")
+    add("--quantize", choices=("int8", "int4"), metavar="Q", help="weights in int8 or int4")
+    add("--mbit", type=_positive, default=100.0, metavar="M", help="of each link (100)")
+    add("--ms", type=_positive, default=30.0, metavar="T", help="round trip of each link (30)")
+    add_search_options(parser)
+    return parser.parse_args()
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and 0 < value <= 1e6):
+        raise argparse.ArgumentTypeError("give a positive number")
+    return value
+
+
+def studied(model: str, quantize: str | None) -> tuple[ModelSpec, LayerWork]:
+    """A model's sizes on a GPU, and what a step of its largest layer does.
+
+    Raises UserError and NetworkError.
+    """
+    from node.model.layer_range import ModelLayout
+    from node.model.opening import open_lean
+
+    layout = ModelLayout.of(open_lean(model), "bfloat16", quantize, device="cuda")
+    spec = layout.spec(served_name(model))
+
+    def experts(name: str) -> bool:
+        return "expert" in name and "shared_expert" not in name
+
+    counts = [
+        [(each.numel(), experts(name)) for name, each in layer.named_parameters()]
+        for layer in layout.layers
+    ]
+    largest = max(counts, key=lambda each: sum(size for size, _ in each))
+    parameters = sum(size for size, _ in largest)
+    routed = sum(size for size, of_expert in largest if of_expert)
+    config = layout.config.get_text_config()
+    total = next((n for key in EXPERTS_KEYS if (n := getattr(config, key, None))), 0)
+    chosen = getattr(config, "num_experts_per_tok", None) or total
+    work = LayerWork(
+        weight_bytes=spec.layer_bytes,
+        parameters=parameters,
+        kv_bytes_per_token=spec.kv_bytes_per_token_layer,
+        expert_share=routed / max(1, parameters) if total else 0.0,
+        active_share=min(1.0, chosen / total) if total else 1.0,
+    )
+    return spec, work
+
+
+def _who_is_missing(gpus: tuple[str, ...], problem_of: Callable[[tuple[str, ...]], Problem]) -> str:
+    """How many more of each kind of GPU would do."""
+    found = []
+    for kind in dict.fromkeys(gpus):
+        for more in range(1, MORE_MAX + 1):
+            if why_uncoverable(problem_of((*gpus, *[kind] * more))) is None:
+                found.append(f"{more} more {kind}")
+                break
+    return f"{' or '.join(found)} would do" if found else "far more, or larger, GPUs are needed"
+
+
+def run() -> int:
+    """Run the command; returns its exit code."""
+    if not any(each.split("=")[0] == "--gpus" for each in sys.argv[1:]):
+        return main()
+    try:
+        arguments = parse()
+        gpus = parse_gpus(arguments.gpus)
+        spec, work = studied(arguments.model, arguments.quantize)
+
+        def problem_of(gpus: tuple[str, ...]) -> Problem:
+            return Problem(
+                model=spec,
+                nodes=planner_nodes(gpus, spec, work, GPU_SHARE),
+                default_bandwidth_bytes_per_s=arguments.mbit * 1e6 / 8,
+                default_rtt_s=arguments.ms / 1e3,
+            )
+
+        problem = problem_of(gpus)
+        if shortage := why_uncoverable(problem):
+            raise NoPlacementError(f"{shortage}: {_who_is_missing(gpus, problem_of)}")
+        code = answer(problem, announced_service(problem), arguments)
+    except (UserError, NoPlacementError) as error:
+        return failed(error, EXIT_USER)
+    except NetworkError as error:
+        return failed(error, EXIT_SWARM)
+    if not arguments.json:
+        print(NOTE)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -1,0 +1,159 @@
+"""The speed of GPUs that nobody has measured, from their data sheets. Pure.
+
+A layer's step takes as long as reading its weights, and each session's KV, from memory, or as its
+multiplications, whichever is longer. No kernel reaches what a data sheet says; ``MEMORY_SHARE`` and
+``COMPUTE_SHARE`` are what serving software was measured to reach
+(``tests/unit/node/profiling/test_data_sheets.py`` compares them with four GPUs' times). What a peer
+announces of itself is measured (:mod:`node.profiling.layer_profile`), never this.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+from dht.errors import UserError
+from dht.messages.types import PEERS_MAX, ModelSpec, PlannerNode, fits, kv_tokens_least
+from node.profiling.layer_fit import Timing
+from node.profiling.layer_profile import (
+    BATCHES,
+    CHUNK_CONTEXTS,
+    CHUNKS,
+    CONTEXTS,
+    Profile,
+    rates,
+)
+
+MEMORY_SHARE = 0.77
+COMPUTE_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class DataSheet:
+    """A GPU as its maker describes it."""
+
+    memory_gib: float
+    memory_gb_per_s: float
+    tflops: float
+    """Dense 16-bit multiplications with sums in 32 bits, in 10¹² operations/s."""
+
+
+GPUS = {
+    "2080ti": DataSheet(11, 616, 53.8),
+    "3060": DataSheet(12, 360, 25.6),
+    "3060ti": DataSheet(8, 448, 32.4),
+    "3070": DataSheet(8, 448, 40.6),
+    "3080": DataSheet(10, 760, 59.5),
+    "3080ti": DataSheet(12, 912, 68.2),
+    "3090": DataSheet(24, 936, 71.2),
+    "3090ti": DataSheet(24, 1008, 80.0),
+    "4060": DataSheet(8, 272, 30.2),
+    "4060ti": DataSheet(16, 288, 44.1),
+    "4070": DataSheet(12, 504, 58.3),
+    "4070ti": DataSheet(12, 504, 80.2),
+    "4080": DataSheet(16, 717, 97.5),
+    "4090": DataSheet(24, 1008, 165.2),
+    "5070": DataSheet(12, 672, 61.7),
+    "5070ti": DataSheet(16, 896, 87.9),
+    "5080": DataSheet(16, 960, 112.6),
+    "5090": DataSheet(32, 1792, 209.5),
+    "7900xtx": DataSheet(24, 960, 122.8),
+    "a10": DataSheet(24, 600, 125.0),
+    "a100": DataSheet(40, 1555, 312.0),
+    "a100-80": DataSheet(80, 1935, 312.0),
+    "a6000": DataSheet(48, 768, 154.8),
+    "h100": DataSheet(80, 3350, 989.0),
+    "h200": DataSheet(141, 4800, 989.0),
+    "l4": DataSheet(24, 300, 121.0),
+    "l40s": DataSheet(48, 864, 362.0),
+    "t4": DataSheet(16, 320, 65.0),
+    "v100": DataSheet(16, 900, 125.0),
+}
+"""GPUs by their makers' names in short; of 4060 Ti, the one with 16 GiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWork:
+    """What a step of one layer reads and computes."""
+
+    weight_bytes: int
+    parameters: int
+    kv_bytes_per_token: int
+    expert_share: float = 0.0
+    """Share of the weights that are routed experts'."""
+    active_share: float = 1.0
+    """Share of the routed experts that a token passes."""
+
+    def read_bytes(self, rows: int) -> float:
+        """Bytes of weights that a step of ``rows`` rows reads; rows choose experts at random."""
+        used = 1 - (1 - self.active_share) ** rows
+        return self.weight_bytes * (1 - self.expert_share * (1 - used))
+
+    def operations(self, rows: int) -> float:
+        """Multiplications and additions of ``rows`` rows."""
+        return 2 * self.parameters * rows * (1 - self.expert_share * (1 - self.active_share))
+
+
+def profile_of(sheet: DataSheet, work: LayerWork) -> Profile:
+    """What :func:`node.profiling.layer_profile.measure` would about find on such a GPU."""
+    read_s = 1 / (MEMORY_SHARE * sheet.memory_gb_per_s * 1e9)
+    compute_s = 1 / (COMPUTE_SHARE * sheet.tflops * 1e12)
+
+    def timing(rows: int, context_tokens: int, sessions: int) -> Timing:
+        kv_bytes = sessions * context_tokens * work.kv_bytes_per_token
+        read = (work.read_bytes(rows) + kv_bytes) * read_s
+        seconds = max(read, work.operations(rows) * compute_s)
+        return Timing(batch=rows, context_tokens=context_tokens, seconds=seconds)
+
+    return Profile(
+        points=tuple(timing(rows, context, rows) for rows in BATCHES for context in CONTEXTS),
+        checks=(),
+        prefills=tuple(timing(rows, before, 1) for rows in CHUNKS for before in CHUNK_CONTEXTS),
+        kv_tokens=0,
+    )
+
+
+def parse_gpus(text: str) -> tuple[str, ...]:
+    """The GPUs of a list such as ``3x3090,1x4070``, by their keys in :data:`GPUS`.
+
+    Raises UserError.
+    """
+    found: list[str] = []
+    for each in text.lower().split(","):
+        key, count = _key(each), 1
+        if key not in GPUS and (several := re.fullmatch(r"\s*(\d{1,4})\s*x(.*)", each)):
+            key, count = _key(several[2]), int(several[1])
+        if key not in GPUS:
+            raise UserError(
+                f"GPU {key[:40]!r} is not known; known are {', '.join(GPUS)}. Write"
+                " 3x3090,1x4070, or describe the machines in a file (docs/cluster-format.md)"
+            )
+        found += [key] * count
+    if not 0 < len(found) <= PEERS_MAX:
+        raise UserError(f"{text[:40]!r} names {len(found)} GPUs; 1 to {PEERS_MAX} can be planned")
+    return tuple(found)
+
+
+def _key(name: str) -> str:
+    return re.sub(r"nvidia|geforce|radeon|rtx|tesla|rx |\s", "", name)
+
+
+def planner_nodes(
+    gpus: tuple[str, ...], spec: ModelSpec, work: LayerWork, memory_share: float
+) -> tuple[PlannerNode, ...]:
+    """The planner's view of ``gpus``, each a peer that lends ``memory_share`` of its memory."""
+    nodes = []
+    for number, key in enumerate(gpus):
+        sheet = GPUS[key]
+        profile = profile_of(sheet, work)
+        memory_bytes = int(sheet.memory_gib * memory_share * 2**30)
+        node = PlannerNode(
+            peer_id=f"{key}-{1 + gpus[:number].count(key)}",
+            memory_bytes=memory_bytes,
+            kv_tokens_min=kv_tokens_least(spec),
+            tokens_per_s=rates(profile, spec, memory_bytes, spec.layers),
+            decode_layer_ns=profile.decode_times,
+            prompt_layer_ns=profile.prompt_times,
+        )
+        middle = min(1, spec.layers - 1)
+        held = sum(fits(spec, node, middle, end) for end in range(middle + 1, spec.layers + 1))
+        nodes.append(replace(node, tokens_per_s=node.tokens_per_s[: max(1, held + middle)]))
+    return tuple(nodes)
