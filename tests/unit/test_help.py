@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = (
     "node.join",
     "node.doctor",
+    "node.plan",
     "node.profile",
     "node.weight_hashes",
     "client.generate",
