@@ -3,7 +3,7 @@
 ``--gpus 3x3090,1x4070 --model M`` answers before anybody joins: whether the model fits, how fast it
 would be, and what is missing. Sizes are those of the model's own files, of which the hub's are only
 listed; speeds come from data sheets (:mod:`node.profiling.data_sheets`). Without ``--gpus`` the
-command is ``python -m coordinator.plan``.
+command is that of :mod:`coordinator.plan`.
 """
 
 import argparse
@@ -36,13 +36,13 @@ NOTE = (
 def parse() -> argparse.Namespace:
     """The command's arguments; raises UserError."""
     parser = Parser(
-        prog="anabranch plan",
+        prog="python -m node.plan",
         usage="%(prog)s --gpus LIST --model MODEL [options]",
         description="Say whether GPUs would hold a model together, and how fast, before they join.",
         epilog=fill(f"known GPUs: {', '.join(GPUS)}", 79)
         + "\nexample: %(prog)s --gpus 3x3090,1x4070"
-        " --model Qwen/Qwen3-32B --quantize int8",
-        exit_codes="0 done, 2 your mistake or it does not fit, 3 the hub cannot be reached",
+        " --model Qwen/Qwen3-32B",
+        exit_codes="0 done, 2 your mistake or it does not fit, 3 no hub",
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=36),
     )
     add = parser.add_argument
@@ -108,9 +108,13 @@ def _who_is_missing(gpus: tuple[str, ...], problem_of: Callable[[tuple[str, ...]
 
 
 def run() -> int:
-    """Run the command; returns its exit code."""
-    if not any(each.split("=")[0] == "--gpus" for each in sys.argv[1:]):
-        return main()
+    """Run ``anabranch plan``; returns its exit code."""
+    named = any(each.split("=")[0] == "--gpus" for each in sys.argv[1:])
+    return plan_named() if named else main()
+
+
+def plan_named() -> int:
+    """Plan the GPUs that the arguments name; returns the exit code."""
     try:
         arguments = parse()
         gpus = parse_gpus(arguments.gpus)
@@ -138,4 +142,4 @@ def run() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(plan_named())

@@ -1,12 +1,13 @@
 """Tells a caller what is waited for, so that no wait is a silent one."""
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from client.errors import StatusCallback
 
-SILENT_S = 4.0
+SILENT_S = 3.0
 """Maximum time in seconds without a word while something is waited for."""
 
 
@@ -14,32 +15,40 @@ class Narrator:
     """A status callback that speaks by itself where nobody else does.
 
     It passes lines on to ``tell``. Within :meth:`waiting` it adds one of its own whenever neither a
-    line nor what is waited for came for ``SILENT_S``.
+    line nor what is waited for came for ``SILENT_S``. Waits that follow each other count as one,
+    until :meth:`heard`.
     """
 
     def __init__(self, tell: StatusCallback) -> None:
         self._tell = tell
-        self._told_s = 0.0
-        """When the last line was passed on, by the loop's clock."""
+        self._heard_s = -math.inf
+        """When the caller heard of something last, by the loop's clock; never: nothing is waited
+        for yet."""
 
     def __call__(self, line: str) -> None:
-        self._told_s = asyncio.get_running_loop().time()
+        self.heard()
         self._tell(line)
+
+    def heard(self) -> None:
+        """Note that something came, or that the caller begins to wait."""
+        self._heard_s = asyncio.get_running_loop().time()
 
     @contextmanager
     def waiting(self, for_what: Callable[[], str]) -> Iterator[None]:
         """Within the context, ``for_what`` is waited for, and told with the seconds it took."""
         loop = asyncio.get_running_loop()
         since_s = loop.time()
+        if self._heard_s == -math.inf:
+            self.heard()
         timer: asyncio.TimerHandle | None = None
 
         def listen() -> None:
             nonlocal timer
-            timer = loop.call_at(max(since_s, self._told_s) + SILENT_S, speak)
+            timer = loop.call_at(self._heard_s + SILENT_S, speak)
 
         def speak() -> None:
             now_s = loop.time()
-            if now_s >= self._told_s + SILENT_S:
+            if now_s >= self._heard_s + SILENT_S:
                 self(f"still waiting after {now_s - since_s:.0f} s: {for_what()}")
             listen()
 

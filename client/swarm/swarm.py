@@ -246,7 +246,9 @@ class Generation:
     async def __aiter__(self) -> AsyncGenerator[Piece, None]:
         swarm, options, loop = self._swarm, self._options, asyncio.get_running_loop()
         self._started_s = loop.time()
-        spec = swarm.view.spec or await swarm.reader.ready_spec()
+        swarm.narrator.heard()
+        with swarm.narrator.waiting(lambda: swarm.reader.waits_for):
+            spec = swarm.view.spec or await swarm.reader.ready_spec()
         request = options.request(self._prompt_ids, spec, swarm.text.stop_token_ids)
         session = swarm.session(request)
         self._session = session
@@ -260,6 +262,7 @@ class Generation:
             while True:
                 with swarm.narrator.waiting(self._waits_for):
                     token_ids = await anext(tokens, None)
+                swarm.narrator.heard()
                 if token_ids is None:
                     break
                 self._times_s.append(loop.time())

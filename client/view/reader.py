@@ -75,6 +75,8 @@ class SwarmReader:
         self._says_which = not pin.root and not pin.fingerprint
         """Whether the user is still to be told whose word says which weights are meant."""
         self._plans_read, self._links_read = asyncio.Event(), asyncio.Event()
+        self.waits_for = ""
+        """Why the model's description is not known, while that is waited for."""
         self._blind = ""
         """Why the last look showed nothing; empty when it was answered."""
         self.directory = Directory(transport, config.network, model_key(model_name))
@@ -178,7 +180,7 @@ class SwarmReader:
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._config.wait_s
-        told = ""
+        self.waits_for = ""
         while (spec := self.view.spec) is None:
             reason = f"nobody in network {self._config.network!r} announces {self._model_name}"
             if len(self.view.models) > 1:
@@ -187,8 +189,8 @@ class SwarmReader:
                 reason += " with the same weights; others do, with other weights"
             if self._blind:  # then nobody said so
                 reason = f"cannot read who serves {self._model_name}: {self._blind}"
-            if reason != told:
-                told = reason
+            if reason != self.waits_for:
+                self.waits_for = reason
                 self._on_status(f"waiting: {reason}")
             if loop.time() >= deadline_s:
                 raise UnavailableError(reason)

@@ -54,11 +54,11 @@ def test_a_refusal_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_answers_late_is_waited_for_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
-    came_in, took_s, said = entering(monkeypatch, [(15.0, False), (9.0, True)], 60.0)
-    assert (came_in, took_s) == (True, 24.0)
+    came_in, took_s, said = entering(monkeypatch, [(14.0, False), (8.0, True)], 60.0)
+    assert (came_in, took_s) == (True, 22.0)
     first, second = (
         [f"still waiting after {n} s: no answer yet from peer {PEER[-8:]}" for n in seconds]
-        for seconds in ((4, 8, 12), (4, 8))
+        for seconds in ((3, 6, 9, 12), (3, 6))
     )
     assert said == [*first, "waiting: nobody answers", *second]
 

@@ -1,29 +1,59 @@
 """What a caller hears while something is waited for."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from client.swarm.narrator import SILENT_S, Narrator
 from dht.simulated.clock import run_virtual
 
 
-def test_no_wait_is_silent_and_nothing_is_said_twice_in_a_row() -> None:
+def heard_of(body: Callable[[Narrator], Awaitable[None]]) -> list[tuple[float, str]]:
+    """What a narrator tells during ``body``, and when."""
     heard: list[tuple[float, str]] = []
 
-    async def body() -> None:
+    async def timed() -> None:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        narrator = Narrator(lambda line: heard.append((loop.time() - began_s, line)))
+        await body(Narrator(lambda line: heard.append((loop.time() - began_s, line))))
+
+    run_virtual(timed(), limit_s=100.0)
+    return heard
+
+
+def test_no_wait_is_silent_and_no_line_comes_without_need() -> None:
+    async def body(narrator: Narrator) -> None:
         with narrator.waiting(lambda: "no token yet"):
-            await asyncio.sleep(3.0)
+            await asyncio.sleep(1.9)
             narrator("a peer left")
             await asyncio.sleep(2.5 * SILENT_S)
+        narrator.heard()
         with narrator.waiting(lambda: "no second token yet"):
             await asyncio.sleep(SILENT_S / 2)
         await asyncio.sleep(10 * SILENT_S)  # nothing is waited for
 
-    run_virtual(body(), limit_s=100.0)
-    assert heard == [
-        (3.0, "a peer left"),
-        (7.0, "still waiting after 7 s: no token yet"),
-        (11.0, "still waiting after 11 s: no token yet"),
+    assert heard_of(body) == [
+        (1.9, "a peer left"),
+        (4.9, "still waiting after 5 s: no token yet"),
+        (7.9, "still waiting after 8 s: no token yet"),
     ]
+
+
+def test_short_waits_in_a_row_are_no_silence() -> None:
+    async def body(narrator: Narrator) -> None:
+        for what in ("first", "second", "third"):
+            with narrator.waiting(lambda: what):  # noqa: B023  (asked within the context only)
+                await asyncio.sleep(1.9)
+
+    assert heard_of(body) == [(3.0, "still waiting after 1 s: second")]
+
+
+def test_who_begins_to_wait_after_a_pause_is_not_told_at_once() -> None:
+    async def body(narrator: Narrator) -> None:
+        with narrator.waiting(lambda: "entering"):
+            await asyncio.sleep(1.0)
+        await asyncio.sleep(60.0)
+        narrator.heard()
+        with narrator.waiting(lambda: "no token yet"):
+            await asyncio.sleep(4.0)
+
+    assert heard_of(body) == [(64.0, "still waiting after 3 s: no token yet")]
