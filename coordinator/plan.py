@@ -14,6 +14,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -348,13 +349,24 @@ def _problem(arguments: argparse.Namespace) -> tuple[Problem, Service]:
     )
 
 
-def failed(error: Exception, code: int) -> int:
-    """Print an error in one line; returns ``code``."""
+def exit_code_of(work: Callable[[], int]) -> int:
+    """What ``work`` returns; its errors are told in one line each."""
+    try:
+        return work()
+    except (UserError, NoPlacementError) as error:
+        return _say(error, EXIT_USER)
+    except NetworkError as error:
+        return _say(error, EXIT_SWARM)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _say(error: Exception, code: int) -> int:
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     return code
 
 
-def answer(problem: Problem, service: Service, arguments: argparse.Namespace) -> int:
+def plan_and_print(problem: Problem, service: Service, arguments: argparse.Namespace) -> int:
     """Plan, print and return the exit code. Raises NoPlacementError when there is no plan.
 
     ``arguments`` are those of :func:`add_search_options`.
@@ -375,16 +387,12 @@ def answer(problem: Problem, service: Service, arguments: argparse.Namespace) ->
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    try:
+
+    def work() -> int:
         arguments = parse(argv)
-        problem, service = _problem(arguments)
-        return answer(problem, service, arguments)
-    except (UserError, NoPlacementError) as error:
-        return failed(error, EXIT_USER)
-    except NetworkError as error:
-        return failed(error, EXIT_SWARM)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return plan_and_print(*_problem(arguments), arguments)
+
+    return exit_code_of(work)
 
 
 if __name__ == "__main__":

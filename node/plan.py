@@ -13,11 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from textwrap import fill
 
-from coordinator.plan import add_search_options, answer, failed, main
+from coordinator.plan import add_search_options, exit_code_of, main, plan_and_print
 from coordinator.planning.placement import NoPlacementError, why_uncoverable
 from coordinator.problem.service import announced_service
-from dht.command_line import EXIT_SWARM, EXIT_USER, Parser
-from dht.errors import NetworkError, UserError
+from dht.command_line import Parser
 from dht.hub import served_name
 from dht.messages.types import ModelSpec, Problem
 from node.device.hardware import GPU_SHARE
@@ -110,36 +109,34 @@ def _who_is_missing(gpus: tuple[str, ...], problem_of: Callable[[tuple[str, ...]
 def run() -> int:
     """Run ``anabranch plan``; returns its exit code."""
     named = any(each.split("=")[0] == "--gpus" for each in sys.argv[1:])
-    return plan_named() if named else main()
+    return exit_code_of(plan_named) if named else main()
 
 
 def plan_named() -> int:
-    """Plan the GPUs that the arguments name; returns the exit code."""
-    try:
-        arguments = parse()
-        gpus = parse_gpus(arguments.gpus)
-        spec, work = studied(arguments.model, arguments.quantize)
+    """Plan the GPUs that the arguments name; returns the exit code.
 
-        def problem_of(gpus: tuple[str, ...]) -> Problem:
-            return Problem(
-                model=spec,
-                nodes=planner_nodes(gpus, spec, work, GPU_SHARE),
-                default_bandwidth_bytes_per_s=arguments.mbit * 1e6 / 8,
-                default_rtt_s=arguments.ms / 1e3,
-            )
+    Raises UserError, NetworkError, and NoPlacementError for a model that they cannot hold.
+    """
+    arguments = parse()
+    named = parse_gpus(arguments.gpus)
+    spec, work = studied(arguments.model, arguments.quantize)
 
-        problem = problem_of(gpus)
-        if shortage := why_uncoverable(problem):
-            raise NoPlacementError(f"{shortage}: {_who_is_missing(gpus, problem_of)}")
-        code = answer(problem, announced_service(problem), arguments)
-    except (UserError, NoPlacementError) as error:
-        return failed(error, EXIT_USER)
-    except NetworkError as error:
-        return failed(error, EXIT_SWARM)
+    def problem_of(gpus: tuple[str, ...]) -> Problem:
+        return Problem(
+            model=spec,
+            nodes=planner_nodes(gpus, spec, work, GPU_SHARE),
+            default_bandwidth_bytes_per_s=arguments.mbit * 1e6 / 8,
+            default_rtt_s=arguments.ms / 1e3,
+        )
+
+    problem = problem_of(named)
+    if shortage := why_uncoverable(problem):
+        raise NoPlacementError(f"{shortage}: {_who_is_missing(named, problem_of)}")
+    code = plan_and_print(problem, announced_service(problem), arguments)
     if not arguments.json:
         print(NOTE)
     return code
 
 
 if __name__ == "__main__":
-    sys.exit(plan_named())
+    sys.exit(exit_code_of(plan_named))
