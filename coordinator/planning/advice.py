@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from coordinator.evaluation.max_flow import capacities
 from coordinator.planning.placement import Placement, best_placement, score
 from coordinator.problem.service import CONTEXT_TYPICAL, Service
+from coordinator.routing.quickest import LOOKS_MAX
 from coordinator.search.chain_search import Judge, as_chains, chain_flows, improved
 from dht.identity.peer_id import short_name
 from dht.messages.types import SINK, SOURCE, Assignment, PlannerNode, Problem
@@ -64,7 +65,8 @@ def one_answer_s(problem: Problem, assignments: Collection[Assignment], service:
     """Seconds per token of one answer that has the swarm to itself, on its quickest ring.
 
     ``inf`` where the assignments do not cover all layers. A ring may enter and leave a peer's
-    layers in their middle.
+    layers in their middle. In a large swarm it begins at the quickest first stages only, as those
+    of clients do (:func:`coordinator.routing.quickest.quickest_ring`).
     """
     round_trips = {(k.source, k.target): k.rtt_s for k in problem.links}
 
@@ -83,7 +85,11 @@ def one_answer_s(problem: Problem, assignments: Collection[Assignment], service:
 
     best = math.inf
     spans = sorted(assignments, key=lambda a: (a.start, a.end, a.peer_id))
-    for first in {a.peer_id for a in spans if a.start == 0}:
+    entries = sorted(
+        (a for a in spans if a.start == 0), key=lambda a: stage_s(a.peer_id, a.end) / a.end
+    )
+    looks = sum(b.start <= a.end < b.end for a in spans for b in spans)
+    for first in [a.peer_id for a in entries[: max(1, LOOKS_MAX // max(1, looks))]]:
         # Seconds to come to each layer, by the peer that ran the one before.
         come: dict[int, dict[str, float]] = {0: {first: 0.0}}
         for at in range(problem.model.layers):
