@@ -6,7 +6,8 @@ in-memory network with signed records); placement within a model is a stand-in f
 which gives layers that nobody holds to volunteers whose own layers others hold, and weights take as
 long as a link of ``LINK_BYTES_PER_S`` needs. Volunteers stay for an hour on average and others come
 in their place; once everybody who serves one of the models vanishes, and once all holders of a
-layer of another.
+layer of another. A loss is *taken* once volunteers load all that is missing, and over once they
+serve it: 48 GB take half an hour over such a link, so a loss may be due after the run's end only.
 
 What must not happen is that volunteers go back and forth: a return is a move to a model that the
 volunteer had left before.
@@ -130,6 +131,8 @@ class Volunteer:
         self.transport = world.network.transport()
         self.record: NodeRecord | None = None
         self.been: list[str] = []
+        self.serves_at_s = 0.0
+        """When the layers that it holds or loads are loaded."""
         self._tasks: list[asyncio.Task[None]] = []
         self._loading: asyncio.Task[None] | None = None
 
@@ -188,7 +191,9 @@ class Volunteer:
     async def _load(self) -> None:
         assert self.record is not None
         size = (self.record.end - self.record.start) * self.record.model.layer_bytes
-        await asyncio.sleep(size / LINK_BYTES_PER_S if self.world.settled else 1.0)
+        takes_s = size / LINK_BYTES_PER_S if self.world.settled else 1.0
+        self.serves_at_s = self.world.now_s + takes_s
+        await asyncio.sleep(takes_s)
         self.record = replace(self.record, state=NodeState.SERVING)
 
     async def _announce(self, directory: Directory) -> None:
@@ -359,6 +364,21 @@ class World:
                 loss["whole_after_s"] = round(self.now_s - loss["at_s"], 1)
                 del self._open[name]
 
+    def whole_at_s(self, name: str) -> float | None:
+        """When every layer of a model will be served, if all go on to load; None: never."""
+        soonest = [math.inf] * self.specs[name].layers
+        for volunteer in self.of(name):
+            assert volunteer.record is not None
+            for layer in range(volunteer.record.start, volunteer.record.end):
+                soonest[layer] = min(soonest[layer], volunteer.serves_at_s)
+        return max(soonest) if max(soonest) < math.inf else None
+
+    def note_due(self) -> None:
+        """Note of what is lost still when it will be whole."""
+        for name, loss in self._open.items():
+            at_s = self.whole_at_s(name)
+            loss["due_after_s"] = None if at_s is None else round(at_s - loss["at_s"], 1)
+
     async def every(self, seconds: float, work: Callable[[], Awaitable[None] | None]) -> None:
         """Do something again and again."""
         while True:
@@ -416,6 +436,7 @@ async def run(seed: int, peers: int, minutes: float, files: dict[str, Path]) -> 
     await asyncio.sleep(minutes * 60.0 / 2)
     for task in tasks:
         task.cancel()
+    world.note_due()
     for each in [*world.told.moves, *world.told.losses]:
         each["at_s"] = round(each["at_s"] - began_s, 1)
     await world.close()
@@ -434,7 +455,13 @@ def summary(told: Told) -> dict[str, Any]:
         "returns": sum(move["returns"] for move in told.moves),
         "planned": told.planned,
         "losses": len(told.losses),
-        "never_whole": sum("whole_after_s" not in loss for loss in told.losses),
+        "never_whole": sum(
+            "whole_after_s" not in loss and loss["due_after_s"] is None for loss in told.losses
+        ),
+        "loading_at_the_end": sum(loss.get("due_after_s") is not None for loss in told.losses),
+        "taken_after_s_max": max(
+            (loss.get("taken_after_s", math.inf) for loss in told.losses), default=0.0
+        ),
     }
 
 

@@ -289,8 +289,11 @@ async def _serve(
         budget=budget,
     )
     path = arguments.identity.expanduser().with_suffix(".contribution.json")
-    finished = partial(stage.counters.__getitem__, "finished")
-    watch = ContributionWatch(peer.figures, finished, reporter, path, gpu=machine.driver_name)
+
+    def helped() -> int:
+        return stage.counters["finished"] + stage.counters["closed"]
+
+    watch = ContributionWatch(peer.figures, helped, reporter, path, gpu=machine.driver_name)
 
     def leave() -> None:
         arguments.moves_on = False

@@ -95,6 +95,10 @@ class Directory:
         """All living node records by peer id; with ``latest``, other peers are asked first."""
         return await self._read(RecordKind.NODES, latest=latest)
 
+    def nodes_last_read(self) -> dict[str, NodeRecord]:
+        """The node records of the newest read, by peer id; nobody is asked."""
+        return self._sound(RecordKind.NODES)
+
     async def addresses_of(self, peer_id: str) -> tuple[str, ...]:
         """The addresses in a peer's own record; empty where nobody who can be asked has one.
 
@@ -140,6 +144,10 @@ class Directory:
             for author, payload in values.items()
         }
         self._decoded[kind] = decoded
+        return self._sound(kind)
+
+    def _sound(self, kind: RecordKind) -> dict[str, Any]:
+        decoded = self._decoded.get(kind, {})
         return {author: record for author, (_, record) in decoded.items() if record is not None}
 
     def _decode(self, kind: RecordKind, author: str, payload: bytes) -> Any:

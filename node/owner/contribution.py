@@ -20,7 +20,7 @@ class Contribution:
     tokens: int = 0
     """Tokens computed in the peer's layers: prompt and answer, each token once per session."""
     sessions: int = 0
-    """Number of sessions that ended normally."""
+    """Number of answers that were made with its help: ended or stopped, and not lost here."""
     serving_s: float = 0.0
 
     def plus(self, tokens: int, sessions: int, serving_s: float) -> "Contribution":

@@ -1,6 +1,7 @@
 """Watches a serving peer: shows its figures every 2 s and saves its contribution."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -8,8 +9,14 @@ from pathlib import Path
 
 from dht.messages.types import NodeState
 from node.device.nvidia import sensors
-from node.owner.contribution import load, save
-from node.owner.live_panel import Figures, panel, sentence
+from node.owner.contribution import Contribution, load, save
+from node.owner.live_panel import (
+    RATES_SHOWN_MAX,
+    Figures,
+    contribution_text,
+    panel,
+    sentence,
+)
 from node.owner.reporter import Reporter
 
 LOOK_S = 2.0
@@ -23,16 +30,16 @@ class ContributionWatch:
     def __init__(
         self,
         look: Callable[[], Figures],
-        finished: Callable[[], int],
+        helped: Callable[[], int],
         reporter: Reporter,
         path: Path,
         gpu: str,
     ) -> None:
-        """``look`` returns the peer's figures without those that the watch adds; ``finished``
-        returns the number of sessions that ended normally since the start; ``gpu`` is the driver's
+        """``look`` returns the peer's figures without those that the watch adds; ``helped``
+        returns the number of answers that it helped with since the start; ``gpu`` is the driver's
         name of the GPU, empty if there is no driver to ask."""
         self._look = look
-        self._finished = finished
+        self._helped = helped
         self._reporter = reporter
         self._path = path
         self._before = load(path)
@@ -45,6 +52,7 @@ class ContributionWatch:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         last, last_s = self._look(), started_s
+        rates: deque[float] = deque(maxlen=RATES_SHOWN_MAX)
         saved_s = started_s
         sensed_s = -SENSORS_S
         try:
@@ -57,13 +65,15 @@ class ContributionWatch:
                 figures = self._look()
                 passed_s = max(1e-3, now_s - last_s)
                 self._serving_s += passed_s if figures.state is NodeState.SERVING else 0.0
+                rates.append((figures.tokens - last.tokens) / passed_s)
                 shown = replace(
                     figures,
-                    tokens_per_s=(figures.tokens - last.tokens) / passed_s,
+                    tokens_per_s=rates[-1],
+                    rates=tuple(rates),
                     up_bytes_per_s=(figures.up_bytes - last.up_bytes) / passed_s,
                     down_bytes_per_s=(figures.down_bytes - last.down_bytes) / passed_s,
                     uptime_s=now_s - started_s,
-                    lifetime=self._before.plus(figures.tokens, self._finished(), self._serving_s),
+                    lifetime=self._before.plus(figures.tokens, self._helped(), self._serving_s),
                     temperature_c=self._sensors[0],
                     power_w=self._sensors[1],
                 )
@@ -75,4 +85,6 @@ class ContributionWatch:
         finally:
             self._reporter.hide()
             figures = self._look()
-            save(self._path, self._before.plus(figures.tokens, self._finished(), self._serving_s))
+            mine = Contribution().plus(figures.tokens, self._helped(), self._serving_s)
+            self._reporter.say(f"Lent this time: {contribution_text(mine)}. Thank you.")
+            save(self._path, self._before.plus(figures.tokens, self._helped(), self._serving_s))

@@ -1,18 +1,22 @@
 """Formats a serving peer's figures for its owner: a panel on a terminal, otherwise a line. Pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from dht.command_line import printable
 from dht.identity.peer_id import short_name
-from dht.messages.types import Link, NodeState
+from dht.messages.types import Link, ModelSpec, NodeRecord, NodeState
 from node.owner.contribution import Contribution
-from node.owner.reporter import counted, gibibytes, layers_sentence
+from node.owner.reporter import counted, gibibytes, layers_sentence, span_text
 
 PEERS_SHOWN_MAX = 6
+STRIP_CELLS_MAX = 48
+RATES_SHOWN_MAX = 40
+BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +40,27 @@ class Figures:
     uptime_s: float = 0.0
     lifetime: Contribution = Contribution()  # noqa: RUF009  frozen
     links: tuple[Link, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What other peers call themselves, by their ids."""
+    held: tuple[int, ...] = ()
+    """Number of other peers that serve each layer, as announced; empty: not known yet."""
+    model: str = ""
+    network: str = ""
+    rates: tuple[float, ...] = ()
+    """Tokens/s of the last looks, the newest last."""
     device: str = ""
     temperature_c: float | None = None
     power_w: float | None = None
+
+
+def holders(model: ModelSpec, others: Iterable[NodeRecord]) -> tuple[int, ...]:
+    """Number of ``others`` that serve each layer of ``model``."""
+    held = [0] * model.layers
+    for other in others:
+        if other.state is NodeState.SERVING and other.model.fingerprint == model.fingerprint:
+            for layer in range(other.start, min(other.end, len(held))):
+                held[layer] += 1
+    return tuple(held)
 
 
 def sentence(figures: Figures) -> str:
@@ -56,43 +78,101 @@ def sentence(figures: Figures) -> str:
 
 def panel(figures: Figures) -> Panel:
     """The figures as a panel."""
-    grid = Table.grid(padding=(0, 2))
+    grid = Table.grid(padding=(0, 1))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
     lifetime = figures.lifetime
-    rows: list[tuple[str, str]] = [
-        (
-            "state",
-            layers_sentence(figures.start, figures.end, figures.layers, figures.state),
-        ),
-        (
-            "now",
-            f"{counted(figures.sessions, 'session')}, {figures.tokens_per_s:.1f} tokens/s,"
-            f" {counted(figures.tokens, 'token')} since the start",
-        ),
-        (
-            "traffic",
-            f"up {gibibytes(figures.up_bytes_per_s)}/s ({gibibytes(figures.up_bytes)}),"
-            f" down {gibibytes(figures.down_bytes_per_s)}/s ({gibibytes(figures.down_bytes)})",
-        ),
-        ("peers", peers_text(figures.peers, figures.links)),
-        ("device", device_text(figures)),
-        (
-            "so far",
-            f"{counted(lifetime.tokens, 'token')} in {counted(lifetime.sessions, 'answer')},"
-            f" {elapsed_text(lifetime.serving_s)} of serving",
-        ),
-        ("up for", elapsed_text(figures.uptime_s)),
+    rows: list[tuple[str, Text]] = [
+        (name, Text(text))  # Text: brackets in a device's name are no markup
+        for name, text in (
+            ("model", f"{figures.model} in network {figures.network}" if figures.model else ""),
+            (
+                "state",
+                layers_sentence(figures.start, figures.end, figures.layers, figures.state),
+            ),
+            (
+                "now",
+                f"{counted(figures.sessions, 'session')}, {figures.tokens_per_s:.1f} tokens/s,"
+                f" {counted(figures.tokens, 'token')} since the start",
+            ),
+            ("lately", sparkline(figures.rates)),
+            (
+                "traffic",
+                f"up {gibibytes(figures.up_bytes_per_s)}/s ({gibibytes(figures.up_bytes)}),"
+                f" down {gibibytes(figures.down_bytes_per_s)}/s ({gibibytes(figures.down_bytes)})",
+            ),
+            ("peers", peers_text(figures.peers, figures.links, figures.names)),
+            ("waits for", missing_sentence(figures)),
+            ("device", device_text(figures)),
+            ("so far", contribution_text(lifetime)),
+            ("up for", elapsed_text(figures.uptime_s)),
+        )
+        if text
     ]
+    rows.insert(2, ("layers", strip(figures)))
     for name, text in rows:
-        grid.add_row(name, Text(text))  # Text: brackets in a device's name are no markup
+        grid.add_row(name, text)
     return Panel(grid, title="anabranch", subtitle="Ctrl-C leaves", title_align="left")
 
 
-def peers_text(others: int, links: Sequence[Link]) -> str:
-    """Number of other peers, and round trips to the nearest."""
+def strip(figures: Figures) -> Text:
+    """The model's layers from left to right: lit those of this peer, dim those of others, and a dot
+    where nobody serves any of a cell's layers."""
+    cells = min(figures.layers, STRIP_CELLS_MAX)
+    shown = Text()
+    for cell in range(cells):
+        layers = range(cell * figures.layers // cells, max(1, (cell + 1) * figures.layers // cells))
+        if layers.start < figures.end and figures.start < layers.stop:
+            serves = figures.state is NodeState.SERVING
+            shown.append("█" if serves else "▒", style="bold cyan")
+        elif any(figures.held[layers.start : layers.stop]):
+            shown.append("▄", style="dim")
+        else:
+            shown.append("·", style="dim")
+    return shown
+
+
+def sparkline(rates: Sequence[float]) -> str:
+    """The newest rates as bars, and the highest of them in words; empty where all are 0."""
+    shown = rates[-RATES_SHOWN_MAX:]
+    top = max(shown, default=0.0)
+    if top <= 0:
+        return ""
+    bars = "".join(BARS[min(len(BARS) - 1, int(rate / top * len(BARS)))] for rate in shown)
+    return f"{bars} at most {top:.1f} tokens/s"
+
+
+def missing_sentence(figures: Figures) -> str:
+    """The layers that nobody serves, neither this peer nor another; empty where all are served."""
+    mine = range(figures.start, figures.end) if figures.state is NodeState.SERVING else range(0)
+    gaps: list[list[int]] = []
+    for layer, holders in enumerate(figures.held):
+        if holders or layer in mine:
+            continue
+        if gaps and gaps[-1][1] == layer:
+            gaps[-1][1] += 1
+        else:
+            gaps.append([layer, layer + 1])
+    said = ", ".join(span_text(start, end) for start, end in gaps)
+    return f"somebody to serve {said}" if said else ""
+
+
+def contribution_text(lifetime: Contribution) -> str:
+    """What a peer has given since it first joined."""
+    return (
+        f"{counted(lifetime.tokens, 'token')} in {counted(lifetime.sessions, 'answer')},"
+        f" {elapsed_text(lifetime.serving_s)} of serving"
+    )
+
+
+def peers_text(others: int, links: Sequence[Link], names: Mapping[str, str]) -> str:
+    """Number of other peers, and round trips to the nearest by name."""
     near = sorted(links, key=lambda link: link.rtt_s)[:PEERS_SHOWN_MAX]
-    trips = ", ".join(f"{short_name(link.source)} {1000 * link.rtt_s:.1f} ms" for link in near)
+    trips = ", ".join(
+        f"{' '.join(printable(names.get(link.source, '')).split()) or short_name(link.source)}"
+        f" {1000 * link.rtt_s:.1f} ms"
+        for link in near
+    )
     return counted(others, "other") + (f": {trips}" if trips else "")
 
 

@@ -59,8 +59,6 @@ class LinkKeeper:
         self._config = config
         self._measured = measured
         self._published_s = -math.inf
-        self.others = 0
-        """Number of other peers announced at the last look."""
 
     async def run(self) -> None:
         """Measure and publish until cancelled."""
@@ -74,7 +72,6 @@ class LinkKeeper:
     async def _round(self) -> None:
         config, me = self._config, self._transport.peer_id
         nodes = await self._directory.nodes()
-        self.others = len(nodes.keys() - {me})
         now_s = self._transport.now()
         fresh = {
             peer_id: link

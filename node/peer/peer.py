@@ -24,7 +24,7 @@ from node.links.probe import ProbeServer
 from node.links.reachability import ReachKeeper, ReachServer
 from node.links.relay_slots import Relays
 from node.owner.idle_policy import ComeBack, OwnerUse, Seen, StepAside, UseConfig
-from node.owner.live_panel import Figures
+from node.owner.live_panel import Figures, holders
 from node.owner.reporter import Reporter, counted
 from node.peer.announcer import Announcer
 from node.peer.balancer import Balancer
@@ -98,6 +98,7 @@ class Peer:
         self._parts = parts or Supervisor()
         self._budget = budget or Budget()
         self._transport = transport
+        self._directory = directory
         self._engine = engine
         self._stage = stage
         self._coordinator = coordinator
@@ -208,6 +209,8 @@ class Peer:
     def figures(self) -> Figures:
         """Figures of this peer for its owner."""
         record, traffic = self._announcer.record, self._stage.traffic
+        others = self._directory.nodes_last_read()
+        others.pop(self._transport.peer_id, None)
         return Figures(
             state=record.state,
             start=record.start,
@@ -217,7 +220,11 @@ class Peer:
             tokens=self._engine.times.tokens + self._stage.counters["accepted_drafts"],
             up_bytes=traffic.sent_bytes,
             down_bytes=traffic.received_bytes,
-            peers=self._links.others,
+            peers=len(others),
+            names={peer_id: other.name for peer_id, other in others.items()},
+            held=holders(record.model, others.values()),
+            model=record.model.name,
+            network=self._directory.network,
             links=tuple(self._measured.links.values()),
             device=record.device.name,
         )

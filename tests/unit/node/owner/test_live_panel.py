@@ -5,6 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 
 from dht.errors import UserError
@@ -12,10 +15,19 @@ from dht.identity.peer_id import Identity
 from dht.messages.types import DeviceSpec, Link, NodeState
 from node.device.hardware import Machine, at_most
 from node.owner.contribution import Contribution, load, save
-from node.owner.live_panel import Figures, elapsed_text, panel, sentence
+from node.owner.live_panel import (
+    STRIP_CELLS_MAX,
+    Figures,
+    elapsed_text,
+    holders,
+    panel,
+    sentence,
+    strip,
+)
 from node.owner.reporter import Reporter
 from node.peer.join_file import as_flags
 from node.peer.join_options import join_parser
+from tests.unit.records import record_of
 
 NEAR = Identity(b"n" * 32).peer_id
 FIGURES = Figures(
@@ -65,6 +77,61 @@ def test_the_panel_and_the_line_say_the_same_figures() -> None:
     assert one.startswith("serving: layer 3 of 12; 1 session, 4321 tokens, 12.5 tokens/s;")
     assert "; 1 other peer;" in one
     assert elapsed_text(59) == "0:00"
+
+
+def shown(figures: Figures, width: int = 100) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width).print(panel(figures))
+    return out.getvalue()
+
+
+def test_the_panel_says_where_it_helps_and_what_is_waited_for() -> None:
+    held = (0, 2, 1, 1, 0, 0, 1, 0, 1, 1, 1, 0)
+    told = replace(
+        FIGURES,
+        model="brook",
+        network="home",
+        held=held,
+        rates=(0.0, 5.0, 10.0),
+        names={NEAR: "Ada's \x1b[31m[red]PC\n"},
+    )
+    text = shown(told)
+    assert "brook in network home" in text
+    assert "·▄▄▄████▄▄▄·" in text
+    assert "▁▅█ at most 10.0 tokens/s" in text
+    assert "somebody to serve layer 0, layer 11" in text
+    assert "4 others: Ada's \N{REPLACEMENT CHARACTER}[31m[red]PC 12.0 ms" in text
+    loading = shown(replace(told, state=NodeState.LOADING))
+    assert "·▄▄▄▒▒▒▒▄▄▄·" in loading
+    assert "somebody to serve layer 0, layers 4-5, layer 7, layer 11" in loading
+    assert "waits for" not in shown(replace(told, held=(1,) * 12))
+    assert "lately" not in shown(replace(told, rates=(0.0, 0.0)))
+
+
+@given(layers=st.integers(1, 300), width=st.integers(20, 120), data=st.data())
+def test_a_strip_of_any_model_and_a_panel_of_any_width_have_no_torn_line(
+    layers: int, width: int, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, layers - 1))
+    end = data.draw(st.integers(start + 1, layers))
+    figures = replace(FIGURES, start=start, end=end, layers=layers, held=(1,) * layers)
+    cells = strip(figures).plain
+    assert len(cells) == min(layers, STRIP_CELLS_MAX)
+    assert "█" in cells
+    assert set(cells) <= {"█", "▄"}
+    lines = shown(figures, width).splitlines()
+    assert {cell_len(line) for line in lines} == {width}
+
+
+def test_holders_are_counted_by_layer_of_this_very_model() -> None:
+    mine = record_of("a").model
+    others = [
+        record_of("b", 1, 3),
+        record_of("c", 2, 4),
+        record_of("d", 0, 4, state=NodeState.LOADING),
+        record_of("e", 0, 4, model=replace(mine, root="another")),
+    ]
+    assert holders(mine, others) == (0, 1, 2, 1, *(0,) * (mine.layers - 4))
 
 
 def test_a_terminal_gets_the_view_and_a_file_a_line_now_and_then() -> None:
