@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 from client.health.past import SPANS, Incident, Past, Span
-from client.health.state import Json, Probe, SeenPeer, SwarmSnapshot, build_state
+from client.health.state import Json, Probe, SeenPeer, SwarmSnapshot, TokenTime, build_state
 from coordinator.catalogue.served import served_model
 from dht.messages.types import (
     SINK,
@@ -223,6 +223,7 @@ def observed(
         past=tuple(past(span) for span in SPANS),
         incidents=INCIDENTS,
         route=tuple(route) if end == LAYERS else (),
+        token_time=TokenTime(computed_s=0.011, waited_s=0.0004, way_s=0.031),
         versions=versions,
         models=models,
     )

@@ -1,9 +1,9 @@
 """``python -m client.generate``: text streams to stdout, figures go to stderr.
 
 ``--json`` prints one object instead: ``text``, ``token_ids``, ``prompt_tokens``,
-``finish_reason``, ``ttft_s``, ``tpot_s``, ``route``, ``plan_version``, ``failovers``,
-``fingerprint``, ``cached_tokens``; where they were asked also ``logprobs`` and
-``prompt_logprobs`` as lists of ``{token_id, logprob, top}``.
+``finish_reason``, ``ttft_s``, ``tpot_s``, of which ``computed_s`` and ``waited_s``, ``route``,
+``plan_version``, ``failovers``, ``fingerprint``, ``cached_tokens``; where they were asked also
+``logprobs`` and ``prompt_logprobs`` as lists of ``{token_id, logprob, top}``.
 """
 
 import argparse
@@ -174,7 +174,7 @@ def answer_json(answer: Answer) -> str:
 
 def figures(answer: Answer, nodes: Mapping[str, NodeRecord]) -> str:
     """One line for people: how long it took and who computed it, by the names in ``nodes``."""
-    rate = f", {1 / answer.tpot_s:.1f} tokens/s" if answer.tpot_s > 0 else ""
+    rate = f", {1 / answer.tpot_s:.1f} tokens/s{_spent(answer)}" if answer.tpot_s > 0 else ""
     names = {peer: record.name for peer, record in nodes.items()}
     route = " → ".join(
         f"{peer_name(names.get(stage.peer_id, ''), stage.peer_id)}"
@@ -187,6 +187,16 @@ def figures(answer: Answer, nodes: Mapping[str, NodeRecord]) -> str:
         f"{len(answer.token_ids)} tokens after a prompt of {answer.prompt_tokens}"
         f" ({answer.finish_reason}): first after {answer.ttft_s:.2f} s{rate}{failovers}"
         f" over {route}"
+    )
+
+
+def _spent(answer: Answer) -> str:
+    """Where the time of a token went, in words; empty where no stage said so."""
+    if answer.computed_s + answer.waited_s <= 0:
+        return ""
+    return (
+        f" (of {1000 * answer.tpot_s:.0f} ms per token {1000 * answer.computed_s:.0f} computing,"
+        f" {1000 * answer.waited_s:.0f} in queues, {1000 * answer.way_s:.0f} on the way)"
     )
 
 

@@ -314,6 +314,10 @@ class AnswerLog:
     """Scores of the prompt's tokens from the second on, as far as they came."""
     finish_reason: FinishReason | None = None
     attempt: int = 0
+    computed_s: float = 0.0
+    """Seconds that stages' steps took for tokens that followed others, as the stages say."""
+    waited_s: float = 0.0
+    """Seconds for which those tokens' rows waited for the steps, as the stages say."""
 
     @property
     def replay_ids(self) -> tuple[int, ...]:
@@ -412,6 +416,10 @@ class Answer:
     """Time from the call to the first token."""
     tpot_s: float
     """Mean time per token after the first; 0 for a single token."""
+    computed_s: float
+    """Part of ``tpot_s`` in which the stages' steps ran, as the stages say."""
+    waited_s: float
+    """Part of ``tpot_s`` in which rows waited for those steps, as the stages say."""
     route: tuple[RouteStage, ...]
     """The route that finished the answer."""
     plan_version: str
@@ -425,3 +433,8 @@ class Answer:
     """Scores of ``token_ids``, one each, where they were asked for."""
     prompt_logprobs: tuple[TokenScore | None, ...] | None = None
     """Scores of the prompt's tokens, one each, where they were asked for; the first has none."""
+
+    @property
+    def way_s(self) -> float:
+        """The rest of ``tpot_s``: on the way between peers, or drafting."""
+        return self.tpot_s - self.computed_s - self.waited_s

@@ -11,7 +11,7 @@ from client.errors import UnavailableError, layers_text
 from client.health.history import History
 from client.health.past import IncidentWatch
 from client.health.served import ServedTally
-from client.health.state import Json, Probe, SeenPeer, SwarmSnapshot, build_state
+from client.health.state import Json, Probe, SeenPeer, SwarmSnapshot, TokenTime, build_state
 from client.swarm.swarm import Swarm
 from client.view.pinger import PingConfig, Pinger
 from coordinator.catalogue.reading import network_models, served_models
@@ -67,6 +67,7 @@ class Prober:
         self._links: dict[str, LinksRecord] = {}
         self._leases: dict[str, LeaseRecord] = {}
         self._route: tuple[RouteStage, ...] = ()
+        self._token_time: TokenTime | None = None
         self._models: tuple[ServedModel, ...] = ()
         self._models_unix_s = -math.inf
         self._tally = ServedTally()
@@ -163,6 +164,7 @@ class Prober:
             past=await self._history.past(now_unix_s),
             incidents=await self._history.incidents(now_unix_s),
             route=self._route,
+            token_time=self._token_time,
             versions=await self._history.plans(),
             models=self._models,
             invitation=self._config.invitation,
@@ -234,6 +236,9 @@ class Prober:
             reason = "the swarm broke the request off"
         else:
             self._route = answer.route
+            self._token_time = TokenTime(
+                computed_s=answer.computed_s, waited_s=answer.waited_s, way_s=answer.way_s
+            )
             return Probe(
                 at_unix_s=at_unix_s,
                 ttft_s=answer.ttft_s,

@@ -6,7 +6,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -99,6 +99,15 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTime:
+    """Where the time of an answer's later tokens went, in seconds per token."""
+
+    computed_s: float
+    waited_s: float
+    way_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmSnapshot:
     """All that the page knows at one time."""
 
@@ -118,6 +127,8 @@ class SwarmSnapshot:
     """What was lost, the newest first."""
     route: tuple[RouteStage, ...] = ()
     """The route of the page's last answered request."""
+    token_time: TokenTime | None = None
+    """Where its tokens' time went; None before the first."""
     versions: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     """Plans that the page saw, the newest first."""
     models: tuple[ServedModel, ...] = ()
@@ -165,6 +176,7 @@ def build_state(seen: SwarmSnapshot) -> Json:
         "history": [past_json(each) for each in seen.past],
         "incidents": [incident_json(each) for each in seen.incidents[:INCIDENTS_SHOWN_MAX]],
         "trace": trace_json(seen.route, records, links),
+        "token_time": None if seen.token_time is None else asdict(seen.token_time),
         "help": _help(spec, peers, counts),
         "models": models_json(seen.models, spec, counts, seen.invitation),
     }

@@ -378,6 +378,8 @@ class Attempt:
                         position=message.position,
                         token_ids=message.token_ids,
                         scores=self._scores(message, body),
+                        computed_s=message.computed_s,
+                        waited_s=message.waited_s,
                     )
                 )
                 if message.finish_reason is not None:

@@ -442,6 +442,8 @@ class SessionController:
         )
         if not fresh:
             return []
+        self.log.computed_s += arrived.computed_s
+        self.log.waited_s += arrived.waited_s
         self.deadline_s = now_s + self.wait_s
         self.is_paused = False
         self.last_reason, self.retry_after_s = "", 0.0

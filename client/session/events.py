@@ -64,6 +64,10 @@ class Arrived:
     token_ids: tuple[int, ...]
     scores: tuple[TokenScore, ...] = ()
     """One for each token, where the request wants them."""
+    computed_s: float = 0.0
+    """Seconds that the stages' steps took for tokens that follow others, as they say."""
+    waited_s: float = 0.0
+    """Seconds for which those tokens' rows waited for the steps, as the stages say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

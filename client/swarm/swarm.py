@@ -318,7 +318,9 @@ class Generation:
         if owner is None or self._finish is None:
             raise RuntimeError("the answer is not finished")
         token_ids = tuple(owner.log.token_ids)
-        mean_s = (times_s[-1] - times_s[0]) / (len(token_ids) - 1) if len(token_ids) > 1 else 0.0
+        later = max(1, len(token_ids) - 1)
+        mean_s = (times_s[-1] - times_s[0]) / later
+        computed_s = min(mean_s, owner.log.computed_s / later)
         return Answer(
             text="".join(self._text) if self._swarm.text.tokenizer is not None else None,
             token_ids=token_ids,
@@ -326,6 +328,8 @@ class Generation:
             finish_reason=self._finish,
             ttft_s=times_s[0] - self._started_s,
             tpot_s=mean_s,
+            computed_s=computed_s,
+            waited_s=min(mean_s - computed_s, owner.log.waited_s / later),
             route=owner.route,
             plan_version=str(plan.version) if plan is not None else "none",
             failovers=owner.failovers,

@@ -46,6 +46,8 @@ Position = Annotated[int, Meta(ge=0, le=CONTEXT_TOKENS_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=1 << 24)]
 Reason = Annotated[str, Meta(max_length=512)]
 Penalty = Annotated[float, Meta(ge=-100.0, le=100.0)]
+STEP_S_MAX = 3600.0
+StepSeconds = Annotated[float, Meta(ge=0.0, le=STEP_S_MAX)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +298,10 @@ class ActivationItem:
     drafts: Annotated[tuple[TokenId, ...], Meta(max_length=DRAFT_TOKENS_MAX)] = ()
     """Token ids that the rows after the first were drafted with; the last stage accepts those that
     it draws itself."""
+    computed_s: StepSeconds = 0.0
+    """Seconds that the steps took in which the stages so far computed these rows."""
+    waited_s: StepSeconds = 0.0
+    """Seconds for which these rows waited for those steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,6 +359,11 @@ class Tokens:
     position: Position
     token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=1 << 16)]
     finish_reason: FinishReason | None = None
+    computed_s: StepSeconds = 0.0
+    """Seconds that all stages' steps took, since such a message before, for tokens that follow a
+    token of the answer."""
+    waited_s: StepSeconds = 0.0
+    """Seconds for which those tokens' rows waited for the steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

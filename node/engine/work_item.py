@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dht.messages.session import Sampling
+from dht.messages.session import STEP_S_MAX, Sampling
 from node.sampling.token_history import PromptTargets, TokenHistory
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ class WorkItem:
     """Whether the item runs before others that came earlier."""
     queued_s: float = 0.0
     """Time at which the item was queued, on the event loop's clock."""
+    computed_s: float = 0.0
+    """Seconds that the steps took in which the stages before computed the rows."""
+    waited_s: float = 0.0
+    """Seconds for which the rows waited for those steps."""
     owner: Any = None
     """Returned with the result; the engine does not look at ``owner``."""
 
@@ -63,6 +67,16 @@ class WorkItem:
     def decodes(self) -> bool:
         """Whether the item is one new token, with or without drafts behind it."""
         return self.tokens == 1 + len(self.drafts)
+
+    def ran(self, took_s: float, now_s: float) -> "WorkItem":
+        """The item behind a step that took ``took_s`` and ended at ``now_s``."""
+        here_s = max(0.0, now_s - self.queued_s)
+        computed_s = min(took_s, here_s)
+        return replace(
+            self,
+            computed_s=min(STEP_S_MAX, self.computed_s + computed_s),
+            waited_s=min(STEP_S_MAX, self.waited_s + here_s - computed_s),
+        )
 
     def with_drafts(self, count: int) -> "WorkItem":
         """The item with its first ``count`` drafts alone."""

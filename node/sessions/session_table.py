@@ -75,6 +75,11 @@ class Live:
     attached_position: int = 0
     attached_scores: int = 0
     """Number of the session's prompt scores sent to ``attached``."""
+    computed_s: float = 0.0
+    """At the last stage: seconds of all stages' steps for tokens that ``attached`` is not told of
+    yet."""
+    waited_s: float = 0.0
+    """Seconds for which those tokens' rows waited for the steps."""
 
     @property
     def claim(self) -> Claim | None:

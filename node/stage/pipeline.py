@@ -14,6 +14,7 @@ from coordinator.links.chunk_sizer import RESENT_TOKENS, ChunkSizer
 from coordinator.links.scheduler import LinkScheduler, TrafficClass
 from dht.messages import codec
 from dht.messages.session import (
+    STEP_S_MAX,
     ActivationItem,
     Activations,
     MigrationReady,
@@ -183,6 +184,7 @@ class StagePipeline:
             if work is None:
                 self._counters["stale_activations"] += 1
                 continue
+            work = replace(work, computed_s=item.computed_s, waited_s=item.waited_s)
             live.touch()
             self._counters["accepted_drafts"] += live.session.done_position - certain
             self._copy_certain(live)
@@ -347,12 +349,12 @@ class StagePipeline:
 
     def on_results(self, results: Sequence[WorkResult]) -> None:
         """Handle one engine step's results: log rows, and send rows and tokens on by next peer."""
-        self._time_step([result.item for result in results])
+        took_s, now_s = self._time_step([result.item for result in results])
         outbox, started_s = Outbox(), time.perf_counter()
         bodies = rows_bytes(results)
         self.serialisation_s += time.perf_counter() - started_s
         for index, result in enumerate(results):
-            item = result.item
+            item = result.item.ran(took_s, now_s)
             session: StageSession = item.owner
             live = self._table.get(session.key)
             if live is None or not self._table.is_current(session):
@@ -374,7 +376,7 @@ class StagePipeline:
                 session.add_prompt_scores(result)
                 self.send_tokens(live)
             if result.token_ids:
-                self._take_sampled(live, result, outbox)
+                self._take_sampled(live, item, result, outbox)
             live.copied.running = False
             self._run_copies(live)
             self._tell_warm(live)
@@ -386,8 +388,8 @@ class StagePipeline:
             self._send(peer_id, message, body, traffic)
         self.serialisation_s += time.perf_counter() - started_s
 
-    def _time_step(self, items: Sequence[WorkItem]) -> None:
-        """Learn from the time of a step that has just ended."""
+    def _time_step(self, items: Sequence[WorkItem]) -> tuple[float, float]:
+        """Learn from a step that has just ended; returns its duration and the time now."""
         now_s = asyncio.get_running_loop().time()
         took_s = self.pace.finished([item.session for item in items], now_s)
         for item in items:
@@ -400,6 +402,7 @@ class StagePipeline:
             if not any(item.drafts for item in items):
                 rows = sum(item.tokens for item in items)
                 self.sizer.ran(rows, took_s, decodes_only=decodes_only)
+        return took_s, now_s
 
     def _send_rows(self, live: Live, ran: WorkItem, body: memoryview, outbox: Outbox) -> None:
         session = live.session
@@ -415,7 +418,11 @@ class StagePipeline:
         if live.backlog:
             live.backlog.append((position, bytes(rest)))
         else:
-            item = _item(session.open, position, ran.tokens - skip, ran.drafts)
+            item = replace(
+                _item(session.open, position, ran.tokens - skip, ran.drafts),
+                computed_s=ran.computed_s,
+                waited_s=ran.waited_s,
+            )
             prefill = not ran.decodes or position < session.open.prompt_tokens
             outbox.add_rows(session.next_peer, item, rest, prefill=prefill)
 
@@ -433,7 +440,7 @@ class StagePipeline:
             message = replace(message, dtype=INT8)
         self._hops.get(peer_id).send(message, body, traffic=traffic)
 
-    def _take_sampled(self, live: Live, result: WorkResult, outbox: Outbox) -> None:
+    def _take_sampled(self, live: Live, ran: WorkItem, result: WorkResult, outbox: Outbox) -> None:
         """At the last stage: log the new tokens up to the answer's end, and send them on."""
         session, open_ = live.session, live.session.open
         position = open_.prompt_tokens + len(session.sampled)
@@ -443,6 +450,9 @@ class StagePipeline:
             if session.finish_reason is not None:
                 break
         token_ids = session.sampled_from(position)
+        if ran.position >= open_.prompt_tokens:
+            live.computed_s += ran.computed_s
+            live.waited_s += ran.waited_s
         self._counters["sampled"] += len(token_ids)
         if session.finish_reason is None:
             if session.ring_peer is None:
@@ -488,10 +498,13 @@ class StagePipeline:
                 position=live.attached_position,
                 token_ids=token_ids,
                 finish_reason=session.finish_reason,
+                computed_s=min(STEP_S_MAX, live.computed_s),
+                waited_s=min(STEP_S_MAX, live.waited_s),
             ),
             session.scores_since(live.attached_position),
         )
         live.attached_position += len(token_ids)
+        live.computed_s = live.waited_s = 0.0
 
 
 def _item(

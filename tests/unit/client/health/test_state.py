@@ -16,7 +16,15 @@ from client.health import app
 from client.health.app import Page, metrics_text
 from client.health.drawing import flow_drawing, use_kind
 from client.health.history import KEPT_S, History
-from client.health.state import Json, Probe, SeenPeer, SwarmSnapshot, aged, build_state
+from client.health.state import (
+    Json,
+    Probe,
+    SeenPeer,
+    SwarmSnapshot,
+    TokenTime,
+    aged,
+    build_state,
+)
 from client.pages.clean import clean_name
 from client.pages.fixed import CSP
 from dht.messages.types import (
@@ -263,8 +271,10 @@ def test_flow_is_held_against_what_links_and_peers_can_carry() -> None:
             links=(linked(0, 1, 1280.0), linked(1, 0, 99.0, author=7)),
             plan=plan,
             route=route,
+            token_time=TokenTime(computed_s=0.01, waited_s=0.002, way_s=0.03),
         )
     )
+    assert state["token_time"] == {"computed_s": 0.01, "waited_s": 0.002, "way_s": 0.03}
     assert [link["from"] for link in state["links"]] == ["12D3Peer0"], "a stranger measured nothing"
     inner = state["plan"]["edges"][1]
     assert inner["capacity_tokens_per_s"] == 20.0  # 1280 bytes/s over 64 bytes a token
