@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from client.answer.defaults import SamplingDefaults
 from client.answer.generation import GenerationOptions
 from client.generate import add_generation, figures, generation_options, print_note, show
-from client.pages.clean import peer_name
 from client.remembering import remember_swarm, settled_swarm
 from client.swarm.swarm import Generation, Swarm
 from client.terminal.route_words import RouteWords
@@ -203,7 +202,7 @@ class Chat:
 
         from client.terminal.answer_view import answer_view
 
-        words = RouteWords(self._name_of)
+        words = RouteWords(self._swarm.view.name_of)
         markdown = self._template is not None
         with answer_view(Console(highlight=False), markdown=markdown) as view:
             running.on_route = lambda status: view.note(words.line(status))
@@ -212,10 +211,6 @@ class Chat:
                 yield lambda text: view.write(printable(text))
             finally:
                 self._view = None
-
-    def _name_of(self, peer_id: str) -> str:
-        record = self._swarm.view.nodes.get(peer_id)
-        return peer_name("" if record is None else record.name, peer_id)
 
     def _encode(self, turns: Sequence[Turn]) -> tuple[int, ...]:
         if self._template is None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from client.answer.generation import AnswerLog, AnswerRequest, PrefixCache
 from client.errors import StatusCallback, UnavailableError, no_route_text
-from client.pages.clean import peer_name
 from client.session.attempt import Attempt, AttemptConfig
 from client.session.controller import ControllerState, RouteStatus, SessionController
 from client.session.events import (
@@ -290,7 +289,9 @@ class SessionDriver:
                 self._last_loss = f"peer {short_name(peer_id)}: {effect.reason}"
                 logger.info("%s", self._last_loss)
                 if code is None:
-                    self._on_status(f"{self._name_of(peer_id)} left; going on over another route")
+                    self._on_status(
+                        f"{self._view.name_of(peer_id)} left; going on over another route"
+                    )
                 now_s = asyncio.get_running_loop().time()
                 self._view.avoid(peer_id, code, after_s, now_s, urgent=self._urgent)
             case TellWait(no_route=no_route):
@@ -312,10 +313,6 @@ class SessionDriver:
         if text != self._told_wait:  # the same loss, in other words, is no news
             self._told_wait = text
             self._on_status(f"waiting: {text}")
-
-    def _name_of(self, peer_id: str) -> str:
-        record = self._view.nodes.get(peer_id)
-        return peer_name("" if record is None else record.name, peer_id)
 
     async def _drop_warm(self) -> None:
         if self._warm is not None:

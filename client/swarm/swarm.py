@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -290,7 +290,8 @@ class Generation:
     def _waits_for(self) -> str:
         if self._session is not None and self._session.waits_for:
             return self._session.waits_for
-        route = _names(dict.fromkeys(hop.peer_id for hop in self.route))
+        hops = dict.fromkeys(hop.peer_id for hop in self.route)
+        route = ", ".join(map(self._swarm.view.name_of, hops))
         what = "token" if self._times_s else "first token"
         return f"no {what} yet from {route}" if route else "no route for the answer yet"
 
@@ -409,7 +410,7 @@ async def _entered(
     """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + config.wait_s
-    who = _names(named_peers(initial_peers))
+    who = ", ".join(map(short_name, named_peers(initial_peers)))
     while True:
         began_s = loop.time()
         try:
@@ -426,10 +427,6 @@ def narrator_of(on_status: StatusCallback | None) -> Narrator:
     if isinstance(on_status, Narrator):
         return on_status
     return Narrator(on_status or (lambda line: logger.info("%s", line)))
-
-
-def _names(peer_ids: Iterable[str]) -> str:
-    return ", ".join(map(short_name, peer_ids))
 
 
 def _text_of(model: str) -> ModelText | HubId:

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from client.pages.clean import peer_name
 from client.view.avoidance import Avoidance
 from client.view.blame import Blame
 from client.view.prefixes import PrefixMemory
@@ -121,6 +122,11 @@ class SwarmView:
         """Where a peer says that it can be reached; empty when its record is gone."""
         record = self.nodes.get(peer_id)
         return () if record is None else record.addresses
+
+    def name_of(self, peer_id: str) -> str:
+        """What a peer calls itself, fit to show."""
+        record = self.nodes.get(peer_id)
+        return peer_name("" if record is None else record.name, peer_id)
 
     def draw(
         self,
