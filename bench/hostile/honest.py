@@ -29,6 +29,10 @@ SHARE = 0.62
 final."""
 SAMPLE_S = 0.5
 GATEWAY_S = 60.0
+TOLD = frozenset(
+    {"assigned", "serving", "stays", "no_plan", "plan", "coordinator", "error", "aside"}
+)
+"""Events that may tell why layers were not served."""
 OBSERVE_S = 20.0
 MODULE = "bench.hostile"
 
@@ -191,6 +195,22 @@ class Side:
         for peer in self.peers:
             total.update((peer.find("stats") or {"counters": {}})["counters"])
         return total
+
+    def told(self, from_unix_s: float, until_unix_s: float) -> list[str]:
+        """What the honest peers wrote of themselves in a stretch of time, in its order."""
+        found = [
+            (event["unix_s"], peer.name, event)
+            for peer in self.peers
+            for event in peer.read_events()
+            if from_unix_s <= event["unix_s"] <= until_unix_s and event["event"] in TOLD
+        ]
+        return [
+            f"{at - from_unix_s:.1f} s {name}: "
+            + " ".join(
+                str(event[key]) for key in ("event", "start", "end", "reason") if key in event
+            )
+            for at, name, event in sorted(found, key=lambda each: each[:2])
+        ]
 
     def leader(self) -> str:
         """Whom honest peers named as coordinator last; empty: nobody."""

@@ -64,6 +64,7 @@ async def soak(
             {
                 "at_min": round((each.began_unix_s - from_s) / 60, 2),
                 "why": each.failed,
+                "honest": side.told(each.began_unix_s - LEAVE_S, each.began_unix_s + LEAVE_S),
                 "meanwhile": sorted(
                     one.name for one in drawn if one.lasts(each.began_unix_s, LEAVE_S)
                 ),

@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 LEAVE_S = 4.0
 """Time for telling a stage that left the route to free its share."""
+WHY_MAX = 3
+"""Maximum peers of which the caller is told why they are passed over."""
 PACE_TOKENS_LEAST = 8
 """Minimum tokens behind the first ones from which a token's time is known."""
 
@@ -103,8 +105,6 @@ class SessionDriver:
         self._on_status = on_status
         self.owner = SessionController(log=AnswerLog(request=request), wait_s=wait_s)
         """The state machine that decides; it holds the log, the route and the failovers."""
-        self._last_loss = ""
-        """Why the last route failed, while no token has come since."""
         self.waits_for = self._told_wait = ""
         """What the answer waits for since it lost its route, and what of it the caller was told."""
         self._no_route: NoRoute | None = None
@@ -152,7 +152,7 @@ class SessionDriver:
                     continue
                 effect = todo.popleft()
                 if isinstance(effect, Deliver):
-                    self._last_loss = self.waits_for = self._told_wait = ""
+                    self.waits_for = self._told_wait = ""
                     self._no_route = None
                     begins = len(effect.token_ids) == len(owner.log.token_ids)
                     peers = (stage.peer_id for stage in owner.route)
@@ -286,14 +286,15 @@ class SessionDriver:
             case Leave(attempt=attempt, stages=stages):
                 self._leave(attempt, [stage.peer_id for stage in stages])
             case Avoid(peer_id=peer_id, code=code, retry_after_s=after_s):
-                self._last_loss = f"peer {short_name(peer_id)}: {effect.reason}"
-                logger.info("%s", self._last_loss)
+                logger.info("peer %s: %s", short_name(peer_id), effect.reason)
                 if code is None:
                     self._on_status(
                         f"{self._view.name_of(peer_id)} left; going on over another route"
                     )
                 now_s = asyncio.get_running_loop().time()
-                self._view.avoid(peer_id, code, after_s, now_s, urgent=self._urgent)
+                self._view.avoid(
+                    peer_id, code, after_s, now_s, urgent=self._urgent, reason=effect.reason
+                )
             case TellWait(no_route=no_route):
                 self._tell(no_route)
             case GiveUp(no_route=None, reason=reason):
@@ -309,7 +310,10 @@ class SessionDriver:
         """Tell the caller what the answer waits for, where that is news."""
         self._no_route = no_route
         text = no_route_text(no_route)
-        self.waits_for = f"{text} ({self._last_loss})" if self._last_loss else text
+        now_s = asyncio.get_running_loop().time()
+        why = self._view.passed_over(no_route.missing, now_s)
+        more = (f"{len(why) - WHY_MAX} more",) if len(why) > WHY_MAX else ()
+        self.waits_for = f"{text} ({'; '.join((*why[:WHY_MAX], *more))})" if why else text
         if text != self._told_wait:  # the same loss, in other words, is no news
             self._told_wait = text
             self._on_status(f"waiting: {text}")

@@ -39,6 +39,7 @@ class Avoided:
     """Whether it merely had no room; nothing is wrong with it then."""
     urgent: bool = False
     """Whether it had no room even for an urgent session."""
+    reason: str = ""
 
 
 class Avoidance:
@@ -87,6 +88,7 @@ class Avoidance:
         joined_unix_s: float,
         full: bool = False,
         urgent: bool = False,
+        reason: str = "",
     ) -> None:
         """Avoid a peer for ``for_s``, twice as long each time in a row that it failed."""
         if full:
@@ -106,7 +108,13 @@ class Avoidance:
             times=times,
             full=full,
             urgent=urgent,
+            reason=reason,
         )
+
+    def reason(self, peer_id: str, now_s: float) -> str:
+        """Why a peer is avoided now; empty where it is not, or nobody said."""
+        avoided = self._peers.get(peer_id)
+        return "" if avoided is None or now_s >= avoided.until_s else avoided.reason
 
     def trying(self, peer_ids: Iterable[str], now_s: float) -> None:
         """Let one request find out whether peers are well or have room again: to refuse many at

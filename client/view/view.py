@@ -5,7 +5,7 @@ Pure: the caller reads the records and hands them in, and times are those of its
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from client.pages.clean import peer_name
@@ -246,6 +246,7 @@ class SwarmView:
         now_s: float,
         *,
         urgent: bool = False,
+        reason: str = "",
     ) -> None:
         """Pass over a peer for a while: it refused with ``code``, or failed if that is None."""
         self.counters["failovers" if code is None else f"refused_{code}"] += 1
@@ -270,7 +271,22 @@ class SwarmView:
             joined_unix_s=0.0 if record is None else record.joined_unix_s,
             full=full,
             urgent=urgent,
+            reason=reason,
         )
+
+    def passed_over(self, missing: Sequence[tuple[int, int]], now_s: float) -> tuple[str, ...]:
+        """Why peers that say that they serve some of ``missing`` (empty: any layers) are passed
+        over, one sentence for each."""
+        found = []
+        for peer_id, record in self.nodes.items():
+            wanted = any(a < record.end and record.start < b for a, b in missing) or not missing
+            if record.state is not NodeState.SERVING or not wanted:
+                continue
+            if self._is_silent(peer_id):
+                found.append(f"{self.name_of(peer_id)} does not answer")
+            elif reason := self.avoidance.reason(peer_id, now_s):
+                found.append(f"{self.name_of(peer_id)}: {reason}")
+        return tuple(found)
 
     def at_fault(self, suspects: tuple[str, ...], now_s: float) -> str:
         """The one of ``suspects`` that is taken to have failed a session, where only one of them
