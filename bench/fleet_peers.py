@@ -17,6 +17,7 @@ from bench.chaos import percentile
 from bench.local_swarm import ROOT, LocalPeer, LocalSwarm
 from client import Swarm
 from coordinator.plans.announced_problem import read_announced_problem
+from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED
 from dht.errors import NetworkError
 from dht.messages.types import LINKS_MAX, NodeRecord, NodeState, Plan, Reach
 from dht.records.directory import DEFAULT_NETWORK
@@ -206,7 +207,9 @@ class Fleet:
     async def _see_off(self, member: Member) -> None:
         process = member.peer.process
         await self.until(lambda: process.poll() is not None, LEAVE_S)
-        orderly = process.poll() == 0 and member.peer.find("left") is not None
+        orderly = process.poll() == EXIT_DONE and member.peer.find("left") is not None
+        if member.peer.find("measured") is None:  # it was not there yet
+            orderly = process.poll() in {EXIT_DONE, EXIT_INTERRUPTED}
         tail = member.peer.tail()[-300:]
         member.ended = "left" if orderly else f"did not leave: {process.poll()}: {tail}"
         member.peer.stop(0.0)
