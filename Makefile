@@ -53,7 +53,7 @@ format: $(READY)
 
 UV ?= uv
 TORCH_LINKS ?= https://download.pytorch.org/whl/cpu/torch/
-lock:  ## the newest versions of what is installed, for good with hashes and for tests (needs uv)
+lock: $(READY) $(LIGHT)/.ready  ## the newest versions of what is installed, for good with hashes and for tests (needs uv)
 	$(UV) pip compile pyproject.toml --extra quantize --universal --python-version 3.11 --upgrade \
 		--generate-hashes --no-annotate --no-header --find-links $(TORCH_LINKS) \
 		--constraint locks/torch-cpu.txt --no-emit-package torch --quiet --output-file locks/product.new
@@ -63,6 +63,8 @@ lock:  ## the newest versions of what is installed, for good with hashes and for
 	rm locks/product.new; mv locks/product.all locks/product.txt; mv locks/build.all locks/build.txt
 	sed -n 's/^\([^ #]*==[^\]*\).*/\1/p' locks/product.txt > locks/dev.in
 	sed -n 's/^\(torch==[^+ ]*\).*/\1/p' locks/torch-cpu.txt >> locks/dev.in
+	$(BIN)/python locks/client.py $(VENV) $(LIGHT) > locks/client.new
+	mv locks/client.new locks/client.txt
 	$(UV) pip compile pyproject.toml --extra dev --extra light --universal --python-version 3.11 \
 		--no-annotate --no-header --constraint locks/dev.in --quiet --output-file locks/dev.new
 	{ head -2 locks/dev.txt; cat locks/dev.new; } > locks/dev.all

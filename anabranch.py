@@ -58,7 +58,12 @@ def main() -> int:
 
 def _run(name: str, rest: list[str]) -> int:
     sys.argv = [f"{COMMAND} {name}", *rest]
-    code: int = pkgutil.resolve_name(COMMANDS[name].function)()
+    try:
+        code: int = pkgutil.resolve_name(COMMANDS[name].function)()
+    except ModuleNotFoundError as error:
+        from dht.command_line import say_missing
+
+        return say_missing(error)
     return code
 
 

@@ -34,6 +34,13 @@ EXIT_MACHINE = 1
 EXIT_USER = 2
 EXIT_SWARM = 3
 EXIT_INTERRUPTED = 130
+BEYOND_CLIENT = frozenset(
+    {
+        *("accelerate", "gguf", "llguidance", "numpy", "ortools", "safetensors", "torch"),
+        "transformers",
+    }
+)
+"""Packages that peers, planning and some models' tokenizers need, and no client else."""
 DESCRIPTORS_MAX = 65_536
 """Descriptors that a command asks the system for."""
 COMMAND = "anabranch"
@@ -345,11 +352,27 @@ def run_command(
         return _say(error, EXIT_SWARM)
     except MachineError as error:
         return _say(error, EXIT_MACHINE)
+    except ModuleNotFoundError as error:
+        return say_missing(error)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
+
+
+def say_missing(error: ModuleNotFoundError) -> int:
+    """Say which package an installation of a client alone lacks; returns the exit code.
+
+    Raises ``error`` for any other module.
+    """
+    name = (error.name or "").partition(".")[0]
+    if name not in BEYOND_CLIENT:
+        raise error
+    text = (
+        f"{name} is not installed: this is a client's installation; `pip install .` adds the rest"
+    )
+    return _say(UserError(text), EXIT_USER)
 
 
 def raise_descriptor_limit() -> None:

@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 import client.gateway.__main__ as gateway
 import client.health.__main__ as health
 from dht.command_line import EXIT_DONE, EXIT_MACHINE, EXIT_USER
+from locks import client as client_lock
 from node.peer import join_options
 from node.peer.join_file import as_flags
 
@@ -119,6 +120,19 @@ def test_the_lock_has_a_hash_for_all_that_is_required(python: str, machine: str)
     assert (ROOT / "locks/build.txt").read_text().split("\n", 1)[1] in (
         ROOT / "locks/product.txt"
     ).read_text(), "what builds is what is installed"
+
+
+def test_a_clients_lock_is_a_part_of_the_products() -> None:
+    def pinned(file: str) -> dict[str, list[str]]:
+        """Names and versions with their hashes."""
+        found = re.split(r"^(?=[^\s#])", (ROOT / file).read_text(), flags=re.MULTILINE)[1:]
+        return {re.split(r"\s", each)[0]: re.findall(r"sha256:\w+", each) for each in found}
+
+    part = pinned("locks/client.txt")
+    assert part.items() <= pinned("locks/product.txt").items(), "`make lock`"
+    names = {each.partition("==")[0] for each in part}
+    assert names >= set(client_lock.NEEDED)
+    assert not names & client_lock.WITHOUT
 
 
 def test_tests_run_with_the_versions_that_are_installed_for_good() -> None:
