@@ -1,13 +1,18 @@
-"""What an idle peer of the bundled model costs: processes, memory, and time to serve.
+"""What an idle peer of the bundled model costs: processes, memory, and time to serve; and how soon
+a command asks.
 
 Starts a founder that keeps the plan alive, then times a peer that returns under an identity which
 the plan knows: from its command to each of its events. Memory is the proportional set size (PSS)
 of the peer and its children while nothing is asked of it. ``tests/e2e/test_footprint.py`` bounds
 what of it is anonymous (no file's) by the recorded figure: how much of their libraries' files is
 resident depends on who else has them open, and on how they came into the page cache.
+
+``anabranch ask`` is timed from its command to its request: to the first byte of its answer, less
+the time to the first token, which it says at its end.
 """
 
 import argparse
+import re
 import statistics
 import subprocess
 import sys
@@ -81,6 +86,31 @@ def footprint(peer: LocalPeer) -> dict[str, Any]:
     }
 
 
+def asking(addresses: list[str]) -> dict[str, Any]:
+    """Seconds from a command to its request and to its first text, what it holds then (PSS), and
+    whether torch is in its memory."""
+    command = [sys.executable, "-m", "anabranch", "ask", "--model", str(MODEL)]
+    command += ["--prompt", "One morning", "--max-new-tokens", "8", "--initial-peers", *addresses]
+    started_s = time.monotonic()
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)
+    text_s = time.monotonic() - started_s
+    mapped = Path(f"/proc/{process.pid}/maps").read_text()
+    pss = psutil.Process(process.pid).memory_full_info().pss
+    said = process.communicate()[1].decode()
+    first = re.search(r"first after ([0-9.]+) s", said)
+    assert first is not None, said
+    return {
+        "request_s": text_s - float(first[1]),
+        "text_s": text_s,
+        "pss_mib": pss / 2**20,
+        "torch": "libtorch" in mapped,
+    }
+
+
 def main() -> int:
     arguments = parse()
     console = Console()
@@ -102,6 +132,7 @@ def main() -> int:
                 if (event := peer.find(name)) is not None
             }
             rounds.append({"seconds_to": since})
+        asked = [asking(swarm.addresses) for _ in range(1 + arguments.rounds)][1:]  # files are read
         swarm.peers[-1].stop()
         # Alone on the machine, a process shares no pages with its like: the honest figure.
         wait_idle(first)
@@ -115,6 +146,10 @@ def main() -> int:
             if all(name in r["seconds_to"] for r in rounds)
         },
         "rounds": rounds,
+        "ask": {
+            "request_s_median": statistics.median(each["request_s"] for each in asked),
+            "rounds": asked,
+        },
     }
     console.print(result)
     shared_mib = alone["resident_mib"] - alone["pss_mib"]

@@ -53,6 +53,10 @@ class Reference:
         """Token ids of ``text``, special tokens included."""
         return list(self._tokenizer(text).input_ids)
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ``ids``, without special tokens."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
     def greedy(
         self, prompt_ids: Sequence[int], max_new_tokens: int, *, ignore_eos: bool = False
     ) -> tuple[list[int], float]:

@@ -28,11 +28,27 @@ def speed(result: dict[str, Any]) -> str:
 
 def cost(result: dict[str, Any]) -> str:
     """What an idle peer costs."""
-    idle, seconds = result["idle_peer"], result["seconds_to_median"]
+    idle, seconds, ask = result["idle_peer"], result["seconds_to_median"], result["ask"]
+    torch = "with" if any(each["torch"] for each in ask["rounds"]) else "without"
     return (
         f"An idle peer of the bundled model is {idle['processes']} processes and"
         f" {idle['pss_mib']:.0f} MiB (PSS); a peer that returns serves"
-        f" {seconds['serving']:.1f} s after its command {made('footprint')}."
+        f" {seconds['serving']:.1f} s after its command; `anabranch ask` sends its request"
+        f" {ask['request_s_median']:.2f} s after its own, {torch} torch in memory"
+        f" {made('footprint')}."
+    )
+
+
+def schemas(result: dict[str, Any]) -> str:
+    """Answers by random JSON schemas."""
+    cut = f", {result['cut']} reached their most tokens" if result["cut"] else ""
+    refused = f", {result['refused']} were refused by name" if result["refused"] else ""
+    return (
+        f"{result['schemas']} random JSON schemas, each answered once by a gateway before two real"
+        f" peers of brook, which knows no JSON: {result['valid']} answers validate,"
+        f" {result['invalid']} do not{cut}{refused}. Of {result['plain_answers']} plain greedy"
+        f" answers between them {result['plain_that_differ']} differed from transformers' own"
+        f" {made('schemas')}."
     )
 
 

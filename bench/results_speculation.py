@@ -21,15 +21,15 @@ def speculation(result: dict[str, Any]) -> str:
     gains = ", ".join(f"{row['gain']:.2f} × on {text}" for text, row in of_kinds)
     return (
         "Three stages in network namespaces with round trips between them as named and 100 Mbit/s,"
-        " one answer at a time, with drafts and without. The stand-in waits as long as an 8 B model"
-        " on RTX 3090s would and says given texts (simulated); brook is the bundled model, on this"
-        f" machine's {result['cores']} cores, which others shared: on random text nothing is"
-        f" drafted, and yet the two differ by up to {noise:.0%}. On paper is the same under a"
-        " virtual clock."
+        " one answer at a time, with drafts and without. The stand-in waits as long as a model of"
+        " 8 B (fp16) or 70 B (4 bits) on three RTX 3090s would and says given texts (simulated);"
+        f" brook is the bundled model, on this machine's {result['cores']} cores. On random text"
+        f" nothing is drafted, and yet the two differ by up to {noise:.0%}. On paper is the same"
+        " under a virtual clock."
         f" {differ} of {len(rows)} answers differed from those"
         f" without drafts {made('speculation')}:\n\n"
         + table(
-            "model | round trip | text | tokens/s without: | with: | gain:",
+            "model | setting | text | tokens/s without: | with: | gain:",
             "{model} | {trip} | {text} | {plain_tokens_per_s:.1f} | {drafted_tokens_per_s:.1f}"
             " | {gain:.2f} ×",
             rows,
@@ -85,8 +85,8 @@ def draft_model(result: dict[str, Any]) -> str:
 
 
 MODELS = {
-    "alone": "stand-in, 8 B, on paper",
-    "stand_in": "stand-in, 8 B",
+    "alone": "stand-in, on paper",
+    "stand_in": "stand-in",
     "brook": "brook",
     "brook_drafter": "brook and its drafter",
 }

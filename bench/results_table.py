@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.local_swarm import ROOT
 from bench.results_attacks import attacks, grants
-from bench.results_engine import cost, engine, speed
+from bench.results_engine import cost, engine, schemas, speed
 from bench.results_links import (
     groups,
     hop,
@@ -86,6 +86,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "balance_virtual": balance,
         "kv": kv,
         "prefix": prefix,
+        "schemas": schemas,
         "int8": int8,
         "links": measured_links,
         "transport": hop,
@@ -114,6 +115,7 @@ TITLES = {
     "balance_virtual": "## Moves for balance\n\n",
     "kv": "## KV that grows\n\n",
     "prefix": "## What stages keep\n\n",
+    "schemas": "## Answers in JSON\n\n",
     "int8": "## Rows of 8 bits\n\n",
     "links": "## What a swarm knows of its links\n\n",
     "transport": "## A hop\n\n",

@@ -5,9 +5,9 @@
 Three stages in network namespaces of their own (:mod:`bench.wan_lab`), with links of 20 and 50 ms
 there and back, and a client near all of them.
 
-- ``stand_in``: a model of 8 B parameters on RTX 3090s in whose place an engine waits as long
-  (:mod:`bench.timed_engine`). Its answers are given texts, so that a model that copies, edits or
-  extracts is at hand; a token is a word with the space before it, a run of spaces, or a sign.
+- ``stand_in``: models of 8 B and 70 B parameters on RTX 3090s in whose place an engine waits as
+  long (:mod:`bench.timed_engine`). Its answers are given texts, so that a model that copies, edits
+  or extracts is at hand; a token is a word with the space before it, a run of spaces, or a sign.
   Drafts, rows and links are real; what the model would say is not.
 - ``brook``: the bundled model as real peers, on the processor, without a draft model. It was
   trained on little stories alone, so it copies nothing; it repeats itself in long answers.
@@ -28,7 +28,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +63,25 @@ from node.links.hops import HopConfig
 from node.stage.config import StageConfig
 from node.stage.draft_engine import DIRECTORY
 
-RTX_3090 = GpuTimes(step_s=5.7e-3, decode_s=2e-5, prefill_s=7.5e-5)
-"""A third of 16 GB of fp16 weights at 936 GB/s; a third of 16 GFLOP a token at 71 TFLOP/s."""
+
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """A model and what a stage of it, a third, takes on an RTX 3090."""
+
+    spec: ModelSpec
+    times: GpuTimes
+
+
 SPEC = replace(QWEN_7B, name="8b-shapes", vocab=1 << 16)
+STAND_INS = {
+    # A third of 16 GB of fp16 weights at 936 GB/s; a third of 16 GFLOP a token at 71 TFLOP/s.
+    "8 B": StandIn(SPEC, GpuTimes(step_s=5.7e-3, decode_s=2e-5, prefill_s=7.5e-5)),
+    # A third of 40 GB of 4-bit weights; a third of 140 GFLOP a token.
+    "70 B": StandIn(
+        replace(SPEC, name="70b-shapes", activation_bytes=8192 * 2),
+        GpuTimes(step_s=1.42e-2, decode_s=2e-5, prefill_s=6.6e-4),
+    ),
+}
 NEAR = Shape(mbit=1000, delay_ms=0.1)
 MBIT = 100.0
 ROUND_TRIPS_MS = (20.0, 50.0)
@@ -164,19 +180,25 @@ def accepted_by_place() -> dict[str, list[float]]:
     return found
 
 
-async def stage_on(transport: Transport, number: int, spec: ModelSpec = SPEC) -> StandInPeer:
-    """Serve a stage of the stand-in model."""
+async def stage_on(transport: Transport, number: int, model: StandIn) -> StandInPeer:
+    """Serve a stage of a stand-in model."""
     config = StageConfig(idle_s=600.0, hops=HopConfig(watch=PATIENT))
     limits = BatchLimits(prefill_tokens_max=256)
     return await serving(
-        transport, SPANS[number], spec, RTX_3090, limits, config, engine_class=ScriptedEngine
+        transport,
+        SPANS[number],
+        model.spec,
+        model.times,
+        limits,
+        config,
+        engine_class=ScriptedEngine,
     )
 
 
-async def run_stage(number: int, host: str, peers: tuple[str, ...]) -> None:
+async def run_stage(number: int, host: str, peers: tuple[str, ...], size: str) -> None:
     """Print this stage's address and serve until stdin closes."""
     transport = await transport_on(host, peers)
-    await stage_on(transport, number)
+    await stage_on(transport, number, STAND_INS[size])
     print(transport.addresses[0], flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await transport.close()
@@ -198,10 +220,10 @@ async def compared(
     }
 
 
-async def run_client(host: str, peers: tuple[str, ...]) -> dict[str, Any]:
+async def run_client(host: str, peers: tuple[str, ...], size: str) -> dict[str, Any]:
     """Ask for all scripts, one after the other."""
     rows = {}
-    async with client_of(await transport_on(host, peers), SPEC) as client:
+    async with client_of(await transport_on(host, peers), STAND_INS[size].spec) as client:
         # The first answer opens the links between the stages; it is not counted.
         await client.generate((1, 2, 3), max_new_tokens=4, ignore_eos=True)
         for seed, (kind, prompt, answer) in enumerate(SCRIPTS):
@@ -226,15 +248,15 @@ async def run_brook(peers: tuple[str, ...], kinds: Sequence[str]) -> dict[str, A
     return rows
 
 
-def _command(host: str, peers: Sequence[str], stage: int | str) -> list[str]:
-    job = {"host": host, "peers": list(peers), "stage": stage}
+def _command(host: str, peers: Sequence[str], stage: int | str, size: str = "") -> list[str]:
+    job = {"host": host, "peers": list(peers), "stage": stage, "size": size}
     return [sys.executable, "-m", "bench.speculation", "--job", json.dumps(job)]
 
 
-def stages(lab: WanLab) -> AbstractContextManager[list[str]]:
+def stages(lab: WanLab, size: str) -> AbstractContextManager[list[str]]:
     """The stand-in stages, each on its host; gives their addresses."""
     return lab.stages(
-        len(SPANS), lambda number, before: _command(lab.address(number), before, number)
+        len(SPANS), lambda number, before: _command(lab.address(number), before, number, size)
     )
 
 
@@ -266,20 +288,26 @@ def linked(stages: int, round_trip_ms: float) -> Iterator[WanLab]:
         yield lab
 
 
-def asked(lab: WanLab, client: int, peers: list[str], model: str) -> dict[str, Any]:
+def asked(lab: WanLab, client: int, peers: list[str], model: str, size: str = "") -> dict[str, Any]:
     """What the client on its host finds."""
-    command = _command(lab.address(client), peers, model)
+    command = _command(lab.address(client), peers, model, size)
     found: dict[str, Any] = json.loads(lab.output(client, command, END_S))
     return found
 
 
-def between_processes(model: str, round_trip_ms: float) -> dict[str, Any]:
+def of_stand_in(size: str, round_trip_ms: float) -> dict[str, Any]:
     """All texts over links of one round trip."""
-    with linked(len(SPANS), round_trip_ms) as lab:
-        spans = BROOK_SPANS[len(SPANS)]
-        peers = stages(lab) if model == "stand_in" else brook_peers(lab, spans, drafter=False)
-        with peers as addresses:
-            return asked(lab, CLIENT, addresses, model)
+    with linked(len(SPANS), round_trip_ms) as lab, stages(lab, size) as addresses:
+        return asked(lab, CLIENT, addresses, "stand_in", size)
+
+
+def of_brook(round_trip_ms: float) -> dict[str, Any]:
+    """The bundled model's answers without a drafter."""
+    with (
+        linked(len(SPANS), round_trip_ms) as lab,
+        brook_peers(lab, BROOK_SPANS[len(SPANS)], drafter=False) as addresses,
+    ):
+        return asked(lab, CLIENT, addresses, "brook")
 
 
 def with_drafter(count: int, round_trip_ms: float) -> dict[str, Any]:
@@ -292,20 +320,20 @@ def with_drafter(count: int, round_trip_ms: float) -> dict[str, Any]:
 
 
 def on_paper(
-    kind: int, spec: ModelSpec, count: int, tokens: int, mbit: float, delay_s: float
+    kind: int, model: StandIn, count: int, tokens: int, mbit: float, delay_s: float
 ) -> dict[str, float]:
     """Tokens/s of ``count`` answers at once with and without drafts, under a virtual clock."""
 
     async def run(*, speculate: bool) -> float:
         network = MemoryNetwork(random.Random(1))
         peers = [
-            await stage_on(network.transport(Identity(network.rng.randbytes(32))), number, spec)
+            await stage_on(network.transport(Identity(network.rng.randbytes(32))), number, model)
             for number in range(len(SPANS))
         ]
         join_peers(network, peers, mbit, delay_s)
         transport = network.transport(Identity(network.rng.randbytes(32)))
         join_client(network, transport.peer_id, peers, 0.001)
-        async with client_of(transport, spec) as client:
+        async with client_of(transport, model.spec) as client:
             loop = asyncio.get_running_loop()
             options = GenerationOptions(
                 max_new_tokens=tokens, seed=kind, ignore_eos=True, speculate=speculate
@@ -326,22 +354,28 @@ def on_paper(
     }
 
 
+def setting(what: str, round_trip_ms: float) -> str:
+    """A row's name."""
+    return ", ".join(part for part in (what, f"{round_trip_ms:.0f} ms") if part)
+
+
 def alone() -> dict[str, Any]:
-    """One answer at a time over the links of the real processes, by round trip and text."""
+    """One answer at a time over the links of the real processes, by model, round trip and text."""
     return {
-        f"{each:.0f} ms": {
-            name: on_paper(kind, SPEC, 1, min(ANSWER_TOKENS, len(answer)), MBIT, each / 2e3)
+        setting(size, each): {
+            name: on_paper(kind, model, 1, min(ANSWER_TOKENS, len(answer)), MBIT, each / 2e3)
             for kind, (name, _, answer) in enumerate(SCRIPTS)
         }
+        for size, model in STAND_INS.items()
         for each in ROUND_TRIPS_MS
     }
 
 
 def full_load() -> dict[str, Any]:
     """Many answers at once, by text. Rows are small, so that processors alone are full."""
-    spec = replace(SPEC, activation_bytes=64)
+    model = replace(STAND_INS["8 B"], spec=replace(SPEC, activation_bytes=64))
     rows = {
-        name: on_paper(kind, spec, LOADED, LOADED_TOKENS, 10 * MBIT, 0.01)
+        name: on_paper(kind, model, LOADED, LOADED_TOKENS, 10 * MBIT, 0.01)
         for kind, (name, _, _) in enumerate(SCRIPTS)
         if name in LOADED_KINDS
     }
@@ -354,13 +388,13 @@ def _run_job(text: str) -> None:
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         match job["stage"]:
             case "stand_in":
-                print(json.dumps(runner.run(run_client(job["host"], peers))))
+                print(json.dumps(runner.run(run_client(job["host"], peers, job["size"]))))
             case "brook":
                 print(json.dumps(runner.run(run_brook(peers, tuple(BROOK_TOKENS)))))
             case "story":
                 print(json.dumps(runner.run(run_brook(peers, ("story",)))))
             case number:
-                runner.run(run_stage(number, job["host"], peers))
+                runner.run(run_stage(number, job["host"], peers, job["size"]))
 
 
 def main() -> None:
@@ -380,16 +414,20 @@ def main() -> None:
     if arguments.out is not None and arguments.out.exists() and arguments.only:
         result = {**json.loads(arguments.out.read_text()), **result}
     result["accepted_by_place"] = accepted_by_place()
-    for model in ("stand_in", "brook"):
-        if arguments.only in {None, model}:
-            result[model] = {
-                f"{each:.0f} ms": between_processes(model, each) for each in ROUND_TRIPS_MS
-            }
-            print(json.dumps(result[model], indent=1), flush=True)
+    if arguments.only in {None, "stand_in"}:
+        result["stand_in"] = {
+            setting(size, each): of_stand_in(size, each)
+            for size in STAND_INS
+            for each in ROUND_TRIPS_MS
+        }
+        print(json.dumps(result["stand_in"], indent=1), flush=True)
+    if arguments.only in {None, "brook"}:
+        result["brook"] = {setting("", each): of_brook(each) for each in ROUND_TRIPS_MS}
+        print(json.dumps(result["brook"], indent=1), flush=True)
     if arguments.only in {None, "brook_drafter"}:
         counts = BROOK_SPANS if arguments.stages is None else (arguments.stages,)
         result["brook_drafter"] = result.get("brook_drafter", {}) | {
-            f"{count} stages, {each:.0f} ms": with_drafter(count, each)
+            setting(f"{count} stages", each): with_drafter(count, each)
             for count in counts
             for each in ROUND_TRIPS_MS
         }

@@ -20,7 +20,7 @@ HEAD = (
 )
 NEEDED = (
     *("aiohttp", "base58", "cryptography", "filelock", "hivemind", "huggingface-hub", "jinja2"),
-    *("libp2p", "msgspec", "networkx", "prometheus-client", "psutil", "rich"),
+    *("libp2p", "msgspec", "prometheus-client", "psutil", "rich"),
     *("tokenizers", "uvloop", "zeroconf"),
 )
 """The packages that ``client`` and what it stands on import."""

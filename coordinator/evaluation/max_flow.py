@@ -22,7 +22,6 @@ Vertex = tuple[str, str]
 """A peer, ``source`` or ``sink``, and which of its vertices."""
 SCALE = 1e12
 """Sum to which capacities are scaled, since flow solvers take whole numbers."""
-EDGES_MAX_ALONE = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,57 +155,32 @@ def capacities(problem: Problem, assignments: Sequence[Assignment]) -> Capacitie
 
 
 def solve_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSolution:
-    """A maximum flow, by OR-Tools' push-relabel solver; by networkx where a client has no OR-Tools.
+    """A maximum flow, by OR-Tools' push-relabel solver."""
+    from ortools.graph.python import max_flow
 
-    networkx takes some 100 times as long, so a client alone passes over large networks: of one with
-    more than ``EDGES_MAX_ALONE`` edges it finds no flow.
-    """
     limits = capacities(problem, assignments)
     total = sum(limits.peers.values())
     if total <= 0:
         return FlowSolution(flow_tokens_per_s=0.0, edges=())
     scale = SCALE / total
     number = _numbers(limits)
-    arcs = [
-        (number[tail], number[head], int(min(rate, total) * scale))
+    solver = max_flow.SimpleMaxFlow()
+    drawn = [
+        solver.add_arc_with_capacity(number[tail], number[head], int(min(rate, total) * scale))
         for tail, head, rate in limits.arcs()
     ]
-    flows = _flows_of(arcs, number[SOURCE, "out"], number[SINK, "in"])
-    through = list(zip(limits.edges, flows[len(arcs) - len(limits.edges) :], strict=False))
+    arcs = [
+        (tail, head, arc)
+        for (tail, head), arc in zip(limits.edges, drawn[-len(limits.edges) :], strict=False)
+    ]
+    if solver.solve(number[SOURCE, "out"], number[SINK, "in"]) != solver.OPTIMAL:
+        return FlowSolution(flow_tokens_per_s=0.0, edges=())
     edges = tuple(
-        FlowEdge(tail=tail, head=head, tokens_per_s=flow / scale)
-        for (tail, head), flow in through
-        if flow > 0
+        FlowEdge(tail=tail, head=head, tokens_per_s=solver.flow(arc) / scale)
+        for tail, head, arc in arcs
+        if solver.flow(arc) > 0
     )
-    whole = sum(flow for (tail, _), flow in through if tail == SOURCE)
-    return FlowSolution(flow_tokens_per_s=whole / scale, edges=edges)
-
-
-def _flows_of(arcs: Sequence[tuple[int, int, int]], source: int, sink: int) -> Sequence[int]:
-    """The flow through each of ``arcs``, which are a tail, a head and a capacity; empty: none."""
-    try:
-        from ortools.graph.python import max_flow
-    except ModuleNotFoundError:
-        return _flows_by_networkx(arcs, source, sink)
-    solver = max_flow.SimpleMaxFlow()
-    drawn = [solver.add_arc_with_capacity(*arc) for arc in arcs]
-    if solver.solve(source, sink) != solver.OPTIMAL:
-        return ()
-    return [solver.flow(arc) for arc in drawn]
-
-
-def _flows_by_networkx(
-    arcs: Sequence[tuple[int, int, int]], source: int, sink: int
-) -> Sequence[int]:
-    import networkx
-
-    if len(arcs) > EDGES_MAX_ALONE:
-        return ()
-    graph = networkx.DiGraph()
-    graph.add_nodes_from((source, sink))
-    graph.add_weighted_edges_from(arcs, weight="capacity")
-    _, flows = networkx.maximum_flow(graph, source, sink)
-    return [flows[tail][head] for tail, head, _ in arcs]
+    return FlowSolution(flow_tokens_per_s=solver.optimal_flow() / scale, edges=edges)
 
 
 BALANCE_UNITS = 1e6

@@ -18,7 +18,8 @@ def of_schema(schema: Mapping[str, Any]) -> str:
     """Text that is JSON by ``schema``, as a term of a grammar; raises ApiError (400)."""
     options = schema.get("x-guidance")
     options = options if isinstance(options, Mapping) else {}
-    bounded = {**schema, "x-guidance": {**WHITESPACE, **options}}
+    whitespace = {} if "whitespace_flexible" in options else WHITESPACE
+    bounded = {**schema, "x-guidance": {**whitespace, **options}}
     try:
         return f"%json {json.dumps(bounded, ensure_ascii=False)}"
     except RecursionError:

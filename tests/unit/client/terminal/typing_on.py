@@ -1,5 +1,6 @@
 """A program on a terminal of its own, and somebody who types."""
 
+import codecs
 import os
 import select
 import subprocess
@@ -28,6 +29,7 @@ class Terminal:
             env={**os.environ, "TERM": term},
         )
         os.close(theirs)
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self.shown = ""
 
     def __enter__(self) -> "Terminal":
@@ -46,6 +48,7 @@ class Terminal:
         while text not in self.shown:
             ready, _, _ = select.select([self._ours], [], [], SAID_S)
             assert ready, f"{text!r} never came after {self.shown!r}"
-            self.shown += os.read(self._ours, 4096).decode().replace("\r\n", "\n")
+            came = self._decoder.decode(os.read(self._ours, 4096))
+            self.shown = f"{self.shown}{came}".replace("\r\n", "\n")
         before, _, self.shown = self.shown.partition(text)
         return before + text

@@ -213,13 +213,23 @@ GOLDEN: list[tuple[Any, str]] = [
     ),
     (
         Activations(
-            items=(ActivationItem(session=S, attempt=0, position=5, tokens=2, drafts=(7,)),),
+            items=(
+                ActivationItem(
+                    session=S,
+                    attempt=0,
+                    position=5,
+                    tokens=2,
+                    drafts=(7,),
+                    computed_s=0.5,
+                    waited_s=0.25,
+                ),
+            ),
             dtype="bfloat16",
             hidden=64,
         ),
-        "9303a46163747383a56974656d739185a773657373696f6ea973657373696f6e2d31a7617474656d707400a8"
-        "706f736974696f6e05a6746f6b656e7302a66472616674739107a56474797065a862666c6f61743136a66869"
-        "6464656e40",
+        "9303a46163747383a56974656d739187a773657373696f6ea973657373696f6e2d31a7617474656d707400a8"
+        "706f736974696f6e05a6746f6b656e7302a66472616674739107aa636f6d70757465645f73cb3fe000000000"
+        "0000a87761697465645f73cb3fd0000000000000a56474797065a862666c6f61743136a668696464656e40",
     ),
     (
         RingTokens(tokens=(RingToken(session=S, attempt=0, position=5, token_ids=(7, 8)),)),
@@ -227,9 +237,18 @@ GOLDEN: list[tuple[Any, str]] = [
         "a8706f736974696f6e05a9746f6b656e5f696473920708a8666f7265746f6c6490",
     ),
     (
-        Tokens(session=S, attempt=0, position=9, token_ids=(4,), finish_reason=FinishReason.STOP),
-        "9303a6746f6b656e7385a773657373696f6ea973657373696f6e2d31a7617474656d707400a8706f73697469"
-        "6f6e09a9746f6b656e5f6964739104ad66696e6973685f726561736f6ea473746f70",
+        Tokens(
+            session=S,
+            attempt=0,
+            position=9,
+            token_ids=(4,),
+            finish_reason=FinishReason.STOP,
+            computed_s=0.5,
+            waited_s=0.25,
+        ),
+        "9303a6746f6b656e7387a773657373696f6ea973657373696f6e2d31a7617474656d707400a8706f73697469"
+        "6f6e09a9746f6b656e5f6964739104ad66696e6973685f726561736f6ea473746f70aa636f6d70757465645f"
+        "73cb3fe0000000000000a87761697465645f73cb3fd0000000000000",
     ),
     (
         LeaseRecord(peer_id="peer", term=2, expires_unix_s=1.5),
