@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,18 @@ class Judged:
     """Of what did not validate or was refused."""
 
 
+JUDGE = jsonschema.Draft202012Validator
+FORMATS_KNOWN = jsonschema.FormatChecker(FORMATS)
+
+
+@FORMATS_KNOWN.checks("date", raises=ValueError)
+def is_date(text: object) -> bool:
+    """By RFC 3339, which has a year 0000; Python has none, and 2000 is as long."""
+    if isinstance(text, str):
+        date.fromisoformat(f"2000{text[4:]}" if text.startswith("0000") else text)
+    return True
+
+
 def judge(client: openai.OpenAI, schema: Schema, number: int) -> Judged:
     """Ask for an answer by ``schema`` and hold it against that."""
     began_s = time.monotonic()
@@ -183,11 +196,8 @@ def judge(client: openai.OpenAI, schema: Schema, number: int) -> Judged:
     tokens = answer.usage.completion_tokens if answer.usage else 0
     if choice.finish_reason == "length":
         return Judged(kind="cut", seconds=seconds, tokens=tokens, why=choice.text[-200:])
-    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
     try:
-        jsonschema.Draft202012Validator(schema, format_checker=checker).validate(
-            json.loads(choice.text)
-        )
+        JUDGE(schema, format_checker=FORMATS_KNOWN).validate(json.loads(choice.text))
     except (ValueError, jsonschema.ValidationError) as error:
         why = f"{str(error)[:300]}: {choice.text[:300]}"
         return Judged(kind="invalid", seconds=seconds, tokens=tokens, why=why, schema=schema)
