@@ -8,7 +8,7 @@ greedy text has to be transformers' own.
 
 Schemas nest objects, arrays, tuples, enumerations, alternatives, bounded numbers, strings by
 length, pattern and format, references and recursion. Each string has an end, as a story would go on
-in it, and who may go on for ever (a tree) is sampled.
+in it, and who may go on for ever (a tree) is sampled. `jsonschema` judges no times.
 """
 
 import json
@@ -165,7 +165,7 @@ class Judged:
 
 
 JUDGE = jsonschema.Draft202012Validator
-FORMATS_KNOWN = jsonschema.FormatChecker(FORMATS)
+FORMATS_KNOWN = JUDGE.FORMAT_CHECKER
 
 
 @FORMATS_KNOWN.checks("date", raises=ValueError)
