@@ -7,7 +7,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
 from typing import Any
 
 from client.errors import layers_text, missing_text
@@ -41,6 +40,7 @@ from dht.messages.types import (
     NodeState,
     Plan,
     RouteStage,
+    layer_ranges,
     stage_bytes,
 )
 
@@ -280,12 +280,7 @@ def _depths(peers: list[Json], spec: ModelSpec | None) -> list[int]:
 
 
 def _ranges(depths: list[int], depth: int) -> tuple[tuple[int, int], ...]:
-    found = []
-    for matches, run in groupby(range(len(depths)), key=lambda layer: depths[layer] == depth):
-        layers = list(run)
-        if matches:
-            found.append((layers[0], layers[-1] + 1))
-    return tuple(found)
+    return layer_ranges(layer for layer, found in enumerate(depths) if found == depth)
 
 
 def _verdict(reasons: list[str], probes: Json) -> str:

@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 
 from coordinator.evaluation.max_flow import Capacities, capacities, solve_flow
-from dht.messages.types import SINK, SOURCE, Assignment, Plan, Problem, fits
+from dht.messages.types import SINK, SOURCE, Assignment, Plan, Problem, fits, layer_ranges
 
 TOLERANCE = 1e-6
 """Relative error allowed in sums of flows, which solvers round to whole units."""
@@ -27,15 +27,7 @@ def uncovered(assignments: Sequence[Assignment], layers: int) -> tuple[tuple[int
     for assignment in assignments:
         for layer in range(max(0, assignment.start), min(layers, assignment.end)):
             held[layer] = True
-    gaps: list[tuple[int, int]] = []
-    for layer in range(layers):
-        if held[layer]:
-            continue
-        if gaps and gaps[-1][1] == layer:
-            gaps[-1] = (gaps[-1][0], layer + 1)
-        else:
-            gaps.append((layer, layer + 1))
-    return tuple(gaps)
+    return layer_ranges(layer for layer in range(layers) if not held[layer])
 
 
 def check_shape(plan: Plan) -> list[str]:

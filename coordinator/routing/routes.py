@@ -33,6 +33,7 @@ from dht.messages.types import (
     Plan,
     PlanVersion,
     RouteStage,
+    layer_ranges,
 )
 
 Name = TypeVar("Name", str, int, PlanVersion)
@@ -314,15 +315,11 @@ def _scarcest_tokens_per_s(nodes: Mapping[str, NodeRecord], layers: int) -> floa
 
 def missing_layers(nodes: Mapping[str, NodeRecord], layers: int) -> tuple[tuple[int, int], ...]:
     """Half-open ranges of layers that no serving peer of ``nodes`` holds."""
-    gaps: list[tuple[int, int]] = []
-    for layer in range(layers):
-        if any(record.holds(layer, layer + 1) for record in nodes.values()):
-            continue
-        if gaps and gaps[-1][1] == layer:
-            gaps[-1] = (gaps[-1][0], layer + 1)
-        else:
-            gaps.append((layer, layer + 1))
-    return tuple(gaps)
+    return layer_ranges(
+        layer
+        for layer in range(layers)
+        if not any(record.holds(layer, layer + 1) for record in nodes.values())
+    )
 
 
 def being_loaded(nodes: Mapping[str, NodeRecord], model: ModelSpec) -> tuple[Assignment, ...]:

@@ -5,6 +5,7 @@ the bounds, which :mod:`dht.messages.codec` enforces when a value is decoded.
 """
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
@@ -400,6 +401,17 @@ def in_precision_of(model: ModelSpec, peers: ModelSpec) -> ModelSpec:
         head_bytes=peers.head_bytes,
         kv_bytes_per_token_layer=peers.kv_bytes_per_token_layer,
     )
+
+
+def layer_ranges(layers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Half-open ranges of ``layers``, which ascend."""
+    ranges: list[tuple[int, int]] = []
+    for layer in layers:
+        if ranges and ranges[-1][1] == layer:
+            ranges[-1] = (ranges[-1][0], layer + 1)
+        else:
+            ranges.append((layer, layer + 1))
+    return tuple(ranges)
 
 
 KV_TOKENS_LEAST_MAX = 2048

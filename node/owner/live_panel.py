@@ -9,7 +9,7 @@ from rich.text import Text
 
 from dht.command_line import printable
 from dht.identity.peer_id import short_name
-from dht.messages.types import Link, ModelSpec, NodeRecord, NodeState
+from dht.messages.types import Link, ModelSpec, NodeRecord, NodeState, layer_ranges
 from node.owner.contribution import Contribution
 from node.owner.reporter import counted, gibibytes, layers_sentence, span_text
 
@@ -57,7 +57,7 @@ def holders(model: ModelSpec, others: Iterable[NodeRecord]) -> tuple[int, ...]:
     """Number of ``others`` that serve each layer of ``model``."""
     held = [0] * model.layers
     for other in others:
-        if other.state is NodeState.SERVING and other.model.fingerprint == model.fingerprint:
+        if other.state is NodeState.SERVING and other.model.serves_with(model):
             for layer in range(other.start, min(other.end, len(held))):
                 held[layer] += 1
     return tuple(held)
@@ -145,20 +145,15 @@ def sparkline(rates: Sequence[float]) -> str:
 def missing_sentence(figures: Figures) -> str:
     """The layers that nobody serves, neither this peer nor another; empty where all are served."""
     mine = range(figures.start, figures.end) if figures.state is NodeState.SERVING else range(0)
-    gaps: list[list[int]] = []
-    for layer, holders in enumerate(figures.held):
-        if holders or layer in mine:
-            continue
-        if gaps and gaps[-1][1] == layer:
-            gaps[-1][1] += 1
-        else:
-            gaps.append([layer, layer + 1])
+    gaps = layer_ranges(
+        layer for layer, count in enumerate(figures.held) if not count and layer not in mine
+    )
     said = ", ".join(span_text(start, end) for start, end in gaps)
     return f"somebody to serve {said}" if said else ""
 
 
 def contribution_text(lifetime: Contribution) -> str:
-    """What a peer has given since it first joined."""
+    """What a peer has given, in words."""
     return (
         f"{counted(lifetime.tokens, 'token')} in {counted(lifetime.sessions, 'answer')},"
         f" {elapsed_text(lifetime.serving_s)} of serving"
