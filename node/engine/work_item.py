@@ -68,14 +68,14 @@ class WorkItem:
         """Whether the item is one new token, with or without drafts behind it."""
         return self.tokens == 1 + len(self.drafts)
 
-    def ran(self, took_s: float, now_s: float) -> "WorkItem":
-        """The item behind a step that took ``took_s`` and ended at ``now_s``."""
+    def spent_s(self, took_s: float, now_s: float) -> tuple[float, float]:
+        """For how long the rows were computed and waited by now, in seconds, behind a step that
+        took ``took_s`` and ended at ``now_s``."""
         here_s = max(0.0, now_s - self.queued_s)
         computed_s = min(took_s, here_s)
-        return replace(
-            self,
-            computed_s=min(STEP_S_MAX, self.computed_s + computed_s),
-            waited_s=min(STEP_S_MAX, self.waited_s + here_s - computed_s),
+        return (
+            min(STEP_S_MAX, self.computed_s + computed_s),
+            min(STEP_S_MAX, self.waited_s + here_s - computed_s),
         )
 
     def with_drafts(self, count: int) -> "WorkItem":

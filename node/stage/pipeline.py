@@ -354,7 +354,7 @@ class StagePipeline:
         bodies = rows_bytes(results)
         self.serialisation_s += time.perf_counter() - started_s
         for index, result in enumerate(results):
-            item = result.item.ran(took_s, now_s)
+            item = result.item
             session: StageSession = item.owner
             live = self._table.get(session.key)
             if live is None or not self._table.is_current(session):
@@ -370,13 +370,14 @@ class StagePipeline:
                     self._fail(live, result.error)
                 continue
             session.ran(item, len(result.token_ids))
+            spent_s = item.spent_s(took_s, now_s)
             if index in bodies and session.next_peer is not None:
-                self._send_rows(live, item, bodies[index], outbox)
+                self._send_rows(live, item, spent_s, bodies[index], outbox)
             if result.prompt_scores:
                 session.add_prompt_scores(result)
                 self.send_tokens(live)
             if result.token_ids:
-                self._take_sampled(live, item, result, outbox)
+                self._take_sampled(live, result, spent_s, outbox)
             live.copied.running = False
             self._run_copies(live)
             self._tell_warm(live)
@@ -404,7 +405,14 @@ class StagePipeline:
                 self.sizer.ran(rows, took_s, decodes_only=decodes_only)
         return took_s, now_s
 
-    def _send_rows(self, live: Live, ran: WorkItem, body: memoryview, outbox: Outbox) -> None:
+    def _send_rows(
+        self,
+        live: Live,
+        ran: WorkItem,
+        spent_s: tuple[float, float],
+        body: memoryview,
+        outbox: Outbox,
+    ) -> None:
         session = live.session
         self._table.log.append(session.key, ran.position, body)
         skip = min(max(0, session.send_position - ran.position), ran.tokens)
@@ -418,11 +426,7 @@ class StagePipeline:
         if live.backlog:
             live.backlog.append((position, bytes(rest)))
         else:
-            item = replace(
-                _item(session.open, position, ran.tokens - skip, ran.drafts),
-                computed_s=ran.computed_s,
-                waited_s=ran.waited_s,
-            )
+            item = _item(session.open, position, ran.tokens - skip, ran.drafts, spent_s)
             prefill = not ran.decodes or position < session.open.prompt_tokens
             outbox.add_rows(session.next_peer, item, rest, prefill=prefill)
 
@@ -440,7 +444,9 @@ class StagePipeline:
             message = replace(message, dtype=INT8)
         self._hops.get(peer_id).send(message, body, traffic=traffic)
 
-    def _take_sampled(self, live: Live, ran: WorkItem, result: WorkResult, outbox: Outbox) -> None:
+    def _take_sampled(
+        self, live: Live, result: WorkResult, spent_s: tuple[float, float], outbox: Outbox
+    ) -> None:
         """At the last stage: log the new tokens up to the answer's end, and send them on."""
         session, open_ = live.session, live.session.open
         position = open_.prompt_tokens + len(session.sampled)
@@ -450,9 +456,9 @@ class StagePipeline:
             if session.finish_reason is not None:
                 break
         token_ids = session.sampled_from(position)
-        if ran.position >= open_.prompt_tokens:
-            live.computed_s += ran.computed_s
-            live.waited_s += ran.waited_s
+        if result.item.position >= open_.prompt_tokens:
+            live.computed_s += spent_s[0]
+            live.waited_s += spent_s[1]
         self._counters["sampled"] += len(token_ids)
         if session.finish_reason is None:
             if session.ring_peer is None:
@@ -508,7 +514,11 @@ class StagePipeline:
 
 
 def _item(
-    open_: SessionOpen, position: int, tokens: int, drafts: tuple[int, ...] = ()
+    open_: SessionOpen,
+    position: int,
+    tokens: int,
+    drafts: tuple[int, ...] = (),
+    spent_s: tuple[float, float] = (0.0, 0.0),
 ) -> ActivationItem:
     return ActivationItem(
         session=open_.session,
@@ -516,4 +526,6 @@ def _item(
         position=position,
         tokens=tokens,
         drafts=drafts,
+        computed_s=spent_s[0],
+        waited_s=spent_s[1],
     )
