@@ -15,7 +15,7 @@ from typing import Any
 
 from client.answer.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions, PrefixCache
 from client.errors import layers_text
-from client.pages.clean import peer_name
+from client.pages.clean import name_in
 from client.remembering import remember_swarm, settled_swarm
 from dht.command_line import (
     EXIT_DONE,
@@ -175,10 +175,8 @@ def answer_json(answer: Answer) -> str:
 def figures(answer: Answer, nodes: Mapping[str, NodeRecord]) -> str:
     """One line for people: how long it took and who computed it, by the names in ``nodes``."""
     rate = f", {1 / answer.tpot_s:.1f} tokens/s{_spent(answer)}" if answer.tpot_s > 0 else ""
-    names = {peer: record.name for peer, record in nodes.items()}
     route = " → ".join(
-        f"{peer_name(names.get(stage.peer_id, ''), stage.peer_id)}"
-        f" ({layers_text(((stage.start, stage.end),))})"
+        f"{name_in(nodes, stage.peer_id)} ({layers_text(((stage.start, stage.end),))})"
         for stage in answer.route
     )
     left = "peer" if answer.failovers == 1 else "peers"

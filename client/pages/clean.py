@@ -1,6 +1,9 @@
 """Words that other peers chose, made fit for a public page: short, printable, no addresses."""
 
 import re
+from collections.abc import Mapping
+
+from dht.messages.types import NodeRecord
 
 NAME_CHARS_MAX = 32
 _IPV4 = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
@@ -23,6 +26,12 @@ def clean_name(text: str) -> str:
 def peer_name(name: str, peer_id: str) -> str:
     """What a peer calls itself, made fit; the end of its id where it has no name."""
     return clean_name(name) if name.strip() else f"peer {clean_id(peer_id)[-8:]}"
+
+
+def name_in(nodes: Mapping[str, NodeRecord], peer_id: str) -> str:
+    """What a peer calls itself in ``nodes``, made fit; the end of its id where it does not."""
+    record = nodes.get(peer_id)
+    return peer_name("" if record is None else record.name, peer_id)
 
 
 def clean_id(text: str) -> str:

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from client.pages.clean import peer_name
+from client.pages.clean import name_in
 from client.view.avoidance import Avoidance
 from client.view.blame import Blame
 from client.view.prefixes import PrefixMemory
@@ -125,8 +125,7 @@ class SwarmView:
 
     def name_of(self, peer_id: str) -> str:
         """What a peer calls itself, fit to show."""
-        record = self.nodes.get(peer_id)
-        return peer_name("" if record is None else record.name, peer_id)
+        return name_in(self.nodes, peer_id)
 
     def draw(
         self,

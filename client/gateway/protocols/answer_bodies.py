@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from client.errors import no_route_text
-from client.pages.clean import peer_name
+from client.pages.clean import name_in
 from client.session.controller import ControllerState, RouteStatus
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason
@@ -66,9 +66,7 @@ def route_body(index: int, status: RouteStatus, nodes: Mapping[str, NodeRecord])
     """How it stands with the route of choice ``index``; peers' own names are made fit to show."""
 
     def peer(peer_id: str) -> dict[str, Any]:
-        record = nodes.get(peer_id)
-        name = peer_name("" if record is None else record.name, peer_id)
-        return {"peer": peer_id, "name": name}
+        return {"peer": peer_id, "name": name_in(nodes, peer_id)}
 
     return {
         "index": index,
