@@ -293,7 +293,9 @@ async def _serve(
     def helped() -> int:
         return stage.counters["finished"] + stage.counters["closed"]
 
-    watch = ContributionWatch(peer.figures, helped, reporter, path, gpu=machine.driver_name)
+    watch = ContributionWatch(
+        peer.figures, peer.with_others, helped, reporter, path, gpu=machine.driver_name
+    )
 
     def leave() -> None:
         arguments.moves_on = False

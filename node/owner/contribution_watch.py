@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from rich.panel import Panel
+
 from dht.messages.types import NodeState
 from node.device.nvidia import sensors
 from node.owner.contribution import Contribution, load, save
@@ -30,15 +32,18 @@ class ContributionWatch:
     def __init__(
         self,
         look: Callable[[], Figures],
+        with_others: Callable[[Figures], Figures],
         helped: Callable[[], int],
         reporter: Reporter,
         path: Path,
         gpu: str,
     ) -> None:
-        """``look`` returns the peer's figures without those that the watch adds; ``helped``
-        returns the number of answers that it helped with since the start; ``gpu`` is the driver's
-        name of the GPU, empty if there is no driver to ask."""
+        """``look`` returns the peer's figures without those that the watch adds and those that
+        ``with_others`` adds for a panel; ``helped`` returns the number of answers that it helped
+        with since the start; ``gpu`` is the driver's name of the GPU, empty if there is no driver
+        to ask."""
         self._look = look
+        self._with_others = with_others
         self._helped = helped
         self._reporter = reporter
         self._path = path
@@ -77,7 +82,7 @@ class ContributionWatch:
                     temperature_c=self._sensors[0],
                     power_w=self._sensors[1],
                 )
-                self._reporter.show(partial(panel, shown), partial(sentence, shown))
+                self._reporter.show(partial(self._panel, shown), partial(sentence, shown))
                 last, last_s = figures, now_s
                 if now_s - saved_s >= SAVE_S:
                     saved_s = now_s
@@ -85,6 +90,10 @@ class ContributionWatch:
         finally:
             self._reporter.hide()
             figures = self._look()
-            mine = Contribution().plus(figures.tokens, self._helped(), self._serving_s)
-            self._reporter.say(f"Lent this time: {contribution_text(mine)}. Thank you.")
-            save(self._path, self._before.plus(figures.tokens, self._helped(), self._serving_s))
+            lent = figures.tokens, self._helped(), self._serving_s
+            mine = contribution_text(Contribution().plus(*lent))
+            self._reporter.say(f"Lent this time: {mine}. Thank you.")
+            save(self._path, self._before.plus(*lent))
+
+    def _panel(self, figures: Figures) -> Panel:
+        return panel(self._with_others(figures))

@@ -209,8 +209,6 @@ class Peer:
     def figures(self) -> Figures:
         """Figures of this peer for its owner."""
         record, traffic = self._announcer.record, self._stage.traffic
-        others = self._directory.nodes_last_read()
-        others.pop(self._transport.peer_id, None)
         return Figures(
             state=record.state,
             start=record.start,
@@ -220,14 +218,27 @@ class Peer:
             tokens=self._engine.times.tokens + self._stage.counters["accepted_drafts"],
             up_bytes=traffic.sent_bytes,
             down_bytes=traffic.received_bytes,
-            peers=len(others),
-            names={peer_id: other.name for peer_id, other in others.items()},
-            held=holders(record.model, others.values()),
+            peers=len(self._others()),
             model=record.model.name,
             network=self._directory.network,
             links=tuple(self._measured.links.values()),
             device=record.device.name,
         )
+
+    def with_others(self, figures: Figures) -> Figures:
+        """The figures with what other peers say, of which only a panel shows more than a number."""
+        others = self._others()
+        return replace(
+            figures,
+            names={peer_id: other.name for peer_id, other in others.items()},
+            held=holders(self._announcer.record.model, others.values()),
+        )
+
+    def _others(self) -> dict[str, NodeRecord]:
+        """The records of other peers, as last read."""
+        others = self._directory.nodes_last_read()
+        others.pop(self._transport.peer_id, None)
+        return others
 
     def _note_reach(self, reach: Reach, beside: tuple[str, ...]) -> None:
         same = reach is self._announcer.record.reach
