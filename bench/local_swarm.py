@@ -241,3 +241,33 @@ class LocalSwarm:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+class GatewayProcess:
+    """``python -m client.gateway`` on a free port."""
+
+    def __init__(self, addresses: list[str], model: Path, *extra: str) -> None:
+        command = [sys.executable, "-m", "client.gateway", "--model", str(model), "--port", "0"]
+        self.process = subprocess.Popen(
+            [*command, "--initial-peers", *addresses, *extra],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()  # waits until it serves, or has ended
+        assert line.startswith("serving "), line
+        self.url = next(word for word in line.split() if word.startswith("http://"))
+
+    def stop(self) -> int:
+        """Ctrl-C; returns the exit code."""
+        self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(60)
+        finally:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()

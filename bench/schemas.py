@@ -13,7 +13,6 @@ in it, and who may go on for ever (a tree) is sampled. `jsonschema` judges no ti
 
 import json
 import random
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -28,7 +27,7 @@ import openai
 from rich.console import Console
 
 from bench import report
-from bench.local_swarm import ROOT, LocalSwarm
+from bench.local_swarm import ROOT, GatewayProcess, LocalSwarm
 from bench.reference import Reference, memory_for
 
 MODEL = ROOT / "models" / "brook"
@@ -246,20 +245,11 @@ def main() -> int:
         for span in SPANS:
             swarm.start_peer(memory_gib=whole_gib, extra=("--layers", span))
         swarm.wait_serving()
-        command = [sys.executable, "-m", "client.gateway", "--model", str(MODEL), "--port", "0"]
-        gateway = subprocess.Popen(
-            [*command, "--initial-peers", *swarm.addresses],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        gateway = GatewayProcess(swarm.addresses, MODEL)
         try:
-            line = gateway.stdout.readline() if gateway.stdout else ""
-            url = next(word for word in line.split() if word.startswith("http://"))
-            judged, plain = ask_all(url, schemas)
+            judged, plain = ask_all(gateway.url, schemas)
         finally:
-            gateway.terminate()
-            gateway.wait()
+            gateway.stop()
     kinds = Counter(each.kind for each in judged)
     expected = expected_text()
     seconds = sorted(each.seconds for each in judged)

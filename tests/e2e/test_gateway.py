@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI
 from langchain_openai import OpenAI as LangchainOpenAI
 
-from bench.local_swarm import ROOT, LocalSwarm
+from bench.local_swarm import ROOT, GatewayProcess, LocalSwarm
 from bench.reference import Reference
 from tests.compat import python_with
 from tests.e2e.conftest import MODEL, start_swarm
@@ -30,36 +29,6 @@ pytestmark = pytest.mark.e2e
 
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }}{{ '\n' }}{% endfor %}"
 PROMPT = "Once upon a time there was"
-
-
-class GatewayProcess:
-    """``python -m client.gateway`` on a free port."""
-
-    def __init__(self, addresses: list[str], model: Path, *extra: str) -> None:
-        command = [sys.executable, "-m", "client.gateway", "--model", str(model), "--port", "0"]
-        self.process = subprocess.Popen(
-            [*command, "--initial-peers", *addresses, *extra],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()  # waits until it serves, or has ended
-        assert line.startswith("serving "), line
-        self.url = next(word for word in line.split() if word.startswith("http://"))
-
-    def stop(self) -> int:
-        """Ctrl-C; returns the exit code."""
-        self.process.send_signal(signal.SIGINT)
-        try:
-            return self.process.wait(60)
-        finally:
-            if self.process.poll() is None:
-                os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.wait()
 
 
 @pytest.fixture(scope="module")

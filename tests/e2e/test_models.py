@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from bench.local_swarm import ROOT, LocalSwarm
+from bench.local_swarm import ROOT, GatewayProcess, LocalSwarm
 from bench.reference import Reference, memory_for
 from client.text.tokenizer import Tokenizer
 from tests.e2e.conftest import MODEL
-from tests.e2e.test_gateway import GatewayProcess
 from tests.forked import forked
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

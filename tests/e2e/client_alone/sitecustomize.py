@@ -11,17 +11,16 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
 
-
-def _name(text: str) -> str:
-    return re.sub(r"[-_.]+", "-", text).lower()
-
+from packaging.utils import canonicalize_name
 
 LOCK = Path(__file__).parents[3] / "locks" / "client.txt"
-HELD = frozenset(map(_name, re.findall(r"^([^\s#=]+)==", LOCK.read_text(), re.MULTILINE)))
+HELD = frozenset(
+    map(canonicalize_name, re.findall(r"^([^\s#=]+)==", LOCK.read_text(), re.MULTILINE))
+)
 LEFT_OUT = frozenset(
     module
     for module, packages in packages_distributions().items()
-    if HELD.isdisjoint(map(_name, packages))
+    if HELD.isdisjoint(map(canonicalize_name, packages))
 )
 
 
