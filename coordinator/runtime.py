@@ -17,7 +17,7 @@ from coordinator.failure.liveness import Liveness, LivenessConfig
 from coordinator.planning.placement import why_uncoverable
 from coordinator.planning.solve import SolveAnswer, SolveRequest
 from coordinator.planning.solver_process import solve_apart
-from coordinator.plans.review import ReviewConfig, falls_short, long_known
+from coordinator.plans.review import ReviewConfig, falls_short
 from coordinator.plans.store import PlanStore
 from coordinator.plans.transition import (
     PERIODIC,
@@ -28,6 +28,7 @@ from coordinator.plans.transition import (
     left_out,
     moved_lately,
     reason_to_plan,
+    settled,
     usable_nodes,
     with_effects,
 )
@@ -146,12 +147,13 @@ class Coordinator:
         self._idle: dict[str, float] = {}
         self._weighed_s = -math.inf
         self._weighed: tuple[object, ...] = ()
-        """The plan version, problem and known peers of the last comparison with the greedy one."""
+        """The plan version, problem and settled peers of the last comparison with the greedy
+        one."""
         self._poor = False
         self._shortage = ""
         """Why the layers cannot all be placed, as a follower without a plan sees it."""
-        self._solved: tuple[Problem, frozenset[str]] | None = None
-        """The last solved problem, and the peers that had just moved then."""
+        self._solved: tuple[Problem, tuple[frozenset[str], frozenset[str]]] | None = None
+        """The last solved problem, and the peers that had just moved and that were settled then."""
         plans.witness = self._liveness.answers
 
     async def run(self) -> None:
@@ -231,13 +233,13 @@ class Coordinator:
             self._planned_s,
             self._now(),
             self._config.transition,
-            thorough=self._thorough,
+            thorough=self._thorough and not self._more_settled(usable),
         )
         if reason not in {None, PERIODIC} and self._thorough:
             await self._stop_solving()
         if reason is not None and self._solving is None and self._now() >= self._retry_s:
             problem = problem_of(self._model, usable, links, self._plans.newest)
-            if self._change is None and self._thorough and self._is_settled(problem, usable):
+            if self._change is None and self._thorough and self._was_solved(problem, usable):
                 self._planned_s = self._now()  # the answer would be about the same
                 return
             shortage = why_uncoverable(problem)
@@ -300,11 +302,11 @@ class Coordinator:
         if now_s - self._weighed_s >= every_s:
             self._weighed_s = now_s
             unix_s = self._transport.now()
-            known = long_known(usable, unix_s, self._config.review)
-            weighed = (plan.version, problem_of(plan.model, usable, links), known.keys())
+            known = {p: usable[p] for p in settled(usable, unix_s, self._config.transition)}
+            weighed = plan.version, problem_of(plan.model, usable, links), known.keys()
             if weighed != self._weighed:  # the same input would give the same answer
                 self._poor = await asyncio.to_thread(
-                    falls_short, plan, usable, links, unix_s, self._config.review
+                    falls_short, plan, usable, known, links, self._config.review
                 )
                 self._weighed = weighed
         return self._poor
@@ -362,6 +364,7 @@ class Coordinator:
             seed=version.counter,
             now_unix_s=self._transport.now(),
             thorough=self._thorough,
+            settled=settled(usable, self._transport.now(), config.transition),
         )
         try:
             answer = await self._solve(request, limit_s + config.grace_s)
@@ -375,7 +378,7 @@ class Coordinator:
         if answer.error:
             self._say("no_plan", reason=answer.error, peers=len(problem.nodes))
             return
-        self._solved = (problem, self._resting(usable))
+        self._solved = problem, self._standing(usable)
         best, kept = answer.best, answer.kept
         if best is None:
             logger.error("the solver found no plan that passes the checker")
@@ -390,6 +393,7 @@ class Coordinator:
             self._config.transition,
             self._transport.now(),
             answer.gain,
+            tried=answer.tried,
         )
         if choice is None and running is not None and not usable.keys().isdisjoint(running.silent):
             choice = running, "peers that were silent answer"
@@ -405,16 +409,22 @@ class Coordinator:
             )
             await self._publish(plan, f"{reason}: {why}")
 
-    def _is_settled(self, problem: Problem, usable: dict[str, NodeRecord]) -> bool:
+    def _was_solved(self, problem: Problem, usable: dict[str, NodeRecord]) -> bool:
         """Whether the last solve saw the same, but for what measurements differ by anyway."""
         if self._solved is None:
             return False
-        solved, resting = self._solved
-        return resting == self._resting(usable) and alike(problem, solved)
+        solved, standing = self._solved
+        return standing == self._standing(usable) and alike(problem, solved)
 
-    def _resting(self, usable: dict[str, NodeRecord]) -> frozenset[str]:
-        """Peers that have just moved: the choice of a plan changes once they may move again."""
-        return moved_lately(usable, self._transport.now(), self._config.transition)
+    def _more_settled(self, usable: dict[str, NodeRecord]) -> bool:
+        """Whether there are settled peers for whom the last solve moved nobody."""
+        return self._solved is not None and not self._standing(usable)[1] <= self._solved[1][1]
+
+    def _standing(self, usable: dict[str, NodeRecord]) -> tuple[frozenset[str], frozenset[str]]:
+        """Peers that have just moved, and those that are settled: the choice of a plan changes once
+        the former may move again, and with the latter."""
+        now_s, config = self._transport.now(), self._config.transition
+        return moved_lately(usable, now_s, config), settled(usable, now_s, config)
 
     def _next_version(self) -> PlanVersion:
         seen = max(self._leadership.highest, self._plans.version)

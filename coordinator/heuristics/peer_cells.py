@@ -36,7 +36,7 @@ def cells(problem: Problem) -> tuple[Problem, ...]:
             found[index % len(found)].append(node)
     elif current:
         found.append(current)
-    return _parts(problem, found)
+    return parts(problem, found)
 
 
 def _near_first(problem: Problem) -> Iterator[PlannerNode]:
@@ -90,8 +90,8 @@ def _roomy(problem: Problem, nodes: Sequence[PlannerNode]) -> bool:
     return held >= CELL_SLACK * model.layers and _covers(problem, nodes)
 
 
-def _parts(problem: Problem, found: Sequence[Sequence[PlannerNode]]) -> tuple[Problem, ...]:
-    """A problem for each set of peers, with the links inside it."""
+def parts(problem: Problem, found: Sequence[Sequence[PlannerNode]]) -> tuple[Problem, ...]:
+    """A problem for each set of peers, with the links inside it. Peers of no set are left out."""
     cell_of = {node.peer_id: index for index, nodes in enumerate(found) for node in nodes}
     links: list[list[Link]] = [[] for _ in found]
     for link in problem.links:

@@ -13,7 +13,10 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import check_plan, uncovered
+from coordinator.heuristics.heuristics import greedy
+from coordinator.heuristics.peer_cells import parts
 from coordinator.heuristics.repair import repair
 from coordinator.planning.placement import (
     CELLS_ABOVE,
@@ -22,6 +25,7 @@ from coordinator.planning.placement import (
     best_placement,
     make_plan,
     score,
+    why_uncoverable,
     with_spares,
 )
 from coordinator.problem.service import Service, announced_service
@@ -32,6 +36,8 @@ OTHER_REQUESTS = 1
 """Seed of the run that compares two plans: not that by which one of them was chosen."""
 COMPARED_TOKENS = 60_000
 """Decoded tokens of such a run."""
+GREEDY_SHARE = 0.9
+"""Minimum share of the greedy placement's throughput; reviewers see other records, and ask 0.8."""
 NICE = 10
 """Priority of a thorough solve, in steps of the operating system: the machine serves meanwhile."""
 
@@ -48,21 +54,27 @@ class SolveRequest:
     now_unix_s: float
     thorough: bool = False
     """Whether short simulated runs choose among the finalists, and show what moves would gain."""
+    settled: frozenset[str] | None = None
+    """Peers for whose sake others may be moved (:func:`coordinator.plans.transition.settled`);
+    None: all. Where they cannot hold every layer, or there is nothing to keep, all may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolveAnswer:
     """The plans that a solve found, both checked.
 
-    ``best`` would serve the most (:mod:`coordinator.evaluation.estimate`); ``kept`` moves the
-    fewest peers (None: it would move too many); ``error`` says why there is no plan at all.
+    ``best`` would serve the most (:mod:`coordinator.evaluation.estimate`) over the settled peers,
+    with the others added; ``kept`` moves the fewest peers (None: it would move too many); ``error``
+    says why there is no plan at all.
     """
 
     best: Plan | None = None
     kept: Plan | None = None
     gain: float | None = None
-    """Tokens/s of ``best`` in a short simulated run, as a multiple of those of ``kept``; None: they
-    were only estimated."""
+    """Tokens/s of ``best`` as a multiple of those of ``kept``, over the settled peers or over all,
+    whichever is less; 0 where they cannot be compared; None: there is no ``kept``."""
+    tried: bool = False
+    """Whether a short simulated run showed ``gain``; otherwise it is estimated."""
     error: str = ""
 
 
@@ -72,10 +84,13 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
     ``spent()`` returns the share of the allowed work that is done; by default, of the time limit.
     """
     spent = spent or _by_clock(request.time_limit_s)
-    service = announced_service(request.problem)
+    whole = request.problem
+    service = announced_service(whole)
+    kept_spans = repair(whole)
+    core = whole if kept_spans is None else _core(request)
     try:
         placement = best_placement(
-            request.problem,
+            core,
             time_limit_s=request.time_limit_s,
             seed=request.seed,
             spent=spent,
@@ -85,38 +100,76 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
     except NoPlacementError as error:
         return SolveAnswer(error=str(error))
     solve_s = spent() * request.time_limit_s
-    best = _checked(_plan(request, placement, solve_s), request.problem)
-    kept_spans = repair(request.problem)
-    if kept_spans is None or not any(node.current for node in request.problem.nodes):
+    with_all = placement if core is whole else with_spares(whole, placement, service)
+    best = _checked(_plan(request, with_all, solve_s), whole)
+    if kept_spans is None:
         return SolveAnswer(best=best)
-    kept = _checked(
-        _plan(request, _kept(request.problem, kept_spans, service), 0.0), request.problem
-    )
+    kept_placement = _kept(whole, kept_spans, service)
+    kept = _checked(_plan(request, kept_placement, 0.0), whole)
     if kept is not None and best is not None:
         kept = replace(kept, bound_tokens_per_s=best.bound_tokens_per_s)
-    return SolveAnswer(best=best or kept, kept=kept, gain=gain_of(request, best, kept, service))
+    gain, tried = 0.0, False
+    if core is whole:
+        gain, tried = gain_of(request, core, placement, kept_placement, service)
+    elif (before := _kept_by(core, kept_placement, service)) is not None and _adoptable(
+        whole, with_all, service
+    ):
+        alone, tried = gain_of(request, core, placement, before, service)
+        gain = min(alone, _times(with_all, kept_placement))
+    return SolveAnswer(best=best or kept, kept=kept, gain=gain, tried=tried)
+
+
+def _core(request: SolveRequest) -> Problem:
+    """The problem of the settled peers alone, where they can hold every layer."""
+    problem, settled = request.problem, request.settled
+    if settled is None or settled >= {node.peer_id for node in problem.nodes}:
+        return problem
+    core = parts(problem, [[node for node in problem.nodes if node.peer_id in settled]])[0]
+    return problem if why_uncoverable(core) is not None else core
+
+
+def _adoptable(problem: Problem, placement: Placement, service: Service) -> bool:
+    """Whether reviewers, who count newcomers too, would accept what was made for settled peers."""
+    spans = greedy(problem)
+    if spans is None:
+        return True
+    edges = solve_flow(problem, spans).edges
+    best = score(problem, spans, "greedy", service=service, edges=edges)
+    return placement.value >= GREEDY_SHARE * best.value
+
+
+def _kept_by(core: Problem, kept: Placement, service: Service) -> Placement | None:
+    """What is kept, over the peers of ``core`` alone; None where they do not hold every layer."""
+    peers = {node.peer_id for node in core.nodes}
+    held = [a for a in kept.assignments if a.peer_id in peers]
+    if uncovered(held, core.model.layers):
+        return None
+    return score(core, held, "keep", service=service)
 
 
 def gain_of(
-    request: SolveRequest, best: Plan | None, kept: Plan | None, service: Service
-) -> float | None:
-    """What ``best`` serves more than ``kept`` in a short simulated run, as a ratio."""
-    if best is None or kept is None or set(best.assignments) == set(kept.assignments):
-        return None
-    if not request.thorough or len(request.problem.nodes) > CELLS_ABOVE:
-        return None
+    request: SolveRequest, problem: Problem, best: Placement, kept: Placement, service: Service
+) -> tuple[float, bool]:
+    """What ``best`` serves more than ``kept``, as a ratio, and whether a run showed it."""
+    run = request.thorough and len(problem.nodes) <= CELLS_ABOVE
+    if not run or set(best.assignments) == set(kept.assignments):
+        return _times(best, kept), False
     served, before = (
         judge(
-            request.problem,
+            problem,
             service,
-            plan.assignments,
-            plan.edges,
+            placement.assignments,
+            placement.edges,
             seed=OTHER_REQUESTS,
             tokens=COMPARED_TOKENS,
         )
-        for plan in (best, kept)
+        for placement in (best, kept)
     )
-    return served / before if before > 0 else None
+    return served / max(before, 1e-9), True
+
+
+def _times(best: Placement, kept: Placement) -> float:
+    return best.value / max(kept.value, 1e-9)
 
 
 def _kept(problem: Problem, spans: Sequence[Assignment], service: Service) -> Placement:

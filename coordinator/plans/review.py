@@ -118,7 +118,7 @@ def review(
         served = _supported(plan, frozenset(usable))
     else:
         share, what = config.greedy_share_min, "the greedy placement"
-        yardstick = _greedy_serves(plan, usable, links, now_unix_s, config)
+        yardstick = _greedy_serves(plan, _long_known(usable, now_unix_s, config), links)
         served = _serves(plan, problem)
     if served < share * yardstick:
         return Verdict(
@@ -132,17 +132,20 @@ def review(
 def falls_short(
     plan: Plan,
     usable: Mapping[str, NodeRecord],
+    settled: Mapping[str, NodeRecord],
     links: Mapping[str, LinksRecord],
-    now_unix_s: float,
     config: ReviewConfig,
 ) -> bool:
-    """Whether a running plan serves less than its share of what the greedy placement would."""
-    usable = {p: r for p, r in usable.items() if p not in plan.silent}
-    wanted = config.running_share_min * _greedy_serves(plan, usable, links, now_unix_s, config)
+    """Whether a running plan serves less than its share of what the greedy placement would with
+    the ``settled`` peers of ``usable``, for whom alone others need be moved."""
+    usable, counted = (
+        {p: r for p, r in each.items() if p not in plan.silent} for each in (usable, settled)
+    )
+    wanted = config.running_share_min * _greedy_serves(plan, counted, links)
     return _serves(plan, problem_of(plan.model, usable, links)) < wanted
 
 
-def long_known(
+def _long_known(
     usable: Mapping[str, NodeRecord], now_unix_s: float, config: ReviewConfig
 ) -> dict[str, NodeRecord]:
     """The peers of ``usable`` that were here long enough that a plan should count them."""
@@ -154,14 +157,9 @@ def long_known(
 
 
 def _greedy_serves(
-    plan: Plan,
-    usable: Mapping[str, NodeRecord],
-    links: Mapping[str, LinksRecord],
-    now_unix_s: float,
-    config: ReviewConfig,
+    plan: Plan, known: Mapping[str, NodeRecord], links: Mapping[str, LinksRecord]
 ) -> float:
-    """Tokens/s that the greedy placement serves on peers known for ``config.known_for_s``."""
-    known = long_known(usable, now_unix_s, config)
+    """Tokens/s that the greedy placement serves on the ``known`` peers."""
     if not known:
         return 0.0
     problem = problem_of(plan.model, known, links)

@@ -8,6 +8,9 @@ from dht.messages.types import Assignment, ModelSpec, NodeRecord, NodeState, Pla
 
 PERIODIC = "periodic"
 """The reason of a thorough solve: nothing changed but figures."""
+HOLDERS_WANTED = 2
+"""Holders of every layer that are worth moves at about equal throughput: the loss of a single one
+stops the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +36,7 @@ class TransitionConfig:
     move_every_s: float = 300.0
     """Minimum time between two moves of a peer, unless layers have no holder."""
     loss_max: float = 0.98
-    """Minimum throughput of a plan that brings back lost replicas, as a share of the kept one's."""
+    """Minimum share of the kept plan's throughput of one that is chosen for its replicas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +125,20 @@ def elders(
     )
 
 
+def settled(
+    usable: Mapping[str, NodeRecord], now_unix_s: float, cfg: TransitionConfig
+) -> frozenset[str]:
+    """Peers for whose sake others may be moved: those here for half as long as the one that has
+    been here the longest, or for ``cfg.elder_s``.
+
+    Newer ones are given layers beside what the others hold: most volunteers who leave do so soon,
+    and whoever announces much may hold nothing. ``usable`` are as seen here.
+    """
+    ages_s = {p: now_unix_s - record.joined_unix_s for p, record in usable.items()}
+    enough_s = min(cfg.elder_s, max(ages_s.values(), default=0.0) / 2)
+    return frozenset(p for p, age_s in ages_s.items() if age_s >= enough_s)
+
+
 def replication(assignments: Sequence[Assignment], layers: int) -> int:
     """Number of holders of the layer that has the fewest."""
     holders = [0] * layers
@@ -204,19 +221,22 @@ def choose_plan(
     usable: Mapping[str, NodeRecord],
     cfg: TransitionConfig,
     now_unix_s: float,
-    tried: float | None = None,
+    gain: float | None = None,
+    *,
+    tried: bool = False,
 ) -> tuple[Plan, str] | None:
     """The plan to run next and the reason; None: stay with ``old``.
 
     ``kept`` is the plan that moves no holder of layers, or the fewest where layers are lost; None
-    where there is no such plan. Plans are compared by what they would serve: by ``tried``, which is
-    ``best``'s tokens/s in a simulated run as a multiple of ``kept``'s, or else by the estimates.
-    ``best`` is worth its moves if it serves 10% more (5% where that was tried), or brings back lost
-    replicas, and, where ``kept`` moves nobody, if it moves no peer that has just moved and none has
-    to wait for ever. Otherwise ``kept`` is chosen, also when a peer left: one death must not make
-    all survivors fetch their weights again.
+    where there is no such plan. Plans are compared by what they would serve: by ``gain``, which is
+    ``best``'s tokens/s as a multiple of ``kept``'s, in a simulated run if ``tried``, or else by the
+    estimates. ``best`` is worth its moves if it serves 10% more (5% where that was tried), or about
+    as much with a second holder of every layer, or with replicas that were lost, and, where
+    ``kept`` moves nobody, if it moves no peer that has just moved and none has to wait for ever.
+    Otherwise ``kept`` is chosen, also when a peer left: one death must not make all survivors fetch
+    their weights again. Holders are counted among :func:`settled` peers.
     """
-    plan, gain = _chosen(old, best, kept, usable, cfg, now_unix_s, tried)
+    plan, gains = _chosen(old, best, kept, usable, cfg, now_unix_s, gain, tried=tried)
     if old is None:
         return plan, "there was no plan"
     joined, lost = difference(old, usable)
@@ -226,8 +246,8 @@ def choose_plan(
     then = {(a.peer_id, a.start, a.end) for a in plan.assignments}
     if now == then:
         return None
-    if gain:
-        return plan, gain
+    if gains:
+        return plan, gains
     if now < then:
         return plan, f"{len(joined)} peer{'s' if len(joined) > 1 else ''} joined, nobody moves"
     return None
@@ -240,7 +260,9 @@ def _chosen(
     usable: Mapping[str, NodeRecord],
     cfg: TransitionConfig,
     now_unix_s: float,
-    tried: float | None,
+    gain: float | None,
+    *,
+    tried: bool,
 ) -> tuple[Plan, str]:
     """The plan that is worth its moves, and its gain in words ("": nobody moves)."""
     if kept is None:
@@ -252,15 +274,17 @@ def _chosen(
         return kept, ""
     if stays and not can_be_reached(_serving(usable), best.assignments):
         return kept, ""
-    layers = best.model.layers
-    gain = _gain(best, kept) if tried is None else tried
-    if gain >= (cfg.gain_min if tried is None else cfg.tried_gain_min):
+    gain = _gain(best, kept) if gain is None else gain
+    if gain >= (cfg.tried_gain_min if tried else cfg.gain_min):
         return best, _times(gain) if movers else ""
-    had = replication(held, layers)
-    have = replication(kept.assignments, layers)
-    will = replication(best.assignments, layers)
-    if have < min(had, will) and gain >= cfg.loss_max:
-        return best, f"{will} holders of every layer again, not {have}"
+    stay = settled(usable, now_unix_s, cfg)
+    have, will = (
+        replication([a for a in plan.assignments if a.peer_id in stay], best.model.layers)
+        for plan in (kept, best)
+    )
+    wanted = max(HOLDERS_WANTED, replication(held, best.model.layers))
+    if have < min(wanted, will) and gain >= cfg.loss_max:
+        return best, f"{will} holders of every layer, not {have}"
     return kept, ""
 
 

@@ -21,7 +21,7 @@ from coordinator.planning.solve import SolveRequest, solve_request
 from coordinator.plans.announced_problem import announced_problem
 from coordinator.plans.move_waits import MoveWaitConfig, why_wait
 from coordinator.plans.review import ReviewConfig, falls_short, review
-from coordinator.plans.transition import usable_nodes, with_effects
+from coordinator.plans.transition import TransitionConfig, settled, usable_nodes, with_effects
 from coordinator.problem.from_records import problem_of
 from coordinator.problem.model_pin import ModelPin
 from coordinator.routing.balance import Balance, Movable, load_of, round_trips
@@ -224,6 +224,7 @@ def test_there_is_a_plan_or_a_reason_whatever_is_announced(drawn: Choices) -> No
                 seed=1,
                 time_limit_s=1.0,
                 now_unix_s=NOW_S,
+                settled=frozenset(name for name in NAMES if drawn.yes()),
             ),
             lambda: next(spent, 1.0),
         )
@@ -308,7 +309,8 @@ def test_a_strangers_plan_is_reviewed(drawn: Choices) -> None:
     assert len(verdict.reason) < 1 << 16
     Router(plan).next_route(seen.nodes)
     usable = usable_nodes(seen.nodes, plan.model, gone)
-    falls_short(plan, usable, seen.links, NOW_S, config)
+    stay = settled(usable, NOW_S, TransitionConfig())
+    falls_short(plan, usable, {p: usable[p] for p in stay}, seen.links, config)
     with_effects(plan, usable)
     for mine in seen.nodes.values():
         why_wait(plan, mine, seen.nodes, seen.nodes, NOW_S, MoveWaitConfig())

@@ -8,6 +8,7 @@ import asyncio
 import io
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -403,6 +404,36 @@ def test_strangers_that_announce_all_layers_take_none_from_their_holders(rate: f
                 await asyncio.sleep(0.25)
             for task in strangers:
                 task.cancel()
+            assert len(versions) > 1, "the coordinator planned with the strangers"
+
+    run_virtual(scenario(), limit_s=3000)
+
+
+def test_strangers_who_come_and_go_leave_two_holders_of_every_layer() -> None:
+    """Each announces all layers for a while, under one name after another: no holder that can
+    spare its layers, as long as the strangers are there, is planned onto others."""
+
+    async def scenario() -> None:
+        async with world(LAYERS, 5, 5, 5, 5) as swarm:
+            await asyncio.sleep(150)
+            lent = [peer for peer in swarm.peers if peer.held != (0, 0)]
+
+            def fewest() -> int:
+                holders = Counter(layer for peer in lent for layer in range(*peer.held))
+                return min(holders[layer] for layer in range(LAYERS))
+
+            assert fewest() >= 2, [peer.held for peer in lent]
+            versions = set()
+            for _ in range(8):
+                strangers = [
+                    asyncio.create_task(made_up_holder(swarm, 0, LAYERS, 1000.0)) for _ in range(4)
+                ]
+                for _ in range(60):
+                    await asyncio.sleep(1)
+                    assert fewest() >= 2, [peer.held for peer in lent]
+                    versions.add(swarm.peers[0].plans.version)
+                for task in strangers:
+                    task.cancel()
             assert len(versions) > 1, "the coordinator planned with the strangers"
 
     run_virtual(scenario(), limit_s=3000)

@@ -3,11 +3,15 @@
 ``test_placement_coverage`` holds coverage and the whole planner against brute force.
 """
 
+import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import check_plan, uncovered
@@ -21,8 +25,10 @@ from coordinator.planning.placement import (
     best_placement,
     choose,
     finalists,
+    score,
 )
-from coordinator.planning.solve import SolveRequest, gain_of, solve_request
+from coordinator.planning.solve import SolveAnswer, SolveRequest, gain_of, solve_request
+from coordinator.plans.transition import TransitionConfig
 from coordinator.problem.service import announced_service
 from dht.messages.types import Assignment, PlanVersion, Problem
 from tests.examples import examples
@@ -304,10 +310,83 @@ class TestTrials:
         asked = replace(request(Problem(model=model(4), nodes=nodes)), thorough=True)
         service = announced_service(asked.problem)
         spans = (span("a", 0, 2), span("b", 2, 4)), (span("a", 0, 4),)
-        best, kept = (plan_of(asked.problem, each) for each in spans)
-        found = gain_of(asked, best, kept, service)
-        assert found is not None
+        best, kept = (score(asked.problem, each, "chain", service=service) for each in spans)
+        found, tried = gain_of(asked, asked.problem, best, kept, service)
+        assert tried
         assert found > 1
-        assert gain_of(asked, kept, best, service) == pytest.approx(1 / found)
-        assert gain_of(asked, best, best, service) is None
-        assert gain_of(replace(asked, thorough=False), best, kept, service) is None
+        back, _ = gain_of(asked, asked.problem, kept, best, service)
+        assert back == pytest.approx(1 / found)
+        assert gain_of(asked, asked.problem, best, best, service) == (1.0, False)
+        hasty = replace(asked, thorough=False)
+        estimated = best.value / kept.value, False
+        assert gain_of(hasty, asked.problem, best, kept, service) == estimated
+
+
+def solved(asked: SolveRequest) -> SolveAnswer:
+    """The answer of a solve that ends after a number of steps: the same each time."""
+    steps = count()
+    return solve_request(asked, lambda: next(steps) / 100)
+
+
+def spans_of(answer: SolveAnswer) -> set[Assignment]:
+    assert answer.best is not None
+    return set(answer.best.assignments)
+
+
+class TestSettled:
+    """Newcomers get layers, yet nobody moves for them."""
+
+    def asked(self, *settled: str, rate: float = 1e4) -> SolveRequest:
+        halves = {"a": (0, 4), "b": (0, 4), "c": (4, 8), "d": (4, 8)}
+        held = tuple(node(p, steady(10, 4), current=at) for p, at in halves.items())
+        new = tuple(node(p, steady(rate, 8), current=None) for p in ("x", "y"))
+        problem = Problem(model=model(8), nodes=(*held, *new))
+        return replace(request(problem), settled=frozenset(settled) if settled else None)
+
+    def test_no_holder_moves_for_newcomers_however_fast_they_say_they_are(self) -> None:
+        whole = self.asked()
+        for asked in (self.asked(*"abcd"), replace(self.asked(*"abcd"), thorough=True)):
+            answer = solved(asked)
+            assert answer.best is not None
+            given = {a.peer_id: (a.start, a.end) for a in answer.best.assignments}
+            assert [given[p] for p in "abcd"] == [(0, 4), (0, 4), (4, 8), (4, 8)]
+            assert given.keys() >= {"x", "y"}
+            assert answer.gain is not None
+            assert answer.gain < TransitionConfig().tried_gain_min
+        answer = solved(replace(whole, settled=frozenset("abcdxy")))
+        assert spans_of(answer) == spans_of(solved(whole))  # once all are settled
+
+    def test_all_count_where_the_settled_cannot_hold_the_model(self) -> None:
+        few, all_ = (spans_of(solved(self.asked(*each))) for each in ("a", ""))
+        assert few == all_
+
+    @pytest.mark.parametrize(("x", "gain"), [((0, 4), 2.0), ((4, 8), 1.0)])
+    def test_a_gain_is_one_without_newcomers_and_with_them(
+        self, x: tuple[int, int], gain: float
+    ) -> None:
+        """One of the first three should help ``d``, unless ``x`` does for the time being."""
+        spans = {"a": (0, 4), "b": (0, 4), "c": (0, 4), "d": (4, 8), "x": x}
+        nodes = tuple(node(p, steady(10, 4), current=at) for p, at in spans.items())
+        asked = replace(request(Problem(model=model(8), nodes=nodes)), settled=frozenset("abcd"))
+        answer = solved(asked)
+        assert answer.gain == pytest.approx(gain, rel=0.05)
+        halves = Counter(a.start for a in spans_of(answer) if a.peer_id != "x")
+        assert halves == {0: 2, 4: 2}
+
+    @examples(40)
+    @given(problems(peers_max=5, layers_max=5), st.sets(st.integers(0, 4)), st.randoms())
+    def test_nobody_moves_for_what_reviewers_might_refuse(
+        self, problem: Problem, settled: set[int], rng: random.Random
+    ) -> None:
+        """They count newcomers, too; a plan that keeps all is exempt from the comparison."""
+        placed = [heuristics.greedy(problem), heuristics.replicas(problem)]
+        held = holding(problem, rng.choice(placed) or ())
+        names = frozenset(f"p{index}" for index in settled)
+        answer = solved(replace(request(held), settled=names))
+        spans = heuristics.greedy(held)
+        if answer.kept is None or not answer.gain or spans is None:
+            return
+        assert answer.best is not None
+        service, edges = announced_service(held), solve_flow(held, spans).edges
+        least = score(held, spans, "greedy", service=service, edges=edges).value
+        assert answer.best.value_tokens_per_s >= 0.9 * least * (1 - 1e-9)

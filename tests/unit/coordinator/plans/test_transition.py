@@ -12,6 +12,7 @@ from coordinator.plans.transition import (
     elders,
     left_out,
     reason_to_plan,
+    settled,
     usable_nodes,
     with_effects,
 )
@@ -71,7 +72,7 @@ def test_a_plan_that_nobody_can_carry_out_is_not_chosen_for_its_gain(make, old):
     swapped = (make.span("b", 0, 4), make.span("a", 4, 8))
     better = replace(old, assignments=swapped, flow_tokens_per_s=20.0)
     assert choose_plan(old, better, old, usable, CONFIG, NOW_S) is None
-    assert choose_plan(old, better, old, usable, CONFIG, NOW_S, 2.0) is None
+    assert choose_plan(old, better, old, usable, CONFIG, NOW_S, 2.0, tried=True) is None
     usable["c"] = make.record("c", 0, 8)
     third = replace(old, assignments=(*old.assignments, make.span("c", 0, 8)))
     both = replace(better, assignments=(*swapped, make.span("c", 0, 8)))
@@ -82,10 +83,10 @@ def test_a_plan_that_nobody_can_carry_out_is_not_chosen_for_its_gain(make, old):
 def test_what_was_tried_counts_for_more_than_the_estimate(make, old, usable):
     swapped = (make.span("b", 0, 4), make.span("a", 4, 8))
     promising = replace(old, assignments=swapped, flow_tokens_per_s=20.0)
-    assert choose_plan(old, promising, old, usable, CONFIG, NOW_S, 1.04) is None
+    assert choose_plan(old, promising, old, usable, CONFIG, NOW_S, 1.04, tried=True) is None
     modest = replace(promising, flow_tokens_per_s=10.0)
     assert choose_plan(old, modest, old, usable, CONFIG, NOW_S) is None
-    chosen = choose_plan(old, modest, old, usable, CONFIG, NOW_S, 1.05)
+    chosen = choose_plan(old, modest, old, usable, CONFIG, NOW_S, 1.05, tried=True)
     assert chosen == (modest, "1.05 times the tokens/s")
 
 
@@ -161,6 +162,38 @@ def test_lost_replicas_are_worth_a_move(make, usable):
     assert chosen == (best, "1 peer left")
     poor = replace(best, flow_tokens_per_s=9.0)
     assert choose_plan(old, poor, kept, usable, CONFIG, NOW_S) == (kept, "1 peer left")
+
+
+def test_a_second_holder_of_every_layer_is_worth_moves_at_about_equal_throughput(make):
+    usable = {name: make.record(name) for name in "abcd"}
+    chain = [make.span(name, 2 * i, 2 * i + 2) for i, name in enumerate("abcd")]
+    halves = [make.span("a", 0, 4), make.span("b", 4, 8), make.span("c", 0, 4)]
+    halves.append(make.span("d", 4, 8))
+    old, best = make.plan(chain, [], flow=10.0), make.plan(halves, [], flow=9.9)
+    chosen = choose_plan(old, best, old, usable, CONFIG, NOW_S)
+    assert chosen == (best, "2 holders of every layer, not 1")
+    assert choose_plan(old, best, old, usable, CONFIG, NOW_S, 0.97) is None
+    assert choose_plan(best, old, best, usable, CONFIG, NOW_S, 1.09) is None
+
+
+def test_newcomers_are_no_second_holders(make):
+    """``x`` and ``y`` announce all layers since a moment ago: nobody moves for them."""
+    joined = {"a": 3600.0, "b": 400.0, "x": 299.0, "y": 1.0}
+    usable = {
+        name: replace(make.record(name), joined_unix_s=NOW_S - ago) for name, ago in joined.items()
+    }
+    assert settled(usable, NOW_S, CONFIG) == {"a", "b"}
+    assert settled({p: usable[p] for p in "xy"}, NOW_S, CONFIG) == {"x"}
+    assert settled({}, NOW_S, CONFIG) == frozenset()
+    new = [make.span("x", 0, 8), make.span("y", 0, 8)]
+    whole = [make.span("a", 0, 8), make.span("b", 0, 8), *new]
+    thin = [make.span("a", 0, 4), make.span("b", 4, 8), *new]
+    old, best = make.plan(whole, [], flow=10.0), make.plan(thin, [], flow=10.0)
+    assert choose_plan(old, best, old, usable, CONFIG, NOW_S) is None
+    assert choose_plan(best, old, best, usable, CONFIG, NOW_S) == (
+        old,
+        "2 holders of every layer, not 1",
+    )
 
 
 def test_a_plan_states_its_waves_and_what_it_makes_peers_read(make):
