@@ -15,13 +15,12 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.evaluation.plan_check import check_plan
-from coordinator.helix.helix_cpsat import fetched
 from coordinator.planning.advice import busiest, one_answer_s, one_more
 from coordinator.planning.placement import (
     EXACT_PEERS_MAX,
@@ -31,6 +30,7 @@ from coordinator.planning.placement import (
     why_uncoverable,
 )
 from coordinator.planning.planners import PLANNERS, Effort
+from coordinator.plans.transition import fetch_bytes
 from coordinator.problem.cluster_file import read_cluster
 from coordinator.problem.service import Service
 from coordinator.problem.service_file import read_service
@@ -114,17 +114,12 @@ def plan_offline(
 
 def fetched_bytes(answer: PlannerResult) -> int:
     """Bytes of weights that peers would have to read for this plan, beyond what they hold now."""
-    model = answer.problem.model
-    held = {node.peer_id: node.current for node in answer.problem.nodes}
-    total = 0
-    for a in answer.plan.assignments:
-        now = held.get(a.peer_id)
-        total += fetched(now, a.start, a.end) * model.layer_bytes
-        if a.start == 0 and (now is None or now.start > 0):
-            total += model.embed_bytes
-        if a.end == model.layers and (now is None or now.end < model.layers):
-            total += model.head_bytes
-    return total
+    held = [
+        replace(node.current, peer_id=node.peer_id)
+        for node in answer.problem.nodes
+        if node.current is not None
+    ]
+    return sum(fetch_bytes(answer.problem.model, held, answer.plan.assignments).values())
 
 
 def plans_json(answer: PlannerResult) -> dict[str, object]:

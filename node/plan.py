@@ -18,7 +18,7 @@ from coordinator.planning.placement import NoPlacementError, why_uncoverable
 from coordinator.problem.service import announced_service
 from dht.command_line import Parser
 from dht.hub import served_name
-from dht.messages.types import ModelSpec, Problem
+from dht.messages.types import ModelSpec, Problem, mean_layer_bytes
 from node.device.hardware import GPU_SHARE
 from node.profiling.data_sheets import GPUS, LayerWork, parse_gpus, planner_nodes
 
@@ -76,18 +76,18 @@ def studied(model: str, quantize: str | None) -> tuple[ModelSpec, LayerWork]:
         return "expert" in name and "shared_expert" not in name
 
     counts = [
-        [(each.numel(), experts(name)) for name, each in layer.named_parameters()]
+        (each.numel(), experts(name))
         for layer in layout.layers
+        for name, each in layer.named_parameters()
     ]
-    largest = max(counts, key=lambda each: sum(size for size, _ in each))
-    parameters = sum(size for size, _ in largest)
-    routed = sum(size for size, of_expert in largest if of_expert)
+    parameters = sum(size for size, _ in counts)
+    routed = sum(size for size, of_expert in counts if of_expert)
     config = layout.config.get_text_config()
     total = next((n for key in EXPERTS_KEYS if (n := getattr(config, key, None))), 0)
     chosen = getattr(config, "num_experts_per_tok", None) or total
     work = LayerWork(
-        weight_bytes=spec.layer_bytes,
-        parameters=parameters,
+        weight_bytes=round(mean_layer_bytes(spec)),
+        parameters=round(parameters / spec.layers),
         kv_bytes_per_token=spec.kv_bytes_per_token_layer,
         expert_share=routed / max(1, parameters) if total else 0.0,
         active_share=min(1.0, chosen / total) if total else 1.0,

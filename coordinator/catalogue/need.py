@@ -1,5 +1,6 @@
 """Which model, and which of its layers, need a volunteer's memory the most. Pure."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,13 +69,10 @@ def _need_of(model: ServedModel, memory_bytes: int) -> Need | None:
 
 def _longest(spec: ModelSpec, start: int, memory_bytes: int) -> int:
     """End of the longest window from ``start`` on that fits into the memory."""
-    kv_tokens = kv_tokens_least(spec)
-    each = max(1, spec.layer_bytes + kv_tokens * spec.kv_bytes_per_token_layer)
-    left = memory_bytes - (spec.embed_bytes if start == 0 else 0)
-    end = min(spec.layers, start + max(0, left // each))
-    if end == spec.layers and stage_bytes(spec, start, end, kv_tokens) > memory_bytes:
-        end -= 1
-    return max(start, end)
+    ends, kv_tokens = range(start + 1, spec.layers + 1), kv_tokens_least(spec)
+    return start + bisect_right(
+        ends, memory_bytes, key=lambda end: stage_bytes(spec, start, end, kv_tokens)
+    )
 
 
 def needed_elsewhere(

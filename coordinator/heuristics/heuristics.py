@@ -5,10 +5,11 @@ Each planner takes a problem, returns assignments or None, and is deterministic.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import permutations
 
 from coordinator.evaluation.plan_check import uncovered
-from dht.messages.types import Assignment, PlannerNode, Problem, fits
+from dht.messages.types import Assignment, ModelSpec, PlannerNode, Problem, fits, stage_bytes
 
 PAIRS_PEERS_MAX = 6
 """Maximum peers for which :func:`chain` tries every pair of peers as its two ends."""
@@ -32,54 +33,53 @@ class SpanLimits:
 
 
 def span_limits(problem: Problem, node: PlannerNode) -> SpanLimits:
-    """The most layers that ``node`` can hold at each place."""
-    model = node.own_model or problem.model
-    embed, head = model.embed_bytes, model.head_bytes
+    """The most layers that ``node`` can hold at each place, whatever layers are in the middle."""
+    layers = problem.model.layers
+    most = spans_max(problem, node)
+    to_last = (layers - at for at in range(1, layers) if most[at] == layers - at)
+    short = (most[at] for at in range(1, layers - 1) if most[at] < layers - 1 - at)
     return SpanLimits(
         peer_id=node.peer_id,
-        first=min(model.layers - 1, _layers_max(problem, node, embed)),
-        middle=max(0, min(model.layers - 2, _layers_max(problem, node, 0))),
-        last=min(model.layers - 1, _layers_max(problem, node, head)),
-        whole=fits(model, node, 0, model.layers),
+        first=min(layers - 1, most[0]),
+        middle=max(0, min(short, default=layers - 2)),
+        last=max(to_last, default=0),
+        whole=most[0] == layers,
     )
-
-
-def _layers_max(problem: Problem, node: PlannerNode, extra_bytes: int) -> int:
-    model = node.own_model or problem.model
-    each = model.layer_bytes + node.kv_tokens_min * model.kv_bytes_per_token_layer
-    room = node.memory_bytes - extra_bytes
-    if room < 0:
-        return 0
-    most = min(len(node.tokens_per_s), model.layers)
-    return most if each == 0 else min(most, room // each)
 
 
 def span_max(problem: Problem, node: PlannerNode, start: int) -> int:
     """The most layers that ``node`` can hold from ``start`` on."""
-    model = node.own_model or problem.model
-    embed = model.embed_bytes if start == 0 else 0
-    left = model.layers - start
-    if _layers_max(problem, node, embed + model.head_bytes) >= left:
-        return left
-    return min(left - 1, _layers_max(problem, node, embed))
+    return spans_max(problem, node)[start]
 
 
-def spans_max(problem: Problem, node: PlannerNode) -> list[int]:
+def spans_max(problem: Problem, node: PlannerNode) -> tuple[int, ...]:
     """:func:`span_max` for every start layer."""
     model = node.own_model or problem.model
-    room, to_end = (_layers_max(problem, node, extra) for extra in (0, model.head_bytes))
-    return [
-        span_max(problem, node, 0),
-        *(
-            left if to_end >= left else min(left - 1, room)
-            for left in range(model.layers - 1, 0, -1)
-        ),
-    ]
+    return _spans_max(model, node.memory_bytes, node.kv_tokens_min, len(node.tokens_per_s))
+
+
+@lru_cache(maxsize=4096)
+def _spans_max(
+    model: ModelSpec, memory_bytes: int, kv_tokens_min: int, layers_max: int
+) -> tuple[int, ...]:
+    """The ends only move on with the start, so each layer is looked at twice at most."""
+    counts, end = [], 0
+    for start in range(model.layers):
+        end = max(end, start)
+        while (
+            end < model.layers
+            and end < start + layers_max
+            and stage_bytes(model, start, end + 1, kv_tokens_min) <= memory_bytes
+        ):
+            end += 1
+        counts.append(end - start)
+    return tuple(counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """Whether the peers can hold every layer. Exact.
+    """Whether the peers can hold every layer. Exact where layers are alike; where they differ, a
+    peer counts with what it can hold anywhere in the middle.
 
     A placement that covers all layers needs one peer at each end; all others lie between. So the
     most layers that can be held are those of the best two ends plus everybody else's in the middle.
@@ -204,7 +204,7 @@ def equal_stages(problem: Problem) -> tuple[Assignment, ...] | None:
     stage has the most tokens/s.
     """
     best: tuple[float, tuple[Assignment, ...]] | None = None
-    longest = max((span_max(problem, node, 1) for node in problem.nodes), default=0)
+    longest = max((max(spans_max(problem, node)) for node in problem.nodes), default=0)
     layers = problem.model.layers
     fewest = max(1, layers // max(1, longest))
     for count in range(fewest, min(layers, len(problem.nodes), 2 * fewest + 2) + 1):

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from coordinator.heuristics.heuristics import coverage
 from coordinator.heuristics.peer_classes import regions
-from dht.messages.types import Link, PlannerNode, Problem
+from dht.messages.types import Link, PlannerNode, Problem, mean_layer_bytes
 
 CELL_PEERS = 24
 """Minimum peers of a full cell: about as many as one program solves in seconds."""
@@ -85,7 +85,7 @@ def _covers(problem: Problem, nodes: Sequence[PlannerNode]) -> bool:
 
 def _roomy(problem: Problem, nodes: Sequence[PlannerNode]) -> bool:
     model = problem.model
-    each = max(1, model.layer_bytes)
+    each = max(1.0, mean_layer_bytes(model))
     held = sum(min(len(n.tokens_per_s), n.memory_bytes // each, model.layers) for n in nodes)
     return held >= CELL_SLACK * model.layers and _covers(problem, nodes)
 

@@ -32,7 +32,7 @@ from dht.messages.types import (
     PlanVersion,
     Problem,
     fits,
-    stage_bytes,
+    mean_layer_bytes,
     worth_tokens_per_s,
 )
 
@@ -451,15 +451,14 @@ def why_uncoverable(problem: Problem) -> str | None:
     if covered.layers >= model.layers:
         return None
     kv_tokens = max((node.kv_tokens_min for node in problem.nodes), default=0)
-    each = stage_bytes(model, 0, 1, kv_tokens) - model.embed_bytes
-    if model.layers == 1:
-        each -= model.head_bytes
+    each = mean_layer_bytes(model) + kv_tokens * model.kv_bytes_per_token_layer
     more = (model.layers - covered.layers) * each
     more += model.embed_bytes if covered.first is None else 0
     more += model.head_bytes if covered.last is None else 0
     count = len(problem.nodes)
+    peers = "one peer" if count == 1 else f"{count} peers"
     return (
-        f"the {count} peer{'s' if count != 1 else ''} here can hold at most {covered.layers} of"
+        f"the {peers} here can hold at most {covered.layers} of"
         f" {model.layers} layers; about {more / 2**30:.3g} GiB more are needed"
     )
 

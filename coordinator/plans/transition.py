@@ -4,7 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.plans.waves import can_be_reached, keepers, waves
-from dht.messages.types import Assignment, ModelSpec, NodeRecord, NodeState, Plan, Reach
+from dht.messages.types import (
+    Assignment,
+    ModelSpec,
+    NodeRecord,
+    NodeState,
+    Plan,
+    Reach,
+    stage_bytes,
+)
 
 PERIODIC = "periodic"
 """The reason of a thorough solve: nothing changed but figures."""
@@ -177,14 +185,10 @@ def fetch_bytes(
     before = {a.peer_id: a for a in serving}
     needed: dict[str, int] = {}
     for a in new:
-        old = before.get(a.peer_id, Assignment(peer_id=a.peer_id, start=0, end=0))
-        held = range(old.start, old.end)
-        count = sum(layer not in held for layer in range(a.start, a.end))
-        needed[a.peer_id] = count * model.layer_bytes
-        if a.start == 0 and 0 not in held:
-            needed[a.peer_id] += model.embed_bytes
-        if a.end == model.layers and model.layers - 1 not in held:
-            needed[a.peer_id] += model.head_bytes
+        needed[a.peer_id] = stage_bytes(model, a.start, a.end, 0)
+        old = before.get(a.peer_id)
+        if old is not None and (shared := range(max(a.start, old.start), min(a.end, old.end))):
+            needed[a.peer_id] -= stage_bytes(model, shared.start, shared.stop, 0)
     return needed
 
 

@@ -8,7 +8,7 @@ new one is loaded; any other peer serves nothing while it loads. Pure.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dht.messages.types import Assignment, ModelSpec, stage_bytes
+from dht.messages.types import Assignment, ModelSpec, stage_bytes, weight_bytes
 
 LOOKS_MAX = 100_000
 """Maximum moves that the search for a safe order looks at; then the least harmful move is taken."""
@@ -121,7 +121,7 @@ def keepers(
             model, b.start, b.end, tokens
         )
         shared = range(max(a.start, b.start), min(a.end, b.end))
-        need -= len(shared) * model.layer_bytes
+        need -= weight_bytes(model, shared.start, shared.stop) if shared else 0
         if need <= memory_bytes[a.peer_id]:
             found.add(a.peer_id)
     return frozenset(found)

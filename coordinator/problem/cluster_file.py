@@ -10,6 +10,7 @@ The project's own format (sizes in bytes, rates in tokens/s, ``links`` directed)
      "links": [["a", "b", 12500000, 0.02]],
      "default_bandwidth_bytes_per_s": 12500000, "default_rtt_s": 0.05}
 
+``layer_bytes`` may be a list, with a number for each layer.
 A link is source, target, bytes/s, round trip in seconds. ``tokens_per_s[model][j - 1]`` is T_j. A
 node may have ``up_bytes_per_s`` and ``down_bytes_per_s``, which all its links share.
 The schema ``helix-cluster/1`` is read too: Helix's own clusters, where the length of T_j is the
@@ -17,7 +18,7 @@ number of layers that a GPU can hold, and links have one-way latencies.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -37,6 +38,7 @@ from dht.messages.types import (
     Problem,
     Rate,
     Seconds,
+    kinds_of,
 )
 
 HELIX_SCHEMA = "helix-cluster/1"
@@ -49,7 +51,7 @@ Layers = Annotated[int, Meta(ge=1, le=LAYERS_MAX)]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Model:
     layers: Layers
-    layer_bytes: Count
+    layer_bytes: Count | Annotated[tuple[Count, ...], Meta(min_length=1, max_length=LAYERS_MAX)]
     embed_bytes: Count = 0
     head_bytes: Count = 0
     kv_bytes_per_token_layer: Count = 0
@@ -156,17 +158,22 @@ def _from_own(cluster: _Cluster, wanted: str | None) -> Problem:
     for node in cluster.nodes:
         if name not in node.tokens_per_s:
             raise UserError(f"node {node.id} has no tokens_per_s for {name}")
+    each = model.layer_bytes
+    sizes = (each,) if isinstance(each, int) else each
+    if len(sizes) not in {1, model.layers}:
+        raise UserError(f"{name} has {model.layers} layers and the bytes of {len(sizes)}")
+    largest, layer_sizes, layer_kinds = kinds_of(sizes)
     spec = _spec(
         name,
         layers=model.layers,
-        layer_bytes=model.layer_bytes,
+        layer_bytes=largest,
         embed_bytes=model.embed_bytes,
         head_bytes=model.head_bytes,
         kv_bytes_per_token_layer=model.kv_bytes_per_token_layer,
         activation_bytes=model.activation_bytes,
     )
     return Problem(
-        model=spec,
+        model=replace(spec, layer_sizes=layer_sizes, layer_kinds=layer_kinds),
         nodes=tuple(
             PlannerNode(
                 peer_id=node.id,

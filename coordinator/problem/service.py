@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from operator import add
 
-from dht.messages.types import FAR_TOKENS, LayerTimes, PlannerNode, Problem
+from dht.messages.types import FAR_TOKENS, LayerTimes, PlannerNode, Problem, mean_layer_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ def _machine_from_rates(problem: Problem, node: PlannerNode) -> PeerSpeed:
     step_s = DECODES_MEASURED * token_s
     slope_s = (1 - DECODE_FIXED) * token_s
     ends = max(model.embed_bytes, model.head_bytes)
-    each = model.kv_bytes_per_token_layer
+    each, weights = model.kv_bytes_per_token_layer, mean_layer_bytes(model)
     typical = Curve(
         tokens=(0.0, DECODES_MEASURED),
         seconds=(DECODE_FIXED * step_s, DECODE_FIXED * step_s + DECODES_MEASURED * slope_s),
@@ -162,7 +162,7 @@ def _machine_from_rates(problem: Problem, node: PlannerNode) -> PeerSpeed:
         decode=_announced(node.decode_layer_ns, token_s, SLOW_MAX * token_s) or typical,
         prompt=_announced(node.prompt_layer_ns, 0.0, SLOW_MAX * token_s) or typical_prompt,
         kv_layer_tokens=tuple(
-            max(0.0, node.memory_bytes - j * model.layer_bytes - ends) / each
+            max(0.0, node.memory_bytes - j * weights - ends) / each
             if each
             else UNLIMITED_LAYER_TOKENS
             for j in range(1, max(1, len(node.tokens_per_s)) + 1)

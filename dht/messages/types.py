@@ -5,14 +5,19 @@ the bounds, which :mod:`dht.messages.codec` enforces when a value is decoded.
 """
 
 import hashlib
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
+from itertools import accumulate
 from typing import Annotated
 
 from msgspec import Meta
 
 LAYERS_MAX = 1024
+LAYER_SIZES_MAX = 16
+"""Maximum kinds of layers of one model, by their bytes."""
 PEERS_MAX = 4096
 ADDRESSES_MAX = 8
 LINKS_MAX = 20
@@ -75,6 +80,10 @@ class ModelSpec:
     layers: Annotated[int, Meta(ge=1, le=LAYERS_MAX)]
     layer_bytes: Count
     """Bytes of the largest layer's weights, in the dtype that peers compute in."""
+    layer_sizes: Annotated[tuple[Count, ...], Meta(max_length=LAYER_SIZES_MAX)] = ()
+    """Bytes of each kind of layer, where layers differ; (): all are as large as the largest."""
+    layer_kinds: Annotated[bytes, Meta(max_length=LAYERS_MAX)] = b""
+    """For each layer, the index of its kind in ``layer_sizes``."""
     embed_bytes: Count
     """Bytes of extra weights at the peer that holds layer 0 (embedding)."""
     head_bytes: Count
@@ -397,6 +406,8 @@ def in_precision_of(model: ModelSpec, peers: ModelSpec) -> ModelSpec:
     return replace(
         model,
         layer_bytes=peers.layer_bytes,
+        layer_sizes=peers.layer_sizes,
+        layer_kinds=peers.layer_kinds,
         embed_bytes=peers.embed_bytes,
         head_bytes=peers.head_bytes,
         kv_bytes_per_token_layer=peers.kv_bytes_per_token_layer,
@@ -422,13 +433,47 @@ def kv_tokens_least(model: ModelSpec) -> int:
     return min(model.context_tokens, KV_TOKENS_LEAST_MAX)
 
 
+def weight_bytes(model: ModelSpec, start: int, end: int) -> int:
+    """Bytes of the weights of layers ``[start, end)``, without embedding and LM head."""
+    if not model.layer_sizes:
+        return (end - start) * model.layer_bytes
+    until = _bytes_until(model.layer_sizes, model.layer_kinds, model.layers)
+    return until[end] - until[start]
+
+
+def kinds_of(sizes: Sequence[int]) -> tuple[int, tuple[int, ...], bytes]:
+    """``layer_bytes``, ``layer_sizes`` and ``layer_kinds`` of a model whose layers have these
+    ``sizes``; of more than ``LAYER_SIZES_MAX`` kinds some count as large as the next."""
+    found = sorted(set(sizes))
+    if len(found) == 1:
+        return found[0], (), b""
+    step = -(-len(found) // LAYER_SIZES_MAX)
+    kept = found[::-1][::step][::-1]
+    return found[-1], tuple(kept), bytes(bisect_left(kept, size) for size in sizes)
+
+
+def mean_layer_bytes(model: ModelSpec) -> float:
+    """Bytes of a layer's weights on average."""
+    return weight_bytes(model, 0, model.layers) / model.layers
+
+
+@lru_cache(maxsize=256)
+def _bytes_until(sizes: tuple[int, ...], kinds: bytes, layers: int) -> tuple[int, ...]:
+    """Bytes of the layers before each; whose kind is not said counts as the largest."""
+    most = max(sizes)
+    each = (
+        sizes[kinds[layer]] if layer < len(kinds) and kinds[layer] < len(sizes) else most
+        for layer in range(layers)
+    )
+    return tuple(accumulate(each, initial=0))
+
+
 def stage_bytes(model: ModelSpec, start: int, end: int, kv_tokens: int) -> int:
     """Bytes of memory that layers ``[start, end)`` need with KV room for ``kv_tokens`` tokens."""
-    layers = end - start
-    weights = layers * model.layer_bytes
+    weights = weight_bytes(model, start, end)
     weights += model.embed_bytes if start == 0 else 0
     weights += model.head_bytes if end == model.layers else 0
-    return weights + layers * kv_tokens * model.kv_bytes_per_token_layer
+    return weights + (end - start) * kv_tokens * model.kv_bytes_per_token_layer
 
 
 def fits(model: ModelSpec, node: PlannerNode, start: int, end: int) -> bool:
@@ -439,3 +484,16 @@ def fits(model: ModelSpec, node: PlannerNode, start: int, end: int) -> bool:
         and end - start <= len(node.tokens_per_s)
         and stage_bytes(model, start, end, node.kv_tokens_min) <= node.memory_bytes
     )
+
+
+def layers_max(model: ModelSpec, memory_bytes: int, kv_tokens_min: int) -> int:
+    """The most layers of ``model`` that fit into a memory at any place; 0: not even one does."""
+    most = 0
+    for start in range(model.layers):
+        ends = range(start + 1, model.layers + 1)
+
+        def taken(end: int, start: int = start) -> int:
+            return stage_bytes(model, start, end, kv_tokens_min)
+
+        most = max(most, bisect_right(ends, memory_bytes, key=taken))
+    return most

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from dht.errors import MachineError, UserError
-from dht.messages.types import PlannerNode, fits, kv_tokens_least, stage_bytes
+from dht.messages.types import kv_tokens_least, layers_max, stage_bytes
 from node.attention.block_table import AttendPages
 from node.device.heap import give_back
 from node.engine.batch_rows import StepRows
@@ -97,16 +97,9 @@ class Engine:
     def _count_layers(self) -> int:
         """Maximum number of layers that fits in the model; UserError if not even one does."""
         spec = self.spec
-        node = PlannerNode(
-            peer_id="self",
-            memory_bytes=self.config.memory_bytes,
-            kv_tokens_min=self.kv_tokens_min,
-            tokens_per_s=(1.0,) * spec.layers,
-        )
-        spans = range(spec.layers, 0, -1)
-        for count in spans:
-            if any(fits(spec, node, at, at + count) for at in range(spec.layers - count + 1)):
-                return count
+        count = layers_max(spec, self.config.memory_bytes, self.kv_tokens_min)
+        if count:
+            return count
         least = min(stage_bytes(spec, at, at + 1, self.kv_tokens_min) for at in range(spec.layers))
         raise UserError(self._too_little("one layer", least))
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from dht.errors import UserError
-from dht.messages.types import ModelSpec
+from dht.messages.types import ModelSpec, kinds_of
 from dht.model_files import sizes_of
 from node.attention.paged_attention import ATTENTION_NAME, Step, register_attention
 from node.device.heap import give_back
@@ -146,6 +146,7 @@ class ModelLayout:
     def spec(self, name: str) -> ModelSpec:
         """The model as planners need it; sizes are in the dtype that peers compute in."""
         layers, longest, vocab = sizes_of(self.config)
+        largest, sizes, kinds = kinds_of(list(self._layer_bytes()))
         item = self.dtype.itemsize
         behind = sum(self._part_bytes(part) for part in self.anatomy.behind)
         before = sum(self._part_bytes(part) for part in self.anatomy.before)
@@ -153,7 +154,9 @@ class ModelLayout:
             name=name,
             root=self.store.root,
             layers=layers,
-            layer_bytes=max(self._layer_bytes()),
+            layer_bytes=largest,
+            layer_sizes=sizes,
+            layer_kinds=kinds,
             embed_bytes=before,
             head_bytes=behind,
             kv_bytes_per_token_layer=self.kv_bytes_per_token_layer,
@@ -187,14 +190,14 @@ class ModelLayout:
         )
 
     def _layer_bytes(self) -> Iterator[int]:
-        """Bytes of each kind of layer; layers of equal tensors are one kind."""
-        known: set[object] = set()
+        """Bytes of each layer; those of equal tensors are counted once."""
+        known: dict[object, int] = {}
         for index in range(len(self.layers)):
             path = f"{self.layers_name}.{index}"
             kind = self._tensors_of(path)
             if kind not in known:
-                known.add(kind)
-                yield self._part_bytes(path, self.quantize)
+                known[kind] = self._part_bytes(path, self.quantize)
+            yield known[kind]
 
     def _tensors_of(self, path: str) -> tuple[object, ...]:
         names = self.names.sources(self.part_parameters(path))

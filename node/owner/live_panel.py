@@ -168,6 +168,8 @@ def peers_text(others: int, links: Sequence[Link], names: Mapping[str, str]) -> 
         f" {1000 * link.rtt_s:.1f} ms"
         for link in near
     )
+    if not others:
+        return "nobody else yet"
     return counted(others, "other") + (f": {trips}" if trips else "")
 
 

@@ -11,16 +11,9 @@ import re
 from dataclasses import dataclass, replace
 
 from dht.errors import UserError
-from dht.messages.types import PEERS_MAX, ModelSpec, PlannerNode, fits, kv_tokens_least
+from dht.messages.types import PEERS_MAX, ModelSpec, PlannerNode, kv_tokens_least, layers_max
 from node.profiling.layer_fit import Timing
-from node.profiling.layer_profile import (
-    BATCHES,
-    CHUNK_CONTEXTS,
-    CHUNKS,
-    CONTEXTS,
-    Profile,
-    rates,
-)
+from node.profiling.layer_profile import BATCHES, CHUNK_CONTEXTS, CHUNKS, CONTEXTS, Profile, rates
 
 MEMORY_SHARE = 0.77
 COMPUTE_SHARE = 0.5
@@ -72,7 +65,7 @@ GPUS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWork:
-    """What a step of one layer reads and computes."""
+    """What a step of one layer reads and computes, on average over a model's layers."""
 
     weight_bytes: int
     parameters: int
@@ -153,7 +146,6 @@ def planner_nodes(
             decode_layer_ns=profile.decode_times,
             prompt_layer_ns=profile.prompt_times,
         )
-        middle = min(1, spec.layers - 1)
-        held = sum(fits(spec, node, middle, end) for end in range(middle + 1, spec.layers + 1))
-        nodes.append(replace(node, tokens_per_s=node.tokens_per_s[: max(1, held + middle)]))
+        held = layers_max(spec, memory_bytes, node.kv_tokens_min)
+        nodes.append(replace(node, tokens_per_s=node.tokens_per_s[: max(1, held)]))
     return tuple(nodes)

@@ -21,7 +21,7 @@ import torch
 from coordinator.batching.scheduler import DECODE_S_MAX, PREFILL_TOKENS_MOST
 from coordinator.problem.service import CONTEXT_TYPICAL
 from dht.errors import UserError
-from dht.messages.types import LayerTimes, ModelSpec
+from dht.messages.types import LayerTimes, ModelSpec, mean_layer_bytes
 from node.engine.engine import Engine, WorkItem
 from node.kv.export import KvRows
 from node.profiling.layer_fit import LayerFit, Timing, announced, fit
@@ -315,8 +315,8 @@ def rates(
 
 def _sessions(spec: ModelSpec, memory_bytes: int, layers: int) -> int:
     """Number of typical sessions that fit in memory beside ``layers`` layers; at least one."""
-    free = memory_bytes - layers * spec.layer_bytes
-    tokens = max(0, free) // (spec.kv_bytes_per_token_layer * layers)
+    free = memory_bytes - layers * mean_layer_bytes(spec)
+    tokens = int(max(0.0, free)) // (spec.kv_bytes_per_token_layer * layers)
     return max(1, tokens // SESSION_TOKENS)
 
 

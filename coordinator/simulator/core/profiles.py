@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from dht.messages.types import SINK, SOURCE, PlannerNode, Problem
+from dht.messages.types import SINK, SOURCE, PlannerNode, Problem, mean_layer_bytes
 
 Points = tuple[tuple[int, float], ...]
 """Measured ``(tokens in the batch, seconds per layer)``, tokens ascending."""
@@ -145,8 +145,9 @@ def kv_room(problem: Problem, node: PlannerNode) -> tuple[int, ...]:
     if model.kv_bytes_per_token_layer == 0:
         return (KV_ENTRIES_UNKNOWN,)
     ends = model.embed_bytes + model.head_bytes
+    each = mean_layer_bytes(model)
     room: Sequence[int] = [
-        max(0, node.memory_bytes - j * model.layer_bytes - ends) // model.kv_bytes_per_token_layer
+        max(0, int(node.memory_bytes - j * each - ends)) // model.kv_bytes_per_token_layer
         for j in range(1, max(1, len(node.tokens_per_s)) + 1)
     ]
     return tuple(room)

@@ -20,6 +20,7 @@ from dht.messages.types import (
     PlanVersion,
     Problem,
     fits,
+    kinds_of,
 )
 from tests.unit.records import record_of
 
@@ -118,7 +119,12 @@ def problems(draw: st.DrawFn, *, peers_max: int = 6, layers_max: int = 8) -> Pro
         embed_bytes=draw(st.sampled_from([0, 30, 150])),
         head_bytes=draw(st.sampled_from([0, 30, 150])),
     )
+    if draw(st.booleans()):  # every second layer, or any, is small
+        sizes = draw(st.sampled_from([(LAYER_BYTES, 20), (20, 20, LAYER_BYTES)])) * spec.layers
+        most, layer_sizes, layer_kinds = kinds_of(sizes[: spec.layers])
+        spec = replace(spec, layer_bytes=most, layer_sizes=layer_sizes, layer_kinds=layer_kinds)
     names = [f"p{index}" for index in range(draw(st.integers(1, peers_max)))]
+    in_4_bits = replace(spec, layer_bytes=LAYER_BYTES // 4, layer_sizes=(), layer_kinds=b"")
     rate = st.floats(0.5, 1000.0, allow_nan=False)
     own_rate = st.none() | st.none() | st.floats(0.0, 5000.0)
     nodes = [
@@ -127,9 +133,7 @@ def problems(draw: st.DrawFn, *, peers_max: int = 6, layers_max: int = 8) -> Pro
                 name,
                 sorted(draw(st.lists(rate, min_size=1, max_size=spec.layers)), reverse=True),
                 memory_bytes=draw(st.integers(0, LAYER_BYTES * (spec.layers + 4))),
-                own_model=draw(
-                    st.sampled_from([None, replace(spec, layer_bytes=LAYER_BYTES // 4)])
-                ),
+                own_model=draw(st.sampled_from([None, in_4_bits])),
             ),
             up_bytes_per_s=draw(own_rate),
             down_bytes_per_s=draw(own_rate),

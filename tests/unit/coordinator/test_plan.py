@@ -33,6 +33,8 @@ OWN = {
     "links": [["a", "b", 1e6, 0.01]],
 }
 
+NODES: list[dict] = OWN["nodes"][:2]  # type: ignore[assignment,index]
+
 HELIX = {
     "schema": "helix-cluster/1",
     "name": "hand",
@@ -104,6 +106,22 @@ def test_json_keeps_its_contract(write, capsys):
     assert answer["flow_tokens_per_s"] <= answer["bound_tokens_per_s"]
 
 
+def test_layers_of_other_sizes_need_what_they_have(write, capsys):
+    """Two peers suffice for 4 x 100 and 4 x 20 bytes."""
+    sizes = [100, 20] * 4
+    uneven = {**OWN["models"]["tiny"], "layer_bytes": sizes}
+    few = {**OWN, "models": {"tiny": uneven}, "nodes": [{**n, "memory_bytes": 310} for n in NODES]}
+    assert main([write(few), "--time-limit", "1", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert {(start, end) for start, end in answer["placement"].values()} == {(0, 4), (4, 8)}
+    few["models"]["tiny"]["layer_bytes"] = 100
+    assert main([write(few), "--time-limit", "1", "--json"]) == 2
+    assert "can hold at most" in capsys.readouterr().err
+    few["models"]["tiny"]["layer_bytes"] = sizes[:3]
+    assert main([write(few), "--time-limit", "1", "--json"]) == 2
+    assert "tiny has 8 layers and the bytes of 3" in capsys.readouterr().err
+
+
 def test_helix_clusters(write, capsys):
     problem = read_cluster(json.dumps(HELIX).encode(), "30b")
     assert [len(node.tokens_per_s) for node in problem.nodes] == [3, 4]
@@ -173,7 +191,7 @@ def test_a_missing_file_is_one_line(tmp_path, capsys):
 def test_too_small_a_cluster_says_what_is_missing(write, capsys):
     alone = {**OWN, "nodes": OWN["nodes"][:1], "links": []}
     assert main([write(alone), "--model", "tiny"]) == 2
-    assert "the 1 peer here can hold at most 4 of 8 layers" in capsys.readouterr().err
+    assert "the one peer here can hold at most 4 of 8 layers" in capsys.readouterr().err
 
 
 def test_reading_raises_for_callers_too():
@@ -184,8 +202,8 @@ def test_reading_raises_for_callers_too():
 def test_the_only_model_need_not_be_named(write, capsys):
     assert main([write(OWN), "--time-limit", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["flow_tokens_per_s"] == pytest.approx(30.0)
-    two = {**OWN, "models": {**OWN["models"], "big": OWN["models"]["tiny"]}}
-    assert main([write(two)]) == 2
+    few = {**OWN, "models": {**OWN["models"], "big": OWN["models"]["tiny"]}}
+    assert main([write(few)]) == 2
     assert capsys.readouterr().err == (
         "error: the cluster file has 2 models, big, tiny: name one\n"
     )

@@ -12,7 +12,14 @@ from coordinator.evaluation.estimate import estimate
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import check_plan, uncovered
 from coordinator.helix import helix_cpsat
-from coordinator.heuristics.heuristics import chain, coverage, greedy, span_max, spans_max
+from coordinator.heuristics.heuristics import (
+    chain,
+    coverage,
+    greedy,
+    span_limits,
+    span_max,
+    spans_max,
+)
 from coordinator.planning.placement import (
     HEURISTICS,
     VALUE_WITHIN,
@@ -24,7 +31,15 @@ from coordinator.planning.placement import (
     why_uncoverable,
 )
 from coordinator.problem.service import announced_service
-from dht.messages.types import PlanVersion, Problem, fits
+from dht.messages.types import (
+    LAYER_SIZES_MAX,
+    PlanVersion,
+    Problem,
+    fits,
+    kinds_of,
+    layers_max,
+    weight_bytes,
+)
 from tests.examples import examples
 
 
@@ -74,7 +89,7 @@ def test_coverage_is_exact_and_the_chain_finds_it(make, seed, peers, layers):
             for at in range(layers)
         ]
         assert [span_max(problem, node, at) for at in range(layers)] == most
-        assert spans_max(problem, node) == most
+        assert spans_max(problem, node) == tuple(most)
     assert (coverage(problem).layers == layers) == possible
     assert (why_uncoverable(problem) is None) == possible
     spans = chain(problem)
@@ -83,6 +98,71 @@ def test_coverage_is_exact_and_the_chain_finds_it(make, seed, peers, layers):
         assert not uncovered(spans, layers)
         nodes = {node.peer_id: node for node in problem.nodes}
         assert all(fits(problem.model, nodes[a.peer_id], a.start, a.end) for a in spans)
+
+
+@pytest.mark.property
+@examples(60)
+@given(
+    seed=st.integers(0, 10**6),
+    peers=st.integers(1, 5),
+    sizes=st.lists(st.sampled_from([20, 90, 100]), min_size=1, max_size=8),
+)
+def test_layers_of_other_sizes_are_counted_as_they_are(make, seed, peers, sizes):
+    """Nothing is placed that does not fit, and nothing is said to fit that does not."""
+    layers = len(sizes)
+    problem = make.random_problem(seed, peers=peers, layers=layers)
+    most, kinds, of = kinds_of(sizes)
+    spec = replace(problem.model, layer_bytes=most, layer_sizes=kinds, layer_kinds=of)
+    problem = replace(problem, model=spec)
+    assert [weight_bytes(spec, at, at + 1) for at in range(layers)] == sizes
+    for node in problem.nodes:
+        longest = [
+            max(n for n in range(layers - at + 1) if not n or fits(spec, node, at, at + n))
+            for at in range(layers)
+        ]
+        assert spans_max(problem, node) == tuple(longest)
+        assert layers_max(spec, node.memory_bytes, node.kv_tokens_min) == max(longest)
+        reach = span_limits(problem, node)
+        assert reach.whole == fits(spec, node, 0, layers)
+        assert not reach.first or fits(spec, node, 0, reach.first)
+        assert not reach.last or fits(spec, node, layers - reach.last, layers)
+        count = reach.middle
+        assert all(fits(spec, node, at, at + count) for at in range(1, layers - count) if count)
+        longer = [fits(spec, node, at, at + count + 1) for at in range(1, layers - 1 - count)]
+        assert not longer or not all(longer)
+    if coverage(problem).layers == layers:
+        assert can_cover(problem)
+        spans = chain(problem)
+        assert spans is not None
+        best = best_placement(problem, time_limit_s=0.2, seed=1)
+        assert check_plan(plan_of(problem, best), problem) == []
+
+
+def test_every_second_layer_counts_as_small_as_it_is(make):
+    """Four large and four small layers fit on two peers that could hold five large ones at most."""
+    sizes = [100, 20] * 4
+    most, kinds, of = kinds_of(sizes)
+    problem = make.problem([(300, 1.0), (300, 1.0)])
+    spec = replace(
+        problem.model,
+        layer_bytes=most,
+        layer_sizes=kinds,
+        layer_kinds=of,
+        embed_bytes=10,
+        head_bytes=10,
+        kv_bytes_per_token_layer=0,
+    )
+    assert why_uncoverable(replace(problem, model=spec)) is None
+    alike = replace(spec, layer_sizes=(), layer_kinds=b"")
+    assert why_uncoverable(replace(problem, model=alike)) is not None
+
+
+def test_many_kinds_of_layers_are_rounded_up():
+    most, kinds, of = kinds_of(range(1, 101))
+    assert most == 100
+    assert len(kinds) <= LAYER_SIZES_MAX
+    assert all(0 <= kinds[kind] - size < 7 for kind, size in zip(of, range(1, 101), strict=True))
+    assert kinds_of([7, 7, 7]) == (7, (), b"")
 
 
 @pytest.mark.property

@@ -9,8 +9,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from bench import tiny_families
 from dht.errors import UserError
 from dht.messages.session import Sampling
+from dht.messages.types import stage_bytes, weight_bytes
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.model.layer_range import ModelLayout
 from node.weights.store import WeightStore
@@ -120,6 +122,21 @@ def test_layers_that_stay_are_not_read_again(tied: bool, tmp_path: Path) -> None
     fresh = engine_of(tmp_path)
     fresh.load(0, LAYERS)
     assert sampled(engine) == sampled(fresh)
+
+
+@pytest.mark.parametrize("family", ["llama", "llama4_text", "deepseek_v3", "qwen3_next", "lfm2"])
+def test_each_layer_counts_with_the_bytes_that_it_takes(family: str, tmp_path: Path) -> None:
+    tiny_families.make(tmp_path, family)
+    engine = engine_of(tmp_path)
+    spec, sizes = engine.spec, []
+    for layer in range(spec.layers):
+        progress: list[tuple[int, int]] = []
+        engine.load(layer, layer + 1, lambda done, total, to=progress: to.append((done, total)))
+        assert progress[-1][1] == stage_bytes(spec, layer, layer + 1, 0)
+        sizes.append(weight_bytes(spec, layer, layer + 1))
+        engine.unload()
+    assert max(sizes) == spec.layer_bytes
+    assert (len(set(sizes)) > 1) == (family != "llama"), sizes
 
 
 def test_the_memory_that_is_named_would_do(tmp_path: Path) -> None:

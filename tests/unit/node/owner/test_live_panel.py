@@ -101,6 +101,7 @@ def test_the_panel_says_where_it_helps_and_what_is_waited_for() -> None:
     assert "▁▅█ at most 10.0 tokens/s" in text
     assert "somebody to serve layer 0, layer 11" in text
     assert "4 others: Ada's \N{REPLACEMENT CHARACTER}[31m[red]PC 12.0 ms" in text
+    assert "nobody else yet" in shown(replace(told, peers=0, links=()))
     loading = shown(replace(told, state=NodeState.LOADING))
     assert "·▄▄▄▒▒▒▒▄▄▄·" in loading
     assert "somebody to serve layer 0, layers 4-5, layer 7, layer 11" in loading
