@@ -40,6 +40,8 @@ RECORD_OVERHEAD_BYTES = 100
 LIFETIME_FACTOR = 2.0
 """Maximum time to a record's expiry, as a multiple of its kind's lifetime: slack for clocks."""
 EXPIRY_STEP_S = 0.001
+FORGET_EVERY_S = 30.0
+"""Interval at which a guard forgets expired records, whether it needs their room or not."""
 _HEAD = struct.Struct("<IIdI")
 
 
@@ -196,6 +198,7 @@ class RecordGuard:
     _shares: Counter[str] = field(default_factory=Counter)
     _size_bytes: int = 0
     _sweep_at_s: float = -math.inf
+    _forget_at_s: float = -math.inf
 
     def __len__(self) -> int:
         return len(self._known)
@@ -317,6 +320,8 @@ class RecordGuard:
 
         Raises RecordError where that is not enough.
         """
+        if now_unix_s >= self._forget_at_s:  # otherwise the dead fill all the room there is
+            self.forget_expired(now_unix_s)
         reason = self._full(record, size_bytes)
         if reason is not None and now_unix_s >= self._sweep_at_s:
             self.forget_expired(now_unix_s)
@@ -386,7 +391,7 @@ class RecordGuard:
     def forget_expired(self, now_unix_s: float) -> None:
         """Free the memory of records that have expired."""
         # A full guard is swept at most once a second: otherwise each refusal would cost a pass.
-        self._sweep_at_s = now_unix_s + 1.0
+        self._sweep_at_s, self._forget_at_s = now_unix_s + 1.0, now_unix_s + FORGET_EVERY_S
         expired = [
             (key, author)
             for key, under in self._keys.items()

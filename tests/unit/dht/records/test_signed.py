@@ -13,6 +13,7 @@ from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.records.directory import LIFETIME_S, RecordKind
 from dht.records.signed import (
+    FORGET_EVERY_S,
     SIGNED_BYTES_MAX,
     RecordError,
     RecordGuard,
@@ -182,6 +183,15 @@ def test_memory_is_bounded() -> None:
     assert len(guard) == 3
     guard.forget_expired(NOW_S + 1000)
     assert len(guard) == 0
+
+
+def test_the_dead_are_forgotten_though_there_is_room() -> None:
+    """Thousands of names that come and go must not fill the room that there is."""
+    guard = RecordGuard()
+    for number, person in enumerate(people(300)):
+        guard.admit(signed(person, left_s=number + 20), now_unix_s=NOW_S + number)
+        assert len(guard) <= 20 + FORGET_EVERY_S + 1
+    assert len(guard) >= 20
 
 
 def people(count: int) -> list[Identity]:
