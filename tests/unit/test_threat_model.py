@@ -16,7 +16,9 @@ def test_every_row_names_a_test_and_every_test_exists() -> None:
     defined = {
         name
         for file in (ROOT / "tests").rglob("test_*.py")
-        for name in re.findall(r"^def (test_\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+        for name in re.findall(
+            r"^ *(?:async )?def (test_\w+)", file.read_text(encoding="utf-8"), re.MULTILINE
+        )
     }
     assert len(rows) > 30
     for row in rows:
