@@ -1,11 +1,10 @@
 """Which model, and which of its layers, need a volunteer's memory the most. Pure."""
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.catalogue.served import ServedModel
-from dht.messages.types import ModelSpec, kv_tokens_least, stage_bytes
+from dht.messages.types import ModelSpec, kv_tokens_least, longest_spans, stage_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +68,7 @@ def _need_of(model: ServedModel, memory_bytes: int) -> Need | None:
 
 def _longest(spec: ModelSpec, start: int, memory_bytes: int) -> int:
     """End of the longest window from ``start`` on that fits into the memory."""
-    ends, kv_tokens = range(start + 1, spec.layers + 1), kv_tokens_least(spec)
-    return start + bisect_right(
-        ends, memory_bytes, key=lambda end: stage_bytes(spec, start, end, kv_tokens)
-    )
+    return start + longest_spans(spec, memory_bytes, kv_tokens_least(spec), spec.layers)[start]
 
 
 def needed_elsewhere(

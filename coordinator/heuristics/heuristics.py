@@ -5,11 +5,10 @@ Each planner takes a problem, returns assignments or None, and is deterministic.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import permutations
 
 from coordinator.evaluation.plan_check import uncovered
-from dht.messages.types import Assignment, ModelSpec, PlannerNode, Problem, fits, stage_bytes
+from dht.messages.types import Assignment, PlannerNode, Problem, fits, longest_spans
 
 PAIRS_PEERS_MAX = 6
 """Maximum peers for which :func:`chain` tries every pair of peers as its two ends."""
@@ -55,25 +54,7 @@ def span_max(problem: Problem, node: PlannerNode, start: int) -> int:
 def spans_max(problem: Problem, node: PlannerNode) -> tuple[int, ...]:
     """:func:`span_max` for every start layer."""
     model = node.own_model or problem.model
-    return _spans_max(model, node.memory_bytes, node.kv_tokens_min, len(node.tokens_per_s))
-
-
-@lru_cache(maxsize=4096)
-def _spans_max(
-    model: ModelSpec, memory_bytes: int, kv_tokens_min: int, layers_max: int
-) -> tuple[int, ...]:
-    """The ends only move on with the start, so each layer is looked at twice at most."""
-    counts, end = [], 0
-    for start in range(model.layers):
-        end = max(end, start)
-        while (
-            end < model.layers
-            and end < start + layers_max
-            and stage_bytes(model, start, end + 1, kv_tokens_min) <= memory_bytes
-        ):
-            end += 1
-        counts.append(end - start)
-    return tuple(counts)
+    return longest_spans(model, node.memory_bytes, node.kv_tokens_min, len(node.tokens_per_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

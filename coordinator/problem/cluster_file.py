@@ -18,7 +18,7 @@ number of layers that a GPU can hold, and links have one-way latencies.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -38,7 +38,7 @@ from dht.messages.types import (
     Problem,
     Rate,
     Seconds,
-    kinds_of,
+    with_layer_bytes,
 )
 
 HELIX_SCHEMA = "helix-cluster/1"
@@ -162,18 +162,17 @@ def _from_own(cluster: _Cluster, wanted: str | None) -> Problem:
     sizes = (each,) if isinstance(each, int) else each
     if len(sizes) not in {1, model.layers}:
         raise UserError(f"{name} has {model.layers} layers and the bytes of {len(sizes)}")
-    largest, layer_sizes, layer_kinds = kinds_of(sizes)
     spec = _spec(
         name,
         layers=model.layers,
-        layer_bytes=largest,
+        layer_bytes=max(sizes),
         embed_bytes=model.embed_bytes,
         head_bytes=model.head_bytes,
         kv_bytes_per_token_layer=model.kv_bytes_per_token_layer,
         activation_bytes=model.activation_bytes,
     )
     return Problem(
-        model=replace(spec, layer_sizes=layer_sizes, layer_kinds=layer_kinds),
+        model=with_layer_bytes(spec, sizes),
         nodes=tuple(
             PlannerNode(
                 peer_id=node.id,

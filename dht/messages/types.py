@@ -5,7 +5,7 @@ the bounds, which :mod:`dht.messages.codec` enforces when a value is decoded.
 """
 
 import hashlib
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -441,15 +441,20 @@ def weight_bytes(model: ModelSpec, start: int, end: int) -> int:
     return until[end] - until[start]
 
 
-def kinds_of(sizes: Sequence[int]) -> tuple[int, tuple[int, ...], bytes]:
-    """``layer_bytes``, ``layer_sizes`` and ``layer_kinds`` of a model whose layers have these
-    ``sizes``; of more than ``LAYER_SIZES_MAX`` kinds some count as large as the next."""
+def with_layer_bytes(model: ModelSpec, sizes: Sequence[int]) -> ModelSpec:
+    """``model`` with layers of these ``sizes`` in bytes, or all alike for a single size; of more
+    than ``LAYER_SIZES_MAX`` kinds some count as large as the next."""
     found = sorted(set(sizes))
     if len(found) == 1:
-        return found[0], (), b""
+        return replace(model, layer_bytes=found[0], layer_sizes=(), layer_kinds=b"")
     step = -(-len(found) // LAYER_SIZES_MAX)
     kept = found[::-1][::step][::-1]
-    return found[-1], tuple(kept), bytes(bisect_left(kept, size) for size in sizes)
+    return replace(
+        model,
+        layer_bytes=found[-1],
+        layer_sizes=tuple(kept),
+        layer_kinds=bytes(bisect_left(kept, size) for size in sizes),
+    )
 
 
 def mean_layer_bytes(model: ModelSpec) -> float:
@@ -488,12 +493,25 @@ def fits(model: ModelSpec, node: PlannerNode, start: int, end: int) -> bool:
 
 def layers_max(model: ModelSpec, memory_bytes: int, kv_tokens_min: int) -> int:
     """The most layers of ``model`` that fit into a memory at any place; 0: not even one does."""
-    most = 0
+    return max(longest_spans(model, memory_bytes, kv_tokens_min, model.layers))
+
+
+@lru_cache(maxsize=4096)
+def longest_spans(
+    model: ModelSpec, memory_bytes: int, kv_tokens_min: int, count_max: int
+) -> tuple[int, ...]:
+    """The most layers, up to ``count_max``, that fit into a memory from each layer on.
+
+    The ends only move on with the start, so each layer is looked at twice at most.
+    """
+    counts, end = [], 0
     for start in range(model.layers):
-        ends = range(start + 1, model.layers + 1)
-
-        def taken(end: int, start: int = start) -> int:
-            return stage_bytes(model, start, end, kv_tokens_min)
-
-        most = max(most, bisect_right(ends, memory_bytes, key=taken))
-    return most
+        end = max(end, start)
+        while (
+            end < model.layers
+            and end < start + count_max
+            and stage_bytes(model, start, end + 1, kv_tokens_min) <= memory_bytes
+        ):
+            end += 1
+        counts.append(end - start)
+    return tuple(counts)

@@ -42,6 +42,8 @@ LIFETIME_FACTOR = 2.0
 EXPIRY_STEP_S = 0.001
 FORGET_EVERY_S = 30.0
 """Interval at which a guard forgets expired records, whether it needs their room or not."""
+FULL_FORGET_EVERY_S = 1.0
+"""Least interval of a full one: otherwise each refusal would cost a pass."""
 _HEAD = struct.Struct("<IIdI")
 
 
@@ -197,8 +199,7 @@ class RecordGuard:
     """Authors of the records brought, by storer and key, oldest first."""
     _shares: Counter[str] = field(default_factory=Counter)
     _size_bytes: int = 0
-    _sweep_at_s: float = -math.inf
-    _forget_at_s: float = -math.inf
+    _swept_unix_s: float = -math.inf
 
     def __len__(self) -> int:
         return len(self._known)
@@ -320,10 +321,11 @@ class RecordGuard:
 
         Raises RecordError where that is not enough.
         """
-        if now_unix_s >= self._forget_at_s:  # otherwise the dead fill all the room there is
+        # Otherwise the dead fill all the room there is.
+        if now_unix_s >= self._swept_unix_s + FORGET_EVERY_S:
             self.forget_expired(now_unix_s)
         reason = self._full(record, size_bytes)
-        if reason is not None and now_unix_s >= self._sweep_at_s:
+        if reason is not None and now_unix_s >= self._swept_unix_s + FULL_FORGET_EVERY_S:
             self.forget_expired(now_unix_s)
             reason = self._full(record, size_bytes)
         while reason is not None:
@@ -390,8 +392,7 @@ class RecordGuard:
 
     def forget_expired(self, now_unix_s: float) -> None:
         """Free the memory of records that have expired."""
-        # A full guard is swept at most once a second: otherwise each refusal would cost a pass.
-        self._sweep_at_s, self._forget_at_s = now_unix_s + 1.0, now_unix_s + FORGET_EVERY_S
+        self._swept_unix_s = now_unix_s
         expired = [
             (key, author)
             for key, under in self._keys.items()

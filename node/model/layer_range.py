@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from dht.errors import UserError
-from dht.messages.types import ModelSpec, kinds_of
+from dht.messages.types import ModelSpec, with_layer_bytes
 from dht.model_files import sizes_of
 from node.attention.paged_attention import ATTENTION_NAME, Step, register_attention
 from node.device.heap import give_back
@@ -146,17 +146,15 @@ class ModelLayout:
     def spec(self, name: str) -> ModelSpec:
         """The model as planners need it; sizes are in the dtype that peers compute in."""
         layers, longest, vocab = sizes_of(self.config)
-        largest, sizes, kinds = kinds_of(list(self._layer_bytes()))
+        sizes = list(self._layer_bytes())
         item = self.dtype.itemsize
         behind = sum(self._part_bytes(part) for part in self.anatomy.behind)
         before = sum(self._part_bytes(part) for part in self.anatomy.before)
-        return ModelSpec(
+        spec = ModelSpec(
             name=name,
             root=self.store.root,
             layers=layers,
-            layer_bytes=largest,
-            layer_sizes=sizes,
-            layer_kinds=kinds,
+            layer_bytes=max(sizes),
             embed_bytes=before,
             head_bytes=behind,
             kv_bytes_per_token_layer=self.kv_bytes_per_token_layer,
@@ -164,6 +162,7 @@ class ModelLayout:
             context_tokens=longest,
             vocab=vocab,
         )
+        return with_layer_bytes(spec, sizes)
 
     @property
     def kv_bytes_per_token_layer(self) -> int:

@@ -20,7 +20,7 @@ from dht.messages.types import (
     PlanVersion,
     Problem,
     fits,
-    kinds_of,
+    with_layer_bytes,
 )
 from tests.unit.records import record_of
 
@@ -121,10 +121,9 @@ def problems(draw: st.DrawFn, *, peers_max: int = 6, layers_max: int = 8) -> Pro
     )
     if draw(st.booleans()):  # every second layer, or any, is small
         sizes = draw(st.sampled_from([(LAYER_BYTES, 20), (20, 20, LAYER_BYTES)])) * spec.layers
-        most, layer_sizes, layer_kinds = kinds_of(sizes[: spec.layers])
-        spec = replace(spec, layer_bytes=most, layer_sizes=layer_sizes, layer_kinds=layer_kinds)
+        spec = with_layer_bytes(spec, sizes[: spec.layers])
     names = [f"p{index}" for index in range(draw(st.integers(1, peers_max)))]
-    in_4_bits = replace(spec, layer_bytes=LAYER_BYTES // 4, layer_sizes=(), layer_kinds=b"")
+    in_4_bits = with_layer_bytes(spec, [LAYER_BYTES // 4])
     rate = st.floats(0.5, 1000.0, allow_nan=False)
     own_rate = st.none() | st.none() | st.floats(0.0, 5000.0)
     nodes = [

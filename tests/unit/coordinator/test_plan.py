@@ -202,8 +202,8 @@ def test_reading_raises_for_callers_too():
 def test_the_only_model_need_not_be_named(write, capsys):
     assert main([write(OWN), "--time-limit", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["flow_tokens_per_s"] == pytest.approx(30.0)
-    few = {**OWN, "models": {**OWN["models"], "big": OWN["models"]["tiny"]}}
-    assert main([write(few)]) == 2
+    two = {**OWN, "models": {**OWN["models"], "big": OWN["models"]["tiny"]}}
+    assert main([write(two)]) == 2
     assert capsys.readouterr().err == (
         "error: the cluster file has 2 models, big, tiny: name one\n"
     )

@@ -36,9 +36,9 @@ from dht.messages.types import (
     PlanVersion,
     Problem,
     fits,
-    kinds_of,
     layers_max,
     weight_bytes,
+    with_layer_bytes,
 )
 from tests.examples import examples
 
@@ -111,8 +111,7 @@ def test_layers_of_other_sizes_are_counted_as_they_are(make, seed, peers, sizes)
     """Nothing is placed that does not fit, and nothing is said to fit that does not."""
     layers = len(sizes)
     problem = make.random_problem(seed, peers=peers, layers=layers)
-    most, kinds, of = kinds_of(sizes)
-    spec = replace(problem.model, layer_bytes=most, layer_sizes=kinds, layer_kinds=of)
+    spec = with_layer_bytes(problem.model, sizes)
     problem = replace(problem, model=spec)
     assert [weight_bytes(spec, at, at + 1) for at in range(layers)] == sizes
     for node in problem.nodes:
@@ -141,28 +140,22 @@ def test_layers_of_other_sizes_are_counted_as_they_are(make, seed, peers, sizes)
 def test_every_second_layer_counts_as_small_as_it_is(make):
     """Four large and four small layers fit on two peers that could hold five large ones at most."""
     sizes = [100, 20] * 4
-    most, kinds, of = kinds_of(sizes)
     problem = make.problem([(300, 1.0), (300, 1.0)])
-    spec = replace(
-        problem.model,
-        layer_bytes=most,
-        layer_sizes=kinds,
-        layer_kinds=of,
-        embed_bytes=10,
-        head_bytes=10,
-        kv_bytes_per_token_layer=0,
-    )
-    assert why_uncoverable(replace(problem, model=spec)) is None
-    alike = replace(spec, layer_sizes=(), layer_kinds=b"")
+    plain = replace(problem.model, embed_bytes=10, head_bytes=10, kv_bytes_per_token_layer=0)
+    uneven, alike = with_layer_bytes(plain, sizes), with_layer_bytes(plain, [100])
+    assert why_uncoverable(replace(problem, model=uneven)) is None
     assert why_uncoverable(replace(problem, model=alike)) is not None
 
 
-def test_many_kinds_of_layers_are_rounded_up():
-    most, kinds, of = kinds_of(range(1, 101))
-    assert most == 100
-    assert len(kinds) <= LAYER_SIZES_MAX
-    assert all(0 <= kinds[kind] - size < 7 for kind, size in zip(of, range(1, 101), strict=True))
-    assert kinds_of([7, 7, 7]) == (7, (), b"")
+def test_many_kinds_of_layers_are_rounded_up(make):
+    plain = make.problem([(300, 1.0)]).model
+    spec = with_layer_bytes(plain, range(1, 101))
+    assert spec.layer_bytes == 100
+    assert len(spec.layer_sizes) <= LAYER_SIZES_MAX
+    counted = [spec.layer_sizes[kind] for kind in spec.layer_kinds]
+    assert all(0 <= n - size < 7 for n, size in zip(counted, range(1, 101), strict=True))
+    alike = with_layer_bytes(spec, [7, 7, 7])
+    assert (alike.layer_bytes, alike.layer_sizes, alike.layer_kinds) == (7, (), b"")
 
 
 @pytest.mark.property
