@@ -2,8 +2,8 @@
 
 ``--json`` prints one object instead: ``text``, ``token_ids``, ``prompt_tokens``,
 ``finish_reason``, ``ttft_s``, ``tpot_s``, of which ``computed_s`` and ``waited_s``, ``route``,
-``plan_version``, ``failovers``, ``fingerprint``, ``cached_tokens``; where they were asked also
-``logprobs`` and ``prompt_logprobs`` as lists of ``{token_id, logprob, top}``.
+``plan_version``, ``failovers``, ``fingerprint``, ``cached_tokens``, ``drafted_tokens``; where they
+were asked also ``logprobs`` and ``prompt_logprobs`` as lists of ``{token_id, logprob, top}``.
 """
 
 import argparse

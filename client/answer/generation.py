@@ -429,6 +429,9 @@ class Answer:
     """Routes that were lost after they had accepted the session."""
     cached_tokens: int = 0
     """Number of leading tokens of the prompt whose KV the peers had kept."""
+    drafted_tokens: int = 0
+    """Number of ``token_ids`` that came together with the one before them, as drafts that were
+    accepted do."""
     logprobs: tuple[TokenScore, ...] | None = None
     """Scores of ``token_ids``, one each, where they were asked for."""
     prompt_logprobs: tuple[TokenScore | None, ...] | None = None

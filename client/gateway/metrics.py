@@ -18,6 +18,7 @@ class ModelMetrics:
         self.prompt_tokens: Counter = labelled["prompt_tokens"]
         self.cached_tokens: Counter = labelled["prefix_cache_hits"]
         self.generation_tokens: Counter = labelled["generation_tokens"]
+        self.drafted_tokens: Counter = labelled["spec_decode_num_accepted_tokens"]
         self.failovers: Counter = labelled["failovers"]
         self.first_token_s: Histogram = labelled["time_to_first_token_seconds"]
         self.per_token_s: Histogram = labelled["request_time_per_output_token_seconds"]
@@ -44,6 +45,7 @@ class Metrics:
         self._counter("prompt_tokens", "Prompt tokens that were answered.")
         self._counter("prefix_cache_hits", "Prompt tokens whose KV the peers had kept.")
         self._counter("generation_tokens", "Tokens that were generated.")
+        self._counter("spec_decode_num_accepted_tokens", "Generated tokens that peers had drafted.")
         self._counter("failovers", "Stages lost while an answer was made.")
         self._histogram(
             "time_to_first_token_seconds", "From the request to its first token.", SECONDS

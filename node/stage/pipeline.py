@@ -474,7 +474,7 @@ class StagePipeline:
                     foretold=result.foretold,
                 )
                 outbox.add_token(session.ring_peer, token)
-        if not session.is_first:
+        if not session.is_first or session.finish_reason is not None:
             self._counters["accepted_drafts"] += len(token_ids) - 1
         self.send_tokens(live)
         if session.finish_reason is not None:

@@ -45,18 +45,20 @@ def test_drafts_change_no_token_and_save_rounds(stages: int) -> None:
         spans[-1] = (spans[-1][0], 8)
         async with paper_swarm(*spans, foretold=True) as swarm, swarm.client() as client:
             loop = asyncio.get_running_loop()
-            took_s = {}
+            took_s, drafted = {}, {}
             for speculate in (False, True):
                 begun_s = loop.time()
                 options = GenerationOptions(max_new_tokens=NEW, speculate=speculate)
                 answer = await client.generate(PROMPT, options)
                 took_s[speculate] = loop.time() - begun_s
+                drafted[speculate] = answer.drafted_tokens
                 assert answer.token_ids == answer_of(PROMPT, NEW)
                 assert ("drafted" in +counted(swarm)) == speculate
             assert took_s[True] < took_s[False] / 2
             first, *_, last = (peer.stage.counters for peer in (swarm.peers[0], *swarm.peers))
             assert NEW / 2 < first["accepted_drafts"] < first["drafted"]
             assert last["sampled"] == 2 * NEW
+            assert drafted == {False: 0, True: last["accepted_drafts"]}
             for peer in swarm.peers:  # of the last round only the last stage knows
                 left = last["accepted_drafts"] - peer.stage.counters["accepted_drafts"]
                 assert 0 <= left <= DRAFT_TOKENS_MAX

@@ -159,6 +159,7 @@ def _record(metrics: ModelMetrics, answer: Answer, latency_s: float) -> None:
     metrics.prompt_tokens.inc(answer.prompt_tokens)
     metrics.cached_tokens.inc(answer.cached_tokens)
     metrics.generation_tokens.inc(len(answer.token_ids))
+    metrics.drafted_tokens.inc(answer.drafted_tokens)
     metrics.prompt_size.observe(answer.prompt_tokens)
     metrics.answer_size.observe(len(answer.token_ids))
     metrics.first_token_s.observe(answer.ttft_s)
