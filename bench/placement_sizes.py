@@ -2,10 +2,12 @@
 
 Writes ``bench/results/placement_sizes.json``. Up to 42 peers they are Helix's clusters; larger ones
 are made of the same devices at many sites: short round trips within a site, longer ones between,
-and links measured between neighbours and to a few others, as link records have. Stated beside each:
-the first answer (a search whose time is over before it begins), the answer within the limit, its
-flow's gap to the upper bound (and that of a plan for flow alone), and what the best heuristic would
-serve.
+and links measured between neighbours and to a few others, as link records have. The planner knows
+what live peers announce. Stated beside each: the first answer (a search whose time is over before
+it begins); a coordinator's whole answer, the checks of its plan included, in the time that it has,
+for peers that hold nothing and once more after a hundredth of them is lost; the answer within a
+long limit, its flow's gap to the upper bound (and that of a plan for flow alone), and what the best
+heuristic would serve.
 """
 
 import argparse
@@ -25,8 +27,10 @@ from bench.placement import load
 from coordinator.evaluation.max_flow import upper_bound
 from coordinator.evaluation.plan_check import check_plan
 from coordinator.planning.placement import HEURISTICS, Placement, best_placement, make_plan, score
-from coordinator.problem.service import Service
-from dht.messages.types import Link, PlanVersion, Problem
+from coordinator.planning.solve import SolveAnswer, SolveRequest, solve_request
+from coordinator.problem.service import Service, announced_service
+from coordinator.runtime import CoordinatorConfig
+from dht.messages.types import FlowEdge, Link, Plan, PlanVersion, Problem
 
 SIZES = (
     (10, "small10", "30b", 1.0),
@@ -36,6 +40,7 @@ SIZES = (
     (2000, None, "70b", 300.0),
 )
 """Peers, a cluster of Helix's or made ones, the model, and seconds."""
+LOST_SHARE = 0.01
 SITE_PEERS = 30
 NEAR_LINKS, FAR_LINKS = 40, 4
 FLOW_PEERS_MAX = 42
@@ -44,17 +49,14 @@ HEURISTIC_PEERS_MAX = 200
 """Beyond, a heuristic's max flow alone takes longer than the search."""
 
 
-def made(count: int, model: str, seed: int) -> tuple[Problem, Service]:
+def made(count: int, model: str, seed: int) -> Problem:
     """So many peers like those of het42, at sites that lie on a map; a few links each."""
     rng = random.Random(seed)
-    template, service = load("het42", model)
+    template, _ = load("het42", model)
     sites = [(rng.random(), rng.random()) for _ in range(max(1, count // SITE_PEERS))]
-    nodes, machines, at = [], {}, []
+    nodes, at = [], []
     for index in range(count):
-        like = rng.choice(template.nodes)
-        name = f"n{index}"
-        nodes.append(replace(like, peer_id=name, current=None))
-        machines[name] = service.machines[like.peer_id]
+        nodes.append(replace(rng.choice(template.nodes), peer_id=f"n{index}", current=None))
         at.append(rng.randrange(len(sites)))
     members: dict[int, list[int]] = {}
     for index, site in enumerate(at):
@@ -75,14 +77,46 @@ def made(count: int, model: str, seed: int) -> tuple[Problem, Service]:
                     measured_unix_s=0.0,
                 )
             )
-    problem = replace(
+    return replace(
         template,
         nodes=tuple(nodes),
         links=tuple(links),
         default_rtt_s=0.1,
         default_bandwidth_bytes_per_s=12.5e6,
     )
-    return problem, replace(service, machines=machines, hub_delay_s={})
+
+
+def _live(problem: Problem, flow: tuple[FlowEdge, ...] = ()) -> tuple[SolveAnswer, float]:
+    """A coordinator's answer, and the seconds that it took."""
+    request = SolveRequest(
+        problem=problem,
+        version=PlanVersion(),
+        coordinator="bench",
+        time_limit_s=CoordinatorConfig().solve_s,
+        seed=0,
+        now_unix_s=0.0,
+        flow=flow,
+    )
+    started_s = time.perf_counter()
+    return solve_request(request), time.perf_counter() - started_s
+
+
+def _after_a_loss(problem: Problem, plan: Plan) -> Problem:
+    """The problem of those who are left and hold what ``plan`` gave them."""
+    lost = frozenset(
+        random.Random(0).sample(
+            [node.peer_id for node in problem.nodes], max(1, round(LOST_SHARE * len(problem.nodes)))
+        )
+    )
+    held = {a.peer_id: a for a in plan.assignments}
+    return replace(
+        problem,
+        nodes=tuple(
+            replace(node, current=held.get(node.peer_id))
+            for node in problem.nodes
+            if node.peer_id not in lost
+        ),
+    )
 
 
 def _solved(
@@ -95,10 +129,14 @@ def _solved(
 
 def size(count: int, cluster: str | None, model: str, limit_s: float) -> dict[str, Any]:
     """One size."""
-    problem, service = load(cluster, model) if cluster else made(count, model, count)
+    problem = load(cluster, model)[0] if cluster else made(count, model, count)
+    service = announced_service(problem)
     worked_s = time.process_time()
     first, first_s = _solved(problem, service, lambda: 1.0, limit_s)
     worked_s = time.process_time() - worked_s
+    live, live_s = _live(problem)
+    assert live.best is not None, live.error
+    again, again_s = _live(_after_a_loss(problem, live.best), live.best.edges)
     started_s = time.perf_counter()
     found, took_s = _solved(
         problem, service, lambda: (time.perf_counter() - started_s) / limit_s, limit_s
@@ -128,6 +166,15 @@ def size(count: int, cluster: str | None, model: str, limit_s: float) -> dict[st
         "first_answer_s": round(first_s, 2),
         "first_answer_processor_s": round(worked_s, 2),
         "first_estimate_tokens_per_s": round(first.value, 1),
+        "live_s": round(live_s, 2),
+        "live_estimate_tokens_per_s": round(live.best.value_tokens_per_s, 1),
+        "after_a_loss_s": round(again_s, 2),
+        "after_a_loss_kept_tokens_per_s": None
+        if again.kept is None
+        else round(again.kept.value_tokens_per_s, 1),
+        "after_a_loss_best_tokens_per_s": None
+        if again.best is None
+        else round(again.best.value_tokens_per_s, 1),
         "seconds": round(took_s, 2),
         "within_limit": took_s <= limit_s,
         "planner": found.planner,

@@ -353,7 +353,7 @@ class Coordinator:
         self._solving, self._change, self._retry_s = None, change, 0.0
 
     async def _plan(self, problem: Problem, usable: dict[str, NodeRecord], reason: str) -> None:
-        version, config = self._next_version(), self._config
+        version, config, running = self._next_version(), self._config, self._plans.newest
         self._thorough = reason == PERIODIC
         limit_s = config.thorough_solve_s if self._thorough else config.solve_s
         request = SolveRequest(
@@ -365,6 +365,7 @@ class Coordinator:
             now_unix_s=self._transport.now(),
             thorough=self._thorough,
             settled=settled(usable, self._transport.now(), config.transition),
+            flow=running.edges if running is not None else (),
         )
         try:
             answer = await self._solve(request, limit_s + config.grace_s)

@@ -6,21 +6,24 @@ from collections.abc import Mapping, Sequence
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge
 
 EDGE_SHARE_MIN = 0.05
-"""Minimum share of a peer's outflow for an edge to be kept."""
+"""Minimum share of a peer's outflow for an edge to be kept, where it has ten edges or fewer."""
+EVEN_SHARE_MIN = 0.5
+"""The same as a multiple of an even share, where it has more: in a large swarm no first stage takes
+5% of all."""
 
 Shares = dict[str, dict[str, float]]
 """For the source and every peer with flow: the share of its outflow to each next peer."""
 
 
 def flow_shares(edges: Sequence[FlowEdge]) -> Shares:
-    """Shares of every peer's outflow, without edges below ``EDGE_SHARE_MIN``."""
+    """Shares of every peer's outflow, without weak edges (``EDGE_SHARE_MIN``)."""
     flows: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for edge in edges:
         flows[edge.tail][edge.head] = edge.tokens_per_s
     kept: Shares = {}
     for tail, heads in flows.items():
-        total = sum(heads.values())
-        strong = {head: f for head, f in heads.items() if f >= EDGE_SHARE_MIN * total and f > 0}
+        least = min(EDGE_SHARE_MIN, EVEN_SHARE_MIN / len(heads)) * sum(heads.values())
+        strong = {head: f for head, f in heads.items() if f >= least and f > 0}
         left = sum(strong.values())
         if left > 0:
             kept[tail] = {head: f / left for head, f in strong.items()}

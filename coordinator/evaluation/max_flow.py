@@ -22,6 +22,11 @@ Vertex = tuple[str, str]
 """A peer, ``source`` or ``sink``, and which of its vertices."""
 SCALE = 1e12
 """Sum to which capacities are scaled, since flow solvers take whole numbers."""
+PAIRS_MAX = 50_000
+"""Number of pairs of peers of which one can go on where the other ends. Where there are more, a
+peer passes on to a few only, so that the network grows with the peers and not with their square."""
+NEXT_LEAST = 8
+"""Minimum peers to which each peer then passes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,21 +122,87 @@ def own_rates_bytes_per_s(problem: Problem) -> _Rates:
     return _last_rates[1]
 
 
-def capacities(problem: Problem, assignments: Sequence[Assignment]) -> Capacities:
-    """The capacities of a placement's network. Peers without layers are left out."""
-    nodes = {node.peer_id: node for node in problem.nodes}
+def edge_capacity(problem: Problem) -> Callable[[str, str], float]:
+    """A function from an edge to its capacity in tokens/s, whatever its ends hold."""
     bandwidth = bandwidth_bytes_per_s(problem)
+    client = problem.client_bandwidth_bytes_per_s / max(1, problem.token_bytes)
+    activation_bytes = max(1, problem.model.activation_bytes)
+
+    def capacity(tail: str, head: str) -> float:
+        if tail == SOURCE or head == SINK:
+            return client
+        return bandwidth(tail, head) / activation_bytes
+
+    return capacity
+
+
+def least_served(problem: Problem, assignments: Sequence[Assignment]) -> float:
+    """Tokens/s of all holders of the layer that is served least: no flow is larger."""
+    nodes = {node.peer_id: node for node in problem.nodes}
+    served = [0.0] * problem.model.layers
+    for a in assignments:
+        rate = nodes[a.peer_id].tokens_per_s[a.end - a.start - 1]
+        for layer in range(a.start, a.end):
+            served[layer] += rate
+    return min(served)
+
+
+def _pairs(problem: Problem, held: Sequence[Assignment]) -> Iterator[tuple[str, str]]:
+    """The pairs of peers between which a token may pass: all, up to ``PAIRS_MAX``."""
+    spans: dict[tuple[int, int], list[str]] = {}
+    for each in held:
+        spans.setdefault((each.start, each.end), []).append(each.peer_id)
+    # Thousands of peers share a few dozen spans: compare spans, not peers.
+    following = {
+        end: [span for span in spans if span[0] <= end < span[1]]
+        for end in dict.fromkeys(end for _, end in spans)
+    }
+    counts = {end: sum(len(spans[span]) for span in after) for end, after in following.items()}
+    if sum(counts[end] * len(before) for (_, end), before in spans.items()) <= PAIRS_MAX:
+        for (_, end), before in spans.items():
+            for span in following[end]:
+                yield from ((a, b) for a in before for b in spans[span])
+        return
+    ends: dict[int, list[str]] = {}
+    for (_, end), before in spans.items():
+        ends.setdefault(end, []).extend(before)
+    near = _nearest(problem)
+    most = max(NEXT_LEAST, PAIRS_MAX // len(held))
+    for end, before in ends.items():
+        after = [name for span in following[end] for name in spans[span]]
+        members = frozenset(after)
+        for index, a in enumerate(before):
+            if len(after) <= most:
+                yield from ((a, b) for b in after)
+                continue
+            nearest = [b for b in near.get(a, ()) if b in members][: most // 2]
+            # The others are spread evenly, so that each peer is followed and follows about equally.
+            step, begin = len(after) / (most - len(nearest)), index / len(before)
+            rest = (after[int((k + begin) * step)] for k in range(most - len(nearest)))
+            yield from ((a, b) for b in dict.fromkeys((*nearest, *rest)))
+
+
+def _nearest(problem: Problem) -> Mapping[str, Sequence[str]]:
+    """For every peer, those to which a link was measured, the nearest first."""
+    found: dict[str, list[tuple[float, str]]] = {}
+    for (source, target), rtt_s in round_trips_s(problem).items():
+        found.setdefault(source, []).append((rtt_s, target))
+    return {source: [target for _, target in sorted(each)] for source, each in found.items()}
+
+
+def capacities(problem: Problem, assignments: Sequence[Assignment]) -> Capacities:
+    """The capacities of a placement's network. Peers without layers are left out, and in a large
+    network most of the edges (``PAIRS_MAX``)."""
+    nodes = {node.peer_id: node for node in problem.nodes}
     held = [a for a in assignments if a.start < a.end]
     peers = {a.peer_id: nodes[a.peer_id].tokens_per_s[a.end - a.start - 1] for a in held}
-    client = problem.client_bandwidth_bytes_per_s / max(1, problem.token_bytes)
+    capacity = edge_capacity(problem)
     edges: dict[tuple[str, str], float] = {}
-    by_span: dict[tuple[int, int], list[Assignment]] = {}
     for a in held:
-        by_span.setdefault((a.start, a.end), []).append(a)
         if a.start == 0:
-            edges[SOURCE, a.peer_id] = client
+            edges[SOURCE, a.peer_id] = capacity(SOURCE, a.peer_id)
         if a.end == problem.model.layers:
-            edges[a.peer_id, SINK] = client
+            edges[a.peer_id, SINK] = capacity(a.peer_id, SINK)
     activation_bytes = max(1, problem.model.activation_bytes)
     rates = own_rates_bytes_per_s(problem)
     ups, downs = (
@@ -142,15 +213,7 @@ def capacities(problem: Problem, assignments: Sequence[Assignment]) -> Capacitie
         }
         for way in (0, 1)
     )
-    # Thousands of peers share a few dozen spans: compare spans, not peers.
-    for before in by_span.values():
-        for after in by_span.values():
-            if not after[0].start <= before[0].end < after[0].end:
-                continue
-            for a in before:
-                for b in after:
-                    limit = bandwidth(a.peer_id, b.peer_id) / activation_bytes
-                    edges[a.peer_id, b.peer_id] = limit
+    edges.update((pair, capacity(*pair)) for pair in _pairs(problem, held))
     return Capacities(peers=peers, edges=edges, ups=ups, downs=downs)
 
 
@@ -188,6 +251,8 @@ BALANCE_UNITS = 1e6
 BALANCE_PIECES = (0.1, 0.2, 0.3, 0.45, 0.65, 1.0)
 """Shares of an edge's capacity at which the cost of more flow rises."""
 COST_MAX = 1000
+BALANCED_EDGES_MAX = 20_000
+"""Maximum edges of a network whose flow is balanced; beyond, that takes many seconds."""
 
 
 def balanced_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSolution:
@@ -196,14 +261,15 @@ def balanced_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSo
     Among all maximum flows, it has (nearly) the least sum of flow² / capacity, by a min-cost flow
     with each edge in pieces of rising cost. A link's capacity counts at most as what its ends can
     carry, so fast links are balanced too. Balanced flow keeps queues short, and few tokens wait
-    behind one prompt.
+    behind one prompt. Of more than ``BALANCED_EDGES_MAX`` edges, any maximum flow is returned.
     """
     from ortools.graph.python import min_cost_flow
 
     limits = capacities(problem, assignments)
-    most = solve_flow(problem, assignments).flow_tokens_per_s
-    if most <= 0:
-        return FlowSolution(flow_tokens_per_s=0.0, edges=())
+    unbalanced = solve_flow(problem, assignments)
+    most = unbalanced.flow_tokens_per_s
+    if most <= 0 or len(limits.edges) > BALANCED_EDGES_MAX:
+        return unbalanced
     # Costs are small whole numbers; flows need far fewer units than SimpleMaxFlow takes.
     scale = BALANCE_UNITS / most
     number = _numbers(limits)
@@ -234,7 +300,7 @@ def balanced_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSo
     solver.set_node_supply(number[SOURCE, "out"], units)
     solver.set_node_supply(number[SINK, "in"], -units)
     if solver.solve_max_flow_with_min_cost() != solver.OPTIMAL:
-        return solve_flow(problem, assignments)
+        return unbalanced
     # Whole units may overshoot a capacity by less than one unit: shrink all flow to fit.
     sent = sum(solver.flow(a) for tail, _, arcs in drawn if tail == SOURCE for a in arcs)
     flows = {(tail, head): float(sum(solver.flow(a) for a in arcs)) for tail, head, arcs in drawn}

@@ -1,10 +1,10 @@
 """Repairs a placement after losses, moving as few peers as possible. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations, islice
 
-from coordinator.evaluation.max_flow import solve_flow
+from coordinator.evaluation.max_flow import least_served, solve_flow
 from coordinator.evaluation.plan_check import uncovered
 from coordinator.heuristics.heuristics import fill
 from dht.messages.types import Assignment, Problem, fits
@@ -12,6 +12,9 @@ from dht.messages.types import Assignment, Problem, fits
 TRIES_MAX = 500
 """Maximum sets of peers to move that are tried per size; small sets come first."""
 MOVED_MAX = 3
+FLOW_PEERS_MAX = 64
+"""Maximum peers for comparing placements by their flow; beyond, by the layer that is served least:
+hundreds of flows would take minutes."""
 
 
 def repair(problem: Problem) -> tuple[Assignment, ...] | None:
@@ -29,14 +32,20 @@ def repair(problem: Problem) -> tuple[Assignment, ...] | None:
     }
     if not held:
         return None
+
+    def serves(spans: Sequence[Assignment]) -> float:
+        if len(problem.nodes) > FLOW_PEERS_MAX:
+            return least_served(problem, spans)
+        return solve_flow(problem, spans).flow_tokens_per_s
+
     for count in range(min(MOVED_MAX, len(held)) + 1):
         found = []
         for moved in islice(combinations(sorted(held), count), TRIES_MAX):
             spans = _without(problem, held, moved)
             if not uncovered(spans, problem.model.layers):
-                found.append((solve_flow(problem, spans).flow_tokens_per_s, spans))
+                found.append(spans)
         if found:
-            return max(found, key=lambda each: each[0])[1]
+            return found[0] if len(found) == 1 else max(found, key=serves)
     return None
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from coordinator.evaluation.max_flow import capacities
+from coordinator.evaluation.max_flow import capacities, edge_capacity
 from coordinator.planning.placement import Placement, best_placement, score
 from coordinator.problem.service import CONTEXT_TYPICAL, Service
 from coordinator.routing.quickest import LOOKS_MAX
@@ -32,7 +32,7 @@ class Use:
 
 def busiest(problem: Problem, placement: Placement) -> tuple[Use, ...]:
     """The fullest link, whether a pair's or a peer's own, and the fullest peer of the flow."""
-    limits = capacities(problem, placement.assignments)
+    limits, capacity = capacities(problem, placement.assignments), edge_capacity(problem)
     through: defaultdict[str, float] = defaultdict(float)
     sent: defaultdict[str, float] = defaultdict(float)
     taken: defaultdict[str, float] = defaultdict(float)
@@ -41,7 +41,7 @@ def busiest(problem: Problem, placement: Placement) -> tuple[Use, ...]:
         through[edge.head] += edge.tokens_per_s
         sent[edge.tail] += edge.tokens_per_s if edge.head != SINK else 0.0
         taken[edge.head] += edge.tokens_per_s if edge.tail != SOURCE else 0.0
-        limit = limits.edges.get((edge.tail, edge.head), 0.0)
+        limit = capacity(edge.tail, edge.head)
         if limit > 0 and edge.tail != SOURCE and edge.head != SINK:
             share = edge.tokens_per_s / limit
             text = f"the link {short_name(edge.tail)} to {short_name(edge.head)}"

@@ -10,6 +10,7 @@ from coordinator.evaluation.estimate import estimate
 from coordinator.evaluation.max_flow import (
     FlowSolution,
     balanced_flow,
+    least_served,
     mean_latency_s,
     solve_flow,
     upper_bound,
@@ -299,12 +300,17 @@ def with_spares(problem: Problem, placement: Placement, service: Service | None)
 
     Spares carry flow where that serves more, or where the flow would otherwise use less than
     ``FLOW_USED_MIN`` of the placement's maximum, which the checker refuses; else they stand by.
+    Of more than ``WHOLE_PEERS_MAX`` peers, they stand by wherever the checker allows it.
     """
     filled = heuristics.fill(problem, placement.assignments)
-    used = score(problem, filled, placement.planner, service=service)
-    if service is None or placement.edges is None:
-        return used
-    idle = score(problem, filled, placement.planner, service=service, edges=placement.edges)
+    planner, edges = placement.planner, placement.edges
+    if service is None or edges is None:
+        return score(problem, filled, planner, service=service)
+    idle = score(problem, filled, planner, service=service, edges=edges)
+    least = FLOW_USED_MIN * least_served(problem, filled)
+    if len(problem.nodes) > WHOLE_PEERS_MAX and idle.flow_tokens_per_s >= least:
+        return idle
+    used = score(problem, filled, planner, service=service)
     wasted = idle.flow_tokens_per_s < FLOW_USED_MIN * used.flow_tokens_per_s
     return used if wasted or used.value >= idle.value else idle
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from coordinator.evaluation.max_flow import solve_flow
+from coordinator.evaluation.max_flow import balanced_flow, flow_parts, solve_flow
 from coordinator.evaluation.plan_check import check_plan, uncovered
 from coordinator.heuristics.heuristics import greedy
 from coordinator.heuristics.peer_cells import parts
@@ -30,7 +30,7 @@ from coordinator.planning.placement import (
 )
 from coordinator.problem.service import Service, announced_service
 from coordinator.simulator.judge import judge
-from dht.messages.types import Assignment, Plan, PlanVersion, Problem
+from dht.messages.types import Assignment, FlowEdge, Plan, PlanVersion, Problem
 
 OTHER_REQUESTS = 1
 """Seed of the run that compares two plans: not that by which one of them was chosen."""
@@ -57,6 +57,9 @@ class SolveRequest:
     settled: frozenset[str] | None = None
     """Peers for whose sake others may be moved (:func:`coordinator.plans.transition.settled`);
     None: all. Where they cannot hold every layer, or there is nothing to keep, all may."""
+    flow: tuple[FlowEdge, ...] = ()
+    """The running plan's. In a large swarm, what is kept passes on only between peers that it
+    joins: a flow over all peers would take many seconds, and long links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,14 +107,15 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
     best = _checked(_plan(request, with_all, solve_s), whole)
     if kept_spans is None:
         return SolveAnswer(best=best)
-    kept_placement = _kept(whole, kept_spans, service)
+    joined = flow_parts(request.flow)
+    kept_placement = _kept(whole, kept_spans, service, joined)
     kept = _checked(_plan(request, kept_placement, 0.0), whole)
     if kept is not None and best is not None:
         kept = replace(kept, bound_tokens_per_s=best.bound_tokens_per_s)
     gain, tried = 0.0, False
     if core is whole:
         gain, tried = gain_of(request, core, placement, kept_placement, service)
-    elif (before := _kept_by(core, kept_placement, service)) is not None and _adoptable(
+    elif (before := _kept_by(core, kept_placement, service, joined)) is not None and _adoptable(
         whole, with_all, service
     ):
         alone, tried = gain_of(request, core, placement, before, service)
@@ -138,13 +142,46 @@ def _adoptable(problem: Problem, placement: Placement, service: Service) -> bool
     return placement.value >= GREEDY_SHARE * best.value
 
 
-def _kept_by(core: Problem, kept: Placement, service: Service) -> Placement | None:
+def _kept_by(
+    core: Problem, kept: Placement, service: Service, joined: Sequence[frozenset[str]]
+) -> Placement | None:
     """What is kept, over the peers of ``core`` alone; None where they do not hold every layer."""
     peers = {node.peer_id for node in core.nodes}
     held = [a for a in kept.assignments if a.peer_id in peers]
     if uncovered(held, core.model.layers):
         return None
-    return score(core, held, "keep", service=service)
+    return _scored(core, held, service, joined)
+
+
+def _scored(
+    problem: Problem,
+    spans: Sequence[Assignment],
+    service: Service,
+    joined: Sequence[frozenset[str]],
+) -> Placement:
+    """The placement of the kept ``spans``; in a large swarm, with flow inside the ``joined`` sets.
+
+    Sets that have lost a layer are taken together, with the smallest whole one where that is not
+    enough.
+    """
+    edges = None
+    if len(problem.nodes) > CELLS_ABOVE and len(joined) > 1:
+        layers = problem.model.layers
+        by_set = [[a for a in spans if a.peer_id in peers] for peers in joined]
+        whole = sorted((s for s in by_set if not uncovered(s, layers)), key=len)
+        broken = [a for held in by_set if uncovered(held, layers) for a in held]
+        if whole and broken and uncovered(broken, layers):
+            broken += whole.pop(0)
+        if broken and not uncovered(broken, layers):
+            whole.append(broken)
+        nodes = {node.peer_id: node for node in problem.nodes}
+        cells = parts(problem, [[nodes[a.peer_id] for a in held] for held in whole])
+        edges = [
+            edge
+            for cell, held in zip(cells, whole, strict=True)
+            for edge in balanced_flow(cell, held).edges
+        ]
+    return score(problem, spans, "keep", service=service, edges=edges or None)
 
 
 def gain_of(
@@ -172,13 +209,18 @@ def _times(best: Placement, kept: Placement) -> float:
     return best.value / max(kept.value, 1e-9)
 
 
-def _kept(problem: Problem, spans: Sequence[Assignment], service: Service) -> Placement:
+def _kept(
+    problem: Problem,
+    spans: Sequence[Assignment],
+    service: Service,
+    joined: Sequence[frozenset[str]],
+) -> Placement:
     """The placement that moves the fewest peers; joined peers stand by where they cost flow."""
     holders = {node.peer_id for node in problem.nodes if node.current is not None}
     held = [a for a in spans if a.peer_id in holders]
     if uncovered(held, problem.model.layers):
-        return score(problem, spans, "keep", service=service)
-    return with_spares(problem, score(problem, held, "keep", service=service), service)
+        return _scored(problem, spans, service, joined)
+    return with_spares(problem, _scored(problem, held, service, joined), service)
 
 
 def _by_clock(limit_s: float) -> Callable[[], float]:

@@ -147,3 +147,18 @@ def test_decodes_cost_what_they_cost_at_the_contexts_of_the_workload() -> None:
 
     flat, steep = served(ns), served(2 * ns)
     assert 0.75 * flat < steep < 0.95 * flat
+
+
+@pytest.mark.parametrize("pairs", [1, 30, 400])
+def test_pairs_that_share_no_peer_add_up_however_many_they_are(pairs: int) -> None:
+    nodes = tuple(node(f"{end}{at}", [10.0, 5.0]) for at in range(pairs) for end in "ab")
+    problem = Problem(model=model(2), nodes=nodes, default_bandwidth_bytes_per_s=1e9)
+    edges, spans = [], []
+    for at in range(pairs):
+        pair = [span(f"a{at}", 0, 1), span(f"b{at}", 1, 2)]
+        edges += solve_flow(problem, pair).edges
+        spans += pair
+    service = service_from_rates(problem)
+    alone = estimate(problem, spans[:2], edges[:3], service).tokens_per_s
+    assert alone > 0
+    assert estimate(problem, spans, edges, service).tokens_per_s == pytest.approx(pairs * alone)

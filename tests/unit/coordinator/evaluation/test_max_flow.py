@@ -1,16 +1,19 @@
 """The max flow of a placement, against hand-computed cases and two other algorithms."""
 
 import math
+import random
 from dataclasses import replace
 
 import networkx
 import pytest
 from hypothesis import given
 
+from coordinator.evaluation import max_flow
 from coordinator.evaluation.max_flow import (
     balanced_flow,
     capacities,
     follows,
+    least_served,
     ring_latency_s,
     round_trips_s,
     solve_flow,
@@ -202,3 +205,71 @@ class TestRingLatency:
         measured, default_rtt_s = round_trips_s(problem), problem.default_rtt_s
         assert ring_latency_s(measured, default_rtt_s, ["a", "b"]) == pytest.approx(0.1 + 0.02)
         assert ring_latency_s(measured, default_rtt_s, ["a"]) == 0.0
+
+
+class TestManyPeers:
+    """Where thousands of peers could go on after each other, each goes on with a few."""
+
+    def large(
+        self, seed: int, count: int = 300, layers: int = 12
+    ) -> tuple[Problem, list[Assignment]]:
+        rng = random.Random(seed)
+        names = [f"p{at}" for at in range(count)]
+        starts = {name: rng.choice([0, 3, 4, 6, 9]) for name in names}
+        spans = [
+            span(name, at, min(layers, at + rng.choice([3, 4]))) for name, at in starts.items()
+        ]
+        links = [link(*rng.sample(names, 2), rng.uniform(5, 500)) for _ in range(10 * count)]
+        problem = Problem(
+            model=model(layers),
+            nodes=tuple(node(name, steady(rng.uniform(10, 80), 4)) for name in names),
+            links=tuple(links),
+            default_bandwidth_bytes_per_s=1e6,
+        )
+        return problem, spans
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_few_pairs_carry_about_as_much_as_all(
+        self, monkeypatch: pytest.MonkeyPatch, seed: int
+    ) -> None:
+        problem, spans = self.large(seed)
+        all_pairs = len(capacities(problem, spans).edges)
+        whole = solve_flow(problem, spans).flow_tokens_per_s
+        monkeypatch.setattr(max_flow, "PAIRS_MAX", 20 * len(spans))
+        limits = capacities(problem, spans)
+        assert len(limits.edges) < min(all_pairs / 2, 22 * len(spans))
+        held = {a.peer_id: a for a in spans}
+        assert all(
+            follows(held[tail], held[head])
+            for tail, head in limits.edges
+            if tail != SOURCE and head != SINK
+        )
+        few = solve_flow(problem, spans).flow_tokens_per_s
+        assert 0.95 * whole <= few <= whole * (1 + 1e-6)
+        assert whole <= least_served(problem, spans) * (1 + 1e-6)
+
+    def test_the_nearest_of_those_that_were_measured_are_among_them(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names = [f"{stage}{at}" for stage in "ab" for at in range(100)]
+        spans = [span(name, "ab".index(name[0]), "ab".index(name[0]) + 1) for name in names]
+        near = [link(f"a{at}", f"b{99 - at}", 1e3, rtt_s=0.001) for at in range(100)]
+        far = [link(f"a{at}", f"b{(at + k) % 100}", 1e3) for at in range(100) for k in range(9)]
+        problem = Problem(
+            model=model(2), nodes=tuple(node(n, [10.0]) for n in names), links=(*far, *near)
+        )
+        monkeypatch.setattr(max_flow, "PAIRS_MAX", 1)
+        limits = capacities(problem, spans).edges
+        assert all((f"a{at}", f"b{99 - at}") in limits for at in range(100))
+
+    def test_the_checker_takes_an_edge_that_another_network_would_not_have(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        problem, spans = self.large(0)
+        plan = plan_of(problem, spans)
+        monkeypatch.setattr(max_flow, "PAIRS_MAX", 1)
+        pairs = capacities(problem, spans).edges
+        assert any((edge.tail, edge.head) not in pairs for edge in plan.edges)
+        assert not check_plan(plan, problem)
+        lazy = replace(plan, edges=(), flow_tokens_per_s=0.0)
+        assert any("could serve" in each for each in check_plan(lazy, problem))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.evaluation.max_flow import solve_flow
+from coordinator.evaluation.max_flow import flow_parts, solve_flow
 from coordinator.evaluation.plan_check import check_plan, uncovered
 from coordinator.heuristics import heuristics
 from coordinator.planning import placement
@@ -32,7 +32,7 @@ from coordinator.plans.transition import TransitionConfig
 from coordinator.problem.service import announced_service
 from dht.messages.types import Assignment, PlanVersion, Problem
 from tests.examples import examples
-from tests.unit.coordinator.problems import model, node, plan_of, problems, span, steady
+from tests.unit.coordinator.problems import link, model, node, plan_of, problems, span, steady
 
 VERSION = PlanVersion(term=3, counter=7)
 
@@ -390,3 +390,49 @@ class TestSettled:
         service, edges = announced_service(held), solve_flow(held, spans).edges
         least = score(held, spans, "greedy", service=service, edges=edges).value
         assert answer.best.value_tokens_per_s >= 0.9 * least * (1 - 1e-9)
+
+
+class TestManyCells:
+    """Beyond ``CELLS_ABOVE`` peers, what is kept flows inside the cells that there are."""
+
+    def test_a_loss_leaves_the_other_cells_as_they_are(self) -> None:
+        sites, layers = 8, 8
+        names = [(site, at) for site in range(sites) for at in range(12)]
+        nodes = tuple(
+            node(f"p{site}-{at}", steady(10 + at, 4), memory_bytes=400) for site, at in names
+        )
+        links = tuple(
+            link(f"p{site}-{a}", f"p{site}-{b}", 1e4, rtt_s=0.002)
+            for site in range(sites)
+            for a in range(12)
+            for b in range(12)
+            if a != b
+        )
+        problem = Problem(
+            model=model(layers),
+            nodes=nodes,
+            links=links,
+            default_rtt_s=0.2,
+            default_bandwidth_bytes_per_s=1e5,
+        )
+        first = solved(request(problem)).best
+        assert first is not None
+        cells = flow_parts(first.edges)
+        assert len(cells) > 1
+        lost = min(cells[0])
+        left = holding(
+            replace(problem, nodes=tuple(n for n in nodes if n.peer_id != lost)),
+            first.assignments,
+        )
+        answer = solved(replace(request(left), flow=first.edges))
+        assert answer.kept is not None
+        assert not {a for a in first.assignments if a.peer_id != lost} - set(
+            answer.kept.assignments
+        )
+        whole = [cell for cell in cells if lost not in cell]
+        assert all(cell in flow_parts(answer.kept.edges) for cell in whole)
+        share = (len(cells) - 1) / len(cells)
+        assert answer.kept.value_tokens_per_s > 0.98 * share * first.value_tokens_per_s
+        scattered = solved(request(left)).kept
+        assert scattered is not None
+        assert scattered.value_tokens_per_s < answer.kept.value_tokens_per_s
