@@ -42,34 +42,6 @@ def real_links(result: dict[str, Any]) -> str:
     )
 
 
-def links_in_short(result: dict[str, Any]) -> str:
-    """One cell of the table above: MoLink's own, in a sentence."""
-    cells = {
-        cell["policy"]: cell
-        for cell in result["rows"]
-        if (cell["requests_per_s"], cell["mbit"]) == (0.3, 100.0)
-    }
-    told = [
-        f"{name} {cell['ttft_mean_s']:.2f} s and {1e3 * cell['tpot_mean_s']:.0f} ms"
-        for name, policy in (
-            ("in order of arrival", "fifo"),
-            ("by MoLink's rules", "molink"),
-            ("by ours", "anabranch"),
-            ("with rows of 8 bits", "anabranch+int8"),
-        )
-        if (cell := cells[policy])
-    ]
-    floor = cells["anabranch"]["floor"]
-    return (
-        "Mean time to the first token and per token in MoLink's setting (three stages, 100 Mbit/s,"
-        f" 30 ms, 0.3 requests/s; on paper): {', '.join(told)}; physics allows"
-        f" {floor['ttft_s']:.2f} s and {1e3 * floor['tpot_s']:.0f} ms"
-        f" {made('papers/molink', 'papers molink')}.\n\n"
-        "The engine beside `transformers`, links and hops: [docs/measurements.md]"
-        "(docs/measurements.md)."
-    )
-
-
 def measured_links(result: dict[str, Any]) -> str:
     """What a swarm knows of its links."""
     return (

@@ -19,7 +19,6 @@ from bench.results_links import (
     int8,
     light_hop,
     links,
-    links_in_short,
     measured_links,
     real_links,
 )
@@ -47,6 +46,7 @@ from bench.results_sessions import (
     prefix,
     storms,
 )
+from bench.results_short import drafts_in_short, gpus, speed_in_short, strikes_in_short
 from bench.results_speculation import draft_model, speculation
 from bench.results_stale import warning
 
@@ -62,6 +62,12 @@ def read(name: str) -> dict[str, Any]:
 
 DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
     "README.md": {
+        "gpu_fit": gpus,
+        "local": speed_in_short,
+        "chaos": strikes_in_short,
+        "speculation": drafts_in_short,
+    },
+    "docs/measurements.md": {
         "local": speed,
         "footprint": cost,
         "losses": losses,
@@ -73,9 +79,6 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "moves_virtual": moves_apart,
         "moves_real": moves_between_processes,
         "placement": placements,
-        "papers/molink": links_in_short,
-    },
-    "docs/measurements.md": {
         "engine": engine,
         "engine_processor": engine,
         "papers/molink": links,
@@ -107,6 +110,12 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
 }
 """Which figures stand where, in this order."""
 TITLES = {
+    "local": "## One machine beside one process\n\n",
+    "losses": "## Volunteers that vanish\n\n",
+    "overload": "## Overload\n\n",
+    "storm": "## Storms\n\n",
+    "moves": "## Planned moves\n\n",
+    "placement": "## Placements, on paper\n\n",
     "engine": "## The engine\n\n",
     "papers/molink": "## Links, on paper\n\n",
     "wan_real": "## Links, between real processes\n\n",

@@ -132,9 +132,16 @@ def plans_json(answer: PlannerResult) -> dict[str, object]:
         "flow_tokens_per_s": plan.flow_tokens_per_s,
         "bound_tokens_per_s": plan.bound_tokens_per_s,
         "estimate_tokens_per_s": plan.estimate_tokens_per_s or 0.0,
+        "one_answer_tokens_per_s": _alone(answer),
         "fetch_bytes": fetched_bytes(answer),
         "seconds": plan.solve_s,
     }
+
+
+def _alone(answer: PlannerResult) -> float:
+    """Tokens/s of one answer that has the peers to itself; 0 where that is not known."""
+    token_s = one_answer_s(answer.problem, answer.plan.assignments, answer.service)
+    return 1 / token_s if math.isfinite(token_s) and token_s > 0 else 0.0
 
 
 def _in_order(plan: Plan) -> list[Assignment]:
@@ -152,9 +159,8 @@ def print_plan(answer: PlannerResult, *, advise_s: float, seed: int) -> None:
         f"about {plan.estimate_tokens_per_s or 0.0:.1f} decoded tokens/s under full load"
         " (estimated from batches, queues, links and KV room)"
     )
-    token_s = one_answer_s(answer.problem, plan.assignments, answer.service)
-    if math.isfinite(token_s) and token_s > 0:
-        console.print(f"about {1 / token_s:.1f} tokens/s for one answer that is alone")
+    if alone := _alone(answer):
+        console.print(f"about {alone:.1f} tokens/s for one answer that is alone")
     console.print(
         f"max flow {plan.flow_tokens_per_s:.3f} tokens/s, {share:.0%} of the upper bound"
         f" {plan.bound_tokens_per_s:.1f} (gap {1 - share:.0%}); by {plan.planner}"

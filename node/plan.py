@@ -95,6 +95,21 @@ def studied(model: str, quantize: str | None) -> tuple[ModelSpec, LayerWork]:
     return spec, work
 
 
+def named_problem(
+    gpus: tuple[str, ...], spec: ModelSpec, work: LayerWork, *, mbit: float, ms: float
+) -> Problem:
+    """The problem of ``gpus``, keys of :data:`~node.profiling.data_sheets.GPUS`, each a peer.
+
+    All links carry ``mbit`` Mbit/s with a round trip of ``ms`` milliseconds.
+    """
+    return Problem(
+        model=spec,
+        nodes=planner_nodes(gpus, spec, work, GPU_SHARE),
+        default_bandwidth_bytes_per_s=mbit * 1e6 / 8,
+        default_rtt_s=ms / 1e3,
+    )
+
+
 def _who_is_missing(gpus: tuple[str, ...], problem_of: Callable[[tuple[str, ...]], Problem]) -> str:
     """How many more of each kind of GPU would do."""
     found = []
@@ -122,12 +137,7 @@ def plan_named() -> int:
     spec, work = studied(arguments.model, arguments.quantize)
 
     def problem_of(gpus: tuple[str, ...]) -> Problem:
-        return Problem(
-            model=spec,
-            nodes=planner_nodes(gpus, spec, work, GPU_SHARE),
-            default_bandwidth_bytes_per_s=arguments.mbit * 1e6 / 8,
-            default_rtt_s=arguments.ms / 1e3,
-        )
+        return named_problem(gpus, spec, work, mbit=arguments.mbit, ms=arguments.ms)
 
     problem = problem_of(named)
     if shortage := why_uncoverable(problem):

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from operator import add
 
-from dht.messages.types import FAR_TOKENS, LayerTimes, PlannerNode, Problem, mean_layer_bytes
+from dht.messages.types import (
+    FAR_TOKENS,
+    LayerTimes,
+    ModelSpec,
+    PlannerNode,
+    Problem,
+    mean_layer_bytes,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +138,8 @@ def service_from_rates(problem: Problem, workload: Workload | None = None) -> Se
 
     A layer's time for a token is 1 / max_j(j × T_j); where a peer announces no times, the shape
     over batches is typical of GPUs (constants above). Announced times cannot make a peer faster
-    than its T_j, which are checked and capped. KV room is the memory left beside the weights, with
-    the larger of the model's two ends; without a size of KV entries it counts as unlimited.
+    than its T_j, which are checked and capped. Without a size of KV entries, KV room counts as
+    unlimited (:func:`kv_layer_tokens`).
     """
     return Service(
         machines={node.peer_id: _machine_from_rates(problem, node) for node in problem.nodes},
@@ -145,14 +152,28 @@ def announced_service(problem: Problem) -> Service:
     return service_from_rates(problem, workload_within(problem.model.context_tokens))
 
 
+def kv_layer_tokens(model: ModelSpec, node: PlannerNode) -> tuple[float, ...]:
+    """KV room in tokens × layers that memory leaves while j layers are held, at index j - 1.
+
+    The larger of the model's two ends is counted wherever the layers lie, but a peer has its
+    minimum room with all layers that fit it.
+    """
+    each, weights = model.kv_bytes_per_token_layer, mean_layer_bytes(model)
+    ends = max(model.embed_bytes, model.head_bytes)
+    return tuple(
+        max(j * node.kv_tokens_min, (node.memory_bytes - j * weights - ends) / each)
+        if each
+        else UNLIMITED_LAYER_TOKENS
+        for j in range(1, max(1, len(node.tokens_per_s)) + 1)
+    )
+
+
 def _machine_from_rates(problem: Problem, node: PlannerNode) -> PeerSpeed:
     model = node.own_model or problem.model
     best = max((j * rate for j, rate in enumerate(node.tokens_per_s, start=1)), default=0.0)
     token_s = 1.0 / best if best > 0 else 1e3
     step_s = DECODES_MEASURED * token_s
     slope_s = (1 - DECODE_FIXED) * token_s
-    ends = max(model.embed_bytes, model.head_bytes)
-    each, weights = model.kv_bytes_per_token_layer, mean_layer_bytes(model)
     typical = Curve(
         tokens=(0.0, DECODES_MEASURED),
         seconds=(DECODE_FIXED * step_s, DECODE_FIXED * step_s + DECODES_MEASURED * slope_s),
@@ -161,12 +182,7 @@ def _machine_from_rates(problem: Problem, node: PlannerNode) -> PeerSpeed:
     return PeerSpeed(
         decode=_announced(node.decode_layer_ns, token_s, SLOW_MAX * token_s) or typical,
         prompt=_announced(node.prompt_layer_ns, 0.0, SLOW_MAX * token_s) or typical_prompt,
-        kv_layer_tokens=tuple(
-            max(0.0, node.memory_bytes - j * weights - ends) / each
-            if each
-            else UNLIMITED_LAYER_TOKENS
-            for j in range(1, max(1, len(node.tokens_per_s)) + 1)
-        ),
+        kv_layer_tokens=kv_layer_tokens(model, node),
         stretch=tuple(
             min(STRETCH_MAX, best / max(1e-9, j * rate))
             for j, rate in enumerate(node.tokens_per_s, start=1)

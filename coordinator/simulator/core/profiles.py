@@ -4,19 +4,19 @@ A planner's T_j is one number; a simulated step's time depends on its batch.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from dht.messages.types import SINK, SOURCE, PlannerNode, Problem, mean_layer_bytes
+from coordinator.problem.service import kv_layer_tokens
+from dht.messages.types import SINK, SOURCE, PlannerNode, Problem
 
 Points = tuple[tuple[int, float], ...]
 """Measured ``(tokens in the batch, seconds per layer)``, tokens ascending."""
 
 RATE_POINTS = ((0, 0.0), (1, 1.0), (4096, 4096.0))
 """Layer times proportional to tokens, for peers of which only T_j is known."""
-KV_ENTRIES_UNKNOWN = 1 << 40
 TABLES_MAX = 64
 """Maximum cached tables of layer times: a swarm has many peers of a few sorts."""
 
@@ -132,22 +132,8 @@ def _from_rate(problem: Problem, node: PlannerNode) -> PeerProfile:
     return PeerProfile(
         prefill=points,
         decode=points,
-        kv_entries=kv_room(problem, node),
+        kv_entries=tuple(map(int, kv_layer_tokens(problem.model, node))),
         layers_max=len(node.tokens_per_s),
         in_bytes_per_s=math.inf if node.down_bytes_per_s is None else node.down_bytes_per_s,
         out_bytes_per_s=math.inf if node.up_bytes_per_s is None else node.up_bytes_per_s,
     )
-
-
-def kv_room(problem: Problem, node: PlannerNode) -> tuple[int, ...]:
-    """KV room (tokens x layers) that memory leaves while j layers are held, at index j - 1."""
-    model = problem.model
-    if model.kv_bytes_per_token_layer == 0:
-        return (KV_ENTRIES_UNKNOWN,)
-    ends = model.embed_bytes + model.head_bytes
-    each = mean_layer_bytes(model)
-    room: Sequence[int] = [
-        max(0, int(node.memory_bytes - j * each - ends)) // model.kv_bytes_per_token_layer
-        for j in range(1, max(1, len(node.tokens_per_s)) + 1)
-    ]
-    return tuple(room)

@@ -93,6 +93,7 @@ def test_json_keeps_its_contract(write, capsys):
         "flow_tokens_per_s",
         "bound_tokens_per_s",
         "estimate_tokens_per_s",
+        "one_answer_tokens_per_s",
         "fetch_bytes",
         "seconds",
     }

@@ -15,7 +15,7 @@ from coordinator.problem.service import (
     announced_service,
     service_from_rates,
 )
-from dht.messages.types import LAYER_TIMES_MAX, NANOSECONDS_MAX, NodeState, Problem
+from dht.messages.types import LAYER_TIMES_MAX, NANOSECONDS_MAX, NodeState, Problem, fits
 from tests.examples import examples
 from tests.unit.coordinator.problems import model, node, record, steady
 
@@ -132,3 +132,14 @@ def test_rates_are_at_most_what_the_times_allow() -> None:
 def test_announced_times_are_bounded_by_the_rates() -> None:
     made = machine(decode_layer_ns=((1, NANOSECONDS_MAX, 0), (16, 0, NANOSECONDS_MAX)))
     assert made.decode.at(1) == pytest.approx(0.001 * SLOW_MAX)
+
+
+def test_a_peer_has_its_minimum_room_with_every_layer_that_fits() -> None:
+    """The ends' weights are not in the middle: a peer there may hold layers in their place."""
+    spec = model(8, embed_bytes=150, head_bytes=150, kv_bytes=1)
+    full = replace(node("a", steady(10, 4), memory_bytes=4 * (100 + 20)), kv_tokens_min=20)
+    problem = Problem(model=spec, nodes=(full,))
+    room = service_from_rates(problem).machines["a"].kv_layer_tokens
+    assert fits(spec, full, 2, 6)
+    assert room[3] == 4 * 20
+    assert room[0] == 4 * 120 - 100 - 150
