@@ -18,9 +18,11 @@ def gpus(result: dict[str, Any]) -> str:
         " people; `anabranch plan --gpus` reckons it for yours:\n\n"
     ) + table(
         " | ".join(["model", "weights in", "GiB", *heads]),
-        " | ".join(["{model}", "{precision}", "{weights_gib:.0f}", *(f"{{{k}}}" for k in kinds)]),
+        " | ".join(
+            ["{model}", "{precision}", "{weights_gib:.0f}", *(f"{{on_{k}}}" for k in kinds)]
+        ),
         [
-            {**row, **{kind: _cell(found) for kind, found in row["gpus"].items()}}
+            {**row, **{f"on_{kind}": _cell(found) for kind, found in row["gpus"].items()}}
             for row in result["rows"]
         ],
     )
