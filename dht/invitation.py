@@ -1,8 +1,8 @@
 """Invitations: one word that stands for a network, a model, its weights and peers to join through.
 
 ``anabranch:`` and, in URL-safe base64 without padding: a byte for the version, a MessagePack list
-of network, model, fingerprint (its first 16 bytes, or none) and addresses, and four bytes of
-SHA-256 over all of that, so that a slip of the pen is no other network. Pure.
+of network, model, fingerprint (its first 16 bytes, or none) and peers with their addresses, and
+four bytes of SHA-256 over all of that, so that a slip of the pen is no other network. Pure.
 
 Anybody can make up an invitation. It says whom to dial and nothing about files here: its model is a
 name or a hub id, never a path. Each invitation has one text.
@@ -10,9 +10,13 @@ name or a hub id, never a path. Each invitation has one text.
 
 import base64
 import hashlib
+import ipaddress
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Annotated
 
 import base58
@@ -21,10 +25,10 @@ from msgspec import Meta
 
 from dht.errors import UserError
 from dht.hub import HubId
-from dht.identity.multiaddr import split
+from dht.identity.multiaddr import is_loopback, split
 
 SCHEME = "anabranch:"
-VERSION = 1
+VERSION = 2
 TEXT_MAX = 1024
 """Characters of an invitation."""
 ADDRESSES_MAX = 4
@@ -50,18 +54,21 @@ class Invitation:
     """First 32 hex digits of the fingerprint of the model's weights; empty: not known."""
 
 
-class _Address(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    where: Annotated[str, Meta(min_length=1, max_length=300)]
-    """The TCP address, such as ``/ip4/1.2.3.4/tcp/31337``."""
+_Where = Annotated[bytes, Meta(min_length=6, max_length=300)]
+"""A TCP address: the bytes of an IP address and of a port, or text such as ``/dns/host/tcp/1``."""
+
+
+class _Peer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     peer: Annotated[bytes, Meta(min_length=1, max_length=48)]
     """The peer id's bytes."""
+    where: Annotated[tuple[_Where, ...], Meta(min_length=1, max_length=ADDRESSES_MAX)]
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     network: Annotated[str, Meta(min_length=1, max_length=NETWORK_MAX)]
     model: Annotated[str, Meta(max_length=MODEL_MAX)]
     fingerprint: Annotated[bytes, Meta(max_length=FINGERPRINT_BYTES)]
-    addresses: Annotated[tuple[_Address, ...], Meta(min_length=1, max_length=ADDRESSES_MAX)]
+    peers: Annotated[tuple[_Peer, ...], Meta(min_length=1, max_length=ADDRESSES_MAX)]
 
 
 def is_invitation(text: str) -> bool:
@@ -74,20 +81,24 @@ def invitation_to(
 ) -> Invitation:
     """An invitation with the first of these addresses that it can carry.
 
-    Addresses through relays are left out, and so is a model whose name is none (:func:`is_name`),
-    with its fingerprint. Raises UserError where no address is left, or the network's name is none.
+    Addresses through relays are left out, loopback ones of peers that have others, and a model
+    whose name is none (:func:`is_name`), with its fingerprint. Raises UserError where no address is
+    left, or the network's name is none.
     """
-    kept = []
+    kept, elsewhere = [], set()
     for address in addresses:
         try:
-            split(address)
+            peer_id, where = split(address)
         except ValueError:
             continue
-        kept.append(address.rstrip("/"))
+        kept.append((peer_id, where))
+        if not is_loopback(where):
+            elsewhere.add(peer_id)
+    kept = [(peer_id, w) for peer_id, w in kept if not is_loopback(w) or peer_id not in elsewhere]
     named = is_name(model)
     made = Invitation(
         network=network,
-        addresses=tuple(dict.fromkeys(kept))[:ADDRESSES_MAX],
+        addresses=tuple(f"{w}/p2p/{peer_id}" for peer_id, w in dict.fromkeys(kept))[:ADDRESSES_MAX],
         model=model if named else "",
         fingerprint=fingerprint[: 2 * FINGERPRINT_BYTES] if named else "",
     )
@@ -102,7 +113,10 @@ def text_of(invitation: Invitation) -> str:
         network=invitation.network,
         model=invitation.model,
         fingerprint=bytes.fromhex(invitation.fingerprint),
-        addresses=tuple(_packed(address) for address in invitation.addresses),
+        peers=tuple(
+            _Peer(peer=base58.b58decode(peer_id), where=tuple(_packed(where) for _, where in each))
+            for peer_id, each in groupby(map(split, invitation.addresses), key=itemgetter(0))
+        ),
     )
     data = bytes([VERSION]) + msgspec.msgpack.encode(body)
     return SCHEME + base64.urlsafe_b64encode(data + _check(data)).rstrip(b"=").decode()
@@ -145,7 +159,9 @@ def _read(text: str) -> Invitation:
     invitation = Invitation(
         network=body.network,
         addresses=tuple(
-            f"{a.where}/p2p/{base58.b58encode(a.peer).decode()}" for a in body.addresses
+            f"{_unpacked(where)}/p2p/{base58.b58encode(each.peer).decode()}"
+            for each in body.peers
+            for where in each.where
         ),
         model=body.model,
         fingerprint=body.fingerprint.hex(),
@@ -179,9 +195,23 @@ def _wrong_with(invitation: Invitation) -> str | None:
     return None
 
 
-def _packed(address: str) -> _Address:
-    peer_id, where = split(address)
-    return _Address(where=where, peer=base58.b58decode(peer_id))
+def _packed(where: str) -> bytes:
+    """A TCP address as it is carried."""
+    _, kind, host, _, port = where.split("/")
+    if kind.startswith("ip"):
+        with suppress(ValueError):
+            packed = ipaddress.ip_address(host).packed + int(port).to_bytes(2, "big")
+            if _unpacked(packed) == where:
+                return packed
+    return where.encode()
+
+
+def _unpacked(where: bytes) -> str:
+    """The text of an address; raises ValueError for bytes that are none."""
+    if len(where) not in {6, 18} or (len(where) == 18 and where.startswith(b"/")):
+        return where.decode("ascii")
+    ip = ipaddress.ip_address(where[:-2])
+    return f"/ip{ip.version}/{ip}/tcp/{int.from_bytes(where[-2:], 'big')}"
 
 
 def _check(data: bytes) -> bytes:

@@ -3,12 +3,14 @@
 import base64
 import hashlib
 
+import base58
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dht.errors import UserError
+from dht.identity.multiaddr import is_loopback, split
 from dht.identity.peer_id import Identity
 from dht.invitation import (
     ADDRESSES_MAX,
@@ -30,6 +32,8 @@ USUAL = Invitation(
 hosts = st.one_of(
     st.ip_addresses(v=4).map(lambda ip: f"/ip4/{ip}"),
     st.ip_addresses(v=6).map(lambda ip: f"/ip6/{ip}"),
+    st.ip_addresses(network="2f00::/8").map(lambda ip: f"/ip6/{ip}"),
+    st.ip_addresses(network="127.0.0.0/8").map(lambda ip: f"/ip4/{ip}"),
     st.just("/dns4/peer.example.org"),
 )
 addresses = st.builds(
@@ -41,17 +45,21 @@ addresses = st.builds(
 networks = st.text(min_size=1, max_size=64).filter(lambda t: "/" not in t and t.isprintable())
 
 
-def packed(*body: object, version: int = 1) -> str:
+def packed(*body: object, version: int = 2) -> str:
     """The text of an invitation with any content, its checksum right."""
     data = bytes([version]) + msgspec.msgpack.encode(body)
     data += hashlib.sha256(data).digest()[:4]
     return SCHEME + base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def body(address: str = "/ip4/1.2.3.4/tcp/1", peer: bytes = b"") -> list[object]:
-    import base58
+def body(address: str | bytes = bytes((1, 2, 3, 4, 0, 1)), peer: bytes = b"") -> list[object]:
+    where = address.encode() if isinstance(address, str) else address
+    return [peer or base58.b58decode(PEERS[0]), [where]]
 
-    return [address, peer or base58.b58decode(PEERS[0])]
+
+def test_what_the_hostile_ones_below_are_made_of_is_an_invitation() -> None:
+    address = f"/ip4/1.2.3.4/tcp/1/p2p/{PEERS[0]}"
+    assert read_invitation(packed("n", "m", b"", [body()])).addresses == (address,)
 
 
 @pytest.mark.property
@@ -67,7 +75,9 @@ def test_what_is_said_is_read(network: str, told: list[str], model: str, fingerp
     assert read_invitation(text) == made
     assert made.network == network
     assert made.model == model
-    assert made.addresses == tuple(told[:ADDRESSES_MAX])
+    elsewhere = {split(each)[0] for each in told if not is_loopback(each)}
+    kept = [each for each in told if not is_loopback(each) or split(each)[0] not in elsewhere]
+    assert made.addresses == tuple(kept[:ADDRESSES_MAX])
     assert made.fingerprint == (fingerprint[:32] if model else "")
     assert len(text) <= TEXT_MAX
     assert text.isascii()
@@ -138,7 +148,11 @@ def test_a_right_checksum_over_anything_is_not_enough(content: list[object]) -> 
         packed("n", "m", b"", [body("/ip4/1.2.3.4/tcp/99999")]),
         packed("n", "m", b"", [body(peer=b"x" * 38)]),
         packed("n", "m", b"", [body()], "more"),
-        packed("n", "m", b"", [body()], version=2),
+        packed("n", "m", b"", [body()], version=3),
+        packed("n", "m", b"", [body("/ip4/1.2.3.4/tcp/1")]),
+        packed("n", "m", b"", [body(b"1234567")]),
+        packed("n", "m", b"", [body(), body()]),
+        packed("n", "m", b"", [[body()[0], []]]),
         text_of(USUAL) + "=",
         text_of(USUAL).replace(SCHEME, "ANABRANCH:"),
         SCHEME + "A" * 100_000,
@@ -160,9 +174,19 @@ def test_an_invitation_carries_what_it_can() -> None:
         invitation_to("anabranch", [relayed])
 
 
+def test_loopback_is_left_out_where_there_is_another_way() -> None:
+    here, other = f"/ip4/127.0.0.1/tcp/31337/p2p/{PEERS[0]}", f"/ip4/127.0.0.1/tcp/1/p2p/{PEERS[1]}"
+    assert invitation_to("anabranch", [here, ADDRESS, other]).addresses == (ADDRESS, other)
+    assert invitation_to("anabranch", [here]).addresses == (here,)
+
+
+def test_an_invitation_to_one_address_is_short() -> None:
+    assert len(text_of(USUAL)) < 140
+
+
 def test_another_version_says_so() -> None:
-    with pytest.raises(UserError, match="version 2"):
-        read_invitation(packed("n", "m", b"", [body()], version=2))
+    with pytest.raises(UserError, match="version 1"):
+        read_invitation(packed("n", "m", b"", [body()], version=1))
 
 
 @pytest.mark.parametrize("model", ["brook", "org/name", "Llama-3.1-8B", "org/name@main", "_x"])

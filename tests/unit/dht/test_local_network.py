@@ -103,7 +103,8 @@ def test_a_made_up_offer_is_none() -> None:
             read(said, name=name)
     with pytest.raises(ValueError, match="bytes"):
         read(said, size=TXT_BYTES_MAX + 1)
-    whole = encoded(offer())
+    whole = encoded(offer(model="m" * 128))
+    assert b"i1" in whole
     for key, value in ((b"i0", None), (b"i1", b""), (b"i2", b"A"), (b"i0", b"\xff"), (b"i4", b"=")):
         with pytest.raises(ValueError, match=r"no invitation|ascii"):
             read_offer(f"{PEERS[0]}.{SERVICE}", 0, {**whole, key: value})
