@@ -65,7 +65,7 @@ def screen(state: Json, network: str) -> str:
     fingerprint = f", fingerprint {swarm['fingerprint'][:16]}" if swarm["fingerprint"] else ""
     lines = [
         f"{swarm['model']} in network {network}{fingerprint}",
-        _health(state),
+        str(state["swarm"]["sentence"]),
         f"speed: {_speed(state['probes'])}",
     ]
     if plan is None:
@@ -90,15 +90,6 @@ def screen(state: Json, network: str) -> str:
         lines.append(f"… and {len(shown) - PEERS_SHOWN_MAX} more")
     held = f"layers: {layers['count']}, each held by {layers['replica_depth']} or more"
     return "\n".join([*lines, "", held, state["help"]])
-
-
-def _health(state: Json) -> str:
-    """The verdict; ``fragile`` where all is well until one peer leaves."""
-    alone = state["layers"]["single_points_of_failure"]
-    if state["swarm"]["healthy"] and alone:
-        sentence = str(state["swarm"]["sentence"]).removeprefix("Healthy: ")
-        return f"Fragile: {sentence} What nobody else holds is lost with its peer."
-    return str(state["swarm"]["sentence"])
 
 
 def _speed(probes: Json) -> str:

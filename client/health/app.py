@@ -140,7 +140,7 @@ class Page:
             state=state,
             version=_version(state),
             verdict=verdict.capitalize(),
-            kind=verdict.replace(" ", "-"),
+            kind=_kind(verdict),
             sentence=_without_verdict(state["swarm"]["sentence"]),
             states=STATES,
             incidents_open=INCIDENTS_OPEN,
@@ -235,7 +235,12 @@ def _says_the_same(state: Json, shown: Json) -> bool:
 
 def _version(state: Json) -> str:
     """Another one for each page that says something else; its ETag, which a look asks for."""
-    return f"{state['generated_unix_s']}-{state['swarm']['verdict'].replace(' ', '-')}"
+    return f"{state['generated_unix_s']}-{_kind(state['swarm']['verdict'])}"
+
+
+def _kind(verdict: str) -> str:
+    """A verdict as one word."""
+    return verdict.replace(",", "").replace(" ", "-")
 
 
 def _json(value: Json, status: int = 200) -> web.Response:

@@ -43,14 +43,15 @@ def _row(model: ServedModel, watched: bool, depths: Sequence[int], invitation: s
         "layers": spec.layers,
         "covered": sum(count > 0 for count in holders),
         "replicas": replicas,
-        "verdict": _verdict(replicas),
+        "verdict": held_verdict(replicas),
         "peers": model.peers,
         "tokens_per_s": model.tokens_per_s if replicas else 0.0,
         **_commands(model, invitation),
     }
 
 
-def _verdict(replicas: int) -> str:
+def held_verdict(replicas: int) -> str:
+    """What is to be said of a model whose layers have at least this many holders."""
     if not replicas:
         return "not whole"
     return "healthy, but fragile" if replicas == 1 else "healthy"

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from client.errors import layers_text, missing_text
-from client.health.models import models_json
+from client.health.models import held_verdict, models_json
 from client.health.network import (
     links_json,
     links_of_peers,
@@ -156,7 +156,7 @@ def build_state(seen: SwarmSnapshot) -> Json:
             "model": clean_name(spec.name if spec else seen.model_name),
             "fingerprint": spec.fingerprint if spec else "",
             "healthy": not reasons,
-            "verdict": _verdict(reasons, probes),
+            "verdict": _verdict(reasons, counts, probes),
             "reasons": reasons,
             "sentence": _sentence(reasons, peers, counts, probes),
             "peers": len(peers),
@@ -283,9 +283,9 @@ def _ranges(depths: list[int], depth: int) -> tuple[tuple[int, int], ...]:
     return layer_ranges(layer for layer, found in enumerate(depths) if found == depth)
 
 
-def _verdict(reasons: list[str], probes: Json) -> str:
+def _verdict(reasons: list[str], depths: list[int], probes: Json) -> str:
     if not reasons:
-        return "healthy"
+        return held_verdict(min(depths))
     return "not known" if probes["last"] is None else "not healthy"
 
 
@@ -311,17 +311,19 @@ def _reasons(seen: SwarmSnapshot, peers: list[Json], depths: list[int], probes: 
 
 
 def _sentence(reasons: list[str], peers: list[Json], depths: list[int], probes: Json) -> str:
+    verdict = _verdict(reasons, depths, probes).capitalize()
     if reasons:
-        return f"{_verdict(reasons, probes).capitalize()}: {'; '.join(reasons)}."
+        return f"{verdict}: {'; '.join(reasons)}."
     serving = sum(peer["counts"] for peer in peers)
     ttft = probes["ttft_p50_s"]
     speed = f"; the first token comes after {ttft:.2f} s" if ttft is not None else ""
     silent = sum(peer["state"] == "silent" for peer in peers)
     verb = "does" if silent == 1 else "do"
     beside = f" {silent} more {verb} not answer." if silent else ""
+    lost = " What nobody else holds is lost with its peer." if min(depths) == 1 else ""
     return (
-        f"Healthy: each layer is held by {min(depths)} or more of {serving}"
-        f" {'peer' if serving == 1 else 'peers'}{speed}.{beside}"
+        f"{verdict}: each layer is held by {min(depths)} or more of {serving}"
+        f" {'peer' if serving == 1 else 'peers'}{speed}.{lost}{beside}"
     )
 
 
