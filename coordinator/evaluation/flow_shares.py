@@ -8,26 +8,31 @@ from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge
 EDGE_SHARE_MIN = 0.05
 """Minimum share of a peer's outflow for an edge to be kept, where it has ten edges or fewer."""
 EVEN_SHARE_MIN = 0.5
-"""The same as a multiple of an even share, where it has more: in a large swarm no first stage takes
-5% of all."""
+"""The same as a multiple of an even share, where it has more."""
 
 Shares = dict[str, dict[str, float]]
 """For the source and every peer with flow: the share of its outflow to each next peer."""
 
 
 def flow_shares(edges: Sequence[FlowEdge]) -> Shares:
-    """Shares of every peer's outflow, without weak edges (``EDGE_SHARE_MIN``)."""
+    """Shares of every peer's outflow, without weak edges (``EDGE_SHARE_MIN``); the source's whole:
+    in a large swarm each part of the flow takes little of it."""
     flows: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for edge in edges:
         flows[edge.tail][edge.head] = edge.tokens_per_s
-    kept: Shares = {}
-    for tail, heads in flows.items():
-        least = min(EDGE_SHARE_MIN, EVEN_SHARE_MIN / len(heads)) * sum(heads.values())
-        strong = {head: f for head, f in heads.items() if f >= least and f > 0}
-        left = sum(strong.values())
-        if left > 0:
-            kept[tail] = {head: f / left for head, f in strong.items()}
-    return kept
+    return {
+        tail: shares
+        for tail, heads in flows.items()
+        if (shares := heads if tail == SOURCE else _strong(heads))
+    }
+
+
+def _strong(heads: Mapping[str, float]) -> dict[str, float]:
+    """The shares of ``heads``, without weak ones; empty where nothing flows."""
+    least = min(EDGE_SHARE_MIN, EVEN_SHARE_MIN / len(heads)) * sum(heads.values())
+    strong = {head: flow for head, flow in heads.items() if flow >= least and flow > 0}
+    left = sum(strong.values())
+    return {head: flow / left for head, flow in strong.items()}
 
 
 def separate_parts(kept: Shares) -> list[Shares]:
@@ -50,12 +55,11 @@ def separate_parts(kept: Shares) -> list[Shares]:
     entries: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for head, share in kept.get(SOURCE, {}).items():
         entries[find(head)][head] = share
-    found = []
-    for root in sorted(entries):
-        total = sum(entries[root].values())
-        begin = {head: share / total for head, share in entries[root].items()}
-        found.append({SOURCE: begin, **parts[root]})
-    return found
+    return [
+        {SOURCE: begin, **parts[root]}
+        for root in sorted(entries)
+        if (begin := _strong(entries[root]))
+    ]
 
 
 def topological(

@@ -240,7 +240,7 @@ def _by_cells(
     spent: Callable[[], float] | None,
     service: Service | None,
 ) -> Placement:
-    """The placement of cells planned one after the other; flow stays inside each cell."""
+    """The placement of cells planned one after the other."""
     found = [
         _best(
             part,
@@ -251,6 +251,13 @@ def _by_cells(
         )
         for index, part in enumerate(parts)
     ]
+    return together(parts, found, service)
+
+
+def together(
+    parts: Sequence[Problem], found: Sequence[Placement], service: Service | None
+) -> Placement:
+    """The placements of ``parts``, which share no peer, as one; flow stays inside each."""
     value = sum(placement.value for placement in found)
     return Placement(
         assignments=tuple(a for placement in found for a in placement.assignments),
@@ -307,9 +314,12 @@ def with_spares(problem: Problem, placement: Placement, service: Service | None)
     if service is None or edges is None:
         return score(problem, filled, planner, service=service)
     idle = score(problem, filled, planner, service=service, edges=edges)
-    least = FLOW_USED_MIN * least_served(problem, filled)
-    if len(problem.nodes) > WHOLE_PEERS_MAX and idle.flow_tokens_per_s >= least:
-        return idle
+    if len(problem.nodes) > WHOLE_PEERS_MAX:
+        enough = idle.flow_tokens_per_s / FLOW_USED_MIN
+        if enough >= least_served(problem, filled):
+            return idle
+        if enough >= solve_flow(problem, filled).flow_tokens_per_s:
+            return idle
     used = score(problem, filled, planner, service=service)
     wasted = idle.flow_tokens_per_s < FLOW_USED_MIN * used.flow_tokens_per_s
     return used if wasted or used.value >= idle.value else idle

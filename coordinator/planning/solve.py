@@ -25,6 +25,7 @@ from coordinator.planning.placement import (
     best_placement,
     make_plan,
     score,
+    together,
     why_uncoverable,
     with_spares,
 )
@@ -91,6 +92,14 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
     service = announced_service(whole)
     kept_spans = repair(whole)
     core = whole if kept_spans is None else _core(request)
+    joined = flow_parts(request.flow)
+    if (
+        kept_spans is not None
+        and not request.thorough
+        and len(core.nodes) > CELLS_ABOVE
+        and len(joined) > 1
+    ):
+        return _where_it_changed(request, core, kept_spans, service, joined, spent)
     try:
         placement = best_placement(
             core,
@@ -107,7 +116,6 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
     best = _checked(_plan(request, with_all, solve_s), whole)
     if kept_spans is None:
         return SolveAnswer(best=best)
-    joined = flow_parts(request.flow)
     kept_placement = _kept(whole, kept_spans, service, joined)
     kept = _checked(_plan(request, kept_placement, 0.0), whole)
     if kept is not None and best is not None:
@@ -121,6 +129,49 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
         alone, tried = gain_of(request, core, placement, before, service)
         gain = min(alone, _times(with_all, kept_placement))
     return SolveAnswer(best=best or kept, kept=kept, gain=gain, tried=tried)
+
+
+def _where_it_changed(
+    request: SolveRequest,
+    core: Problem,
+    kept_spans: Sequence[Assignment],
+    service: Service,
+    joined: Sequence[frozenset[str]],
+    spent: Callable[[], float],
+) -> SolveAnswer:
+    """The answer for a large swarm after a change: cells that lost no layer stay as they are, and
+    all others are planned anew. The gain is that of these alone."""
+    whole = request.problem
+    holders = {node.peer_id for node in core.nodes if node.current is not None}
+    cells, _ = _cells(core, [a for a in kept_spans if a.peer_id in holders], joined)
+    staying = {a.peer_id for held in cells for a in held}
+    others = [node for node in core.nodes if node.peer_id not in staying]
+    changed, same = parts(core, [others])[0], _parts(core, cells)
+    stays = [
+        score(part, held, "keep", service=service) for part, held in zip(same, cells, strict=True)
+    ]
+    kept_placement = _kept(whole, kept_spans, service, joined)
+    kept = _checked(_plan(request, kept_placement, 0.0), whole)
+    try:
+        found = best_placement(
+            changed,
+            time_limit_s=request.time_limit_s,
+            seed=request.seed,
+            spent=spent,
+            service=service,
+        )
+    except NoPlacementError:
+        return SolveAnswer(best=kept, kept=kept, gain=1.0)
+    placement = together((*same, changed), (*stays, found), service)
+    with_all = with_spares(whole, placement, service)
+    best = _checked(_plan(request, with_all, spent() * request.time_limit_s), whole)
+    gain = 0.0
+    if _adoptable(whole, with_all, service):
+        stay = sum(each.value for each in stays)
+        before = _kept_by(core, kept_placement, service, joined)
+        alone = found.value / max((before.value if before else stay) - stay, 1e-9)
+        gain = min(alone, (with_all.value - stay) / max(kept_placement.value - stay, 1e-9))
+    return SolveAnswer(best=best or kept, kept=kept, gain=gain)
 
 
 def _core(request: SolveRequest) -> Problem:
@@ -161,27 +212,38 @@ def _scored(
 ) -> Placement:
     """The placement of the kept ``spans``; in a large swarm, with flow inside the ``joined`` sets.
 
-    Sets that have lost a layer are taken together, with the smallest whole one where that is not
-    enough.
+    Sets that have lost a layer are taken together.
     """
     edges = None
     if len(problem.nodes) > CELLS_ABOVE and len(joined) > 1:
-        layers = problem.model.layers
-        by_set = [[a for a in spans if a.peer_id in peers] for peers in joined]
-        whole = sorted((s for s in by_set if not uncovered(s, layers)), key=len)
-        broken = [a for held in by_set if uncovered(held, layers) for a in held]
-        if whole and broken and uncovered(broken, layers):
-            broken += whole.pop(0)
-        if broken and not uncovered(broken, layers):
+        whole, broken = _cells(problem, spans, joined)
+        if broken and not uncovered(broken, problem.model.layers):
             whole.append(broken)
-        nodes = {node.peer_id: node for node in problem.nodes}
-        cells = parts(problem, [[nodes[a.peer_id] for a in held] for held in whole])
         edges = [
             edge
-            for cell, held in zip(cells, whole, strict=True)
-            for edge in balanced_flow(cell, held).edges
+            for part, held in zip(_parts(problem, whole), whole, strict=True)
+            for edge in balanced_flow(part, held).edges
         ]
     return score(problem, spans, "keep", service=service, edges=edges or None)
+
+
+def _cells(
+    problem: Problem, spans: Sequence[Assignment], joined: Sequence[frozenset[str]]
+) -> tuple[list[list[Assignment]], list[Assignment]]:
+    """``(whole, broken)``: the ``spans`` of each of the ``joined`` sets that holds every layer, and
+    those of all others, with the smallest whole set where these alone do not hold every layer."""
+    layers = problem.model.layers
+    by_set = [[a for a in spans if a.peer_id in peers] for peers in joined]
+    whole = sorted((held for held in by_set if not uncovered(held, layers)), key=len)
+    broken = [a for held in by_set if uncovered(held, layers) for a in held]
+    if whole and broken and uncovered(broken, layers):
+        broken += whole.pop(0)
+    return whole, broken
+
+
+def _parts(problem: Problem, cells: Sequence[Sequence[Assignment]]) -> tuple[Problem, ...]:
+    nodes = {node.peer_id: node for node in problem.nodes}
+    return parts(problem, [[nodes[a.peer_id] for a in held] for held in cells])
 
 
 def gain_of(

@@ -5,7 +5,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -30,7 +30,7 @@ from coordinator.planning.placement import (
 from coordinator.planning.solve import SolveAnswer, SolveRequest, gain_of, solve_request
 from coordinator.plans.transition import TransitionConfig
 from coordinator.problem.service import announced_service
-from dht.messages.types import Assignment, PlanVersion, Problem
+from dht.messages.types import Assignment, Plan, PlanVersion, Problem
 from tests.examples import examples
 from tests.unit.coordinator.problems import link, model, node, plan_of, problems, span, steady
 
@@ -393,46 +393,82 @@ class TestSettled:
 
 
 class TestManyCells:
-    """Beyond ``CELLS_ABOVE`` peers, what is kept flows inside the cells that there are."""
+    """Beyond ``CELLS_ABOVE`` peers, what is kept flows inside the cells that there are, and after a
+    change only cells that lost a layer are planned anew."""
 
-    def test_a_loss_leaves_the_other_cells_as_they_are(self) -> None:
-        sites, layers = 8, 8
+    def swarm(self, sites: int = 8) -> Problem:
+        """Peers at sites, with short links inside each."""
         names = [(site, at) for site in range(sites) for at in range(12)]
-        nodes = tuple(
-            node(f"p{site}-{at}", steady(10 + at, 4), memory_bytes=400) for site, at in names
-        )
         links = tuple(
             link(f"p{site}-{a}", f"p{site}-{b}", 1e4, rtt_s=0.002)
-            for site in range(sites)
-            for a in range(12)
+            for site, a in names
             for b in range(12)
             if a != b
         )
-        problem = Problem(
-            model=model(layers),
-            nodes=nodes,
+        return Problem(
+            model=model(8),
+            nodes=tuple(
+                node(f"p{site}-{at}", steady(10 + at, 4), memory_bytes=400) for site, at in names
+            ),
             links=links,
             default_rtt_s=0.2,
             default_bandwidth_bytes_per_s=1e5,
         )
-        first = solved(request(problem)).best
-        assert first is not None
-        cells = flow_parts(first.edges)
-        assert len(cells) > 1
+
+    def first(self) -> tuple[Problem, Plan]:
+        """The swarm, each of whose peers holds what its first plan gave it, and that plan."""
+        problem = self.swarm()
+        plan = solved(request(problem)).best
+        assert plan is not None
+        assert len(flow_parts(plan.edges)) > 2
+        return holding(problem, plan.assignments), plan
+
+    def without(self, problem: Problem, lost: Collection[str]) -> Problem:
+        return replace(problem, nodes=tuple(n for n in problem.nodes if n.peer_id not in lost))
+
+    def test_a_loss_leaves_the_other_cells_as_they_are(self) -> None:
+        problem, plan = self.first()
+        cells = flow_parts(plan.edges)
         lost = min(cells[0])
-        left = holding(
-            replace(problem, nodes=tuple(n for n in nodes if n.peer_id != lost)),
-            first.assignments,
-        )
-        answer = solved(replace(request(left), flow=first.edges))
+        left = self.without(problem, {lost})
+        answer = solved(replace(request(left), flow=plan.edges))
         assert answer.kept is not None
-        assert not {a for a in first.assignments if a.peer_id != lost} - set(
-            answer.kept.assignments
-        )
+        assert {a for a in plan.assignments if a.peer_id != lost} <= set(answer.kept.assignments)
         whole = [cell for cell in cells if lost not in cell]
         assert all(cell in flow_parts(answer.kept.edges) for cell in whole)
         share = (len(cells) - 1) / len(cells)
-        assert answer.kept.value_tokens_per_s > 0.98 * share * first.value_tokens_per_s
+        assert answer.kept.value_tokens_per_s > 0.98 * share * plan.value_tokens_per_s
         scattered = solved(request(left)).kept
         assert scattered is not None
         assert scattered.value_tokens_per_s < answer.kept.value_tokens_per_s
+
+    def test_only_a_cell_that_lost_a_layer_is_planned_anew(self) -> None:
+        problem, plan = self.first()
+        cells = flow_parts(plan.edges)
+        firsts = {a.peer_id for a in plan.assignments if a.start == 0} & cells[0]
+        left = self.without(problem, firsts)
+        answer = solved(replace(request(left), flow=plan.edges))
+        assert answer.best is not None
+        assert answer.kept is not None
+        assert answer.gain is not None
+        moved = set(plan.assignments) - set(answer.best.assignments)
+        assert moved
+        assert {a.peer_id for a in moved} <= cells[0] | min(cells[1:], key=len)
+        # All of what these peers serve, not of what the swarm does.
+        whole = answer.best.value_tokens_per_s / answer.kept.value_tokens_per_s
+        assert answer.gain > whole
+        thorough = solved(replace(request(left), flow=plan.edges, thorough=True))
+        assert thorough.best is not None
+        others = set(plan.assignments) - set(thorough.best.assignments)
+        assert {a.peer_id for a in others} - cells[0]
+
+    def test_newcomers_that_could_be_a_cell_become_one(self) -> None:
+        problem, plan = self.first()
+        held = {a.peer_id for a in plan.assignments}
+        new = tuple(node(f"new-{at}", steady(20, 4), memory_bytes=400) for at in range(6))
+        more = replace(problem, nodes=(*problem.nodes, *new))
+        answer = solved(replace(request(more), flow=plan.edges))
+        assert answer.best is not None
+        assert {a for a in answer.best.assignments if a.peer_id in held} == set(plan.assignments)
+        assert any({n.peer_id for n in new} & cell for cell in flow_parts(answer.best.edges))
+        assert answer.best.value_tokens_per_s > plan.value_tokens_per_s
