@@ -37,7 +37,8 @@ def storms(result: dict[str, Any]) -> str:
     struck, did = sum(result["strikes"].values()), result["did"]
     return (
         f"Storms under a virtual clock: {result['seeds']} seeds, {struck} peers killed, frozen, cut"
-        f" off, stuck, filled up or made to leave under {result['answers']} answers;"
+        f" off, stuck, filled up or made to leave under {result['answers']} answers; in every"
+        " fourth seed tokens are drafted, and the model of every fourth keeps a state;"
         f" {did['failovers']} failovers, {did.get('move_by_copy', 0)} moves by copied KV and"
         f" {did.get('move_by_replay', 0)} by replay; {len(result['failed_seeds'])} seeds had an"
         f" answer that was wrong or KV that was not freed, {result['replayed']} were run twice and"

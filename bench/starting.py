@@ -9,6 +9,7 @@ from rich.live import Live
 from rich.table import Table
 
 from bench.local_swarm import LocalPeer, LocalSwarm, PeerStartError
+from dht.messages.types import layers_text
 
 Event = Mapping[str, Any]
 LIMIT_S = 180.0
@@ -53,17 +54,13 @@ def settled(peers: Sequence[Sequence[Event]]) -> bool:
     for events in peers:
         peer_id = next((e["peer_id"] for e in events if e["event"] == "listening"), None)
         mine = plan["assignments"].get(peer_id)
-        if mine is None or phase_of(events) != f"serves {_span(*mine)}":
+        if mine is None or phase_of(events) != f"serves {layers_text(mine)}":
             return False
     return True
 
 
 def _layers(event: Event) -> str:
-    return _span(event["start"], event["end"])
-
-
-def _span(start: int, end: int) -> str:
-    return f"layers {start}-{end - 1}" if end - start > 1 else f"layer {start}"
+    return layers_text((event["start"], event["end"]))
 
 
 class Watching:

@@ -6,17 +6,10 @@ from itertools import groupby
 
 from coordinator.routing.routes import NoRoute
 from dht.errors import SwarmError
-from dht.messages.types import Assignment
+from dht.messages.types import Assignment, layers_text
 
 StatusCallback = Callable[[str], None]
 """Takes a line about what an answer waits for, or what happened to it."""
-
-
-def layers_text(ranges: tuple[tuple[int, int], ...]) -> str:
-    """Half-open ranges as people count them: ``layers 3-5 and 7``."""
-    parts = [f"{start}" if end - start == 1 else f"{start}-{end - 1}" for start, end in ranges]
-    noun = "layer" if len(parts) == 1 and "-" not in parts[0] else "layers"
-    return f"{noun} {' and '.join(filter(None, (', '.join(parts[:-1]), parts[-1])))}"
 
 
 def missing_text(
@@ -59,7 +52,7 @@ def no_route_text(no_route: NoRoute) -> str:
 
 def _are(ranges: Sequence[tuple[int, int]]) -> str:
     one = sum(end - start for start, end in ranges) == 1
-    return f"{layers_text(tuple(ranges))} {'is' if one else 'are'}"
+    return f"{layers_text(*ranges)} {'is' if one else 'are'}"
 
 
 class UnavailableError(SwarmError):

@@ -14,7 +14,6 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from client.answer.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions, PrefixCache
-from client.errors import layers_text
 from client.pages.clean import name_in
 from client.remembering import remember_swarm, settled_swarm
 from dht.command_line import (
@@ -28,7 +27,7 @@ from dht.command_line import (
 )
 from dht.errors import UserError
 from dht.messages.session import Priority
-from dht.messages.types import NodeRecord
+from dht.messages.types import NodeRecord, layers_text
 
 USUAL = frozenset({"max-new-tokens", "temperature", "top-k", "top-p", "seed", "stop"})
 """Options that most people give; ``--help-all`` shows the rest."""
@@ -176,7 +175,7 @@ def figures(answer: Answer, nodes: Mapping[str, NodeRecord]) -> str:
     """One line for people: how long it took and who computed it, by the names in ``nodes``."""
     rate = f", {1 / answer.tpot_s:.1f} tokens/s{_spent(answer)}" if answer.tpot_s > 0 else ""
     route = " → ".join(
-        f"{name_in(nodes, stage.peer_id)} ({layers_text(((stage.start, stage.end),))})"
+        f"{name_in(nodes, stage.peer_id)} ({layers_text((stage.start, stage.end))})"
         for stage in answer.route
     )
     left = "peer" if answer.failovers == 1 else "peers"

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from client.answer.generation import GenerationOptions
-from client.errors import UnavailableError, layers_text
+from client.errors import UnavailableError
 from client.health.history import History
 from client.health.past import IncidentWatch
 from client.health.served import ServedTally
@@ -17,7 +17,7 @@ from client.view.pinger import PingConfig, Pinger
 from coordinator.catalogue.reading import network_models, served_models
 from coordinator.catalogue.served import ServedModel
 from dht.errors import NetworkError, PeerError, SwarmError, UserError
-from dht.messages.types import LeaseRecord, LinksRecord, NodeRecord, RouteStage
+from dht.messages.types import LeaseRecord, LinksRecord, NodeRecord, RouteStage, layers_text
 
 logger = logging.getLogger(__name__)
 
@@ -229,7 +229,7 @@ class Prober:
         except TimeoutError:
             reason = f"no answer within {self._config.answer_s:.0f} s"
         except UnavailableError as error:
-            missing = layers_text(error.missing) + " missing" if error.missing else "no free peer"
+            missing = layers_text(*error.missing) + " missing" if error.missing else "no free peer"
             reason = f"no route: {missing}"
         except (SwarmError, NetworkError, PeerError, UserError) as error:
             logger.warning("a probe failed: %s", error)

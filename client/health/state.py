@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from client.errors import layers_text, missing_text
+from client.errors import missing_text
 from client.health.models import held_verdict, models_json
 from client.health.network import (
     links_json,
@@ -41,6 +41,7 @@ from dht.messages.types import (
     Plan,
     RouteStage,
     layer_ranges,
+    layers_text,
     stage_bytes,
 )
 
@@ -394,12 +395,10 @@ def _help(spec: ModelSpec | None, peers: list[Json], depths: list[int]) -> str:
     one = end - start == 1
     if lost:
         effect = f"{'has' if one else 'have'} no holder: one more peer of {size} would bring"
-        return (
-            f"{layers_text(((start, end),)).capitalize()} {effect} {'it' if one else 'them'} back."
-        )
+        return f"{layers_text((start, end)).capitalize()} {effect} {'it' if one else 'them'} back."
     ending = "the single point of failure" if len(single) == 1 else "that single point of failure"
     verb = "has" if one else "have"
-    text = layers_text(((start, end),)).capitalize()
+    text = layers_text((start, end)).capitalize()
     return f"{text} {verb} one holder: one more peer of {size} would remove {ending}."
 
 
@@ -415,5 +414,5 @@ def _help_speed(peers: list[Json], layers: int) -> str:
     if least >= NARROW * usual:
         return f"{text}."
     narrow = [1 if rate <= least * (1 + 1e-9) else 0 for rate in rates]
-    where = layers_text(_ranges(narrow, 1))
+    where = layers_text(*_ranges(narrow, 1))
     return f"{text}, most of all at {where}: {least:.0f} tokens/s together, {usual:.0f} elsewhere."

@@ -9,9 +9,9 @@ from rich.text import Text
 
 from dht.command_line import printable
 from dht.identity.peer_id import short_name
-from dht.messages.types import Link, ModelSpec, NodeRecord, NodeState, layer_ranges
+from dht.messages.types import Link, ModelSpec, NodeRecord, NodeState, layer_ranges, layers_text
 from node.owner.contribution import Contribution
-from node.owner.reporter import counted, gibibytes, layers_sentence, span_text
+from node.owner.reporter import counted, gibibytes, layers_sentence
 
 PEERS_SHOWN_MAX = 6
 STRIP_CELLS_MAX = 48
@@ -148,8 +148,7 @@ def missing_sentence(figures: Figures) -> str:
     gaps = layer_ranges(
         layer for layer, count in enumerate(figures.held) if not count and layer not in mine
     )
-    said = ", ".join(span_text(start, end) for start, end in gaps)
-    return f"somebody to serve {said}" if said else ""
+    return f"somebody to serve {layers_text(*gaps)}" if gaps else ""
 
 
 def contribution_text(lifetime: Contribution) -> str:

@@ -23,7 +23,7 @@ from rich.progress import (
 )
 
 from dht.command_line import printable
-from dht.messages.types import NodeState
+from dht.messages.types import NodeState, layers_text
 
 STATUS_EVERY_S = 300.0
 """Interval between status lines if there is no terminal."""
@@ -210,9 +210,4 @@ def layers_sentence(start: int, end: int, total: int, state: NodeState) -> str:
     """The layers that this peer holds, in words."""
     if start == end:
         return f"{state}: no layers yet"
-    return f"{state}: {span_text(start, end)} of {total}"
-
-
-def span_text(start: int, end: int) -> str:
-    """``layers 0-3``, ``layer 7``."""
-    return f"layer {start}" if end - start == 1 else f"layers {start}-{end - 1}"
+    return f"{state}: {layers_text((start, end))} of {total}"

@@ -12,6 +12,7 @@ from dht.command_line import printable
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.gguf_model import hub_root, model_directory
 from dht.hub import HubId, local_path, served_name
+from dht.messages.types import layers_text
 from dht.model_files import directory_root
 from dht.transport.interface import Transport
 
@@ -43,7 +44,7 @@ class Choice:
             else "its files are here"
         )
         return (
-            f"{need.model.name}: layers {need.start}-{need.end - 1} of {need.model.layers},"
+            f"{need.model.name}: {layers_text((need.start, need.end))} of {need.model.layers},"
             f" the least held of them by {count}; {fetched}"
         )
 

@@ -30,10 +30,11 @@ from dht.messages.types import (
     PlanVersion,
     Reach,
     fits,
+    layers_text,
 )
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
-from node.owner.reporter import Reporter, gibibytes, layers_sentence, span_text
+from node.owner.reporter import Reporter, gibibytes, layers_sentence
 from node.peer.announcer import Announcer
 from node.stage.layer_check import LayerChecker
 from node.stage.local_engine import LocalEngine
@@ -137,7 +138,7 @@ class PlanFollower:
             logger.warning(
                 "plan %s asks for %s, which this peer cannot hold: not followed",
                 plan.version,
-                span_text(mine.start, mine.end),
+                layers_text((mine.start, mine.end)),
             )
             self._announcer.set(record.state, record.start, record.end, plan.version)
             return
@@ -170,7 +171,7 @@ class PlanFollower:
         self._announcer.set(NodeState.LOADING, mine.start, mine.end, version)
         self._stage.fail_outside(0, 0, "the peer moves to other layers")
         total = self._announcer.record.model.layers
-        what = f"Loading {span_text(mine.start, mine.end)}"
+        what = f"Loading {layers_text((mine.start, mine.end))}"
         try:
             with self._reporter.phase(what, counted=True) as meter:
                 loaded_bytes = await self._engine.load(mine.start, mine.end, meter.update)
@@ -244,15 +245,15 @@ class PlanFollower:
             return
         self._reporter.event("stays", start=record.start, end=record.end, reason=reason)
         self._reporter.say(
-            f"The plan has {span_text(mine.start, mine.end)} for this peer; it goes on serving"
-            f" {span_text(record.start, record.end)} for now: {reason}"
+            f"The plan has {layers_text((mine.start, mine.end))} for this peer; it goes on serving"
+            f" {layers_text((record.start, record.end))} for now: {reason}"
         )
 
     async def _fetch(self, mine: Assignment) -> None:
         """Download the files of new layers while the old ones are served."""
         if self._engine.is_local:
             return
-        what = f"Fetching {span_text(mine.start, mine.end)}"
+        what = f"Fetching {layers_text((mine.start, mine.end))}"
         with self._reporter.phase(what, counted=True) as meter:
             await self._engine.fetch(mine.start, mine.end, meter.update)
 

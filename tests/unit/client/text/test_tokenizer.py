@@ -12,13 +12,13 @@ from tokenizers.models import BPE
 
 from bench.local_swarm import ROOT
 from client.answer.generation import GenerationOptions
-from client.errors import layers_text
 from client.text.tokenizer import (
     UNFINISHED_TOKENS_MAX,
     Detokenizer,
     Tokenizer,
 )
 from dht.errors import UserError
+from dht.messages.types import layers_text
 
 MODEL = ROOT / "models" / "brook"
 
@@ -88,9 +88,9 @@ def test_a_prompt_beyond_the_context_says_by_how_much() -> None:
 
 
 def test_layers_as_people_count_them() -> None:
-    assert layers_text(((3, 4),)) == "layer 3"
-    assert layers_text(((3, 6),)) == "layers 3-5"
-    assert layers_text(((0, 2), (5, 6))) == "layers 0-1 and 5"
+    assert layers_text((3, 4)) == "layer 3"
+    assert layers_text((3, 6)) == "layers 3-5"
+    assert layers_text((0, 2), (5, 6)) == "layers 0-1 and 5"
 
 
 def test_one_token_as_text_and_as_bytes() -> None:
