@@ -99,12 +99,12 @@ def test_the_panel_says_where_it_helps_and_what_is_waited_for() -> None:
     assert "brook in network home" in text
     assert "·▄▄▄████▄▄▄·" in text
     assert "▁▅█ at most 10.0 tokens/s" in text
-    assert "somebody to serve layer 0, layer 11" in text
+    assert "somebody to serve layers 0 and 11" in text
     assert "4 others: Ada's \N{REPLACEMENT CHARACTER}[31m[red]PC 12.0 ms" in text
     assert "nobody else yet" in shown(replace(told, peers=0, links=()))
     loading = shown(replace(told, state=NodeState.LOADING))
     assert "·▄▄▄▒▒▒▒▄▄▄·" in loading
-    assert "somebody to serve layer 0, layers 4-5, layer 7, layer 11" in loading
+    assert "somebody to serve layers 0, 4-5, 7 and 11" in loading
     assert "waits for" not in shown(replace(told, held=(1,) * 12))
     assert "lately" not in shown(replace(told, rates=(0.0, 0.0)))
 
