@@ -16,6 +16,8 @@ from dht.messages.types import (
 
 PERIODIC = "periodic"
 """The reason of a thorough solve: nothing changed but figures."""
+TIMES_TOLD_MAX = 1000.0
+"""Gains from here on are not told as multiples."""
 HOLDERS_WANTED = 2
 """Holders of every layer that are worth moves at about equal throughput: the loss of a single one
 stops the model."""
@@ -298,4 +300,7 @@ def _gain(best: Plan, before: Plan | None) -> float:
 
 
 def _times(gain: float) -> str:
-    return f"{gain:.2f} times the tokens/s"
+    """A gain in words; what served nothing serves any multiple of it."""
+    return (
+        f"{gain:.2f} times the tokens/s" if gain < TIMES_TOLD_MAX else "what served nothing serves"
+    )

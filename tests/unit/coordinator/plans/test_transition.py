@@ -218,8 +218,7 @@ def test_plans_are_compared_by_what_they_would_serve(old, usable):
     # A plan that would serve nothing is worth less than any other, however wide its flow.
     idle = replace(kept, flow_tokens_per_s=1e6, estimate_tokens_per_s=0.0)
     chosen = choose_plan(old, best, idle, usable, CONFIG, NOW_S)
-    assert chosen is not None
-    assert chosen[0] == best
+    assert chosen == (best, "what served nothing serves")
 
 
 def test_rest_protects_nobody_from_a_repair_that_moves_peers_anyway(make, old, usable):
