@@ -198,6 +198,8 @@ class Attempt:
         reason: str,
         suspects: tuple[str, ...] = (),
         retry_after_s: float = 0.0,
+        *,
+        watched: bool = False,
     ) -> None:
         self._post(
             Lost(
@@ -206,6 +208,7 @@ class Attempt:
                 reason=reason,
                 suspects=suspects,
                 retry_after_s=retry_after_s,
+                watched=watched,
             )
         )
 
@@ -345,7 +348,7 @@ class Attempt:
         while True:
             match watch.tick(loop.time()):
                 case Dead(reason=reason):
-                    self._lose(self._peer(stage), reason)
+                    self._lose(self._peer(stage), reason, watched=True)
                     return
                 case PingNow(nonce=nonce):
                     # Written without waiting: the watch must run on when nothing is read there.

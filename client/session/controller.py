@@ -175,6 +175,11 @@ class SessionController:
                 Lost(attempt=self.attempt) as lost,
             ):
                 return [*self._drop_move(), *self._lost(lost, now_s)]
+            case (ControllerState.OPENING, Lost(watched=True, peer_id=peer_id) as lost) if (
+                peer_id in {stage.peer_id for stage in self.route}
+            ):
+                # Of an earlier route: who noticed this loss first was taken for the lost one.
+                return self._lost(lost, now_s)
             case (ControllerState.RUNNING, Arrived() as arrived):
                 return self._arrived(arrived, now_s)
             case (ControllerState.RUNNING, Leaving(attempt=self.attempt) as leaving):

@@ -53,6 +53,8 @@ class Lost:
     """Others that may be at fault instead of ``peer_id``, likelier ones first."""
     retry_after_s: float = 0.0
     """Seconds until ``peer_id``, which gave its KV to other sessions, expects to have some."""
+    watched: bool = False
+    """Whether the client's own watch of ``peer_id`` says so, not a stage or the end of a stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

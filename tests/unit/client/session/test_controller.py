@@ -201,7 +201,7 @@ class World:
                 if len(self.dead) < 3 and chosen.yes():
                     self.dead.add(peer)
                     self.holds.pop(peer, None)
-                return Lost(attempt=at, peer_id=peer, reason="r")
+                return Lost(attempt=at, peer_id=peer, reason="r", watched=self.chosen.yes())
             case "leave":
                 to = chosen.one_of(PEERS) if chosen.yes() else ""
                 self.now_s += RELIEF_EVERY_S if to and chosen.yes() else 0.0
@@ -266,6 +266,31 @@ def test_a_stage_that_always_gives_way_is_not_waited_for_for_ever() -> None:
         owner.step(gone, now_s)
     assert now_s >= PAUSED_S, "an answer that began is waited for, though its client does not wait"
     assert (owner.failovers, owner.attempt > 3) == (0, True)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_who_was_lost_with_an_earlier_route_is_not_waited_for_on_the_next(watched: bool) -> None:
+    """A stage that noticed first was taken for the lost one; then the client's own watch speaks."""
+    a, b, c = (RouteStage(peer_id=peer, start=0, end=4) for peer in "abc")
+    ends = RouteStage(peer_id="z", start=4, end=8)
+    request = AnswerRequest(model=MODEL, prompt_ids=PROMPT, max_new_tokens=9, sampling=Sampling())
+    owner = SessionController(log=AnswerLog(request=request), wait_s=60.0)
+    owner.start(0.0)
+    owner.step(RouteFound(route=(a, ends)), 0.0)
+    first = owner.attempt
+    owner.step(Accepted(attempt=first, position=0), 0.0)
+    owner.step(Lost(attempt=first, peer_id="z", reason="said to be silent"), 2.0)
+    owner.step(RouteFound(route=(a, replace(ends, peer_id="y"))), 2.0)
+    late = Lost(attempt=first, peer_id="a", reason="silent for 2.0 s", watched=watched)
+    effects = owner.step(late, 2.0)
+    assert any(isinstance(each, FindRoute) for each in effects) == watched
+    if watched:
+        assert "a" in owner.lost
+        owner.step(RouteFound(route=(b, ends)), 2.0)
+        assert not owner.step(replace(late, peer_id="c"), 2.0), "it is not on the route"
+        owner.step(Accepted(attempt=owner.attempt, position=0), 2.0)
+        assert not owner.step(replace(late, peer_id="b"), 2.0), "it has answered since"
+    assert c not in owner.route
 
 
 @pytest.mark.property
