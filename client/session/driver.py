@@ -34,6 +34,7 @@ from client.session.events import (
     RouteFound,
     TellWait,
 )
+from client.view.pinger import answering
 from client.view.prefixes import NamedPrompt
 from client.view.view import Route, SwarmView
 from coordinator.admission.lengths import ANSWER_TOKENS
@@ -47,6 +48,10 @@ from dht.transport.interface import SESSION_PROTOCOL, Transport
 
 logger = logging.getLogger(__name__)
 
+ASK_S = 1.5
+"""Time for those that may have failed a session to answer a ping."""
+ASK_GRACE_S = 0.4
+"""The same once one of them answered."""
 LEAVE_S = 4.0
 """Time for telling a stage that left the route to free its share."""
 WHY_MAX = 3
@@ -145,7 +150,7 @@ class SessionDriver:
             while owner.state is not ControllerState.DONE or todo:
                 self._tell_route()
                 if not todo:
-                    event = self._judged(await self._next_event())
+                    event = await self._judged(await self._next_event())
                     todo += owner.step(event, loop.time())
                     if owner.state is not ControllerState.OPENING:
                         self._was_answered()
@@ -205,15 +210,23 @@ class SessionDriver:
             last, *others = [stage.peer_id for stage in reversed(owner.route)]
             return Lost(attempt=owner.attempt, peer_id=last, reason=reason, suspects=tuple(others))
 
-    def _judged(self, event: Event) -> Event:
-        """``event``, with the one peer that is taken to be at fault where several may be."""
+    async def _judged(self, event: Event) -> Event:
+        """``event``, with the one peer that is taken to be at fault where several may be.
+
+        All are asked: the only one that does not answer is at fault, whatever happened before.
+        """
         owner = self.owner
         if not isinstance(event, Lost | Refused) or not event.suspects:
             return event
         if event.attempt not in {owner.attempt, owner.spent_attempt}:
             return event  # the route was given up already, for the same reason or another
         suspects = (event.peer_id, *event.suspects)
-        at_fault = self._view.at_fault(suspects, asyncio.get_running_loop().time())
+        asked = {peer_id: self._view.addresses_of(peer_id) for peer_id in suspects}
+        silent = set(suspects) - await answering(self._transport, asked, ASK_S, ASK_GRACE_S)
+        if len(silent) == 1:
+            at_fault = silent.pop()
+        else:
+            at_fault = self._view.at_fault(suspects, asyncio.get_running_loop().time())
         return replace(event, peer_id=at_fault, suspects=())
 
     async def _find(self, wanted: FindRoute | FindMigrationRoute) -> Event:

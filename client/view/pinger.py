@@ -92,19 +92,57 @@ class Pinger:
             await asyncio.sleep(self._config.again_s if doubtful else pause_s)
 
     async def _ping(self, peer_id: str) -> float | None:
-        """One round trip in seconds, or None without a right answer in time."""
-        loop = asyncio.get_running_loop()
-        with suppress(NetworkError, PeerError, TimeoutError):
-            async with asyncio.timeout(self._config.answer_s):
-                stream = await self._transport.open_stream(
-                    peer_id, PROBE_PROTOCOL, addresses=self._addresses.get(peer_id, ())
-                )
-                try:
-                    started_s = loop.time()
-                    await codec.send_frame(stream, Ping(nonce=1))
-                    reply = (await codec.read_frame(stream, limit_bytes=1 << 10)).message
-                    if reply == Pong(nonce=1):
-                        return loop.time() - started_s
-                finally:
-                    await stream.close()
-        return None
+        addresses = self._addresses.get(peer_id, ())
+        return await round_trip_s(self._transport, peer_id, addresses, self._config.answer_s)
+
+
+async def round_trip_s(
+    transport: Transport, peer_id: str, addresses: tuple[str, ...], limit_s: float
+) -> float | None:
+    """One ping's time in seconds; None without a right answer within ``limit_s``."""
+    loop = asyncio.get_running_loop()
+    with suppress(NetworkError, PeerError, TimeoutError):
+        async with asyncio.timeout(limit_s):
+            stream = await transport.open_stream(peer_id, PROBE_PROTOCOL, addresses=addresses)
+            try:
+                started_s = loop.time()
+                await codec.send_frame(stream, Ping(nonce=1))
+                reply = (await codec.read_frame(stream, limit_bytes=1 << 10)).message
+                if reply == Pong(nonce=1):
+                    return loop.time() - started_s
+            finally:
+                await stream.close()
+    return None
+
+
+async def answering(
+    transport: Transport, peers: Mapping[str, tuple[str, ...]], limit_s: float, grace_s: float
+) -> set[str]:
+    """Those of ``peers``, by their addresses, that answer a ping within ``limit_s``.
+
+    Once some answered, the others have ``grace_s`` more.
+    """
+    pings = {
+        asyncio.create_task(round_trip_s(transport, peer_id, addresses, limit_s)): peer_id
+        for peer_id, addresses in peers.items()
+    }
+    waiting, left_s = set(pings), limit_s
+    found: set[str] = set()
+    try:
+        while waiting and left_s > 0:
+            begun_s = asyncio.get_running_loop().time()
+            done, waiting = await asyncio.wait(
+                waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            left_s -= asyncio.get_running_loop().time() - begun_s
+            came = {pings[task] for task in done if task.result() is not None}
+            if came and not found:
+                left_s = min(left_s, grace_s)
+            found |= came
+            if not done:
+                break
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    return found

@@ -3,7 +3,7 @@
 import asyncio
 import random
 
-from client.view.pinger import PingConfig, Pinger
+from client.view.pinger import PingConfig, Pinger, answering
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryNetwork, MemoryTransport
 from node.links.probe import ProbeServer
@@ -67,5 +67,25 @@ def test_many_peers_are_asked_less_often() -> None:
         await asyncio.sleep(2)
         assert pinger.state_of(peers[0].peer_id).answered_unix_s != first
         await pinger.close()
+
+    run_virtual(scenario(), limit_s=60)
+
+
+def test_of_those_that_may_have_failed_the_frozen_one_is_known_at_once() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(1))
+        client, loop = network.transport(), asyncio.get_running_loop()
+        killed, frozen, well = await peers_of(network, 3)
+        everybody = {peer.peer_id: () for peer in (killed, frozen, well)}
+        assert await answering(client, everybody, 1.5, 0.4) == set(everybody)
+        network.freeze(frozen.peer_id)
+        network.kill(killed.peer_id)
+        begun_s = loop.time()
+        assert await answering(client, everybody, 1.5, 0.4) == {well.peer_id}
+        assert loop.time() - begun_s < 0.6
+        begun_s = loop.time()
+        assert await answering(client, {frozen.peer_id: ()}, 1.5, 0.4) == set()
+        assert loop.time() - begun_s < 1.6
+        network.thaw(frozen.peer_id)
 
     run_virtual(scenario(), limit_s=60)
