@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,11 @@ import msgspec
 from bench import report
 from bench.local_swarm import ROOT
 from coordinator.plan import plan_offline, plans_json
-from coordinator.planning.placement import why_uncoverable
 from coordinator.problem.service import announced_service
 from dht.command_line import EXIT_DONE
 from dht.messages.types import weight_bytes
 from dht.model_files import MANIFEST, Manifest, ShardHashes
-from node.plan import MORE_MAX, named_problem, studied
+from node.plan import fewest_more, named_problem, studied
 from node.profiling.data_sheets import GPUS
 
 KINDS = ("3060", "3090", "5090")
@@ -199,14 +199,13 @@ def fits(name: str, precision: str | None) -> dict[str, Any]:
         "weights_gib": round(weights / 2**30, 1),
         "gpus": {},
     }
+    problem_of = partial(named_problem, spec=spec, work=work, mbit=MBIT, ms=MS)
     for kind in KINDS:
-        for count in range(1, MORE_MAX + 1):
-            problem = named_problem((kind,) * count, spec, work, mbit=MBIT, ms=MS)
-            if why_uncoverable(problem) is None:
-                break
-        else:
+        count = fewest_more((), kind, problem_of)
+        if count is None:
             row["gpus"][kind] = None
             continue
+        problem = problem_of((kind,) * count)
         found = plans_json(
             plan_offline(problem, announced_service(problem), time_limit_s=LIMIT_S, seed=0)
         )

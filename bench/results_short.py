@@ -4,6 +4,7 @@ from typing import Any
 
 from bench.report import made, table
 from bench.results_sessions import STRIKES
+from bench.results_speculation import rows_of
 
 
 def gpus(result: dict[str, Any]) -> str:
@@ -70,12 +71,7 @@ def drafts_in_short(result: dict[str, Any]) -> str:
     gains = ", ".join(
         f"{row['gain']:.1f} × on {text}" for text, row in result["stand_in"][trip].items()
     )
-    differ = sum(
-        not row["identical"]
-        for part in ("stand_in", "brook", "brook_drafter")
-        for texts in result[part].values()
-        for row in texts.values()
-    )
+    differ = sum(not row["identical"] for row in rows_of(result))
     return (
         f"- Drafts over a network ({trip} between three stages that take the times of RTX 3090s,"
         f" simulated): {gains}; {differ} answers changed {made('speculation')}."

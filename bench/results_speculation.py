@@ -5,14 +5,19 @@ from typing import Any
 from bench.report import made, table
 
 
-def speculation(result: dict[str, Any]) -> str:
-    """Tokens/s with and without drafts, and how often drafts are right."""
-    rows = [
+def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of all parts: by model, setting and text."""
+    return [
         {"model": name, "trip": trip, "text": text, "identical": True, **row}
         for part, name in MODELS.items()
         for trip, texts in result.get(part, {}).items()
         for text, row in texts.items()
     ]
+
+
+def speculation(result: dict[str, Any]) -> str:
+    """Tokens/s with and without drafts, and how often drafts are right."""
+    rows = rows_of(result)
     differ = sum(not row["identical"] for row in rows)
     noise = max(abs(row["gain"] - 1) for row in rows if row["text"] == "random")
     by_place = result["accepted_by_place"]

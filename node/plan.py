@@ -110,14 +110,27 @@ def named_problem(
     )
 
 
+def fewest_more(
+    gpus: tuple[str, ...], kind: str, problem_of: Callable[[tuple[str, ...]], Problem]
+) -> int | None:
+    """The fewest GPUs of a kind that hold the model beside ``gpus``; None: above ``MORE_MAX``."""
+    return next(
+        (
+            more
+            for more in range(1, MORE_MAX + 1)
+            if why_uncoverable(problem_of((*gpus, *[kind] * more))) is None
+        ),
+        None,
+    )
+
+
 def _who_is_missing(gpus: tuple[str, ...], problem_of: Callable[[tuple[str, ...]], Problem]) -> str:
     """How many more of each kind of GPU would do."""
-    found = []
-    for kind in dict.fromkeys(gpus):
-        for more in range(1, MORE_MAX + 1):
-            if why_uncoverable(problem_of((*gpus, *[kind] * more))) is None:
-                found.append(f"{more} more {kind}")
-                break
+    found = [
+        f"{more} more {kind}"
+        for kind in dict.fromkeys(gpus)
+        if (more := fewest_more(gpus, kind, problem_of)) is not None
+    ]
     return f"{' or '.join(found)} would do" if found else "far more, or larger, GPUs are needed"
 
 

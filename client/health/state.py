@@ -150,6 +150,7 @@ def build_state(seen: SwarmSnapshot) -> Json:
     counts = _depths(peers, spec)
     probes = _probes(seen)
     reasons = _reasons(seen, peers, counts, probes)
+    verdict = _verdict(reasons, counts, probes)
     return {
         "version": 1,
         "generated_unix_s": seen.now_unix_s,
@@ -157,9 +158,9 @@ def build_state(seen: SwarmSnapshot) -> Json:
             "model": clean_name(spec.name if spec else seen.model_name),
             "fingerprint": spec.fingerprint if spec else "",
             "healthy": not reasons,
-            "verdict": _verdict(reasons, counts, probes),
+            "verdict": verdict,
             "reasons": reasons,
-            "sentence": _sentence(reasons, peers, counts, probes),
+            "sentence": f"{verdict.capitalize()}: {_sentence(reasons, peers, counts, probes)}",
             "peers": len(peers),
             "serving": sum(each["counts"] for each in peers),
         },
@@ -312,9 +313,9 @@ def _reasons(seen: SwarmSnapshot, peers: list[Json], depths: list[int], probes: 
 
 
 def _sentence(reasons: list[str], peers: list[Json], depths: list[int], probes: Json) -> str:
-    verdict = _verdict(reasons, depths, probes).capitalize()
+    """What stands behind the verdict."""
     if reasons:
-        return f"{verdict}: {'; '.join(reasons)}."
+        return f"{'; '.join(reasons)}."
     serving = sum(peer["counts"] for peer in peers)
     ttft = probes["ttft_p50_s"]
     speed = f"; the first token comes after {ttft:.2f} s" if ttft is not None else ""
@@ -323,7 +324,7 @@ def _sentence(reasons: list[str], peers: list[Json], depths: list[int], probes: 
     beside = f" {silent} more {verb} not answer." if silent else ""
     lost = " What nobody else holds is lost with its peer." if min(depths) == 1 else ""
     return (
-        f"{verdict}: each layer is held by {min(depths)} or more of {serving}"
+        f"each layer is held by {min(depths)} or more of {serving}"
         f" {'peer' if serving == 1 else 'peers'}{speed}.{lost}{beside}"
     )
 

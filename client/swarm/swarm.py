@@ -240,7 +240,6 @@ class Generation:
         """Runs the answer's session, once that has begun."""
         self._text: list[str] = []
         self._times_s: list[float] = []
-        self._drafted = 0
         self._started_s = 0.0
         self._finish: FinishReason | None = None
 
@@ -267,7 +266,6 @@ class Generation:
                 if token_ids is None:
                     break
                 self._times_s.append(loop.time())
-                self._drafted += len(token_ids) - 1
                 text = detokenizer.push(token_ids) if detokenizer is not None else ""
                 shown = stops.push(text)
                 self._text.append(shown)
@@ -337,7 +335,7 @@ class Generation:
             plan_version=str(plan.version) if plan is not None else "none",
             failovers=owner.failovers,
             cached_tokens=self.cached_tokens,
-            drafted_tokens=self._drafted,
+            drafted_tokens=len(token_ids) - len(times_s),  # all but the first of each round
             fingerprint=owner.log.request.model.fingerprint,
             logprobs=tuple(owner.log.scores) if self._options.logprobs is not None else None,
             prompt_logprobs=self.prompt_logprobs,

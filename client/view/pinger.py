@@ -122,27 +122,16 @@ async def answering(
 
     Once some answered, the others have ``grace_s`` more.
     """
-    pings = {
-        asyncio.create_task(round_trip_s(transport, peer_id, addresses, limit_s)): peer_id
-        for peer_id, addresses in peers.items()
-    }
-    waiting, left_s = set(pings), limit_s
-    found: set[str] = set()
-    try:
-        while waiting and left_s > 0:
-            begun_s = asyncio.get_running_loop().time()
-            done, waiting = await asyncio.wait(
-                waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            left_s -= asyncio.get_running_loop().time() - begun_s
-            came = {pings[task] for task in done if task.result() is not None}
-            if came and not found:
-                left_s = min(left_s, grace_s)
-            found |= came
-            if not done:
-                break
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+    loop, found = asyncio.get_running_loop(), set[str]()
+    until_s = loop.time() + limit_s
+
+    async def ask(peer_id: str, addresses: tuple[str, ...]) -> None:
+        if await round_trip_s(transport, peer_id, addresses, limit_s) is not None:
+            if not found:
+                limit.reschedule(min(until_s, loop.time() + grace_s))
+            found.add(peer_id)
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout_at(until_s) as limit:
+            await asyncio.gather(*(ask(*each) for each in peers.items()))
     return found

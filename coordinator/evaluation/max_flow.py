@@ -136,15 +136,20 @@ def edge_capacity(problem: Problem) -> Callable[[str, str], float]:
     return capacity
 
 
-def least_served(problem: Problem, assignments: Sequence[Assignment]) -> float:
-    """Tokens/s of all holders of the layer that is served least: no flow is larger."""
+def served_by_layer(problem: Problem, assignments: Sequence[Assignment]) -> list[float]:
+    """Tokens/s of all holders of each layer."""
     nodes = {node.peer_id: node for node in problem.nodes}
     served = [0.0] * problem.model.layers
     for a in assignments:
         rate = nodes[a.peer_id].tokens_per_s[a.end - a.start - 1]
         for layer in range(a.start, a.end):
             served[layer] += rate
-    return min(served)
+    return served
+
+
+def least_served(problem: Problem, assignments: Sequence[Assignment]) -> float:
+    """Tokens/s of all holders of the layer that is served least: no flow is larger."""
+    return min(served_by_layer(problem, assignments))
 
 
 def _pairs(problem: Problem, held: Sequence[Assignment]) -> Iterator[tuple[str, str]]:

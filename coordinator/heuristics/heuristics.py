@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
+from coordinator.evaluation.max_flow import served_by_layer
 from coordinator.evaluation.plan_check import uncovered
 from dht.messages.types import Assignment, PlannerNode, Problem, fits, longest_spans
 
@@ -231,13 +232,7 @@ def fill(problem: Problem, placed: Sequence[Assignment]) -> tuple[Assignment, ..
 
     A peer keeps the span that it holds now where no other span is served less.
     """
-    layers = problem.model.layers
-    nodes = {node.peer_id: node for node in problem.nodes}
-    served = [0.0] * layers
-    for a in placed:
-        rate = nodes[a.peer_id].tokens_per_s[a.end - a.start - 1]
-        for layer in range(a.start, a.end):
-            served[layer] += rate
+    served = served_by_layer(problem, placed)
     result = list(placed)
     taken = {a.peer_id for a in placed}
     order = sorted(problem.nodes, key=lambda n: (-len(n.tokens_per_s), n.peer_id))

@@ -316,9 +316,11 @@ def with_spares(problem: Problem, placement: Placement, service: Service | None)
     idle = score(problem, filled, planner, service=service, edges=edges)
     if len(problem.nodes) > WHOLE_PEERS_MAX:
         enough = idle.flow_tokens_per_s / FLOW_USED_MIN
-        if enough >= least_served(problem, filled):
-            return idle
-        if enough >= solve_flow(problem, filled).flow_tokens_per_s:
+        # The bound is quick, and often enough.
+        if (
+            enough >= least_served(problem, filled)
+            or enough >= solve_flow(problem, filled).flow_tokens_per_s
+        ):
             return idle
     used = score(problem, filled, planner, service=service)
     wasted = idle.flow_tokens_per_s < FLOW_USED_MIN * used.flow_tokens_per_s

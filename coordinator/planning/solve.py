@@ -101,14 +101,7 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
     ):
         return _where_it_changed(request, core, kept_spans, service, joined, spent)
     try:
-        placement = best_placement(
-            core,
-            time_limit_s=request.time_limit_s,
-            seed=request.seed,
-            spent=spent,
-            service=service,
-            trials=request.thorough,
-        )
+        placement = _planned(request, core, service, spent)
     except NoPlacementError as error:
         return SolveAnswer(error=str(error))
     solve_s = spent() * request.time_limit_s
@@ -127,8 +120,21 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
         whole, with_all, service
     ):
         alone, tried = gain_of(request, core, placement, before, service)
-        gain = min(alone, _times(with_all, kept_placement))
+        gain = min(alone, _ratio(with_all.value, kept_placement.value))
     return SolveAnswer(best=best or kept, kept=kept, gain=gain, tried=tried)
+
+
+def _planned(
+    request: SolveRequest, problem: Problem, service: Service, spent: Callable[[], float]
+) -> Placement:
+    return best_placement(
+        problem,
+        time_limit_s=request.time_limit_s,
+        seed=request.seed,
+        spent=spent,
+        service=service,
+        trials=request.thorough,
+    )
 
 
 def _where_it_changed(
@@ -153,13 +159,7 @@ def _where_it_changed(
     kept_placement = _kept(whole, kept_spans, service, joined)
     kept = _checked(_plan(request, kept_placement, 0.0), whole)
     try:
-        found = best_placement(
-            changed,
-            time_limit_s=request.time_limit_s,
-            seed=request.seed,
-            spent=spent,
-            service=service,
-        )
+        found = _planned(request, changed, service, spent)
     except NoPlacementError:
         return SolveAnswer(best=kept, kept=kept, gain=1.0)
     placement = together((*same, changed), (*stays, found), service)
@@ -169,8 +169,8 @@ def _where_it_changed(
     if _adoptable(whole, with_all, service):
         stay = sum(each.value for each in stays)
         before = _kept_by(core, kept_placement, service, joined)
-        alone = found.value / max((before.value if before else stay) - stay, 1e-9)
-        gain = min(alone, (with_all.value - stay) / max(kept_placement.value - stay, 1e-9))
+        alone = _ratio(found.value, before.value - stay if before else 0.0)
+        gain = min(alone, _ratio(with_all.value - stay, kept_placement.value - stay))
     return SolveAnswer(best=best or kept, kept=kept, gain=gain)
 
 
@@ -252,7 +252,7 @@ def gain_of(
     """What ``best`` serves more than ``kept``, as a ratio, and whether a run showed it."""
     run = request.thorough and len(problem.nodes) <= CELLS_ABOVE
     if not run or set(best.assignments) == set(kept.assignments):
-        return _times(best, kept), False
+        return _ratio(best.value, kept.value), False
     served, before = (
         judge(
             problem,
@@ -264,11 +264,11 @@ def gain_of(
         )
         for placement in (best, kept)
     )
-    return served / max(before, 1e-9), True
+    return _ratio(served, before), True
 
 
-def _times(best: Placement, kept: Placement) -> float:
-    return best.value / max(kept.value, 1e-9)
+def _ratio(after: float, before: float) -> float:
+    return after / max(before, 1e-9)
 
 
 def _kept(
