@@ -219,7 +219,7 @@ class Coordinator:
         if not self.leads:
             self._change = None
             if self._plans.newest is None:
-                shortage = why_uncoverable(problem_of(self._model, usable, links))
+                shortage = self._shortage_of(usable)
                 self._shortage = "" if shortage is None else shortage + self._left_out(nodes)
             await self._note_idleness(usable, links)
             return
@@ -295,7 +295,7 @@ class Coordinator:
         """Whether a coordinator should publish a plan or its head now."""
         plan, now_s = self._plans.newest, self._now()
         if plan is None or difference(plan, usable)[1]:
-            return why_uncoverable(problem_of(self._model, usable, links)) is None
+            return self._shortage_of(usable) is None
         if now_s - self._plans.head_seen_s > self._config.headless_s:
             return True
         every_s = self._config.weigh_every_s + self._config.weigh_per_peer_s * len(usable)
@@ -310,6 +310,10 @@ class Coordinator:
                 )
                 self._weighed = weighed
         return self._poor
+
+    def _shortage_of(self, usable: dict[str, NodeRecord]) -> str | None:
+        """Why the peers cannot hold every layer; None: they can. Their links do not matter."""
+        return why_uncoverable(problem_of(self._model, usable, {}))
 
     def _watch(self, usable: dict[str, NodeRecord], nodes: dict[str, NodeRecord]) -> None:
         """Ping the coordinator when next in line, and the plan's peers when leading."""

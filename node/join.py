@@ -11,6 +11,7 @@ import os
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dht.command_line import EXIT_DONE, on_interrupt, run_command
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
 SPINS = 1000
 """Spin count of a CPU thread that waits for others of its product: some microseconds."""
+SLOW_MODULES = ("node.peer.loading", "node.stage.server", "coordinator.runtime")
+"""Modules that take seconds to import (torch, transformers). They are imported in a thread, since
+clients may already ask this peer who serves what."""
 
 
 async def main(arguments: argparse.Namespace) -> int:
@@ -102,7 +106,8 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
         if store is None:
             await _choose(arguments, transport, machine, reporter)
             store = await _open_store(arguments, reporter)
-        from node.peer.loading import open_drafts, open_engine  # torch, and transformers
+        await _import_slow_modules()
+        from node.peer.loading import open_drafts, open_engine
 
         drafts = await open_drafts(arguments, store, machine, reporter)
         if drafts is not None:
@@ -137,6 +142,11 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     reporter.event("left")
     reporter.say("Left the swarm.")
     return EXIT_DONE
+
+
+async def _import_slow_modules() -> None:
+    for name in SLOW_MODULES:
+        await asyncio.to_thread(import_module, name)
 
 
 async def _open_store(arguments: argparse.Namespace, reporter: Reporter) -> "WeightStore":
