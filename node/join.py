@@ -80,8 +80,9 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     from node.peer.remembering import connect_or_found, settle_addresses
 
     store = await _open_store(arguments, reporter) if arguments.model else None
-    identity = arguments.loaded or Identity.load_or_create(arguments.identity.expanduser())
-    arguments.loaded = identity
+    arguments.loaded = identity = arguments.loaded or Identity.load_or_create(
+        arguments.identity.expanduser()
+    )
     settle_addresses(arguments, identity.peer_id)
     traffic = lent_traffic(arguments)
     # Before others are told to join, because this command ends if the machine lacks something.

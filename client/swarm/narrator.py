@@ -9,28 +9,30 @@ from client.errors import StatusCallback
 
 SILENT_S = 3.0
 """Maximum time in seconds without a word while something is waited for."""
+PAUSE_S = 0.1
+"""Maximum time in seconds between two waits that count as one: nothing was done in between."""
 
 
 class Narrator:
     """A status callback that speaks by itself where nobody else does.
 
     It passes lines on to ``tell``. Within :meth:`waiting` it adds one of its own whenever neither a
-    line nor what is waited for came for ``SILENT_S``. Waits that follow each other count as one,
-    until :meth:`heard`.
+    line nor what is waited for came for ``SILENT_S``. Waits that follow each other count as one.
     """
 
     def __init__(self, tell: StatusCallback) -> None:
         self._tell = tell
         self._heard_s = -math.inf
-        """When the caller heard of something last, by the loop's clock; never: nothing is waited
-        for yet."""
+        """When the caller heard of something last or began to wait, by the loop's clock."""
+        self._waited_s = -math.inf
+        """When the last wait ended."""
 
     def __call__(self, line: str) -> None:
         self.heard()
         self._tell(line)
 
     def heard(self) -> None:
-        """Note that something came, or that the caller begins to wait."""
+        """Note that something came."""
         self._heard_s = asyncio.get_running_loop().time()
 
     @contextmanager
@@ -38,7 +40,7 @@ class Narrator:
         """Within the context, ``for_what`` is waited for, and told with the seconds it took."""
         loop = asyncio.get_running_loop()
         since_s = loop.time()
-        if self._heard_s == -math.inf:
+        if since_s > self._waited_s + PAUSE_S:
             self.heard()
         timer: asyncio.TimerHandle | None = None
 
@@ -56,5 +58,6 @@ class Narrator:
         try:
             yield
         finally:
+            self._waited_s = loop.time()
             if timer is not None:
                 timer.cancel()

@@ -246,7 +246,6 @@ class Generation:
     async def __aiter__(self) -> AsyncGenerator[Piece, None]:
         swarm, options, loop = self._swarm, self._options, asyncio.get_running_loop()
         self._started_s = loop.time()
-        swarm.narrator.heard()
         with swarm.narrator.waiting(lambda: swarm.reader.waits_for):
             spec = swarm.view.spec or await swarm.reader.ready_spec()
         request = options.request(self._prompt_ids, spec, swarm.text.stop_token_ids)

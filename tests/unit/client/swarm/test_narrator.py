@@ -52,7 +52,6 @@ def test_who_begins_to_wait_after_a_pause_is_not_told_at_once() -> None:
         with narrator.waiting(lambda: "entering"):
             await asyncio.sleep(1.0)
         await asyncio.sleep(60.0)
-        narrator.heard()
         with narrator.waiting(lambda: "no token yet"):
             await asyncio.sleep(4.0)
 
