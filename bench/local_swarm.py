@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -149,8 +150,15 @@ def end_group(group: int) -> None:
         return
 
 
+def _terminated(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
 class LocalSwarm:
-    """Peers on loopback that found and join one swarm; use as a context manager."""
+    """Peers on loopback that found and join one swarm; use as a context manager.
+
+    Its peers end with it also when its process is terminated, unless that handles SIGTERM itself.
+    """
 
     def __init__(
         self,
@@ -237,6 +245,11 @@ class LocalSwarm:
         self._directory.cleanup()
 
     def __enter__(self) -> "LocalSwarm":
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        ):
+            signal.signal(signal.SIGTERM, _terminated)
         return self
 
     def __exit__(self, *_: object) -> None:
