@@ -232,6 +232,8 @@ async def serve(arguments: argparse.Namespace) -> int:
                 yield OpenModel(swarm=other, service=service_of(other))
 
         models = GatewayModels((swarm.text.name, *others), opened)
+        async with models.use(swarm.text.name):
+            pass  # it is listed with its context from the start
         gateway = Gateway(models, answers, metrics, config, swarm)
         interrupts: asyncio.Queue[None] = asyncio.Queue()
         with on_interrupt(lambda: interrupts.put_nowait(None)):

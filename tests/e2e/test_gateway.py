@@ -71,6 +71,8 @@ def greedy(reference: Reference, text: str, tokens: int) -> str:
 def test_openai_completions_are_those_of_transformers(
     client: openai.OpenAI, reference: Reference
 ) -> None:
+    (listed,) = client.models.list()  # before anything was asked
+    assert (listed.id, listed.model_extra["max_model_len"]) == ("brook", 1024)
     expected = greedy(reference, PROMPT, 40)
     asked: dict[str, Any] = {
         "model": "brook",

@@ -132,7 +132,7 @@ class GatewayModels:
         return {"object": "list", "data": [self.entry(name) for name in self._names]}
 
     def entry(self, name: str) -> Json:
-        """One model; raises ApiError (404). Its context is known once it was asked for."""
+        """One model; raises ApiError (404). Its context is known once it is open."""
         kept = self._kept.get(self.checked(name))
         spec = None
         if kept is not None and kept.ready.done() and kept.ready.exception() is None:
