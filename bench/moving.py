@@ -70,7 +70,7 @@ class StandInMover:
         self.peer.engine.serving = False
         self.peer.record = replace(self.peer.record, state=NodeState.DRAINING)
         await self.peer.directory.publish(self.peer.record)
-        self.peer.stage.move_outside(0, 0)
+        self.peer.stage.move_all()
         await self.peer.stage.wait_idle(AFTER_S)
 
     async def counters(self) -> Mapping[str, int]:
@@ -82,10 +82,18 @@ async def moving_peer(
 ) -> StandInMover:
     """Serve ``span``. What it knows of its links is skewed where a ``way`` is prescribed."""
     limits = BatchLimits(prefill_tokens_max=256)
-    peer = await serving(transport, span, SPEC, RTX_4090, limits, StageConfig())
     known = {"chosen": mbit * MBIT, "copy": 1e15, "replay": 1.0}[way]
-    peer.bandwidth = known
-    return StandInMover(peer)
+    return StandInMover(
+        await serving(
+            transport,
+            span,
+            SPEC,
+            RTX_4090,
+            limits,
+            StageConfig(),
+            bandwidth_from=lambda peer_id: known,
+        )
+    )
 
 
 async def _announced(client: Swarm, peer_ids: Sequence[str]) -> None:

@@ -146,11 +146,21 @@ async def serving(
     *,
     kv_tokens: int = KV_TOKENS,
     engine_class: type[TimedEngine] = TimedEngine,
+    bandwidth_from: Callable[[str], float | None] = lambda peer_id: None,
 ) -> StandInPeer:
-    """Serve layers ``span`` of ``spec`` on ``transport`` with an engine that only waits."""
+    """Serve layers ``span`` of ``spec`` on ``transport`` with an engine that only waits.
+
+    ``bandwidth_from``: what it knows of its links, in bytes/s; by default nothing.
+    """
     engine = engine_class(spec, span, times, kv_tokens=kv_tokens, limits=limits)
     directory = Directory(transport, NETWORK, spec.key)
-    stage = StageServer(transport, engine, config, addresses_of=directory.addresses_of)
+    stage = StageServer(
+        transport,
+        engine,
+        config,
+        addresses_of=directory.addresses_of,
+        bandwidth_from=bandwidth_from,
+    )
     await StageStreams(transport, stage, StreamLimits()).start()
     peer = StandInPeer(
         transport=transport,

@@ -126,8 +126,6 @@ class SessionController:
     failovers: int = 0
     is_paused: bool = False
     """Whether no token has come since the answer had to give way."""
-    moves: int = 0
-    """Stages that were moved as planned."""
     move: Migration | None = None
     relieved_s: dict[str, float] = field(default_factory=dict)
     """When the wishes of stages for relief were heard, of late."""
@@ -235,9 +233,7 @@ class SessionController:
         if not self.accepted:
             self.cached_tokens = position
         behind = position > 0 and self.route[0] not in self.accepted
-        if self.move is not None:
-            self.moves += self.move.leaving not in {stage.peer_id for stage in self.route}
-            self.move = None
+        self.move = None
         on_route = set(self.route)
         left = [s for s in (*self.accepted, *self.touched) if s not in on_route]
         self.accepted, self.touched = self.route, []

@@ -289,7 +289,7 @@ class Peer:
         """Move sessions elsewhere, then free all memory."""
         self._follower.aside = True
         await self._tell_drain(f"Stepping aside, {reason}")
-        self._stage.move_outside(0, 0)
+        self._stage.move_all()
         try:
             await self._stage.wait_idle(self._config.aside_s)
         finally:
@@ -299,7 +299,7 @@ class Peer:
         self._reporter.say("All memory is free; this peer comes back by itself.")
 
     async def _free_memory(self) -> None:
-        self._stage.fail_outside(0, 0, "the peer's owner lends nothing now")
+        self._stage.fail_all("the peer's owner lends nothing now")
         await self._engine.unload()
 
     async def _come_back(self) -> None:
@@ -325,7 +325,7 @@ class Peer:
 
     async def _drain(self) -> None:
         await self._tell_drain("Leaving")
-        self._stage.move_outside(0, 0)
+        self._stage.move_all()
         drained = asyncio.create_task(self._stage.wait_idle(self._config.drain_s))
         hurried = asyncio.create_task(self._hurry.wait())
         await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED)

@@ -169,7 +169,7 @@ class PlanFollower:
         self._told_waiting = ""
         self._engine.stop_serving()
         self._announcer.set(NodeState.LOADING, mine.start, mine.end, version)
-        self._stage.fail_outside(0, 0, "the peer moves to other layers")
+        self._stage.fail_all("the peer moves to other layers")
         total = self._announcer.record.model.layers
         what = f"Loading {layers_text((mine.start, mine.end))}"
         try:
@@ -320,7 +320,7 @@ class PlanFollower:
         version, now_s = self._announcer.record.plan_version, self._transport.now()
         self._announcer.set_moved(now_s)
         self._announcer.set(NodeState.LOADING, mine.start, mine.end, version)
-        self._stage.move_outside(0, 0)
+        self._stage.move_all()
         try:
             await self._stage.wait_idle(self._config.move_s)
         finally:

@@ -64,7 +64,7 @@ class StageServer:
         self._me = transport.peer_id
         self._sign = transport.sign
         self._config = config
-        self._keep: tuple[int, int] | None = None
+        self._leaves = False
         self._relief: dict[str, str] = {}
         self._moving_s: dict[str, float] = {}
         """Until when sessions that should give way may take to move, by name in the engine."""
@@ -225,8 +225,7 @@ class StageServer:
             if live.session.state is not StageState.PAUSED:
                 continue
             idle_s = now_s - live.touched_s
-            moving = self._keep is not None and not self._within(live, self._keep)
-            if idle_s > (self._config.paused_moving_s if moving else self._config.paused_s):
+            if idle_s > (self._config.paused_moving_s if self._leaves else self._config.paused_s):
                 self.counters["paused_too_long"] += 1
                 self._fail(live, f"no new route for {idle_s:.0f} s")
 
@@ -244,17 +243,17 @@ class StageServer:
                         self.counters["idle"] += 1
                         self._fail(live, f"no progress for {idle_s:.0f} s")
 
-    def move_outside(self, start: int, end: int) -> None:
-        """Ask owners to move sessions whose layers here are not within ``[start, end)``.
+    def move_all(self) -> None:
+        """Ask owners to move their sessions away.
 
-        The owners are asked again every keepalive until they have moved, or until :meth:`stay`.
+        They are asked again every keepalive until they have moved, or until :meth:`stay`.
         """
-        self._keep = (start, end)
+        self._leaves = True
         self._tell_leaving()
 
     def stay(self) -> None:
         """Stop asking owners to move sessions away, and serve on."""
-        self._keep = None
+        self._leaves = False
 
     def relieve(self, moves: Mapping[str, str]) -> None:
         """Ask owners of the sessions in ``moves``, and no others, to move to the named peers.
@@ -272,7 +271,7 @@ class StageServer:
         for live in self._table:
             if live.session.state is not StageState.ACTIVE:
                 continue
-            if self._keep is not None and not self._within(live, self._keep):
+            if self._leaves:
                 live.tell_leaving(self._me, self._sign)
             elif (to := self._relief.get(live.session.key)) is not None:
                 live.tell_leaving(self._me, self._sign, to)
@@ -298,7 +297,7 @@ class StageServer:
     def load(self) -> PeerLoad:
         """The peer's load, for its freeness; no layers while its sessions are to leave."""
         view = self._engine.view
-        serving = view.serving and self._keep is None
+        serving = view.serving and not self._leaves
         return PeerLoad(
             start=view.start if serving else 0,
             end=view.end if serving else 0,
@@ -317,20 +316,15 @@ class StageServer:
 
     async def close(self, reason: str) -> None:
         """Fail the remaining sessions, tell clients and neighbours why, and end all hops."""
-        self.fail_outside(0, 0, reason)
+        self.fail_all(reason)
         await asyncio.sleep(0)
         await self._hops.close()
 
-    def fail_outside(self, start: int, end: int, reason: str) -> None:
-        """Fail sessions whose layers here are not within ``[start, end)`` of a new plan."""
+    def fail_all(self, reason: str) -> None:
+        """Fail all sessions that hold KV here."""
         for live in self._table:
-            if live.session.holds_kv and not self._within(live, (start, end)):
+            if live.session.holds_kv:
                 self._fail(live, reason)
-
-    @staticmethod
-    def _within(live: Live, layers: tuple[int, int]) -> bool:
-        stage = live.session.stage
-        return layers[0] <= stage.start and stage.end <= layers[1]
 
     # Messages from streams (node.stage.streams)
 

@@ -77,7 +77,7 @@ class Weather:
             case "leave":
                 victim.engine.serving = False
                 await victim.announce()
-                victim.stage.move_outside(0, 0)
+                victim.stage.move_all()
             case "full":
                 victim.fill()
             case "cut":

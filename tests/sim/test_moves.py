@@ -24,7 +24,7 @@ def by_replay(swarm: PaperSwarm) -> None:
 async def leave(peer: PaperPeer) -> None:
     peer.engine.serving = False
     await peer.announce()
-    peer.stage.move_outside(0, 0)
+    peer.stage.move_all()
 
 
 async def answer_while_leaving(

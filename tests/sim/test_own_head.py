@@ -146,7 +146,7 @@ def test_tokens_are_those_of_plain_decoding_whatever_is_lost(options: dict[str, 
                     hit = len(tokens) < 20 <= len(tokens) + len(piece.token_ids)
                     if hit and stage is not None and len(running.route) > stage:
                         gone = owner(swarm, running.route[stage].peer_id)
-                        swarm.kill(gone) if way == "kill" else gone.stage.move_outside(0, 0)
+                        swarm.kill(gone) if way == "kill" else gone.stage.move_all()
                     tokens += piece.token_ids
                     begun |= {rows.first for rows in rows_of(swarm) if rows.next > 0}
                 assert tuple(tokens) == expected

@@ -108,7 +108,7 @@ def test_a_stage_that_leaves_amid_drafts_costs_no_token(stage: int, logged: bool
             async for piece in running:
                 if len(tokens) < 10 <= len(tokens) + len(piece.token_ids):
                     leaving = owner(swarm, running.route[stage].peer_id)
-                    leaving.stage.move_outside(0, 0)
+                    leaving.stage.move_all()
                 tokens += piece.token_ids
             assert tuple(tokens) == answer_of(PROMPT, 300)
             assert running.answer().failovers == 0
@@ -303,7 +303,7 @@ def test_a_stage_lost_amid_an_own_heads_drafts_costs_no_token(stage: int, way: s
             async for piece in running:
                 if len(tokens) < 20 <= len(tokens) + len(piece.token_ids):
                     gone = owner(swarm, running.route[stage].peer_id)
-                    swarm.kill(gone) if way == "kill" else gone.stage.move_outside(0, 0)
+                    swarm.kill(gone) if way == "kill" else gone.stage.move_all()
                 tokens += piece.token_ids
             assert tuple(tokens) == answer_of(PROMPT, NEW)
             assert running.answer().failovers >= (way == "kill")
