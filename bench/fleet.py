@@ -389,7 +389,7 @@ def main() -> int:
     result |= {"summary": summary(rounds), "rounds": rounds}
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         code = runner.run(interruptible(arguments, result))
-    Console().print(table(result["summary"]))
+    Console(markup=False).print(table(result["summary"]))
     return code
 
 
