@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.local_swarm import ROOT
+from bench.papers.helix_flow import helix_plan
 from bench.papers.jobs import PLANS
 from coordinator.evaluation.max_flow import follows
-from coordinator.experiments.papers.helix_flow import helix_plan
 from coordinator.experiments.planner_view import service_of
 from coordinator.experiments.swarm_file import read_swarm
 from coordinator.planning.placement import Placement, best_placement, score

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from bench.papers.freest import Freest
 from bench.papers.jobs import Job, Recipe, Row
+from bench.papers.moves import MoveRules, Moving
 from bench.papers.own import many
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.experiments.full_load import as_plan
-from coordinator.experiments.moves import MoveRules, Moving
-from coordinator.experiments.papers.freest import Freest
 from coordinator.planning.placement import score
+from coordinator.problem.service import KvCapacity
 from coordinator.simulator.clients import Clients
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.core.report import latency
@@ -43,7 +44,7 @@ def pipelines() -> tuple[Problem, Profiles, Plan]:
     problem, profiles = many("single24_sub_a100", "30b", PIPELINES)
     problem = replace(problem, default_rtt_s=WAN_RTT_S, default_bandwidth_bytes_per_s=1.25e8)
     peers = {
-        name: replace(profile, kv_entries=(KV_TOKENS * STAGE_LAYERS,))
+        name: replace(profile, kv=KvCapacity(beside=(KV_TOKENS * STAGE_LAYERS,)))
         for name, profile in profiles.peers.items()
     }
     spans: list[Assignment] = []

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from bench.papers.churn import ChurnConfig, Cut, with_churn
 from bench.papers.clusters import azure, cluster_path, ours
 from bench.papers.helix import RULES, figures, find
 from bench.papers.jobs import Job, Recipe, Row
-from coordinator.experiments.churn import ChurnConfig, Cut, with_churn
 from coordinator.experiments.full_load import OnlineConfig, as_plan, online
 from coordinator.experiments.planner_view import service_of
 from coordinator.experiments.swarm_file import read_swarm

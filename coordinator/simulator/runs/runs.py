@@ -59,7 +59,7 @@ class Run:
         self.live: dict[int, SimulatedSession] = {}
         self.opened = 0
         self.rejected = 0
-        self.replays = self.gave_way = 0
+        self.replays = 0
         self.lost: deque[SimulatedSession] = deque()
         self.waiting: dict[int, float] = {}
         """Since when sessions wait for KV, by number, the longest first."""
@@ -113,7 +113,6 @@ class Run:
         now_s = self.engine.now_s
         grown = self.scheduler.decode(session, now_s)
         for number in grown.victims:
-            self.gave_way += 1
             self.lose(self.live[number])
         if grown.waits:
             session.waits = True
@@ -134,7 +133,6 @@ class Run:
                 self.waiting.pop(number, None)
                 self.engine.go_round(session)
             elif self.engine.now_s - since_s > WAITS_S:
-                self.gave_way += 1
                 self.lose(session)
 
     # Called by the engine

@@ -2,9 +2,9 @@
 
 import pytest
 
+from bench.papers.freest import Freest
 from bench.papers.llumnix import pipelines
-from coordinator.experiments.moves import MoveRules, Moving
-from coordinator.experiments.papers.freest import Freest
+from bench.papers.moves import MoveRules, Moving
 from coordinator.simulator.clients import Clients
 from coordinator.simulator.core.parts import SimulatedSession
 from coordinator.simulator.core.swarm import LiveSwarm

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.experiments.churn import ChurnConfig, Cut, stays, with_churn
+from bench.papers.churn import ChurnConfig, Cut, stays, with_churn
 from coordinator.experiments.full_load import as_plan
+from coordinator.problem.service import KvCapacity
 from coordinator.simulator.core.profiles import (
     PeerProfile,
     Profiles,
@@ -44,7 +45,7 @@ def swarm(chains: int) -> tuple[Problem, Profiles, Plan]:
     profile = PeerProfile(
         prefill=((0, 0.0), (2048, 0.05)),
         decode=((0, 0.0), (64, 0.004)),
-        kv_entries=(400_000,),
+        kv=KvCapacity(beside=(400_000,)),
         limits=(StepLimits(prefill_tokens_max=2048, decodes_max=64),),
     )
     held = [

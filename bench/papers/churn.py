@@ -150,7 +150,7 @@ class _Churn:
         for cut in c.cuts:
             swarm.call_at(cut.start_s, partial(self._cut, cut))
         for name in self.cell_of if c.stay_mean_s > 0 else ():
-            draw = random.Random(f"{c.seed} {name}")  # noqa: S311
+            draw = random.Random(f"{c.seed} {name}")
             here = stays(draw, c.stay_mean_s, c.stay_shape)
             away = stays(draw, c.absence_mean_s, c.stay_shape)
             # The swarm has run for a long time: a first stay began before the simulation.
