@@ -21,12 +21,12 @@ from bench import report
 from bench.local_swarm import ROOT
 from coordinator.evaluation.max_flow import balanced_flow, flow_parts, solve_flow, upper_bound
 from coordinator.experiments.full_load import HELIX, OfflineConfig, offline
+from coordinator.experiments.planner_view import read_service
 from coordinator.experiments.swarm_file import read_swarm
 from coordinator.planning.placement import Placement, make_plan, score
 from coordinator.planning.planners import PLANNERS, Effort
 from coordinator.problem.cluster_file import read_cluster
 from coordinator.problem.service import Service
-from coordinator.problem.service_file import read_service
 from coordinator.simulator.core.trace import as_in_papers, read_trace
 from dht.messages.types import Assignment, FlowEdge, PlanVersion, Problem
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.evaluation.plan_check import check_plan
+from coordinator.experiments.planner_view import read_service
 from coordinator.planning.advice import busiest, one_answer_s, one_more
 from coordinator.planning.placement import (
     EXACT_PEERS_MAX,
@@ -33,7 +34,6 @@ from coordinator.planning.planners import PLANNERS, Effort
 from coordinator.plans.transition import fetch_bytes
 from coordinator.problem.cluster_file import read_cluster
 from coordinator.problem.service import Service
-from coordinator.problem.service_file import read_service
 from dht.command_line import (
     EXIT_DONE,
     EXIT_INTERRUPTED,

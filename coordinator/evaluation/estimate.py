@@ -201,11 +201,11 @@ class _Network:
                 share[head] = share.get(head, 0.0) + share[name] * part
         for name in self.order:
             a, machine = held[name], machines[name]
-            count = min(a.end - a.start, len(machine.kv_layer_tokens))
+            count = a.end - a.start
             self.visits[name] = _Visit(
                 machine=machine,
                 decode=machine.decode.at_context(load.input_tokens + load.output_tokens / 2),
-                room=machine.kv_layer_tokens[count - 1],
+                room=machine.kv.of(a.start, a.end, problem.model.layers),
                 stretch=machine.stretch[min(count, len(machine.stretch)) - 1]
                 if machine.stretch
                 else 1.0,
@@ -246,12 +246,10 @@ class _Network:
             if head in own:
                 stations.append((taken[head], own[head][1]))
             delay_s = rtts.get((tail, head), problem.default_rtt_s) / 2
-            self.links[tail, head] = self._wire((tail, head), stations, delay_s)
+            self.links[tail, head] = self._wire(head, stations, delay_s)
 
-    def _wire(
-        self, pair: tuple[str, str], stations: Sequence[tuple[float, float]], delay_s: float
-    ) -> _Wire:
-        """The link ``pair``, from the flow and the bytes/s of what it passes."""
+    def _wire(self, head: str, stations: Sequence[tuple[float, float]], delay_s: float) -> _Wire:
+        """A link to ``head``, from the flow and the bytes/s of what it passes."""
         load, activation_bytes = self._workload, self._problem.model.activation_bytes
         narrowest = min(rate for _, rate in stations)
         flow, fullest = max(stations, key=lambda each: each[0] / each[1] if each[1] else math.inf)
@@ -267,8 +265,7 @@ class _Network:
             each_s=each_s,
             long_s=long_s,
             slow_s=long_s * self._spread,
-            extra_s=activation_bytes
-            * sum(self.visits[name].machine.overhead_s_per_byte for name in pair),
+            extra_s=activation_bytes * self.visits[head].machine.overhead_s_per_byte,
         )
 
     def _closing(self, rtts: Mapping[tuple[str, str], float], hub: Mapping[str, float]) -> float:

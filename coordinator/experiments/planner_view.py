@@ -1,8 +1,27 @@
 """Derives the planner's view of simulated peers, the estimate's input, from their profiles."""
 
-from coordinator.problem.service import Curve, PeerSpeed, Service, Workload
+from pathlib import Path
+
+import msgspec
+
+from coordinator.experiments.swarm_file import read_file, read_swarm
+from coordinator.problem.cluster_file import HELIX_SCHEMA
+from coordinator.problem.service import Curve, PeerSpeed, Service, Workload, service_from_rates
 from coordinator.simulator.core.profiles import PeerProfile, Points, Profiles
 from dht.messages.types import SINK, SOURCE, Problem
+
+
+def read_service(path: Path, problem: Problem) -> Service:
+    """The service of the cluster file at ``path``, whose ``problem`` was read before.
+
+    Layer times of ``helix-cluster/1`` are in a folder ``profiles`` beside that of the file. Without
+    it, and for other schemas, the service is derived from T_j. Raises UserError for malformed
+    files.
+    """
+    schema = msgspec.json.decode(read_file(path), type=dict[str, object]).get("schema")
+    if schema != HELIX_SCHEMA or not (path.parent.parent / "profiles").is_dir():
+        return service_from_rates(problem)
+    return service_of(problem, read_swarm(path, problem.model.name)[1])
 
 
 def service_of(
@@ -28,7 +47,7 @@ def _machine(profile: PeerProfile, state_bytes: int) -> PeerSpeed:
     return PeerSpeed(
         decode=_curve(profile.decode),
         prompt=_curve(profile.prefill),
-        kv_layer_tokens=tuple(float(entries) for entries in profile.kv_entries),
+        kv=profile.kv,
         overhead_s_per_byte=profile.copy_s_per_token / state_bytes,
     )
 

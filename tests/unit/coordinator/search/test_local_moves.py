@@ -17,11 +17,10 @@ from coordinator.planning.placement import (
     score,
 )
 from coordinator.problem.service import Service, service_from_rates
-from coordinator.problem.service_file import read_service
 from coordinator.search.local_moves import improve_by_moves, layout_of, spans_of
 from dht.messages.types import Assignment, PlanVersion, Problem
 from tests.examples import examples
-from tests.unit.coordinator.helix import DATA, problem_of, published, service_of
+from tests.unit.coordinator.helix import problem_of, published, service_of
 from tests.unit.coordinator.problems import model, node, placed, problems, span, steady
 
 
@@ -132,11 +131,3 @@ def test_names_do_not_change_what_is_found() -> None:
         )
         found.append(best.value)
     assert found[1] == pytest.approx(found[0], rel=0.05)
-
-
-def test_machines_are_read_beside_the_cluster() -> None:
-    problem = problem_of("geo24", "70b")
-    found = read_service(DATA / "clusters" / "geo24.json", problem)
-    wanted = service_of("geo24", "70b")
-    assert found.machines == wanted.machines
-    assert found.hub_delay_s == wanted.hub_delay_s
