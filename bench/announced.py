@@ -93,7 +93,7 @@ def measured(problem: Problem, node: PlannerNode, profile: PeerProfile) -> tuple
     memory_bytes = node.memory_bytes
     if problem.model.kv_bytes_per_token_layer == 0:
         # Its table of KV room, where all layers that fit are held, beside their weights.
-        memory_bytes += profile.kv_of(held) * spec.kv_bytes_per_token_layer
+        memory_bytes += int(profile.kv.beside[held - 1]) * spec.kv_bytes_per_token_layer
     beside = (memory_bytes - spec.layer_bytes) // spec.kv_bytes_per_token_layer
     layer = TableLayer(
         profile, kv_tokens=min(KV_TOKENS_MOST, beside), context_tokens=spec.context_tokens

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from bench.papers.clusters import cluster_path
 from coordinator.experiments.swarm_file import read_swarm
 from coordinator.heuristics.heuristics import coverage
+from coordinator.problem.service import kv_capacity
 from coordinator.simulator.core.profiles import (
     PeerProfile,
     Points,
@@ -273,14 +274,10 @@ def _machine(
         up_bytes_per_s=speed[0],
         down_bytes_per_s=speed[1],
     )
-    ends = max(spec.embed_bytes, spec.head_bytes)
     return node, PeerProfile(
         prefill=points(CHUNKS, 0),
         decode=decode,
-        kv_entries=tuple(
-            max(0, memory - j * spec.layer_bytes - ends) // spec.kv_bytes_per_token_layer
-            for j in range(1, held + 1)
-        ),
+        kv=kv_capacity(spec, node),
         limits=(StepLimits(prefills_max=1),),
         layers_max=held,
         in_bytes_per_s=speed[1],

@@ -31,6 +31,7 @@ from bench.report import parser_of, provenance, write
 from client import Swarm
 from coordinator.experiments.full_load import LIVING, as_plan, build_simulation
 from coordinator.experiments.papers.helix import ONLINE
+from coordinator.problem.service import KvCapacity
 from coordinator.simulator.core.profiles import (
     PeerProfile,
     Points,
@@ -217,7 +218,7 @@ def swarm_on_paper(
             name: PeerProfile(
                 prefill=stage.prompt,
                 decode=stage.decode,
-                kv_entries=(1 << 30,),
+                kv=KvCapacity(beside=(1 << 30,)),
                 layers_max=stage.layers_max,
             )
             for name, stage in zip(names, stages, strict=True)

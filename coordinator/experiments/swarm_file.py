@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from coordinator.problem.cluster_file import HELIX_SCHEMA, read_cluster
+from coordinator.problem.service import KvCapacity
 from coordinator.simulator.core.profiles import (
     PeerProfile,
     Points,
@@ -169,7 +170,7 @@ def _gpu(gpu: _Gpu, activation_bytes: int, directory: Path, name: str) -> PeerPr
     return PeerProfile(
         prefill=tables[0],
         decode=tables[1],
-        kv_entries=gpu.kv_entries,
+        kv=KvCapacity(beside=gpu.kv_entries),
         limits=tuple(
             StepLimits(
                 prefills_max=limits.prompt_max_requests,
@@ -202,7 +203,7 @@ def _own(cluster: _Own, problem: Problem) -> Profiles:
             peers[node.id],
             prefill=_points(found.prefill_s, where),
             decode=_points(found.decode_s, where),
-            kv_entries=found.kv_entries or peers[node.id].kv_entries,
+            kv=KvCapacity(beside=found.kv_entries) if found.kv_entries else peers[node.id].kv,
             limits=(
                 StepLimits(
                     prefills_max=found.prefills_max,

@@ -81,6 +81,28 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvCapacity:
+    """A peer's KV room in tokens × layers, by the layers that it holds."""
+
+    beside: tuple[float, ...]
+    """Room beside j layers in the middle of the model, at index j - 1; the last one repeats."""
+    first: float = 0.0
+    """Room that is taken by what the model has before its first layer, where that layer is held."""
+    last: float = 0.0
+    """Room that is taken by what the model has behind its last layer, where that layer is held."""
+    tokens_min: int = 0
+    """Minimum room in tokens: spans that fit have it."""
+
+    def of(self, start: int, end: int, layers: int) -> float:
+        """Room while layers ``[start, end)`` of ``layers`` are held."""
+        held = max(1, end - start)
+        room = self.beside[min(held, len(self.beside)) - 1]
+        room -= self.first if start == 0 else 0.0
+        room -= self.last if end == layers else 0.0
+        return max(held * self.tokens_min, room)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSpeed:
     """A peer's times and KV room, which the estimate needs beyond its T_j."""
 
@@ -88,13 +110,12 @@ class PeerSpeed:
     """Decode time per layer, by sessions in the batch and their context."""
     prompt: Curve
     """Prefill time per layer, by tokens of the chunk and those of the prompt before it."""
-    kv_layer_tokens: tuple[float, ...]
-    """KV room in tokens × layers while j layers are held, at index j - 1."""
+    kv: KvCapacity
     step_overhead_s: float = 0.0
     stretch: tuple[float, ...] = ()
     """Factor on a layer's time while j layers are held, at index j - 1; empty: 1."""
     overhead_s_per_byte: float = 0.0
-    """Time per byte of activations received or sent, on top of the link's own time."""
+    """Time per byte of activations received, on top of the link's own time."""
 
     def prompt_s(self, tokens: float, chunk_tokens: float) -> float:
         """Seconds per layer of a whole prompt in chunks, each with the chunks before as context."""
@@ -113,9 +134,8 @@ class Service:
     stage to the first, as in Helix. The ring of a peer that is not named closes directly."""
 
     def kv_tokens(self, peer_id: str, layers: int) -> float:
-        """KV capacity of a peer in tokens while it holds ``layers`` layers."""
-        rooms = self.machines[peer_id].kv_layer_tokens
-        return rooms[min(layers, len(rooms)) - 1] / layers if rooms and layers > 0 else 0.0
+        """KV capacity of a peer in tokens while it holds ``layers`` layers in the middle."""
+        return self.machines[peer_id].kv.of(1, 1 + layers, 2 + layers) / layers
 
 
 DECODES_MEASURED = 16.0
@@ -139,7 +159,7 @@ def service_from_rates(problem: Problem, workload: Workload | None = None) -> Se
     A layer's time for a token is 1 / max_j(j × T_j); where a peer announces no times, the shape
     over batches is typical of GPUs (constants above). Announced times cannot make a peer faster
     than its T_j, which are checked and capped. Without a size of KV entries, KV room counts as
-    unlimited (:func:`kv_layer_tokens`).
+    unlimited (:func:`kv_capacity`).
     """
     return Service(
         machines={node.peer_id: _machine_from_rates(problem, node) for node in problem.nodes},
@@ -152,19 +172,19 @@ def announced_service(problem: Problem) -> Service:
     return service_from_rates(problem, workload_within(problem.model.context_tokens))
 
 
-def kv_layer_tokens(model: ModelSpec, node: PlannerNode) -> tuple[float, ...]:
-    """KV room in tokens × layers that memory leaves while j layers are held, at index j - 1.
-
-    The larger of the model's two ends is counted wherever the layers lie, but a peer has its
-    minimum room with all layers that fit it.
-    """
+def kv_capacity(model: ModelSpec, node: PlannerNode) -> KvCapacity:
+    """The KV room that a peer's memory leaves beside its layers."""
     each, weights = model.kv_bytes_per_token_layer, mean_layer_bytes(model)
-    ends = max(model.embed_bytes, model.head_bytes)
-    return tuple(
-        max(j * node.kv_tokens_min, (node.memory_bytes - j * weights - ends) / each)
-        if each
-        else UNLIMITED_LAYER_TOKENS
-        for j in range(1, max(1, len(node.tokens_per_s)) + 1)
+    if not each:
+        return KvCapacity(beside=(UNLIMITED_LAYER_TOKENS,))
+    return KvCapacity(
+        beside=tuple(
+            (node.memory_bytes - j * weights) / each
+            for j in range(1, max(1, len(node.tokens_per_s)) + 1)
+        ),
+        first=model.embed_bytes / each,
+        last=model.head_bytes / each,
+        tokens_min=node.kv_tokens_min,
     )
 
 
@@ -182,7 +202,7 @@ def _machine_from_rates(problem: Problem, node: PlannerNode) -> PeerSpeed:
     return PeerSpeed(
         decode=_announced(node.decode_layer_ns, token_s, SLOW_MAX * token_s) or typical,
         prompt=_announced(node.prompt_layer_ns, 0.0, SLOW_MAX * token_s) or typical_prompt,
-        kv_layer_tokens=kv_layer_tokens(model, node),
+        kv=kv_capacity(model, node),
         stretch=tuple(
             min(STRETCH_MAX, best / max(1e-9, j * rate))
             for j, rate in enumerate(node.tokens_per_s, start=1)

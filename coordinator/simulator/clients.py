@@ -119,11 +119,12 @@ class Clients:
             room = self.rooms.get(name)
             if room is not None and (room.start, room.end) == (a.start, a.end):
                 continue
-            layers = a.end - a.start
+            layers, capacity = a.end - a.start, self._profiles.peers[name].kv
+            room_tokens = capacity.of(a.start, a.end, self._problem.model.layers)
             self.rooms[name] = KvRoom(
                 start=a.start,
                 end=a.end,
-                pages=self._profiles.peers[name].kv_of(layers) // layers // PAGE_TOKENS,
+                pages=int(room_tokens / layers) // PAGE_TOKENS,
                 page_tokens=PAGE_TOKENS,
                 lengths=self._lengths(),
             )

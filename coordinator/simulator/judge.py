@@ -174,7 +174,7 @@ def _profile(node: PlannerNode, machine: PeerSpeed, state_bytes: int) -> PeerPro
         decode=_points(machine.decode),
         prefill_context=_slopes(machine.prompt),
         decode_context=_slopes(machine.decode),
-        kv_entries=tuple(int(entries) for entries in machine.kv_layer_tokens),
+        kv=machine.kv,
         layers_max=len(node.tokens_per_s),
         stretch=machine.stretch,
         copy_s_per_token=machine.overhead_s_per_byte * state_bytes,

@@ -78,7 +78,11 @@ class HelixScheduler:
                 tails.setdefault(edge.tail, []).append(edge)
         self._vertices = {tail: _Vertex(out) for tail, out in tails.items()}
         self._rooms = {
-            a.peer_id: _Room(a.start, a.end, profiles.peers[a.peer_id].kv_of(a.end - a.start))
+            a.peer_id: _Room(
+                a.start,
+                a.end,
+                int(profiles.peers[a.peer_id].kv.of(a.start, a.end, problem.model.layers)),
+            )
             for a in assignments
             if a.start < a.end
         }

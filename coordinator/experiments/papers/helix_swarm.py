@@ -130,7 +130,7 @@ class HelixPeer:
         self.decode_s = list(interpolated(profile.decode, DECODE_TABLE_TOKENS))
         self.decode_s[1] *= profile.single_decode_factor
         self.copy_s_per_token = profile.copy_s_per_token
-        self.kv_capacity = profile.kv_of(max(1, end - start))
+        self.kv_capacity = profile.kv.of(start, end, max(entries, default=0))
         self.kv_peak = 0
         self.inbound: list[HelixLink] = []
         self.at = 0

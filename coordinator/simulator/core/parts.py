@@ -247,7 +247,9 @@ class SimulatedPeer:
         "tokens",
     )
 
-    def __init__(self, name: str, start: int, end: int, profile: PeerProfile) -> None:
+    def __init__(
+        self, name: str, start: int, end: int, profile: PeerProfile, model_layers: int
+    ) -> None:
         self.name = name
         self.start = start
         self.end = end
@@ -259,7 +261,7 @@ class SimulatedPeer:
         self.decode_context_s = _table(profile.decode_context, DECODE_TABLE_TOKENS)
         self.layer_factor = profile.stretch_of(self.layers)
         self.copy_s_per_token = profile.copy_s_per_token
-        self.kv_capacity = profile.kv_of(self.layers)
+        self.kv_capacity = profile.kv.of(start, end, model_layers)
         self.kv_peak = 0
         limits = limits_of(
             {tokens: self.prefill_s[tokens] for tokens in _LIMIT_POINTS},
@@ -322,6 +324,6 @@ def _at(table: Sequence[float], count: int) -> float:
 
 
 _LIMIT_POINTS = (1, 16, 32, 64, 128, 256, 512)
-NOBODY = SimulatedPeer("nobody", 0, 1, NOTHING)
+NOBODY = SimulatedPeer("nobody", 0, 1, NOTHING, 1)
 NOWHERE = SimulatedHop(NOBODY, 0, 0)
 """The hop of a piece that belongs to no route."""

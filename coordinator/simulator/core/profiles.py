@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from coordinator.problem.service import kv_layer_tokens
+from coordinator.problem.service import KvCapacity, kv_capacity
 from dht.messages.types import SINK, SOURCE, PlannerNode, Problem
 
 Points = tuple[tuple[int, float], ...]
@@ -43,8 +43,7 @@ class PeerProfile:
     """Seconds that each token of earlier context adds, by tokens of the chunk; empty: none."""
     decode_context: Points = ()
     """Seconds that each token of mean context adds, by decodes; empty: none."""
-    kv_entries: tuple[int, ...]
-    """KV room in tokens x layers while j layers are held, at index j - 1; the last one repeats."""
+    kv: KvCapacity
     limits: tuple[StepLimits, ...] = (StepLimits(),)
     """Limits of a step in Helix's simulator while j layers are held, at index j - 1; the last one
     repeats. Stages derive theirs from layer times."""
@@ -60,10 +59,6 @@ class PeerProfile:
     """Rate of the peer's own downlink."""
     out_bytes_per_s: float = math.inf
 
-    def kv_of(self, layers: int) -> int:
-        """KV room in tokens x layers while ``layers`` layers are held."""
-        return self.kv_entries[min(layers, len(self.kv_entries)) - 1]
-
     def stretch_of(self, layers: int) -> float:
         """Factor on a layer's time while ``layers`` layers are held."""
         return self.stretch[min(layers, len(self.stretch)) - 1] if self.stretch else 1.0
@@ -73,7 +68,9 @@ class PeerProfile:
         return self.limits[min(layers, len(self.limits)) - 1]
 
 
-NOTHING = PeerProfile(prefill=((0, 0.0), (1, 0.0)), decode=((0, 0.0), (1, 0.0)), kv_entries=(0,))
+NOTHING = PeerProfile(
+    prefill=((0, 0.0), (1, 0.0)), decode=((0, 0.0), (1, 0.0)), kv=KvCapacity(beside=(0.0,))
+)
 """The profile of the sink and other ends that compute nothing."""
 
 
@@ -132,7 +129,7 @@ def _from_rate(problem: Problem, node: PlannerNode) -> PeerProfile:
     return PeerProfile(
         prefill=points,
         decode=points,
-        kv_entries=tuple(map(int, kv_layer_tokens(problem.model, node))),
+        kv=kv_capacity(problem.model, node),
         layers_max=len(node.tokens_per_s),
         in_bytes_per_s=math.inf if node.down_bytes_per_s is None else node.down_bytes_per_s,
         out_bytes_per_s=math.inf if node.up_bytes_per_s is None else node.up_bytes_per_s,

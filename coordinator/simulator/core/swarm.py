@@ -92,9 +92,9 @@ class LiveSwarm(Clock):
 
     def add(self, assignment: Assignment) -> None:
         """Add a peer that holds layers."""
-        name = assignment.peer_id
+        name, start, end = assignment.peer_id, assignment.start, assignment.end
         profile = self._profiles.peers[name]
-        self.peers[name] = SimulatedPeer(name, assignment.start, assignment.end, profile)
+        self.peers[name] = SimulatedPeer(name, start, end, profile, self.layers)
 
     def fail(self, name: str) -> None:
         """Remove a peer and its links; the caller cancels its sessions."""

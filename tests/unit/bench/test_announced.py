@@ -39,8 +39,8 @@ def test_a_planner_reads_the_tables_within_their_own_steps(model: str) -> None:
         assert prompt.largest < 0.04
         exact = next(node for node in problem.nodes if node.peer_id == name)
         held = len(exact.tokens_per_s)
-        room = machines[name].kv_layer_tokens[held - 1]
-        assert room == pytest.approx(profile.kv_of(held), rel=1e-3)
+        room = machines[name].kv.beside[held - 1]
+        assert room == pytest.approx(profile.kv.beside[held - 1], rel=1e-3)
     for node in read.nodes:
         held = len(node.tokens_per_s)
         assert fits(read.model, node, 0, held)

@@ -72,7 +72,7 @@ def test_more_room_and_faster_layers_never_serve_less() -> None:
     edges = solve_flow(problem, spans).edges
     base = estimate(problem, spans, edges, service)
     roomier = {
-        name: replace(m, kv_layer_tokens=tuple(1.5 * room for room in m.kv_layer_tokens))
+        name: replace(m, kv=replace(m.kv, beside=tuple(1.5 * room for room in m.kv.beside)))
         for name, m in service.machines.items()
     }
     faster = {

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.planning.advice import one_answer_s
-from coordinator.problem.service import Curve, PeerSpeed, Service
+from coordinator.problem.service import Curve, KvCapacity, PeerSpeed, Service
 from dht.messages.types import Assignment, Link, ModelSpec, PlannerNode, Problem
 
 MODEL = ModelSpec(
@@ -33,7 +33,7 @@ def swarm(rtt_s: float, **layer_s: float) -> tuple[Problem, Service]:
         p: PeerSpeed(
             decode=Curve(tokens=(1.0,), seconds=(each_s,)),
             prompt=Curve(tokens=(1.0,), seconds=(each_s,)),
-            kv_layer_tokens=(1.0,),
+            kv=KvCapacity(beside=(1.0,)),
             step_overhead_s=0.005,
         )
         for p, each_s in layer_s.items()

@@ -134,12 +134,14 @@ def test_announced_times_are_bounded_by_the_rates() -> None:
     assert made.decode.at(1) == pytest.approx(0.001 * SLOW_MAX)
 
 
-def test_a_peer_has_its_minimum_room_with_every_layer_that_fits() -> None:
-    """The ends' weights are not in the middle: a peer there may hold layers in their place."""
+def test_the_ends_take_room_at_the_ends_alone_and_no_span_that_fits_lacks_its_minimum() -> None:
     spec = model(8, embed_bytes=150, head_bytes=150, kv_bytes=1)
     full = replace(node("a", steady(10, 4), memory_bytes=4 * (100 + 20)), kv_tokens_min=20)
     problem = Problem(model=spec, nodes=(full,))
-    room = service_from_rates(problem).machines["a"].kv_layer_tokens
+    service = service_from_rates(problem)
+    kv = service.machines["a"].kv
     assert fits(spec, full, 2, 6)
-    assert room[3] == 4 * 20
-    assert room[0] == 4 * 120 - 100 - 150
+    assert kv.of(2, 6, 8) == 4 * 20 == 4 * service.kv_tokens("a", 4)
+    assert kv.of(2, 3, 8) == 4 * 120 - 100
+    assert kv.of(0, 1, 8) == kv.of(7, 8, 8) == 4 * 120 - 100 - 150
+    assert kv.of(0, 2, 2) == 2 * 20

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.experiments.full_load import OfflineConfig
+from coordinator.problem.service import KvCapacity
 from coordinator.simulator.core.parts import SimulatedSession
 from coordinator.simulator.core.profiles import PeerProfile, Profiles, StepLimits
 from coordinator.simulator.core.trace import Request
@@ -21,7 +22,7 @@ def profile(limits: StepLimits | None = None, **more: float) -> PeerProfile:
     return PeerProfile(
         prefill=((0, 0.0), (1, PREFILL_S), (1000, 1000 * PREFILL_S)),
         decode=((0, 0.0), (1, DECODE_S), (100, DECODE_S)),
-        kv_entries=(10_000,),
+        kv=KvCapacity(beside=(10_000,)),
         limits=(limits or StepLimits(),),
         **more,
     )
@@ -123,7 +124,7 @@ def saturated(seed: int = 3) -> tuple[Problem, Profiles, tuple[Assignment, ...],
     fast = PeerProfile(
         prefill=((0, 0.0), (2048, 0.05)),
         decode=((0, 0.0), (64, 0.004)),
-        kv_entries=(400_000,),
+        kv=KvCapacity(beside=(400_000,)),
         limits=(limits,),
     )
     problem, profiles, held = swarm([(0, 4), (4, 8), (0, 4)], [fast] * 3)

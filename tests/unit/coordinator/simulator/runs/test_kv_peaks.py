@@ -10,7 +10,7 @@ from coordinator.simulator.runs.kv_peaks import KvPeaks
 
 def test_peaks_are_those_of_the_plain_sums() -> None:
     draw = random.Random(3)
-    peers = {name: SimulatedPeer(name, 0, 8, NOTHING) for name in "abcd"}
+    peers = {name: SimulatedPeer(name, 0, 8, NOTHING, 8) for name in "abcd"}
     peaks, expected = KvPeaks(), dict.fromkeys("abcd", 0)
     request = Request(arrival_s=0.0, input_tokens=1, output_tokens=1)
     live = [SimulatedSession(number, request, 0.0) for number in range(5)]
@@ -33,7 +33,7 @@ def test_peaks_are_those_of_the_plain_sums() -> None:
 
 
 def test_nobody_and_no_stages_hold_nothing() -> None:
-    peer = SimulatedPeer("a", 0, 8, NOTHING)
+    peer = SimulatedPeer("a", 0, 8, NOTHING, 8)
     peaks = KvPeaks()
     peaks.look([], {"a": peer})
     peaks.look(
