@@ -16,8 +16,11 @@ from msgspec import Meta
 from client.answer.defaults import SamplingDefaults
 from client.answer.generation import GenerationOptions, PrefixCache
 from client.gateway.errors import bad_request
+from client.gateway.structured.call_formats import CallFormat
+from client.gateway.structured.calls_grammar import calls_grammar
+from client.gateway.structured.channels import Channels
 from client.gateway.structured.grammar import of_choice, of_regex, of_schema, schema_in
-from client.gateway.structured.tools import ToolFormat, calls_grammar
+from client.gateway.structured.schemas import Schema
 from dht.errors import UserError
 from dht.messages.session import GRAMMAR_BYTES_MAX, Priority
 
@@ -225,6 +228,11 @@ class ChatRequest(Sampled, kw_only=True):
         """The functions that the model is told of."""
         return [] if self.tool_choice == "none" else self.tools or []
 
+    @property
+    def parameters(self) -> dict[str, Schema]:
+        """The schemas of the offered functions' arguments by their names."""
+        return {tool.function.name: tool.function.parameters or {} for tool in self.offered}
+
 
 Request = TypeVar("Request", bound=msgspec.Struct)
 
@@ -411,7 +419,12 @@ def format_grammar(request: CompletionRequest | ChatRequest) -> str:
     return next(iter(grammars.values()), "")
 
 
-def tools_grammar(request: ChatRequest, form: ToolFormat | None, marks: Mapping[str, str]) -> str:
+def tools_grammar(
+    request: ChatRequest,
+    form: CallFormat | None,
+    channels: Channels | None,
+    marks: Mapping[str, str],
+) -> str:
     """The grammar that makes calls valid where the request asks for that; empty: none.
 
     ``marks`` are terms of special tokens. Raises ApiError (400).
@@ -440,6 +453,7 @@ def tools_grammar(request: ChatRequest, form: ToolFormat | None, marks: Mapping[
         parallel=request.parallel_tool_calls is not False
         and not isinstance(request.tool_choice, ToolChoice),
         marks=marks,
+        channels=channels,
     )
 
 
