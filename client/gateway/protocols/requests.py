@@ -5,6 +5,7 @@ vLLM does; known ones that would change an answer and are not built are refused 
 below "vLLM's" are what vLLM adds to OpenAI's interface, under its names.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -196,13 +197,27 @@ class Message(msgspec.Struct, kw_only=True):
         return found
 
 
+class Arguments(dict[str, Any]):
+    """Arguments of a call as templates take them: an object, for most of them, and its JSON text
+    for those that join it to a text."""
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False)
+
+    def __add__(self, text: str) -> str:
+        return str(self) + text
+
+    def __radd__(self, text: str) -> str:
+        return text + str(self)
+
+
 def _called(function: CalledFunction) -> dict[str, Any]:
     """A call as templates take it: with its arguments as an object; raises ApiError (400)."""
     try:
         arguments = msgspec.json.decode(function.arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         raise bad_request("tool_calls: the arguments are no JSON object", "messages") from None
-    return {"name": function.name, "arguments": arguments}
+    return {"name": function.name, "arguments": Arguments(arguments)}
 
 
 class ChatRequest(Sampled, kw_only=True):

@@ -364,6 +364,31 @@ def test_calls_in_tags_come_whole_streamed_and_forced() -> None:
     asyncio.run(scenario())
 
 
+def test_arguments_are_an_object_or_a_text_as_a_template_takes_them() -> None:
+    joined = (
+        "{% if tools %}<tool_call>{% endif %}{% for message in messages %}"
+        "{% for call in message.tool_calls %}{{ 'json ' + call['function']['arguments'] + ';' }}"
+        "{{ call.function.arguments.city }} {{ call.function.arguments | tojson }}"
+        " {{ call.function.arguments is string }}{% endfor %}{% endfor %}"
+    )
+
+    async def scenario() -> None:
+        async with paper_gateway(template=joined) as gateway:
+            found = scripted(gateway, "yes")
+            function = {"name": "weather", "arguments": '{"city": "Oslo"}'}
+            calls = [{"id": "1", "type": "function", "function": function}]
+            status, answer = await gateway.post(
+                "/v1/chat/completions", messages=[{"role": "assistant", "tool_calls": calls}]
+            )
+            assert status == 200, answer
+            tokenizer = gateway.swarm.text.tokenizer
+            assert tokenizer is not None
+            prompt = tokenizer.decode(found[0].prompt_ids)
+            assert prompt.strip() == 'json {"city": "Oslo"};Oslo {"city": "Oslo"} False'
+
+    asyncio.run(scenario())
+
+
 ANTHROPIC_TOOL: Any = {"name": "weather", "description": "It says.", "input_schema": SCHEMA}
 
 
