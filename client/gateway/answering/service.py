@@ -38,10 +38,11 @@ from client.gateway.protocols.requests import (
     wanted_tokens,
 )
 from client.gateway.structured.answer_reader import AnswerReader, Thought
-from client.gateway.structured.call_formats import CallFormat, call_format
+from client.gateway.structured.call_formats import CallFormat, call_format, shows_functions
 from client.gateway.structured.calls import Call
 from client.gateway.structured.channels import Channels, channels_of
 from client.gateway.structured.schemas import Schema
+from client.gateway.structured.told_functions import with_functions
 from client.swarm.swarm import Swarm
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import Tokenizer
@@ -285,12 +286,16 @@ class CompletionService:
                 "no_chat_template",
             )
         continued = bool(request.continue_final_message)
+        functions = [tool.function.as_dict() for tool in request.offered]
+        messages = [message.as_dict() for message in request.messages]
+        if functions and self._calls is not None and not shows_functions(self._template.source):
+            messages = with_functions(messages, self._calls, functions)
         try:
             return self._template.render(
-                [message.as_dict() for message in request.messages],
+                messages,
                 add_generation_prompt=request.add_generation_prompt is not False and not continued,
                 continue_final_message=continued,
-                tools=[tool.function.as_dict() for tool in request.offered] or None,
+                tools=functions or None,
                 options=request.chat_template_kwargs,
             )
         except UserError as error:
