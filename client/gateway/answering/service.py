@@ -36,6 +36,7 @@ from client.gateway.protocols.requests import (
     size_of,
     tools_grammar,
     wanted_tokens,
+    wants_format,
 )
 from client.gateway.structured.answer_reader import AnswerReader, Thought
 from client.gateway.structured.call_formats import CallFormat, call_format, shows_functions
@@ -184,9 +185,10 @@ class CompletionService:
         )
 
     def _reading(self, request: ChatRequest, prompt: str, grammar: str) -> Json:
-        """How the answers are read. One that follows a grammar has no thoughts."""
+        """How the answers are read. One that follows a grammar has no thoughts, but it may have
+        messages with heads."""
         calls, channels = self._calls if request.offered else None, self._channels
-        if grammar:
+        if grammar and (wants_format(request) or channels is None or not channels.says):
             channels = None
         return {
             "calls": calls,
@@ -291,7 +293,7 @@ class CompletionService:
         if functions and self._calls is not None and not shows_functions(self._template.source):
             messages = with_functions(messages, self._calls, functions)
         try:
-            return self._template.render(
+            text = self._template.render(
                 messages,
                 add_generation_prompt=request.add_generation_prompt is not False and not continued,
                 continue_final_message=continued,
@@ -300,6 +302,11 @@ class CompletionService:
             )
         except UserError as error:
             raise bad_request(str(error), "messages") from None
+        channels = self._channels
+        if channels is not None and channels.says and wants_format(request):
+            # The format is that of the text, so the head of its message is the prompt's.
+            text += channels.says_at_once if text.endswith(channels.prompt_ends) else ""
+        return text
 
     def _options(
         self,

@@ -434,6 +434,18 @@ def format_grammar(request: CompletionRequest | ChatRequest) -> str:
     return next(iter(grammars.values()), "")
 
 
+def wants_format(request: CompletionRequest | ChatRequest) -> bool:
+    """Whether a request wants its answer to be in a format (see :func:`format_grammar`)."""
+    form = request.response_format if isinstance(request, ChatRequest) else None
+    guides = (
+        request.guided_json,
+        request.guided_regex,
+        request.guided_choice,
+        request.guided_grammar,
+    )
+    return (form is not None and form.type != "text") or any(each is not None for each in guides)
+
+
 def tools_grammar(
     request: ChatRequest,
     form: CallFormat | None,

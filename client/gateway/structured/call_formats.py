@@ -134,6 +134,14 @@ SEPARATED_JSON = CallFormat(
     closes="<｜tool▁call▁end｜>",
     ends="<｜tool▁calls▁end｜>",
 )
+CHANNEL_JSON = CallFormat(
+    title="JSON in a message to the function",
+    known_by=(("<|channel|>", "<|message|>", "functions."),),
+    opens="<|channel|>",
+    form="commentary to=functions.{name} <|constrain|>json<|message|>{arguments}",
+    also=("<|constrain|>", "<|message|>"),
+    in_channel=True,
+)
 BARE_JSON = CallFormat(
     title="bare JSON",
     known_by=((PYTHON_TAG,), ('"parameters"', "tools")),
@@ -150,6 +158,7 @@ CALL_FORMATS = (
     TAGGED_JSON,
     FENCED_JSON,
     SEPARATED_JSON,
+    CHANNEL_JSON,
     BARE_JSON,
 )
 """All that are known; of several that fit a template, the first is the model's."""

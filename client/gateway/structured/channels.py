@@ -57,7 +57,15 @@ TAGGED_THOUGHTS = Channels(
 SEED_THOUGHTS = Channels(
     known_by=("<seed:think>",), opens=("<seed:think>",), closes=("</seed:think>",)
 )
-CHANNELS = (SEED_THOUGHTS, TAGGED_THOUGHTS)
+MESSAGES = Channels(
+    known_by=("<|channel|>",),
+    opens=("<|start|>", "<|channel|>"),
+    says="<|message|>",
+    closes=("<|end|>", "<|call|>", "<|return|>"),
+    prompt_ends="<|start|>assistant",
+    says_at_once="<|channel|>final<|message|>",
+)
+CHANNELS = (MESSAGES, SEED_THOUGHTS, TAGGED_THOUGHTS)
 """All that are known; of several that fit a template, the first is the model's."""
 
 

@@ -17,6 +17,7 @@ from client.gateway.structured.answer_reader import AnswerReader
 from client.gateway.structured.call_formats import (
     BARE_JSON,
     CALL_FORMATS,
+    CHANNEL_JSON,
     FENCED_JSON,
     FUNCTION_TAGS,
     INVOKE_TAGS,
@@ -29,6 +30,7 @@ from client.gateway.structured.call_formats import (
 )
 from client.gateway.structured.calls import Call
 from client.gateway.structured.calls_grammar import calls_grammar
+from client.gateway.structured.channels import MESSAGES
 from client.gateway.web.app import GatewayConfig
 from client.session.driver import SessionDriver
 from tests.unit.client.gateway.paper import (
@@ -234,6 +236,7 @@ CALLS = {
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>clock<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
         "<｜tool▁calls▁end｜>"
     ),
+    CHANNEL_JSON: "<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{}",
 }
 """A call of ``clock`` in each format."""
 
@@ -257,9 +260,13 @@ def test_each_way_to_call_has_a_sound_grammar(
         {"name": "weather", "parameters": SCHEMA},
         {"name": "clock"},
     ]
-    grammar = calls_grammar(form, functions, required=required, parallel=parallel, marks={})
+    channels = MESSAGES if form.in_channel else None
+    grammar = calls_grammar(
+        form, functions, required=required, parallel=parallel, marks={}, channels=channels
+    )
     assert follows(grammar, CALLS[form])
-    assert follows(grammar, "It is late.") is not required
+    said = f"{MESSAGES.says_at_once if form.in_channel else ''}It is late."
+    assert follows(grammar, said) is not required
 
 
 TYPED: dict[str, Any] = {
@@ -360,6 +367,70 @@ def test_calls_in_tags_come_whole_streamed_and_forced() -> None:
             grammar = found[-1].sampling.grammar.decode()
             assert follows(grammar, KEYED_CALL)
             assert not follows(grammar, CALL)
+
+    asyncio.run(scenario())
+
+
+CHANNELS_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{{ 'functions.' }}{% endif %}"
+    "{% for message in messages %}<|start|>{{ message.role }}<|message|>{{ message.content }}"
+    "<|end|>{% endfor %}<|start|>assistant{{ '<|channel|>'[:0] }}"
+)
+CHANNELS_ANSWER = (
+    "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}'
+)
+
+
+def test_messages_with_heads_are_thoughts_content_and_calls() -> None:
+    async def scenario() -> None:
+        async with (
+            paper_gateway(template=CHANNELS_TEMPLATE) as gateway,
+            openai_client(gateway) as client,
+        ):
+            scripted(gateway, CHANNELS_ANSWER)
+            asked: Any = {"model": "brook", "messages": HI, "tools": [TOOL]}
+            choice = (await client.chat.completions.create(**asked)).choices[0]
+            message: Any = choice.message
+            assert (message.content, message.reasoning_content) == ("I look.", "hm")
+            assert message.tool_calls[0].function.name == "weather"
+            assert message.tool_calls[0].function.arguments == '{"city": "Oslo"}'
+            assert choice.finish_reason == "tool_calls"
+            thoughts, content, arguments = "", "", ""
+            async for chunk in await client.chat.completions.create(**asked, stream=True):
+                delta: Any = chunk.choices[0].delta
+                thoughts += getattr(delta, "reasoning_content", None) or ""
+                content += delta.content or ""
+                for call in delta.tool_calls or ():
+                    arguments += call.function.arguments
+            assert (thoughts, content, arguments) == ("hm", "I look.", '{"city": "Oslo"}')
+
+    asyncio.run(scenario())
+
+
+def test_a_format_is_that_of_the_final_message() -> None:
+    async def scenario() -> None:
+        async with paper_gateway(template=CHANNELS_TEMPLATE) as gateway:
+            found = scripted(gateway, '{"city": "Oslo"}', CHANNELS_ANSWER)
+            path, tokenizer = "/v1/chat/completions", gateway.swarm.text.tokenizer
+            assert tokenizer is not None
+            status, answer = await gateway.post(
+                path, messages=HI, guided_json=SCHEMA, tools=[TOOL], stream=False
+            )
+            assert status == 200, answer
+            body: Any = answer
+            assert body["choices"][0]["message"]["content"] == '{"city": "Oslo"}'
+            prompt = tokenizer.decode(found[0].prompt_ids)
+            assert prompt.endswith("<|start|>assistant<|channel|>final<|message|>")
+            status, answer = await gateway.post(
+                path, messages=HI, tools=[TOOL], tool_choice="required"
+            )
+            body = answer
+            assert body["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
+            assert tokenizer.decode(found[1].prompt_ids).endswith("<|start|>assistant")
+            grammar = found[1].sampling.grammar.decode()
+            assert follows(grammar, CHANNELS_ANSWER[CHANNELS_ANSWER.rindex("<|channel|>") :])
 
     asyncio.run(scenario())
 

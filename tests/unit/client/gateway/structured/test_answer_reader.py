@@ -30,7 +30,7 @@ from client.gateway.structured.call_formats import (
     CallFormat,
 )
 from client.gateway.structured.calls import Call
-from client.gateway.structured.channels import TAGGED_THOUGHTS, Channels
+from client.gateway.structured.channels import MESSAGES, TAGGED_THOUGHTS, Channels
 
 ARGUMENTS = {"city": 'Köln "</tool_call" [TOOL', "n": [1, {"a": None}]}
 CALL = Call(name="weather", arguments=json.dumps(ARGUMENTS, ensure_ascii=False))
@@ -273,7 +273,7 @@ def test_a_call_that_never_ends_is_text(
     assert (held == "") is (len(text) <= 30)
 
 
-FLOODS = ["<tool_call>", "<tool_call>a</tool_call>", "<", " "]
+FLOODS = ["<tool_call>", "<tool_call>a</tool_call>", "<|start|>a<|message|>", "<|end|>", "<", " "]
 
 
 @pytest.mark.parametrize("form", CALL_FORMATS)
@@ -292,7 +292,8 @@ def test_each_character_is_looked_at_a_bounded_number_of_times(
 
     monkeypatch.setattr(_Marks, "first", counted)
     text = (form.opens + piece * 5000)[:5000]
+    channels = MESSAGES if form.in_channel else TAGGED_THOUGHTS
     for pieces in (list(text), [text]):
         looked = 0
-        read(form, pieces)
+        read(form, pieces, channels)
         assert looked <= 40 * len(text)

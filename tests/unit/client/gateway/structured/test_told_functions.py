@@ -13,6 +13,7 @@ from client.gateway.structured.call_formats import (
     shows_functions,
 )
 from client.gateway.structured.calls import Call
+from client.gateway.structured.channels import MESSAGES
 from client.gateway.structured.told_functions import example_of, told_of, with_functions
 
 FUNCTIONS: list[dict[str, Any]] = [
@@ -39,7 +40,7 @@ def test_functions_stand_in_the_system_message() -> None:
 def test_a_call_that_follows_the_example_is_read(form: CallFormat) -> None:
     called = example_of(form).replace("NAME", "weather").replace("ARGUMENTS", '{"a": "b"}')
     called = called.replace("ARGUMENT", "a").replace("VALUE", "b")
-    reader = AnswerReader(form, None)
+    reader = AnswerReader(form, MESSAGES if form.in_channel else None)
     found = [*reader.push(called), *reader.flush()]
     assert found == [Call(name="weather", arguments='{"a": "b"}')]
 
