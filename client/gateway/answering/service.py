@@ -140,10 +140,7 @@ class CompletionService:
         """
         check_supported(request)
         check_stops((request.stop,) if isinstance(request.stop, str) else request.stop or ())
-        try:
-            context = (await self._swarm.reader.ready_spec()).context_tokens
-        except (SwarmError, NetworkError) as error:
-            raise as_api_error(error) from None
+        context = await self._context()
         prompts, texts = await self._threads.run(
             size_of(request), lambda: self._prompts(request, context)
         )
@@ -196,6 +193,22 @@ class CompletionService:
             "channels": channels,
             "opened": None if channels is None else channels.opened_by(prompt),
         }
+
+    async def count(self, request: ChatRequest) -> int:
+        """The number of tokens of the prompt that ``request`` makes; raises ApiError."""
+        tools_grammar(request, self._calls, self._channels, self._marks)
+        context = await self._context()
+        (prompt_ids,), _ = await self._threads.run(
+            size_of(request), lambda: self._prompts(request, context)
+        )
+        return len(prompt_ids)
+
+    async def _context(self) -> int:
+        """Tokens that the model's context takes; raises ApiError where nobody tells."""
+        try:
+            return (await self._swarm.reader.ready_spec()).context_tokens
+        except (SwarmError, NetworkError) as error:
+            raise as_api_error(error) from None
 
     def _grammar(self, request: CompletionRequest | ChatRequest) -> str:
         """The grammar that the answers follow; empty: none. Raises ApiError (400)."""
@@ -400,6 +413,8 @@ class _Choice:
         self._scores: list[TokenScore] = []
         self._prompt: list[tuple[int, TokenScore | None]] = []
         self._finish: str | None = None
+        self._stop: str | None = None
+        """The stop string that ended it."""
         self._started = False
         self._reader: AnswerReader | None = None
         if job.is_chat and (job.calls is not None or job.channels is not None):
@@ -428,6 +443,7 @@ class _Choice:
             self._scores += part.piece.logprobs
         if part.answer is not None:
             self._finish = finish_of(part.answer.finish_reason)
+            self._stop = part.answer.stop
 
     def whole(self) -> Json:
         """The choice of a whole answer."""
@@ -444,7 +460,12 @@ class _Choice:
                 "text": text,
                 "logprobs": self._completion_logprobs(self._prompt, self._scores),
             }
-        return {"index": self._task.index, **choice, "finish_reason": finish}
+        return {"index": self._task.index, **choice, "finish_reason": finish, **self._stopped}
+
+    @property
+    def _stopped(self) -> Json:
+        """The stop string that ended the choice, under vLLM's name, where one did."""
+        return {} if self._stop is None else {"stop_reason": self._stop}
 
     def _message(self, text: str) -> Json:
         """Content, thoughts and calls of a whole answer."""
@@ -528,6 +549,7 @@ class _Choice:
             name: new,
             "logprobs": logprobs,
             "finish_reason": finish,
+            **({} if finish is None else self._stopped),
         }
 
     def _chat_logprobs(self, scores: Sequence[TokenScore]) -> Json | None:

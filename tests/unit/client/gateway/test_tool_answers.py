@@ -540,6 +540,60 @@ def test_anthropic_s_client_gets_text_calls_and_thoughts() -> None:
     asyncio.run(scenario())
 
 
+def test_anthropic_s_client_hears_which_stop_sequence_ended_an_answer() -> None:
+    async def scenario() -> None:
+        async with paper_gateway(template=TEMPLATE) as gateway, anthropic_client(gateway) as client:
+            asked: Any = {"model": "brook", "max_tokens": 300, "messages": HI, "tools": []}
+            for text, stops, ended in (
+                ("one two three", ["three", "two"], ("stop_sequence", "two")),
+                ("one two three", ["four"], ("end_turn", None)),
+            ):
+                scripted(gateway, text)
+                whole = await client.messages.create(**asked, stop_sequences=stops)
+                assert (whole.stop_reason, whole.stop_sequence) == ended
+                async with client.messages.stream(**asked, stop_sequences=stops) as stream:
+                    streamed: Any = await stream.get_final_message()
+                assert (streamed.stop_reason, streamed.stop_sequence) == ended
+                assert streamed.content[0].text == whole.content[0].text
+            scripted(gateway, f"{CALL} three")
+            asked |= {"tools": [ANTHROPIC_TOOL], "stop_sequences": ["three"]}
+            called = await client.messages.create(**asked)
+            assert (called.stop_reason, called.stop_sequence) == ("tool_use", None)
+
+    asyncio.run(scenario())
+
+
+def test_anthropic_s_client_counts_the_tokens_of_a_prompt() -> None:
+    async def scenario() -> None:
+        async with paper_gateway(template=TEMPLATE) as gateway, anthropic_client(gateway) as client:
+            scripted(gateway, "yes")
+            sealed = {"type": "redacted_thinking", "data": "x" * 400}
+            asked: Any = {
+                "model": "brook",
+                "system": "Be short.",
+                "messages": [
+                    *HI,
+                    {"role": "assistant", "content": [sealed, {"type": "text", "text": "Ho"}]},
+                    {"role": "assistant", "content": [sealed]},
+                    *HI,
+                ],
+                "tools": [ANTHROPIC_TOOL],
+            }
+            counted = await client.messages.count_tokens(**asked)
+            whole = await client.messages.create(**asked, max_tokens=9)
+            assert counted.input_tokens == whole.usage.input_tokens > 20
+            asked["messages"] = [*HI, {"role": "assistant", "content": "Ho"}, *HI]
+            assert (await client.messages.count_tokens(**asked)) == counted
+            with pytest.raises(anthropic.BadRequestError, match="context"):
+                await client.messages.count_tokens(
+                    model="brook", messages=[{"role": "user", "content": "x " * 2_000_000}]
+                )
+            with pytest.raises(anthropic.NotFoundError, match="not served here"):
+                await client.messages.count_tokens(**{**asked, "model": "other"})
+
+    asyncio.run(scenario())
+
+
 def test_anthropic_s_client_hears_what_is_wrong_and_gives_its_key() -> None:
     async def scenario() -> None:
         config = GatewayConfig(keys=plain_keys(("secret",)))
