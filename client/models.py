@@ -47,29 +47,10 @@ async def main(arguments: argparse.Namespace) -> int:
     finally:
         await transport.close()
     if arguments.json:
-        print(json.dumps([as_json(model) for model in models]))
+        print(json.dumps([model.figures for model in models]))
     else:
         print(printable(table(models, arguments.network)))
     return EXIT_DONE if any(model.replicas for model in models) else EXIT_SWARM
-
-
-def as_json(model: ServedModel) -> dict[str, object]:
-    """The model as an object of ``--json``."""
-    spec = model.spec
-    return {
-        "name": spec.name,
-        "fingerprint": spec.fingerprint,
-        "layers": spec.layers,
-        "covered": model.covered,
-        "replicas": model.replicas,
-        "holders": list(model.holders),
-        "peers": model.peers,
-        "precisions": list(model.precisions),
-        "layer_bytes": spec.layer_bytes,
-        "context_tokens": spec.context_tokens,
-        "tokens_per_s": round(model.tokens_per_s, 3),
-        "kv_tokens_free": model.kv_tokens_free,
-    }
 
 
 def table(models: Sequence[ServedModel], network: str) -> str:

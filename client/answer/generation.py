@@ -427,6 +427,8 @@ class Answer:
     """Fingerprint of the model that answered, as its peers announce it."""
     failovers: int
     """Routes that were lost after they had accepted the session."""
+    stop: str | None = None
+    """The stop string that ended it, if one did."""
     cached_tokens: int = 0
     """Number of leading tokens of the prompt whose KV the peers had kept."""
     drafted_tokens: int = 0

@@ -242,6 +242,7 @@ class Generation:
         self._times_s: list[float] = []
         self._started_s = 0.0
         self._finish: FinishReason | None = None
+        self._stops = StopStrings(options.stop)
 
     async def __aiter__(self) -> AsyncGenerator[Piece, None]:
         swarm, options, loop = self._swarm, self._options, asyncio.get_running_loop()
@@ -253,7 +254,7 @@ class Generation:
         self._session = session
         session.on_route = self.on_route
         log = session.owner.log
-        tokenizer, stops = swarm.text.tokenizer, StopStrings(options.stop)
+        tokenizer, stops = swarm.text.tokenizer, self._stops
         detokenizer = Detokenizer(tokenizer) if tokenizer is not None else None
         told = 0
         tokens = session.tokens()
@@ -333,6 +334,7 @@ class Generation:
             route=owner.route,
             plan_version=str(plan.version) if plan is not None else "none",
             failovers=owner.failovers,
+            stop=self._stops.found,
             cached_tokens=self.cached_tokens,
             drafted_tokens=len(token_ids) - len(times_s),  # all but the first of each round
             fingerprint=owner.log.request.model.fingerprint,

@@ -40,7 +40,7 @@ def _raise(message: str) -> NoReturn:
 
 def _to_json(value: Any, **options: Any) -> str:
     # Jinja's own escapes characters for HTML; a prompt is no HTML.
-    return json.dumps(value, ensure_ascii=False, **options)
+    return json.dumps(value, **{"ensure_ascii": False, **options})
 
 
 def _now(layout: str) -> str:

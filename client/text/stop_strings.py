@@ -15,20 +15,26 @@ class StopStrings:
         self._matched = [0] * len(self._stops)
         """Number of characters of each stop string that the text so far ends with."""
         self._held = ""
-        self.stopped = False
+        self.found: str | None = None
+        """The stop string that ended the answer."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended the answer."""
+        return self.found is not None
 
     def push(self, text: str) -> str:
         """The part of the text that may be shown now."""
         self._held += text
         found = [
-            end - len(stop)
+            (end - len(stop), stop)
             for at, (stop, borders) in enumerate(self._stops)
             if (end := self._match(at, stop, borders, text))
         ]
         keep = max(self._matched, default=0)
         if found:
-            self.stopped = True
-            keep = len(text) - min(found)
+            begins, self.found = min(found)
+            keep = len(text) - begins
         cut = len(self._held) - keep
         shown, self._held = self._held[:cut], "" if found else self._held[cut:]
         return shown

@@ -52,6 +52,25 @@ class ServedModel:
         """Number of layers that somebody serves."""
         return sum(count > 0 for count in self.holders)
 
+    @property
+    def figures(self) -> dict[str, object]:
+        """The model as an object for programs."""
+        spec = self.spec
+        return {
+            "name": spec.name,
+            "fingerprint": spec.fingerprint,
+            "layers": spec.layers,
+            "covered": self.covered,
+            "replicas": self.replicas,
+            "holders": list(self.holders),
+            "peers": self.peers,
+            "precisions": list(self.precisions),
+            "layer_bytes": spec.layer_bytes,
+            "context_tokens": spec.context_tokens,
+            "tokens_per_s": round(self.tokens_per_s, 3),
+            "kv_tokens_free": self.kv_tokens_free,
+        }
+
 
 def announced_models(
     records: Mapping[str, ModelRecord], named: Sequence[str] = ()

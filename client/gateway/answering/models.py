@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,9 @@ from typing import Any
 from client.gateway.answering.service import CompletionService
 from client.gateway.errors import ApiError, unavailable
 from client.swarm.swarm import Swarm
+from client.view.view import SwarmView
+from coordinator.catalogue.served import ServedModel, served_model
+from dht.messages.types import ModelSpec, NodeRecord
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +26,8 @@ OPEN_MAX = 8
 """Maximum models that are open at a time."""
 RETRY_AFTER_S = 5
 NAMED_MAX = 16
+FIGURES = ("fingerprint", "layers", "covered", "replicas", "tokens_per_s", "precisions")
+"""What the list of models says of each, as ``anabranch models --json`` does."""
 Json = dict[str, Any]
 
 
@@ -45,6 +50,18 @@ class _Kept:
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     users: int = 0
     task: asyncio.Task[None] | None = None
+    counted: tuple[ModelSpec, Mapping[str, NodeRecord], ServedModel] | None = None
+    """What was served by the records that were read last, and those."""
+
+    def served(self, view: SwarmView) -> ServedModel | None:
+        """What is served of the model, counted once for each reading of records; None: not known
+        which model it is."""
+        if (spec := view.spec) is None:
+            return None
+        counted = self.counted
+        if counted is None or counted[0] is not spec or counted[1] is not view.nodes:
+            counted = self.counted = (spec, view.nodes, served_model(spec, view.nodes))
+        return counted[2]
 
 
 class GatewayModels:
@@ -132,17 +149,20 @@ class GatewayModels:
         return {"object": "list", "data": [self.entry(name) for name in self._names]}
 
     def entry(self, name: str) -> Json:
-        """One model; raises ApiError (404). Its context is known once it is open."""
+        """One model; raises ApiError (404). What the network says of it is known once it is
+        open."""
         kept = self._kept.get(self.checked(name))
-        spec = None
+        served = None
         if kept is not None and kept.ready.done() and kept.ready.exception() is None:
-            spec = kept.ready.result().swarm.view.spec
+            served = kept.served(kept.ready.result().swarm.view)
+        figures = {} if served is None else served.figures
         return {
             "id": name,
             "object": "model",
             "created": self._started_s,
             "owned_by": "anabranch",
-            "max_model_len": None if spec is None else spec.context_tokens,
+            "max_model_len": figures.get("context_tokens"),
+            **{figure: figures.get(figure) for figure in FIGURES},
         }
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,17 +36,14 @@ from client.gateway.protocols.requests import (
     size_of,
     tools_grammar,
     wanted_tokens,
+    wants_format,
 )
-from client.gateway.structured.tools import (
-    MARKS,
-    THINKS,
-    THOUGHT,
-    AnswerReader,
-    Call,
-    Thought,
-    ToolFormat,
-    tool_format,
-)
+from client.gateway.structured.answer_reader import AnswerReader, Thought
+from client.gateway.structured.call_formats import CallFormat, call_format, shows_functions
+from client.gateway.structured.calls import Call
+from client.gateway.structured.channels import Channels, channels_of
+from client.gateway.structured.schemas import Schema
+from client.gateway.structured.told_functions import with_functions
 from client.swarm.swarm import Swarm
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import Tokenizer
@@ -78,11 +75,14 @@ class Job:
     """False where only the prompt is wanted back (``echo`` with ``max_tokens`` 0)."""
     prompt_texts: list[str] = field(default_factory=list)
     """Text of each choice's prompt, for ``echo``."""
-    calls: ToolFormat | None = None
+    calls: CallFormat | None = None
     """How calls are read in the answers, where functions are offered."""
-    thinks: bool = False
-    opened: bool = False
-    """Whether the prompt ends within thoughts."""
+    parameters: Mapping[str, Schema] = field(default_factory=dict)
+    """The schemas of those functions' arguments by their names."""
+    channels: Channels | None = None
+    """How thoughts are read in the answers."""
+    opened: str | None = None
+    """The head of the thoughts or of the message that the prompt ends within."""
     first_token_s: float | None = None
     """When the first token came, by the event loop's clock."""
     finish: str | None = None
@@ -118,14 +118,17 @@ class CompletionService:
         self._threads = TextThreads()
         tokenizer = swarm.text.tokenizer
         source = "" if template is None else template.source
-        self._tool_format = tool_format(source)
-        self._thinks = THINKS in source or THOUGHT in source
+        self._calls, self._channels = call_format(source), channels_of(source)
+        known = (each.marks for each in (self._calls, self._channels) if each is not None)
+        marks = tuple(frozenset[str]().union(*known))
         self._marks: dict[str, str] = {}
         if tokenizer is not None and template is not None:
-            special = tokenizer.special_tokens(MARKS)
+            special = tokenizer.special_tokens(marks)
             self._marks = {mark: f"<[{token_id}]>" for mark, token_id in special.items()}
-            if special:
-                swarm.text = replace(swarm.text, tokenizer=tokenizer.showing(MARKS))
+            # What ends an answer is none of its text.
+            ends = swarm.text.stop_token_ids
+            if shown := [mark for mark, token_id in special.items() if token_id not in ends]:
+                swarm.text = replace(swarm.text, tokenizer=tokenizer.showing(shown))
         self._characters_per_token = None if tokenizer is None else tokenizer.characters_per_token()
 
     # Understanding
@@ -137,10 +140,7 @@ class CompletionService:
         """
         check_supported(request)
         check_stops((request.stop,) if isinstance(request.stop, str) else request.stop or ())
-        try:
-            context = (await self._swarm.reader.ready_spec()).context_tokens
-        except (SwarmError, NetworkError) as error:
-            raise as_api_error(error) from None
+        context = await self._context()
         prompts, texts = await self._threads.run(
             size_of(request), lambda: self._prompts(request, context)
         )
@@ -178,17 +178,44 @@ class CompletionService:
             echo=echo,
             keeps_answer=wanted != 0,
             prompt_texts=[texts[task.index // n] for task in tasks] if echo else [],
-            calls=self._tool_format if _offers(request) else None,
-            thinks=is_chat and self._thinks and not grammar,
-            opened=is_chat and texts[0].rstrip().endswith(THINKS),
+            **self._reading(request, texts[0], grammar) if isinstance(request, ChatRequest) else {},
         )
+
+    def _reading(self, request: ChatRequest, prompt: str, grammar: str) -> Json:
+        """How the answers are read. One that follows a grammar has no thoughts, but it may have
+        messages with heads."""
+        calls, channels = self._calls if request.offered else None, self._channels
+        if grammar and (wants_format(request) or channels is None or not channels.says):
+            channels = None
+        return {
+            "calls": calls,
+            "parameters": request.parameters,
+            "channels": channels,
+            "opened": None if channels is None else channels.opened_by(prompt),
+        }
+
+    async def count(self, request: ChatRequest) -> int:
+        """The number of tokens of the prompt that ``request`` makes; raises ApiError."""
+        tools_grammar(request, self._calls, self._channels, self._marks)
+        context = await self._context()
+        (prompt_ids,), _ = await self._threads.run(
+            size_of(request), lambda: self._prompts(request, context)
+        )
+        return len(prompt_ids)
+
+    async def _context(self) -> int:
+        """Tokens that the model's context takes; raises ApiError where nobody tells."""
+        try:
+            return (await self._swarm.reader.ready_spec()).context_tokens
+        except (SwarmError, NetworkError) as error:
+            raise as_api_error(error) from None
 
     def _grammar(self, request: CompletionRequest | ChatRequest) -> str:
         """The grammar that the answers follow; empty: none. Raises ApiError (400)."""
         wanted = format_grammar(request)
         if not isinstance(request, ChatRequest):
             return wanted
-        calls = tools_grammar(request, self._tool_format, self._marks)
+        calls = tools_grammar(request, self._calls, self._channels, self._marks)
         if wanted and calls:
             raise bad_request("response_format and such tools cannot be followed at once", "tools")
         return wanted or calls
@@ -274,16 +301,25 @@ class CompletionService:
                 "no_chat_template",
             )
         continued = bool(request.continue_final_message)
+        functions = [tool.function.as_dict() for tool in request.offered]
+        messages = [message.as_dict() for message in request.messages]
+        if functions and self._calls is not None and not shows_functions(self._template.source):
+            messages = with_functions(messages, self._calls, functions)
         try:
-            return self._template.render(
-                [message.as_dict() for message in request.messages],
+            text = self._template.render(
+                messages,
                 add_generation_prompt=request.add_generation_prompt is not False and not continued,
                 continue_final_message=continued,
-                tools=[tool.function.as_dict() for tool in request.offered] or None,
+                tools=functions or None,
                 options=request.chat_template_kwargs,
             )
         except UserError as error:
             raise bad_request(str(error), "messages") from None
+        channels = self._channels
+        if channels is not None and channels.says and wants_format(request):
+            # The format is that of the text, so the head of its message is the prompt's.
+            text += channels.says_at_once if text.endswith(channels.prompt_ends) else ""
+        return text
 
     def _options(
         self,
@@ -356,10 +392,6 @@ class CompletionService:
             yield {**job.head.body([]), "usage": job.usage.body}
 
 
-def _offers(request: CompletionRequest | ChatRequest) -> bool:
-    return isinstance(request, ChatRequest) and bool(request.offered)
-
-
 def _count(job: Job, part: ChoicePart) -> None:
     if part.piece.token_ids and job.first_token_s is None:
         job.first_token_s = asyncio.get_running_loop().time()
@@ -381,10 +413,14 @@ class _Choice:
         self._scores: list[TokenScore] = []
         self._prompt: list[tuple[int, TokenScore | None]] = []
         self._finish: str | None = None
+        self._stop: str | None = None
+        """The stop string that ended it."""
         self._started = False
         self._reader: AnswerReader | None = None
-        if job.is_chat and (job.calls is not None or job.thinks):
-            self._reader = AnswerReader(job.calls, thinks=job.thinks, opened=job.opened)
+        if job.is_chat and (job.calls is not None or job.channels is not None):
+            self._reader = AnswerReader(
+                job.calls, job.channels, opened=job.opened, parameters=job.parameters
+            )
         self._calls = 0
         self._logprobs = CompletionLogprobs(text_of=service._text_of, top=job.logprobs_top or 0)
 
@@ -407,6 +443,7 @@ class _Choice:
             self._scores += part.piece.logprobs
         if part.answer is not None:
             self._finish = finish_of(part.answer.finish_reason)
+            self._stop = part.answer.stop
 
     def whole(self) -> Json:
         """The choice of a whole answer."""
@@ -423,7 +460,12 @@ class _Choice:
                 "text": text,
                 "logprobs": self._completion_logprobs(self._prompt, self._scores),
             }
-        return {"index": self._task.index, **choice, "finish_reason": finish}
+        return {"index": self._task.index, **choice, "finish_reason": finish, **self._stopped}
+
+    @property
+    def _stopped(self) -> Json:
+        """The stop string that ended the choice, under vLLM's name, where one did."""
+        return {} if self._stop is None else {"stop_reason": self._stop}
 
     def _message(self, text: str) -> Json:
         """Content, thoughts and calls of a whole answer."""
@@ -507,6 +549,7 @@ class _Choice:
             name: new,
             "logprobs": logprobs,
             "finish_reason": finish,
+            **({} if finish is None else self._stopped),
         }
 
     def _chat_logprobs(self, scores: Sequence[TokenScore]) -> Json | None:

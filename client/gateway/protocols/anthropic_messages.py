@@ -49,6 +49,14 @@ class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinkin
     thinking: str
 
 
+class RedactedThinkingBlock(
+    msgspec.Struct, kw_only=True, tag_field="type", tag="redacted_thinking"
+):
+    """Thoughts that another service sealed. Nobody here can read them, so they are left out."""
+
+    data: str
+
+
 class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
     id: str
     name: str
@@ -61,7 +69,7 @@ class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_
     is_error: bool | None = None
 
 
-Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class AnthropicMessage(msgspec.Struct, kw_only=True):
@@ -82,24 +90,43 @@ class AnthropicToolChoice(msgspec.Struct, kw_only=True):
     disable_parallel_tool_use: bool | None = None
 
 
-class MessagesRequest(msgspec.Struct, kw_only=True):
-    """``/v1/messages``."""
+class CountRequest(msgspec.Struct, kw_only=True):
+    """``/v1/messages/count_tokens``."""
 
     messages: Annotated[list[AnthropicMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]
-    max_tokens: Tokens
     model: str | None = None
     system: str | list[TextBlock] | None = None
+    tools: Annotated[list[AnthropicTool], Meta(max_length=TOOLS_MAX)] | None = None
+    tool_choice: AnthropicToolChoice | None = None
+
+
+class MessagesRequest(CountRequest, kw_only=True):
+    """``/v1/messages``."""
+
+    max_tokens: Tokens
     stream: bool | None = None
     stop_sequences: Annotated[list[Stop], Meta(max_length=STOPS_MAX)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: int | None = None
-    tools: Annotated[list[AnthropicTool], Meta(max_length=TOOLS_MAX)] | None = None
-    tool_choice: AnthropicToolChoice | None = None
 
 
 def chat_of(request: MessagesRequest) -> ChatRequest:
     """The same request to ``/v1/chat/completions``; raises ApiError (400)."""
+    return msgspec.structs.replace(
+        prompt_of(request),
+        max_tokens=request.max_tokens,
+        stream=request.stream,
+        stream_options=StreamOptions(include_usage=True) if request.stream else None,
+        stop=request.stop_sequences,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+    )
+
+
+def prompt_of(request: CountRequest) -> ChatRequest:
+    """A chat with the same prompt; raises ApiError (400)."""
     messages = []
     if request.system:
         messages.append(Message(role="system", content=text_in(request.system)))
@@ -109,13 +136,6 @@ def chat_of(request: MessagesRequest) -> ChatRequest:
     return ChatRequest(
         model=request.model,
         messages=messages,
-        max_tokens=request.max_tokens,
-        stream=request.stream,
-        stream_options=StreamOptions(include_usage=True) if request.stream else None,
-        stop=request.stop_sequences,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
         tools=[
             tool_from(tool.name, tool.description, tool.input_schema, tool.strict)
             for tool in request.tools or ()
@@ -147,6 +167,8 @@ def _messages(message: AnthropicMessage) -> list[Message]:
         match block:
             case TextBlock(text=text):
                 said.append(text)
+            case RedactedThinkingBlock():
+                pass
             case ThinkingBlock(thinking=thought):
                 thoughts.append(thought)
             case ToolUseBlock(id=call_id, name=name, input=given):
@@ -179,9 +201,17 @@ def message_of(answer: Json) -> Json:
     return {
         **_envelope(answer),
         "content": content,
-        "stop_reason": STOP_REASONS.get(choice["finish_reason"], "end_turn"),
+        **_ended(choice),
         "usage": _usage(usage),
     }
+
+
+def _ended(choice: Json) -> Json:
+    """Why an answer ended: a stop sequence is told where no call ended it."""
+    if choice["finish_reason"] == "stop" and choice.get("stop_reason") is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": choice["stop_reason"]}
+    reason = STOP_REASONS.get(choice["finish_reason"], "end_turn")
+    return {"stop_reason": reason, "stop_sequence": None}
 
 
 def _object(text: str) -> Json:
@@ -227,7 +257,7 @@ class MessageWriter(PartWriter):
     def __init__(self, request: MessagesRequest, prompt_tokens: int) -> None:
         super().__init__()
         self._prompt_tokens = prompt_tokens
-        self._stop_reason = "end_turn"
+        self._ended: Json = {"stop_reason": "end_turn", "stop_sequence": None}
         self._begun = False
 
     def whole(self, answer: Json) -> Json:
@@ -246,12 +276,11 @@ class MessageWriter(PartWriter):
         for choice in chunk["choices"]:
             found += self.take(choice["delta"])
             if choice["finish_reason"] is not None:
-                self._stop_reason = STOP_REASONS.get(choice["finish_reason"], "end_turn")
+                self._ended = _ended(choice)
         if chunk.get("usage") is not None:
             found += self.close()
-            ended = {"stop_reason": self._stop_reason, "stop_sequence": None}
             usage = _usage(chunk["usage"])
-            found.append({"type": "message_delta", "delta": ended, "usage": usage})
+            found.append({"type": "message_delta", "delta": self._ended, "usage": usage})
             found.append({"type": "message_stop"})
         return found
 

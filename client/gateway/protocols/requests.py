@@ -5,6 +5,7 @@ vLLM does; known ones that would change an answer and are not built are refused 
 below "vLLM's" are what vLLM adds to OpenAI's interface, under its names.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -16,8 +17,11 @@ from msgspec import Meta
 from client.answer.defaults import SamplingDefaults
 from client.answer.generation import GenerationOptions, PrefixCache
 from client.gateway.errors import bad_request
+from client.gateway.structured.call_formats import CallFormat
+from client.gateway.structured.calls_grammar import calls_grammar
+from client.gateway.structured.channels import Channels
 from client.gateway.structured.grammar import of_choice, of_regex, of_schema, schema_in
-from client.gateway.structured.tools import ToolFormat, calls_grammar
+from client.gateway.structured.schemas import Schema
 from dht.errors import UserError
 from dht.messages.session import GRAMMAR_BYTES_MAX, Priority
 
@@ -193,13 +197,27 @@ class Message(msgspec.Struct, kw_only=True):
         return found
 
 
+class Arguments(dict[str, Any]):
+    """Arguments of a call as templates take them: an object, for most of them, and its JSON text
+    for those that join it to a text."""
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False)
+
+    def __add__(self, text: str) -> str:
+        return str(self) + text
+
+    def __radd__(self, text: str) -> str:
+        return text + str(self)
+
+
 def _called(function: CalledFunction) -> dict[str, Any]:
     """A call as templates take it: with its arguments as an object; raises ApiError (400)."""
     try:
         arguments = msgspec.json.decode(function.arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         raise bad_request("tool_calls: the arguments are no JSON object", "messages") from None
-    return {"name": function.name, "arguments": arguments}
+    return {"name": function.name, "arguments": Arguments(arguments)}
 
 
 class ChatRequest(Sampled, kw_only=True):
@@ -224,6 +242,11 @@ class ChatRequest(Sampled, kw_only=True):
     def offered(self) -> list[Tool]:
         """The functions that the model is told of."""
         return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def parameters(self) -> dict[str, Schema]:
+        """The schemas of the offered functions' arguments by their names."""
+        return {tool.function.name: tool.function.parameters or {} for tool in self.offered}
 
 
 Request = TypeVar("Request", bound=msgspec.Struct)
@@ -411,7 +434,24 @@ def format_grammar(request: CompletionRequest | ChatRequest) -> str:
     return next(iter(grammars.values()), "")
 
 
-def tools_grammar(request: ChatRequest, form: ToolFormat | None, marks: Mapping[str, str]) -> str:
+def wants_format(request: CompletionRequest | ChatRequest) -> bool:
+    """Whether a request wants its answer to be in a format (see :func:`format_grammar`)."""
+    form = request.response_format if isinstance(request, ChatRequest) else None
+    guides = (
+        request.guided_json,
+        request.guided_regex,
+        request.guided_choice,
+        request.guided_grammar,
+    )
+    return (form is not None and form.type != "text") or any(each is not None for each in guides)
+
+
+def tools_grammar(
+    request: ChatRequest,
+    form: CallFormat | None,
+    channels: Channels | None,
+    marks: Mapping[str, str],
+) -> str:
     """The grammar that makes calls valid where the request asks for that; empty: none.
 
     ``marks`` are terms of special tokens. Raises ApiError (400).
@@ -440,6 +480,7 @@ def tools_grammar(request: ChatRequest, form: ToolFormat | None, marks: Mapping[
         parallel=request.parallel_tool_calls is not False
         and not isinstance(request.tool_choice, ToolChoice),
         marks=marks,
+        channels=channels,
     )
 
 

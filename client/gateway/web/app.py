@@ -49,7 +49,7 @@ CHAT_FILES = {"/": "chat.html", "/static/chat.css": "chat.css", "/static/chat.js
 OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json", *CHAT_FILES})
 """Paths that need no key, as with vLLM; the page asks its visitor for one."""
 ASKED = web.RequestKey("asked", Asked)
-ANTHROPIC_PATHS = frozenset({"/v1/messages"})
+ANTHROPIC_PATHS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
 """Paths whose errors have Anthropic's form."""
 
 
@@ -142,6 +142,7 @@ class Gateway:
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/completions", self._completions),
                 web.post("/v1/messages", self._messages),
+                web.post("/v1/messages/count_tokens", self._count_tokens),
                 web.post("/v1/responses", self._responses),
                 web.post("/v1/embeddings", self._embeddings),
                 web.get("/v1/models", self._models),
@@ -287,6 +288,14 @@ class Gateway:
 
     async def _messages(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, MESSAGES)
+
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        async with self._admitted(request) as body:
+            asked = anthropic_messages.prompt_of(
+                parse_request(body, anthropic_messages.CountRequest)
+            )
+            async with self._served.use(asked.model) as model:
+                return _json({"input_tokens": await model.service.count(asked)})
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, RESPONSES)

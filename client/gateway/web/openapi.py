@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from client.gateway.protocols.anthropic_messages import MessagesRequest
+from client.gateway.protocols.anthropic_messages import CountRequest, MessagesRequest
 from client.gateway.protocols.openai_responses import ResponsesRequest
 from client.gateway.protocols.requests import ChatRequest, CompletionRequest
 
@@ -52,8 +52,8 @@ STATUSES = {
 
 def document(*, with_keys: bool) -> dict[str, Any]:
     """The document; ``with_keys`` says that requests need a key."""
-    (chat, completion, message, asked), components = msgspec.json.schema_components(
-        [ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest],
+    (chat, completion, message, counted, asked), components = msgspec.json.schema_components(
+        [ChatRequest, CompletionRequest, MessagesRequest, CountRequest, ResponsesRequest],
         ref_template="#/components/schemas/{name}",
     )
     components["Error"] = ERROR
@@ -73,6 +73,11 @@ def document(*, with_keys: bool) -> dict[str, Any]:
                 body=message,
                 streams=True,
                 error="AnthropicError",
+            )
+        },
+        "/v1/messages/count_tokens": {
+            "post": _operation(
+                "Count the tokens of a chat's prompt.", body=counted, error="AnthropicError"
             )
         },
         "/v1/responses": {

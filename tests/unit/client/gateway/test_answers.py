@@ -15,7 +15,7 @@ from client.gateway.protocols.requests import (
 )
 from client.text.tokenizer import Tokenizer
 from dht.messages.session import Sampling
-from tests.unit.client.gateway.paper import MODEL, PaperGateway, PaperSwarm, paper_gateway
+from tests.unit.client.gateway.paper import MODEL, SPEC, PaperGateway, PaperSwarm, paper_gateway
 
 PROMPT = "Once upon a time"
 
@@ -300,11 +300,18 @@ def test_models_health_metrics_and_the_document() -> None:
             listed = json.loads(text)
             assert status == 200
             assert [each["id"] for each in listed["data"]] == ["brook"]
-            assert listed["data"][0]["max_model_len"] == 1024
+            entry = listed["data"][0]
+            assert entry["max_model_len"] == 1024
+            assert entry["fingerprint"] == SPEC.fingerprint
+            assert (entry["layers"], entry["covered"], entry["replicas"]) == (8, 8, 1)
+            assert entry["tokens_per_s"] > 0
+            assert isinstance(entry["precisions"], list)
             assert json.loads((await get("/v1/models/brook"))[1]) == listed["data"][0]
             assert (await get("/v1/models/other"))[0] == 404
             assert (await get("/health"))[0] == 200
             gateway.swarm.hold((0, 2), (4, 7))
+            entry = json.loads((await get("/v1/models/brook"))[1])
+            assert (entry["covered"], entry["replicas"], entry["tokens_per_s"]) == (5, 0, 0)
             status, text = await get("/health")
             assert status == 503
             assert "layers 2-3 and 7" in json.loads(text)["error"]["message"]

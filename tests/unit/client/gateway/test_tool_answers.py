@@ -11,8 +11,26 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from client.answer.generation import AnswerRequest
+from client.gateway.errors import ApiError
 from client.gateway.keys import plain_keys
-from client.gateway.structured.tools import ToolFormat, calls_grammar
+from client.gateway.structured.answer_reader import AnswerReader
+from client.gateway.structured.call_formats import (
+    BARE_JSON,
+    CALL_FORMATS,
+    CHANNEL_JSON,
+    FENCED_JSON,
+    FUNCTION_TAGS,
+    INVOKE_TAGS,
+    KEYS_AND_VALUES,
+    LISTED_JSON,
+    SEED_FUNCTION_TAGS,
+    SEPARATED_JSON,
+    TAGGED_JSON,
+    CallFormat,
+)
+from client.gateway.structured.calls import Call
+from client.gateway.structured.calls_grammar import calls_grammar
+from client.gateway.structured.channels import MESSAGES
 from client.gateway.web.app import GatewayConfig
 from client.session.driver import SessionDriver
 from tests.unit.client.gateway.paper import (
@@ -202,25 +220,271 @@ def test_what_a_request_asks_for_is_a_grammar(body: Any, text: str, other: str) 
         assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) is fits
 
 
-@pytest.mark.parametrize("form", ToolFormat)
+CALLS = {
+    TAGGED_JSON: '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>',
+    LISTED_JSON: '[TOOL_CALLS][{"name": "clock", "arguments": {}}]',
+    BARE_JSON: '{"name": "clock", "parameters": {}}',
+    KEYS_AND_VALUES: "<tool_call>clock\n</tool_call>",
+    FUNCTION_TAGS: "<tool_call>\n<function=clock>\n</function>\n</tool_call>",
+    SEED_FUNCTION_TAGS: "<seed:tool_call>\n<function=clock>\n</function>\n</seed:tool_call>",
+    INVOKE_TAGS: ('<minimax:tool_call>\n<invoke name="clock">\n</invoke>\n</minimax:tool_call>'),
+    FENCED_JSON: (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>clock\n```json\n{}\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    SEPARATED_JSON: (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>clock<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>"
+    ),
+    CHANNEL_JSON: "<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{}",
+}
+"""A call of ``clock`` in each format."""
+
+
+def follows(grammar: str, text: str) -> bool:
+    """Whether all of ``text`` follows the grammar, and may end there."""
+    tokenizer = LLTokenizer((MODEL / "tokenizer.json").read_text(), n_vocab=2048, eos_token=EOS)
+    matcher = LLMatcher(tokenizer, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = tokenizer.tokenize_str(text)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("form", CALL_FORMATS)
 @pytest.mark.parametrize("required", [True, False])
 @pytest.mark.parametrize("parallel", [True, False])
 def test_each_way_to_call_has_a_sound_grammar(
-    form: ToolFormat, required: bool, parallel: bool
+    form: CallFormat, required: bool, parallel: bool
 ) -> None:
-    functions = [{"name": "weather", "parameters": SCHEMA}, {"name": "clock"}]
-    grammar = calls_grammar(form, functions, required=required, parallel=parallel, marks={})
-    tokenizer = LLTokenizer((MODEL / "tokenizer.json").read_text(), n_vocab=2048, eos_token=EOS)
-    call = {
-        ToolFormat.TAGS: '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>',
-        ToolFormat.MISTRAL: '[TOOL_CALLS][{"name": "clock", "arguments": {}}]',
-        ToolFormat.BARE: '{"name": "clock", "parameters": {}}',
+    functions: list[dict[str, Any]] = [
+        {"name": "weather", "parameters": SCHEMA},
+        {"name": "clock"},
+    ]
+    channels = MESSAGES if form.in_channel else None
+    grammar = calls_grammar(
+        form, functions, required=required, parallel=parallel, marks={}, channels=channels
+    )
+    assert follows(grammar, CALLS[form])
+    said = f"{MESSAGES.says_at_once if form.in_channel else ''}It is late."
+    assert follows(grammar, said) is not required
+
+
+TYPED: dict[str, Any] = {
+    "type": "object",
+    "$defs": {"Unit": {"type": "string", "enum": ["°C", "°F"]}},
+    "properties": {
+        "city": {"type": "string", "minLength": 2, "maxLength": 12},
+        "days": {"type": "integer"},
+        "unit": {"$ref": "#/$defs/Unit"},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "at": {"type": "array", "items": {"type": "number"}},
+    },
+    "required": ["city", "days"],
+}
+VALUES = [
+    ({"city": "Oslo", "days": 3}, True),
+    ({"city": "a < b\n</arg", "days": 3, "unit": "°F", "note": "x\ny", "at": [1.5, 2]}, True),
+    ({"city": "Oslo", "days": 3, "note": None}, True),
+    ({"city": "Oslo"}, False),
+    ({"city": "O", "days": 3}, False),
+    ({"city": "O" * 13, "days": 3}, False),
+    ({"city": "Oslo", "days": "3 or 4"}, False),
+    ({"city": "Oslo", "days": 3, "unit": "K"}, False),
+    ({"city": "Oslo", "days": 3, "at": ["here"]}, False),
+    ({"city": "Oslo", "days": 3, "sky": "blue"}, False),
+]
+
+
+@pytest.mark.parametrize("form", [KEYS_AND_VALUES, FUNCTION_TAGS])
+@pytest.mark.parametrize(("values", "fits"), VALUES)
+def test_values_in_tags_follow_their_schemas(
+    form: CallFormat, values: dict[str, Any], fits: bool
+) -> None:
+    between = {
+        KEYS_AND_VALUES: "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
+        FUNCTION_TAGS: "<parameter={}>\n{}\n</parameter>\n",
     }[form]
-    for said, fits in ((call, True), ("It is late.", not required)):
-        matcher = LLMatcher(tokenizer, grammar, log_level=0)
-        assert not matcher.is_error(), matcher.get_error()
-        ids = tokenizer.tokenize_str(said)
-        assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) is fits
+    written = "".join(
+        between.format(key, value if isinstance(value, str) else json.dumps(value))
+        for key, value in values.items()
+    )
+    called = {
+        KEYS_AND_VALUES: f"<tool_call>weather\n{written}</tool_call>",
+        FUNCTION_TAGS: f"<tool_call>\n<function=weather>\n{written}</function>\n</tool_call>",
+    }[form]
+    functions = [{"name": "weather", "parameters": TYPED}]
+    for required, said in ((True, called), (False, f"I look.\n{called}")):
+        grammar = calls_grammar(form, functions, required=required, parallel=True, marks={})
+        assert follows(grammar, said) is fits
+    reader = AnswerReader(form, None, parameters={"weather": TYPED})
+    assert reader.push(called) == [
+        Call(name="weather", arguments=json.dumps(values, ensure_ascii=False))
+    ]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": "string", "pattern": "^x"}}},
+        {"properties": {"a": {"anyOf": [{"type": "string", "format": "date"}]}}},
+        {"properties": {"a": {"type": "string", "minLength": "many"}}},
+        {"anyOf": [{"properties": {"a": {"type": "string"}}}]},
+    ],
+)
+def test_a_schema_that_text_without_quotes_cannot_follow_is_refused(schema: Any) -> None:
+    functions = [{"name": "weather", "parameters": schema}]
+    with pytest.raises(ApiError, match="leave it out"):
+        calls_grammar(KEYS_AND_VALUES, functions, required=True, parallel=True, marks={})
+    calls_grammar(TAGGED_JSON, functions, required=True, parallel=True, marks={})
+
+
+KEYED_TEMPLATE = TEMPLATE.replace("<tool_call>", "<tool_call><arg_key><arg_value>")
+KEYED_CALL = "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>17</arg_value>\n</tool_call>"
+
+
+def test_calls_in_tags_come_whole_streamed_and_forced() -> None:
+    async def scenario() -> None:
+        async with (
+            paper_gateway(template=KEYED_TEMPLATE) as gateway,
+            openai_client(gateway) as client,
+        ):
+            found = scripted(gateway, f"<think>hm</think>I look.\n{KEYED_CALL}")
+            asked: Any = {"model": "brook", "messages": HI, "tools": [TOOL]}
+            message = (await client.chat.completions.create(**asked)).choices[0].message
+            assert message.content == "I look.\n"
+            assert message.tool_calls is not None
+            call: Any = message.tool_calls[0]
+            assert (call.function.name, call.function.arguments) == ("weather", '{"city": "17"}')
+            async with client.chat.completions.stream(**asked) as stream:
+                async for _ in stream:
+                    pass
+                final = await stream.get_final_completion()
+            streamed = final.choices[0].message.tool_calls
+            assert streamed is not None
+            assert streamed[0].function.arguments == '{"city": "17"}'
+            assert final.choices[0].finish_reason == "tool_calls"
+            await client.chat.completions.create(**asked, tool_choice="required")
+            grammar = found[-1].sampling.grammar.decode()
+            assert follows(grammar, KEYED_CALL)
+            assert not follows(grammar, CALL)
+
+    asyncio.run(scenario())
+
+
+CHANNELS_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{{ 'functions.' }}{% endif %}"
+    "{% for message in messages %}<|start|>{{ message.role }}<|message|>{{ message.content }}"
+    "<|end|>{% endfor %}<|start|>assistant{{ '<|channel|>'[:0] }}"
+)
+CHANNELS_ANSWER = (
+    "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}'
+)
+
+
+def test_messages_with_heads_are_thoughts_content_and_calls() -> None:
+    async def scenario() -> None:
+        async with (
+            paper_gateway(template=CHANNELS_TEMPLATE) as gateway,
+            openai_client(gateway) as client,
+        ):
+            scripted(gateway, CHANNELS_ANSWER)
+            asked: Any = {"model": "brook", "messages": HI, "tools": [TOOL]}
+            choice = (await client.chat.completions.create(**asked)).choices[0]
+            message: Any = choice.message
+            assert (message.content, message.reasoning_content) == ("I look.", "hm")
+            assert message.tool_calls[0].function.name == "weather"
+            assert message.tool_calls[0].function.arguments == '{"city": "Oslo"}'
+            assert choice.finish_reason == "tool_calls"
+            thoughts, content, arguments = "", "", ""
+            async for chunk in await client.chat.completions.create(**asked, stream=True):
+                delta: Any = chunk.choices[0].delta
+                thoughts += getattr(delta, "reasoning_content", None) or ""
+                content += delta.content or ""
+                for call in delta.tool_calls or ():
+                    arguments += call.function.arguments
+            assert (thoughts, content, arguments) == ("hm", "I look.", '{"city": "Oslo"}')
+
+    asyncio.run(scenario())
+
+
+def test_a_format_is_that_of_the_final_message() -> None:
+    async def scenario() -> None:
+        async with paper_gateway(template=CHANNELS_TEMPLATE) as gateway:
+            found = scripted(gateway, '{"city": "Oslo"}', CHANNELS_ANSWER)
+            path, tokenizer = "/v1/chat/completions", gateway.swarm.text.tokenizer
+            assert tokenizer is not None
+            status, answer = await gateway.post(
+                path, messages=HI, guided_json=SCHEMA, tools=[TOOL], stream=False
+            )
+            assert status == 200, answer
+            body: Any = answer
+            assert body["choices"][0]["message"]["content"] == '{"city": "Oslo"}'
+            prompt = tokenizer.decode(found[0].prompt_ids)
+            assert prompt.endswith("<|start|>assistant<|channel|>final<|message|>")
+            status, answer = await gateway.post(
+                path, messages=HI, tools=[TOOL], tool_choice="required"
+            )
+            body = answer
+            assert body["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
+            assert tokenizer.decode(found[1].prompt_ids).endswith("<|start|>assistant")
+            grammar = found[1].sampling.grammar.decode()
+            assert follows(grammar, CHANNELS_ANSWER[CHANNELS_ANSWER.rindex("<|channel|>") :])
+
+    asyncio.run(scenario())
+
+
+def test_functions_are_told_where_the_template_shows_none() -> None:
+    template = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+
+    async def scenario() -> None:
+        marks = "{# <｜tool▁call▁begin｜> <｜tool▁sep｜> #}"
+        async with paper_gateway(template=template + marks) as gateway:
+            found = scripted(gateway, CALLS[SEPARATED_JSON].replace("clock", "weather"))
+            path, tokenizer = "/v1/chat/completions", gateway.swarm.text.tokenizer
+            assert tokenizer is not None
+            status, answer = await gateway.post(path, messages=HI, tools=[TOOL])
+            assert status == 200, answer
+            body: Any = answer
+            assert body["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
+            prompt = tokenizer.decode(found[0].prompt_ids)
+            assert prompt.startswith("<system>## Tools")
+            assert json.dumps(SCHEMA) in prompt
+            assert prompt.endswith("<｜tool▁calls▁end｜><user>Hi")
+            await gateway.post(path, messages=HI, tools=[TOOL], tool_choice="none")
+            assert tokenizer.decode(found[1].prompt_ids) == "<user>Hi"
+        async with paper_gateway(template=template) as gateway:
+            status, answer = await gateway.post(path, messages=HI, tools=[TOOL])
+            assert status == 400
+            assert "no way to call tools" in str(answer)
+
+    asyncio.run(scenario())
+
+
+def test_arguments_are_an_object_or_a_text_as_a_template_takes_them() -> None:
+    joined = (
+        "{% if tools %}<tool_call>{% endif %}{% for message in messages %}"
+        "{% for call in message.tool_calls %}{{ 'json ' + call['function']['arguments'] + ';' }}"
+        "{{ call.function.arguments.city }} {{ call.function.arguments | tojson }}"
+        " {{ call.function.arguments is string }}{% endfor %}{% endfor %}"
+    )
+
+    async def scenario() -> None:
+        async with paper_gateway(template=joined) as gateway:
+            found = scripted(gateway, "yes")
+            function = {"name": "weather", "arguments": '{"city": "Oslo"}'}
+            calls = [{"id": "1", "type": "function", "function": function}]
+            status, answer = await gateway.post(
+                "/v1/chat/completions", messages=[{"role": "assistant", "tool_calls": calls}]
+            )
+            assert status == 200, answer
+            tokenizer = gateway.swarm.text.tokenizer
+            assert tokenizer is not None
+            prompt = tokenizer.decode(found[0].prompt_ids)
+            assert prompt.strip() == 'json {"city": "Oslo"};Oslo {"city": "Oslo"} False'
+
+    asyncio.run(scenario())
 
 
 ANTHROPIC_TOOL: Any = {"name": "weather", "description": "It says.", "input_schema": SCHEMA}
@@ -272,6 +536,60 @@ def test_anthropic_s_client_gets_text_calls_and_thoughts() -> None:
             prompt = tokenizer.decode(found[0].prompt_ids)
             assert '{"name": "weather", "arguments": {"city": "Oslo"}}' in prompt
             assert "<tool>snow" in prompt
+
+    asyncio.run(scenario())
+
+
+def test_anthropic_s_client_hears_which_stop_sequence_ended_an_answer() -> None:
+    async def scenario() -> None:
+        async with paper_gateway(template=TEMPLATE) as gateway, anthropic_client(gateway) as client:
+            asked: Any = {"model": "brook", "max_tokens": 300, "messages": HI, "tools": []}
+            for text, stops, ended in (
+                ("one two three", ["three", "two"], ("stop_sequence", "two")),
+                ("one two three", ["four"], ("end_turn", None)),
+            ):
+                scripted(gateway, text)
+                whole = await client.messages.create(**asked, stop_sequences=stops)
+                assert (whole.stop_reason, whole.stop_sequence) == ended
+                async with client.messages.stream(**asked, stop_sequences=stops) as stream:
+                    streamed: Any = await stream.get_final_message()
+                assert (streamed.stop_reason, streamed.stop_sequence) == ended
+                assert streamed.content[0].text == whole.content[0].text
+            scripted(gateway, f"{CALL} three")
+            asked |= {"tools": [ANTHROPIC_TOOL], "stop_sequences": ["three"]}
+            called = await client.messages.create(**asked)
+            assert (called.stop_reason, called.stop_sequence) == ("tool_use", None)
+
+    asyncio.run(scenario())
+
+
+def test_anthropic_s_client_counts_the_tokens_of_a_prompt() -> None:
+    async def scenario() -> None:
+        async with paper_gateway(template=TEMPLATE) as gateway, anthropic_client(gateway) as client:
+            scripted(gateway, "yes")
+            sealed = {"type": "redacted_thinking", "data": "x" * 400}
+            asked: Any = {
+                "model": "brook",
+                "system": "Be short.",
+                "messages": [
+                    *HI,
+                    {"role": "assistant", "content": [sealed, {"type": "text", "text": "Ho"}]},
+                    {"role": "assistant", "content": [sealed]},
+                    *HI,
+                ],
+                "tools": [ANTHROPIC_TOOL],
+            }
+            counted = await client.messages.count_tokens(**asked)
+            whole = await client.messages.create(**asked, max_tokens=9)
+            assert counted.input_tokens == whole.usage.input_tokens > 20
+            asked["messages"] = [*HI, {"role": "assistant", "content": "Ho"}, *HI]
+            assert (await client.messages.count_tokens(**asked)) == counted
+            with pytest.raises(anthropic.BadRequestError, match="context"):
+                await client.messages.count_tokens(
+                    model="brook", messages=[{"role": "user", "content": "x " * 2_000_000}]
+                )
+            with pytest.raises(anthropic.NotFoundError, match="not served here"):
+                await client.messages.count_tokens(**{**asked, "model": "other"})
 
     asyncio.run(scenario())
 

@@ -33,6 +33,12 @@ LLAMA_LIKE = """
     {{- "<|header|>assistant<|end|>" }}
 {%- endif %}
 """
+WITH_OPTIONS = (
+    "{% for message in messages %}"
+    "{{ message | tojson(ensure_ascii=False, separators=(',', ':'), sort_keys=True) }}"
+    "{{ message.content | tojson(ensure_ascii=True) }}{{ message | tojson(indent=2) }}"
+    "{% endfor %}"
+)
 CHAT = [
     {"role": "system", "content": "Sei <freundlich> & kurz"},
     {"role": "skip", "content": "never"},
@@ -40,7 +46,7 @@ CHAT = [
 ]
 
 
-@pytest.mark.parametrize("source", [CHATML, LLAMA_LIKE])
+@pytest.mark.parametrize("source", [CHATML, LLAMA_LIKE, WITH_OPTIONS])
 @pytest.mark.parametrize("prompts", [True, False])
 def test_prompts_are_those_of_transformers(source: str, prompts: bool) -> None:
     special = {"bos_token": "<s>"}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import client.gateway.__main__ as command
-from client.gateway.answering.models import GatewayModels, OpenModel
+from client.gateway.answering.models import FIGURES, GatewayModels, OpenModel
 from client.gateway.errors import ApiError
 from client.swarm.swarm import Swarm, SwarmConfig, model_beside, named_of
 from client.text.tokenizer import ModelText
@@ -96,7 +96,10 @@ def test_what_is_not_served_is_a_404_with_the_list() -> None:
         models.checked("c" * 5000)
     assert (refused.value.status, refused.value.code) == (404, "model_not_found")
     assert len(refused.value.message) < 500
-    assert [each["id"] for each in models.list()["data"]] == ["a", "b"]
+    listed = models.list()["data"]
+    assert [each["id"] for each in listed] == ["a", "b"]
+    assert [each["max_model_len"] for each in listed] == [None, None]
+    assert all(each[figure] is None for each in listed for figure in FIGURES)
 
 
 def test_a_model_that_cannot_be_opened_is_tried_again() -> None:

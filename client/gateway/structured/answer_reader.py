@@ -1,0 +1,298 @@
+"""Parts an answer's text into thoughts, text and calls, piece by piece. Pure.
+
+An answer is a stranger's: what is held back of it is bounded, and each character is looked at a
+bounded number of times, however the answer is cut into pieces.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from client.gateway.structured.call_formats import PYTHON_TAG, CallFormat
+from client.gateway.structured.calls import Call, call_of, calls_in
+from client.gateway.structured.channels import HEAD_CHARS_MAX, Channels, Head, head_of
+from client.gateway.structured.schemas import Schema
+
+CALL_CHARS_MAX = 1 << 20
+"""Maximum characters of a call; what is longer is text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thought:
+    """Text that the model thinks."""
+
+    text: str
+
+
+AnswerPart = str | Thought | Call
+
+
+class _Place(Enum):
+    """What the text that comes next belongs to."""
+
+    BEGINNING = "beginning"
+    """Nothing yet but white space: what comes first decides."""
+    HEAD = "head"
+    THOUGHT = "thought"
+    TEXT = "text"
+    CALL = "call"
+
+
+HELD_MAX = {_Place.HEAD: HEAD_CHARS_MAX, _Place.CALL: CALL_CHARS_MAX}
+"""Maximum characters that are held back until their end has come."""
+NO_PARAMETERS: Mapping[str, Schema] = {}
+
+
+class AnswerReader:
+    """Reads one answer; how its text is cut into pieces changes nothing."""
+
+    def __init__(
+        self,
+        calls: CallFormat | None,
+        channels: Channels | None,
+        *,
+        opened: str | None = None,
+        parameters: Mapping[str, Schema] = NO_PARAMETERS,
+    ) -> None:
+        """``opened`` is the head of what the prompt ends within (:meth:`Channels.opened_by`);
+        ``parameters`` has the schemas of the functions' arguments by their names."""
+        self._messages = channels if channels is not None and channels.says else None
+        is_read = calls is not None and calls.in_channel == (self._messages is not None)
+        self._calls = calls if is_read else None
+        self._channels = channels
+        self._parameters = parameters
+        self._place = _Place.HEAD if self._messages is not None else _Place.BEGINNING
+        self._thought = False
+        """Whether thoughts between two marks have begun; they begin once."""
+        self._head = Head(is_thought=False)
+        self._tail = ""
+        """The end of the text so far, where a mark may have begun."""
+        self._held: list[str] = []
+        """The text of a head, a call, or the white space of a beginning."""
+        self._held_chars = 0
+        self._found: list[AnswerPart] = []
+        self._marks = {place: _Marks(self._marks_at(place)) for place in _Place}
+        if opened is not None and self._messages is not None:
+            self._hold(opened)
+            self._begin_message(self._messages.says)
+        elif opened is not None and channels is not None:
+            self._place, self._thought = _Place.THOUGHT, True
+
+    def _marks_at(self, place: _Place) -> tuple[str, ...]:
+        """The marks that end what is at ``place``, or begin something in it."""
+        calls, channels = self._calls, self._channels
+        if self._messages is not None:
+            says = (self._messages.says,) if place is _Place.HEAD else ()
+            return (*self._messages.opens, *self._messages.closes, *says)
+        match place:
+            case _Place.THOUGHT if channels is not None:
+                return channels.closes
+            case _Place.TEXT if calls is not None:
+                return tuple(filter(None, (calls.begins, calls.opens, calls.ends)))
+            case _Place.CALL if calls is not None:
+                return tuple(filter(None, (calls.closes,)))
+        return ()
+
+    def push(self, text: str) -> list[AnswerPart]:
+        """Parts that became certain with ``text``."""
+        self._found = []
+        text, self._tail, at = self._tail + text, "", 0
+        while at < len(text):
+            if self._place is _Place.BEGINNING:
+                at = self._decide(text, at)
+                continue
+            end, mark = self._marks[self._place].first(text, at)
+            if self._place in HELD_MAX:
+                room = max(0, HELD_MAX[self._place] - self._held_chars)
+                if end - at > room:
+                    self._take(text[at : at + room])
+                    at += room
+                    self._give_up()
+                    continue
+            self._take(text[at:end])
+            at = end + len(mark)
+            if not mark:
+                self._tail, at = text[end:], len(text)
+            else:
+                self._cross(mark)
+        return _joined(self._found)
+
+    def flush(self) -> list[AnswerPart]:
+        """The parts that were held back, at the end of the answer."""
+        self._found = []
+        self._take(self._tail)
+        self._tail = ""
+        match self._place:
+            case _Place.CALL:
+                self._end_call(is_whole=False)
+            case _Place.HEAD if not self._begins_message():
+                self._give_up()
+            case _Place.BEGINNING:
+                self._give_up()
+        return _joined(self._found)
+
+    def _decide(self, text: str, at: int) -> int:
+        """What the answer begins with; returns where to go on."""
+        start = _BLANKS.match(text, at)
+        begins = at if start is None else start.end()
+        self._hold(text[at:begins])
+        if begins == len(text):
+            return begins
+        leads: dict[str, _Place] = {}
+        if self._channels is not None and not self._thought:
+            leads[self._channels.opens[0]] = _Place.THOUGHT
+        if self._calls is not None and not self._calls.opens:
+            leads |= {PYTHON_TAG: _Place.BEGINNING, "{": _Place.CALL}
+        for mark, place in leads.items():
+            if text.startswith(mark, begins):
+                self._place = place
+                if place is _Place.CALL:
+                    return begins
+                if place is _Place.THOUGHT:
+                    self._thought = True
+                    self._release()
+                return begins + len(mark)
+        rest = text[begins : begins + _LEAD_CHARS]
+        if any(mark.startswith(rest) for mark in leads):
+            self._tail = rest
+            return len(text)
+        self._give_up()
+        return begins
+
+    def _cross(self, mark: str) -> None:
+        """Pass a mark."""
+        if self._messages is not None:
+            self._cross_of_message(mark, self._messages)
+            return
+        match self._place:
+            case _Place.THOUGHT:
+                bare = self._calls is not None and not self._calls.opens
+                self._place = _Place.BEGINNING if bare else _Place.TEXT
+            case _Place.CALL:
+                self._hold(mark)
+                self._end_call(is_whole=True)
+            case _Place.TEXT if self._calls is not None and mark == self._calls.opens:
+                self._place = _Place.CALL
+                self._hold(mark)
+
+    def _cross_of_message(self, mark: str, channels: Channels) -> None:
+        if mark == channels.says:
+            self._begin_message(mark)
+            return
+        if self._place is _Place.CALL:
+            self._end_call(is_whole=True)
+        elif self._place is _Place.HEAD:
+            if mark in channels.closes and self._begins_message():
+                self._release()
+            elif mark in channels.closes or self._held_chars + len(mark) > HEAD_CHARS_MAX:
+                self._give_up()
+        self._place = _Place.HEAD
+        if mark in channels.opens:
+            self._hold(mark)
+
+    def _begins_message(self) -> bool:
+        """Whether what is held is a head: it has a mark."""
+        opens = () if self._messages is None else self._messages.opens
+        return any(each in opens for each in self._held)
+
+    def _begin_message(self, mark: str) -> None:
+        """Begin the text of a message behind its head and ``mark``."""
+        self._head = head_of("".join(self._held))
+        if self._head.calls and self._calls is not None:
+            self._place = _Place.CALL
+            self._hold(mark)
+            self._held_chars = 0
+            return
+        self._release()
+        self._place = _Place.THOUGHT if self._head.is_thought else _Place.TEXT
+
+    def _end_call(self, *, is_whole: bool) -> None:
+        raw = self._release()
+        self._place = _Place.TEXT
+        calls: Iterable[Call] = ()
+        if self._messages is not None:
+            written = raw.rpartition(self._messages.says)[2]
+            call = call_of(self._head.calls, written)
+            calls = () if call is None else (call,)
+        elif self._calls is not None:
+            calls = calls_in(raw, self._calls, self._parameters, is_whole=is_whole)
+        self._found += list(calls) or [raw]
+
+    def _give_up(self) -> None:
+        """Take what is held back for text."""
+        self._place = _Place.TEXT
+        self._take(self._release())
+
+    def _take(self, text: str) -> None:
+        """Take text that holds no mark."""
+        if not text:
+            return
+        match self._place:
+            case _Place.TEXT:
+                self._found.append(text)
+            case _Place.THOUGHT:
+                self._found.append(Thought(text=text))
+            case _:
+                self._hold(text)
+
+    def _hold(self, text: str) -> None:
+        if text:
+            self._held.append(text)
+            self._held_chars += len(text)
+
+    def _release(self) -> str:
+        held, self._held, self._held_chars = "".join(self._held), [], 0
+        return held
+
+
+_BLANKS = re.compile(r"\s*")
+_LEAD_CHARS = 64
+"""More characters than any mark has that an answer may begin with."""
+
+
+class _Marks:
+    """Finds the first of some marks in a text."""
+
+    def __init__(self, marks: tuple[str, ...]) -> None:
+        self._marks = marks
+        self._pattern = re.compile("|".join(map(re.escape, marks))) if marks else None
+
+    def first(self, text: str, at: int) -> tuple[int, str]:
+        """Where the first mark is from ``at`` on, and which; or where one may begin that goes on
+        behind the text, and an empty one."""
+        found = None if self._pattern is None else self._pattern.search(text, at)
+        if found is not None:
+            return found.start(), found[0]
+        return len(text) - max((_begun(text, at, mark) for mark in self._marks), default=0), ""
+
+
+def _begun(text: str, at: int, mark: str) -> int:
+    """Number of characters at the end of ``text``, from ``at`` on, that ``mark`` begins with."""
+    sizes = range(min(len(mark) - 1, len(text) - at), 0, -1)
+    return next((size for size in sizes if text.endswith(mark[:size])), 0)
+
+
+def _joined(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
+    """The same parts, with texts joined that follow each other, and thoughts."""
+    found: list[AnswerPart] = []
+    texts: list[str] = []
+
+    def end() -> None:
+        if texts:
+            text = "".join(texts)
+            found[-1] = Thought(text=text) if isinstance(found[-1], Thought) else text
+            texts.clear()
+
+    for part in parts:
+        text = part.text if isinstance(part, Thought) else part
+        if not isinstance(text, str):
+            end()
+            found.append(part)
+        elif text:
+            if not texts or not isinstance(found[-1], type(part)):
+                end()
+                found.append(part)
+            texts.append(text)
+    end()
+    return found

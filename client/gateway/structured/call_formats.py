@@ -1,0 +1,187 @@
+"""How models write calls of functions, as one table. Pure.
+
+Which entry is a model's is found in its chat template, never by its name.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+
+PYTHON_TAG = "<|python_tag|>"
+_READS_TOOLS = re.compile(r"\btools\b")
+
+
+class Hole(Enum):
+    """A place in a form that differs from call to call."""
+
+    JSON = "{json}"
+    """An object with the name and the arguments, or several of them."""
+    NAME = "{name}"
+    ARGUMENTS = "{arguments}"
+    """The arguments as a JSON object."""
+    EACH = "{each}"
+    """Every argument, one behind the other, in the form of an argument."""
+    KEY = "{key}"
+    VALUE = "{value}"
+    """A string as it is, anything else as JSON."""
+    BREAK = "\n"
+    """White space that may be there; beside a value one line break, which is no part of it."""
+
+
+Step = str | Hole
+"""A mark, or a hole between marks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFormat:
+    """How a model writes its calls. What forms have between marks is a :class:`Hole`."""
+
+    title: str
+    known_by: tuple[tuple[str, ...], ...]
+    """What a chat template has that writes calls in this way: all of one of these."""
+    unless: tuple[str, ...] = ()
+    """What such a template has not."""
+    begins: str = ""
+    """Mark before the first call."""
+    opens: str = ""
+    """Mark before each call; empty: the answer begins with its calls."""
+    form: str = "{json}"
+    """A call between its marks."""
+    argument: str = ""
+    """An argument, for ``{each}``."""
+    closes: str = ""
+    """Mark behind each call; empty: the rest of the answer is calls."""
+    ends: str = ""
+    """Mark behind the last call."""
+    arguments_name: str = "arguments"
+    """What the arguments are called in ``{json}``."""
+    also: tuple[str, ...] = ()
+    """Marks that may stand within calls, or before them."""
+    in_channel: bool = False
+    """Whether each call is a message of its own (:mod:`client.gateway.structured.channels`), and
+    the answer ends with it."""
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """Marks that stay in an answer's text though a tokenizer may call them special."""
+        steps = (*steps_of(self.form), *steps_of(self.argument))
+        marks = (self.begins, self.opens, self.closes, self.ends, *self.also, *steps)
+        return frozenset(mark for mark in marks if isinstance(mark, str) and mark)
+
+
+LISTED_JSON = CallFormat(
+    title="a JSON list, or names with JSON behind each",
+    known_by=(("[TOOL_CALLS]",),),
+    opens="[TOOL_CALLS]",
+    also=("[ARGS]",),
+)
+KEYS_AND_VALUES = CallFormat(
+    title="a name, and keys and values in tags",
+    known_by=(("<tool_call>", "<arg_key>", "<arg_value>"),),
+    opens="<tool_call>",
+    form="{name}{each}\n",
+    argument="\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>",
+    closes="</tool_call>",
+)
+FUNCTION_TAGS = CallFormat(
+    title="a function and its parameters in tags",
+    known_by=(("<tool_call>", "<function=", "<parameter="),),
+    opens="<tool_call>",
+    form="\n<function={name}>{each}\n</function>\n",
+    argument="\n<parameter={key}>\n{value}\n</parameter>",
+    closes="</tool_call>",
+)
+SEED_FUNCTION_TAGS = CallFormat(
+    title="a function and its parameters in tags of their own name",
+    known_by=(("<seed:tool_call>", "<function=", "<parameter="),),
+    opens="<seed:tool_call>",
+    form="\n<function={name}>{each}\n</function>\n",
+    argument="\n<parameter={key}>{value}</parameter>",
+    closes="</seed:tool_call>",
+)
+INVOKE_TAGS = CallFormat(
+    title="functions and parameters named by attributes",
+    known_by=(("<minimax:tool_call>", "<invoke name=", "<parameter name="),),
+    opens="<minimax:tool_call>",
+    form='\n<invoke name="{name}">{each}\n</invoke>\n',
+    argument='\n<parameter name="{key}">{value}</parameter>',
+    closes="</minimax:tool_call>",
+)
+TAGGED_JSON = CallFormat(
+    title="JSON in tags",
+    known_by=(("<tool_call>",),),
+    unless=("<function=", "<arg_key>"),
+    opens="<tool_call>",
+    form="\n{json}\n",
+    closes="</tool_call>",
+)
+FENCED_JSON = CallFormat(
+    title="a type, a name, and JSON in a fence",
+    known_by=(("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "```json"),),
+    begins="<｜tool▁calls▁begin｜>",
+    opens="<｜tool▁call▁begin｜>",
+    form="function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```",
+    closes="<｜tool▁call▁end｜>",
+    ends="<｜tool▁calls▁end｜>",
+)
+SEPARATED_JSON = CallFormat(
+    title="a name, and JSON behind a mark",
+    known_by=(("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),),
+    begins="<｜tool▁calls▁begin｜>",
+    opens="<｜tool▁call▁begin｜>",
+    form="{name}<｜tool▁sep｜>{arguments}",
+    closes="<｜tool▁call▁end｜>",
+    ends="<｜tool▁calls▁end｜>",
+)
+CHANNEL_JSON = CallFormat(
+    title="JSON in a message to the function",
+    known_by=(("<|channel|>", "<|message|>", "functions."),),
+    opens="<|channel|>",
+    form="commentary to=functions.{name} <|constrain|>json<|message|>{arguments}",
+    also=("<|constrain|>", "<|message|>"),
+    in_channel=True,
+)
+BARE_JSON = CallFormat(
+    title="bare JSON",
+    known_by=((PYTHON_TAG,), ('"parameters"', "tools")),
+    unless=("<tool_call>",),
+    arguments_name="parameters",
+    also=(PYTHON_TAG,),
+)
+CALL_FORMATS = (
+    LISTED_JSON,
+    KEYS_AND_VALUES,
+    FUNCTION_TAGS,
+    SEED_FUNCTION_TAGS,
+    INVOKE_TAGS,
+    TAGGED_JSON,
+    FENCED_JSON,
+    SEPARATED_JSON,
+    CHANNEL_JSON,
+    BARE_JSON,
+)
+"""All that are known; of several that fit a template, the first is the model's."""
+
+
+def call_format(template: str) -> CallFormat | None:
+    """How the model of this chat template writes calls; None where that is not known."""
+
+    def has(texts: tuple[str, ...]) -> bool:
+        return all(text in template for text in texts)
+
+    fits = (each for each in CALL_FORMATS if any(map(has, each.known_by)))
+    return next((each for each in fits if not any(text in template for text in each.unless)), None)
+
+
+def shows_functions(template: str) -> bool:
+    """Whether a chat template shows the model the functions that a request offers."""
+    return _READS_TOOLS.search(template) is not None
+
+
+@cache
+def steps_of(form: str) -> tuple[Step, ...]:
+    """The marks and holes of a form, in their order."""
+    holes = {hole.value: hole for hole in Hole}
+    parts = re.split("(" + "|".join(map(re.escape, holes)) + ")", form)
+    return tuple(holes.get(part, part) for part in parts if part)

@@ -1,0 +1,299 @@
+"""Calls and thoughts in answers: the same however the text is cut."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client.gateway.structured.answer_reader import (
+    HELD_MAX,
+    AnswerPart,
+    AnswerReader,
+    Thought,
+    _joined,
+    _Marks,
+    _Place,
+)
+from client.gateway.structured.call_formats import (
+    BARE_JSON,
+    CALL_FORMATS,
+    FENCED_JSON,
+    FUNCTION_TAGS,
+    INVOKE_TAGS,
+    KEYS_AND_VALUES,
+    LISTED_JSON,
+    SEED_FUNCTION_TAGS,
+    SEPARATED_JSON,
+    TAGGED_JSON,
+    CallFormat,
+)
+from client.gateway.structured.calls import Call
+from client.gateway.structured.channels import MESSAGES, TAGGED_THOUGHTS, Channels
+
+ARGUMENTS = {"city": 'Köln "</tool_call" [TOOL', "n": [1, {"a": None}]}
+CALL = Call(name="weather", arguments=json.dumps(ARGUMENTS, ensure_ascii=False))
+NONE = Call(name="weather", arguments="{}")
+JSON_ARGUMENTS = json.dumps(ARGUMENTS, ensure_ascii=False)
+JSON = json.dumps({"name": "weather", "arguments": ARGUMENTS}, ensure_ascii=False)
+BARE = json.dumps({"name": "weather", "parameters": ARGUMENTS}, ensure_ascii=False)
+PARAMETERS = {"weather": {"properties": {"city": {"type": "string"}, "n": {"type": "array"}}}}
+
+KEYED = f"""<tool_call>weather
+<arg_key>city</arg_key>
+<arg_value>{ARGUMENTS["city"]}</arg_value>
+<arg_key>n</arg_key>
+<arg_value>[1, {{"a": null}}]</arg_value>
+</tool_call>"""
+DENSE = KEYED.replace("\n", "")
+TAGGED = f"""<tool_call>
+<function=weather>
+<parameter=city>
+{ARGUMENTS["city"]}
+</parameter>
+<parameter=n>
+[1, {{"a": null}}]
+</parameter>
+</function>
+</tool_call>"""
+SEED = f"""<seed:tool_call>
+<function=weather>
+<parameter=city>{ARGUMENTS["city"]}</parameter>
+<parameter=n>[1, {{"a": null}}]</parameter>
+</function>
+</seed:tool_call>"""
+INVOKED = f"""<invoke name="weather">
+<parameter name="city">{ARGUMENTS["city"]}</parameter>
+<parameter name="n">[1, {{"a": null}}]</parameter>
+</invoke>
+"""
+SEPARATED = f"<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{JSON_ARGUMENTS}<｜tool▁call▁end｜>"
+FENCED = (
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
+    f"```json\n{JSON_ARGUMENTS}\n```<｜tool▁call▁end｜>"
+)
+BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+
+
+def raw(form: CallFormat, text: str) -> tuple[CallFormat, str, list[AnswerPart]]:
+    """An answer whose calls are none."""
+    return form, text, [text]
+
+
+ANSWERS: list[tuple[CallFormat | None, str, list[AnswerPart]]] = [
+    raw(TAGGED_JSON, "plain < text <tool"),
+    (TAGGED_JSON, f"<tool_call>\n{JSON}\n</tool_call>", [CALL]),
+    (
+        TAGGED_JSON,
+        f"I look. <tool_call>{JSON}</tool_call>\n<tool_call>{JSON}</tool_call>",
+        ["I look. ", CALL, "\n", CALL],
+    ),
+    (TAGGED_JSON, f"<tool_call>{JSON}", [CALL]),
+    raw(TAGGED_JSON, "<tool_call>no</tool_call> so"),
+    raw(TAGGED_JSON, '<tool_call>{"name": "weather", "arguments": {"n": NaN}}</tool_call>'),
+    raw(TAGGED_JSON, '<tool_call>{"name": "weather", "arguments": {"n": 1e999}}</tool_call>'),
+    raw(TAGGED_JSON, '<tool_call>{"name": "two words", "arguments": {}}</tool_call>'),
+    raw(TAGGED_JSON, '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>'),
+    raw(TAGGED_JSON, f"<tool_call>{'[' * 5000}</tool_call>"),
+    (
+        TAGGED_JSON,
+        '<tool_call>{"name": "weather", "arguments": {"a": "\\ud800"}}</tool_call>',
+        [Call(name="weather", arguments='{"a": "\\ud800"}')],
+    ),
+    (
+        TAGGED_JSON,
+        f"<think>hm </thin</think><tool_call>{JSON}</tool_call>",
+        [Thought(text="hm </thin"), CALL],
+    ),
+    (LISTED_JSON, f"[TOOL_CALLS][{JSON}, {JSON}]", [CALL, CALL]),
+    (LISTED_JSON, f"So: [TOOL_CALLS] [{JSON}]", ["So: ", CALL]),
+    (LISTED_JSON, f"[TOOL_CALLS]weather[ARGS]{JSON_ARGUMENTS}", [CALL]),
+    (
+        LISTED_JSON,
+        f"[TOOL_CALLS]weather{JSON_ARGUMENTS}[TOOL_CALLS]weather{JSON_ARGUMENTS}",
+        [CALL, CALL],
+    ),
+    raw(LISTED_JSON, "a [TOOL"),
+    raw(LISTED_JSON, "[TOOL_CALLS] none"),
+    (BARE_JSON, BARE, [CALL]),
+    (BARE_JSON, f" <|python_tag|>{BARE}; {BARE}", [CALL, CALL]),
+    raw(BARE_JSON, f"See {BARE}"),
+    raw(BARE_JSON, '{"a": 1}'),
+    raw(BARE_JSON, " \n "),
+    (BARE_JSON, f"<think>a</think>\n{BARE}", [Thought(text="a"), CALL]),
+    (KEYS_AND_VALUES, KEYED, [CALL]),
+    (KEYS_AND_VALUES, f"I look.\n{DENSE}{KEYED} ", ["I look.\n", CALL, CALL, " "]),
+    (KEYS_AND_VALUES, f"\n<think>so</think>\n{KEYED}", [Thought(text="so"), "\n", CALL]),
+    (KEYS_AND_VALUES, "<tool_call>weather\n</tool_call>", [NONE]),
+    raw(KEYS_AND_VALUES, "<tool_call>\n</tool_call>"),
+    raw(KEYS_AND_VALUES, "<tool_call>two words</tool_call>"),
+    raw(KEYS_AND_VALUES, f"<tool_call>{'w' * 65}</tool_call>"),
+    raw(KEYS_AND_VALUES, "<tool_call>weather\n<arg_key>city</arg_key>\n</tool_call>"),
+    raw(KEYS_AND_VALUES, "<tool_call>weather\n<arg_key>city<arg_value>a</arg_value></tool_call>"),
+    raw(KEYS_AND_VALUES, "<tool_call>weather <arg_value>a</arg_value></tool_call>"),
+    raw(KEYS_AND_VALUES, KEYED.removesuffix("</tool_call>")),
+    raw(KEYS_AND_VALUES, "<tool_call>weather"),
+    raw(KEYS_AND_VALUES, f"<tool_call>{JSON}</tool_call>"),
+    (FUNCTION_TAGS, TAGGED, [CALL]),
+    (FUNCTION_TAGS, f"I look.\n\n{TAGGED}\n{TAGGED}", ["I look.\n\n", CALL, "\n", CALL]),
+    (FUNCTION_TAGS, TAGGED.replace(">\n", ">").replace("\n<", "<"), [CALL]),
+    (FUNCTION_TAGS, TAGGED.removesuffix("</tool_call>"), [CALL]),
+    (FUNCTION_TAGS, "<tool_call>\n<function=weather>\n</function>\n</tool_call>", [NONE]),
+    (
+        FUNCTION_TAGS,
+        "<tool_call><function=weather></function><function=weather></function></tool_call>",
+        [NONE, NONE],
+    ),
+    raw(FUNCTION_TAGS, TAGGED.replace("</function>", "")),
+    raw(FUNCTION_TAGS, TAGGED.replace("</parameter>", "")),
+    raw(FUNCTION_TAGS, "<tool_call>\n<function=>\n</function>\n</tool_call>"),
+    raw(FUNCTION_TAGS, f"<tool_call>{JSON}</tool_call>"),
+    (SEED_FUNCTION_TAGS, f"I look.\n{SEED}", ["I look.\n", CALL]),
+    raw(SEED_FUNCTION_TAGS, SEED.replace("</function>\n", "")),
+    (INVOKE_TAGS, f"<minimax:tool_call>\n{INVOKED}</minimax:tool_call>", [CALL]),
+    (INVOKE_TAGS, f"So.<minimax:tool_call>{INVOKED * 2}</minimax:tool_call>", ["So.", CALL, CALL]),
+    raw(INVOKE_TAGS, f"<minimax:tool_call>{INVOKED}<invoke></minimax:tool_call>"),
+    (SEPARATED_JSON, f"{BEGIN}{SEPARATED}{END}", [CALL]),
+    (SEPARATED_JSON, f"So. {BEGIN}{SEPARATED}{SEPARATED}{END}", ["So. ", CALL, CALL]),
+    (SEPARATED_JSON, f"{BEGIN}{SEPARATED.removesuffix('<｜tool▁call▁end｜>')}", [CALL]),
+    (
+        SEPARATED_JSON,
+        f"{BEGIN}<｜tool▁call▁begin｜>weather<｜tool▁sep｜>[1]<｜tool▁call▁end｜>{END}",
+        ["<｜tool▁call▁begin｜>weather<｜tool▁sep｜>[1]<｜tool▁call▁end｜>"],
+    ),
+    (FENCED_JSON, f"{BEGIN}{FENCED}\n{FENCED}{END}", [CALL, "\n", CALL]),
+    (FENCED_JSON, f"{BEGIN}{FENCED.replace('```<', '<')}", [FENCED.replace("```<", "<")]),
+    (None, f"<tool_call>{JSON}</tool_call>", [f"<tool_call>{JSON}</tool_call>"]),
+    (None, "<think>why</think>because", [Thought(text="why"), "because"]),
+    (None, "<think>why", [Thought(text="why")]),
+    (None, "<thin", ["<thin"]),
+    (None, "so <think>why</think>", ["so <think>why</think>"]),
+]
+
+
+def read(
+    form: CallFormat | None,
+    pieces: Sequence[str],
+    channels: Channels | None = TAGGED_THOUGHTS,
+    opened: str | None = None,
+) -> list[AnswerPart]:
+    reader = AnswerReader(form, channels, opened=opened, parameters=PARAMETERS)
+    found: list[AnswerPart] = []
+    for piece in pieces:
+        found += reader.push(piece)
+    return _joined([*found, *reader.flush()])
+
+
+@pytest.mark.parametrize(("form", "text", "parts"), ANSWERS)
+def test_an_answer_cut_anywhere_has_the_same_parts(
+    form: CallFormat | None, text: str, parts: list[AnswerPart]
+) -> None:
+    assert read(form, [text]) == parts
+    assert read(form, list(text)) == parts
+    for at in range(min(len(text), 400)):
+        assert read(form, [text[:at], text[at:]]) == parts
+
+
+@pytest.mark.property
+@pytest.mark.parametrize(("form", "text", "parts"), ANSWERS)
+@given(data=st.data())
+@settings(max_examples=10, deadline=None)
+def test_any_cuts_of_an_answer_give_the_same_parts(
+    form: CallFormat | None, text: str, parts: list[AnswerPart], data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(text) - 1)))))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert read(form, pieces) == parts
+
+
+@pytest.mark.property
+@given(
+    form=st.sampled_from([*CALL_FORMATS, None]),
+    pieces=st.lists(
+        st.sampled_from(
+            [
+                "<tool_call>",
+                "</tool_call>",
+                "[TOOL_CALLS]",
+                "[",
+                "<",
+                "{",
+                "}",
+                JSON,
+                BARE,
+                " ",
+                "<think>",
+                "</think>",
+                "<|python_tag|>",
+                "a",
+                ";",
+                "\n",
+                "[ARGS]",
+                "</",
+                "weather",
+                "<arg_key>",
+                "</arg_key><arg_value>",
+                "</arg_value>",
+                "<function=weather>",
+                "</function>",
+                FENCED,
+                SEPARATED,
+                BEGIN,
+                END,
+            ]
+        ),
+        max_size=8,
+    ),
+)
+@settings(max_examples=300, deadline=None)
+def test_no_cut_changes_what_strange_answers_are(
+    form: CallFormat | None, pieces: list[str]
+) -> None:
+    assert read(form, pieces) == read(form, list("".join(pieces))) == read(form, ["".join(pieces)])
+
+
+def test_text_leaves_as_soon_as_it_cannot_become_a_mark() -> None:
+    reader = AnswerReader(TAGGED_JSON, None)
+    assert reader.push("a <to") == ["a "]
+    assert reader.push("y") == ["<toy"]
+
+
+@pytest.mark.parametrize("form", [TAGGED_JSON, KEYS_AND_VALUES, BARE_JSON, LISTED_JSON])
+@pytest.mark.parametrize("size", [29, 30, 31, 80])
+def test_a_call_that_never_ends_is_text(
+    form: CallFormat, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(HELD_MAX, _Place.CALL, 30)
+    text = (form.opens or "{") + "a" * size
+    parts = read(form, [text])
+    assert parts == read(form, list(text)) == [text]
+    reader = AnswerReader(form, None)
+    held = "".join(str(part) for each in text for part in reader.push(each))
+    assert (held == "") is (len(text) <= 30)
+
+
+FLOODS = ["<tool_call>", "<tool_call>a</tool_call>", "<|start|>a<|message|>", "<|end|>", "<", " "]
+
+
+@pytest.mark.parametrize("form", CALL_FORMATS)
+@pytest.mark.parametrize("piece", FLOODS)
+def test_each_character_is_looked_at_a_bounded_number_of_times(
+    form: CallFormat, piece: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = 0
+    first = _Marks.first
+
+    def counted(marks: _Marks, text: str, at: int) -> tuple[int, str]:
+        nonlocal looked
+        end, mark = first(marks, text, at)
+        looked += (end + len(mark) if mark else len(text)) - at
+        return end, mark
+
+    monkeypatch.setattr(_Marks, "first", counted)
+    text = (form.opens + piece * 5000)[:5000]
+    channels = MESSAGES if form.in_channel else TAGGED_THOUGHTS
+    for pieces in (list(text), [text]):
+        looked = 0
+        read(form, pieces, channels)
+        assert looked <= 40 * len(text)
