@@ -39,11 +39,10 @@ from client.gateway.protocols.requests import (
     wants_format,
 )
 from client.gateway.structured.answer_reader import AnswerReader, Thought
-from client.gateway.structured.call_formats import CallFormat, call_format, shows_functions
+from client.gateway.structured.call_formats import CallFormat, call_format
 from client.gateway.structured.calls import Call
 from client.gateway.structured.channels import Channels, channels_of
 from client.gateway.structured.schemas import Schema
-from client.gateway.structured.told_functions import with_functions
 from client.swarm.swarm import Swarm
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import Tokenizer
@@ -301,16 +300,12 @@ class CompletionService:
                 "no_chat_template",
             )
         continued = bool(request.continue_final_message)
-        functions = [tool.function.as_dict() for tool in request.offered]
-        messages = [message.as_dict() for message in request.messages]
-        if functions and self._calls is not None and not shows_functions(self._template.source):
-            messages = with_functions(messages, self._calls, functions)
         try:
             text = self._template.render(
-                messages,
+                [message.as_dict() for message in request.messages],
                 add_generation_prompt=request.add_generation_prompt is not False and not continued,
                 continue_final_message=continued,
-                tools=functions or None,
+                tools=[tool.function.as_dict() for tool in request.offered] or None,
                 options=request.chat_template_kwargs,
             )
         except UserError as error:

@@ -9,7 +9,6 @@ from enum import Enum
 from functools import cache
 
 PYTHON_TAG = "<|python_tag|>"
-_READS_TOOLS = re.compile(r"\btools\b")
 
 
 class Hole(Enum):
@@ -172,11 +171,6 @@ def call_format(template: str) -> CallFormat | None:
 
     fits = (each for each in CALL_FORMATS if any(map(has, each.known_by)))
     return next((each for each in fits if not any(text in template for text in each.unless)), None)
-
-
-def shows_functions(template: str) -> bool:
-    """Whether a chat template shows the model the functions that a request offers."""
-    return _READS_TOOLS.search(template) is not None
 
 
 @cache

@@ -435,33 +435,6 @@ def test_a_format_is_that_of_the_final_message() -> None:
     asyncio.run(scenario())
 
 
-def test_functions_are_told_where_the_template_shows_none() -> None:
-    template = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
-
-    async def scenario() -> None:
-        marks = "{# <｜tool▁call▁begin｜> <｜tool▁sep｜> #}"
-        async with paper_gateway(template=template + marks) as gateway:
-            found = scripted(gateway, CALLS[SEPARATED_JSON].replace("clock", "weather"))
-            path, tokenizer = "/v1/chat/completions", gateway.swarm.text.tokenizer
-            assert tokenizer is not None
-            status, answer = await gateway.post(path, messages=HI, tools=[TOOL])
-            assert status == 200, answer
-            body: Any = answer
-            assert body["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
-            prompt = tokenizer.decode(found[0].prompt_ids)
-            assert prompt.startswith("<system>## Tools")
-            assert json.dumps(SCHEMA) in prompt
-            assert prompt.endswith("<｜tool▁calls▁end｜><user>Hi")
-            await gateway.post(path, messages=HI, tools=[TOOL], tool_choice="none")
-            assert tokenizer.decode(found[1].prompt_ids) == "<user>Hi"
-        async with paper_gateway(template=template) as gateway:
-            status, answer = await gateway.post(path, messages=HI, tools=[TOOL])
-            assert status == 400
-            assert "no way to call tools" in str(answer)
-
-    asyncio.run(scenario())
-
-
 def test_arguments_are_an_object_or_a_text_as_a_template_takes_them() -> None:
     joined = (
         "{% if tools %}<tool_call>{% endif %}{% for message in messages %}"
