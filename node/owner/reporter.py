@@ -85,6 +85,7 @@ class Reporter:
                     console=self._console,
                     auto_refresh=False,
                     transient=True,
+                    vertical_overflow="crop",
                     redirect_stderr=sys.stderr.isatty(),  # a file gets what is logged
                 )
                 self._live.start()
