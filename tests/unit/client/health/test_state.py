@@ -201,6 +201,23 @@ def test_a_plans_bottleneck_is_not_drawn_as_a_fault() -> None:
         assert "--bad" not in rule, "red is for what is wrong"
 
 
+def test_the_page_has_the_chats_mark_name_and_colours() -> None:
+    client = Path(app.__file__).parents[1]
+    brands, colours = [], []
+    for html, css in (
+        (client / "health/templates/page.html", client / "health/static/page.css"),
+        (client / "gateway/static/chat.html", client / "gateway/static/chat.css"),
+    ):
+        brands += re.findall(r'<p class="brand">.*</p>', html.read_text("utf-8"))
+        styles = css.read_text("utf-8")
+        colours.append(re.findall(r"--(?:river|shade): #\w+", styles))
+        colours[-1] += re.findall(r"\.brand (?:svg|path \+ path) {.*}", styles)
+    assert brands[0] == brands[1]
+    assert len(brands) == 2
+    assert colours[0] == colours[1]
+    assert len(colours[0]) == 6, "in light and dark"
+
+
 def test_a_peer_that_refuses_what_it_announces_lies() -> None:
     twice = (NOW_S - 60, NOW_S - 30)
     state = state_of(peer(0, 0, 8), peer(1, 0, 8, refused_unix_s=twice))
