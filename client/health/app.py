@@ -17,6 +17,7 @@ from client.health.drawing import (
     throughput_drawing,
 )
 from client.health.state import Json
+from client.health.words import FLAGS, told
 from client.pages.fixed import HEADERS, fixed_file
 from dht.supervision import Supervisor
 
@@ -24,8 +25,6 @@ HERE = Path(__file__).parent
 MATRIX_PEERS_MAX = 10
 INCIDENTS_OPEN = 5
 """Incidents that stand there without a click."""
-STATES = {"silent": "not answering", "unknown": "not asked yet"}
-"""What the page calls a peer's state, where that is not the state's own name."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -107,6 +106,7 @@ class Page:
             megabits=megabits,
             ago=ago,
             weekday_time=weekday_time,
+            told=told,
         )
         self._template = environment.get_template("page.html")
         self._shown: tuple[Json, str] | None = None
@@ -142,7 +142,6 @@ class Page:
             verdict=verdict.capitalize(),
             kind=_kind(verdict),
             sentence=_without_verdict(state["swarm"]["sentence"]),
-            states=STATES,
             incidents_open=INCIDENTS_OPEN,
             refresh_s=self._refresh_s,
             matrix=_matrix(state),
@@ -206,7 +205,7 @@ def metrics_text(state: Json, parts: Supervisor) -> bytes:
         gauge(f"swarm_{name}_week", f"Served {name} of the last week, as peers count.", total)
     gauge("swarm_replica_depth", "Holders of the layer with fewest.", layers["replica_depth"])
     gauge("swarm_layers_lost", "Layers that nobody holds.", len(layers["lost"]))
-    for flag in ("ghost", "lying"):
+    for flag in FLAGS:
         count = sum(flag in peer["flags"] for peer in state["peers"])
         gauge("swarm_peers_flagged", "Peers that are marked.", count, flag=flag)
     for name, key in (
