@@ -19,6 +19,7 @@ from client.health.drawing import (
 from client.health.state import Json
 from client.health.words import FLAGS, told
 from client.pages.fixed import HEADERS, fixed_file
+from dht.invitation import SCHEME
 from dht.supervision import Supervisor
 
 HERE = Path(__file__).parent
@@ -144,6 +145,7 @@ class Page:
             sentence=_without_verdict(state["swarm"]["sentence"]),
             incidents_open=INCIDENTS_OPEN,
             refresh_s=self._refresh_s,
+            invited=any(f" {SCHEME}" in model["ask"] for model in state["models"]),
             matrix=_matrix(state),
             coverage=coverage_drawing(state["layers"]),
             flow=flow_drawing(state["plan"], names, here),
