@@ -9,6 +9,8 @@ from dataclasses import replace
 from client.health.past import SPANS, Incident, Past, Span
 from client.health.state import Json, Probe, SeenPeer, SwarmSnapshot, TokenTime, build_state
 from coordinator.catalogue.served import served_model
+from dht.identity.peer_id import Identity
+from dht.invitation import invitation_to, text_of
 from dht.messages.types import (
     SINK,
     SOURCE,
@@ -43,6 +45,8 @@ MODEL = ModelSpec(
 )
 SMALL = replace(MODEL, name="brook", root="brook", layers=14)
 HUGE = replace(MODEL, name="paper/Paper-Instruct-70B", root="huge", layers=80)
+FOUNDER = f"/dns/swarm.example.org/tcp/31337/p2p/{Identity(b'f' * 32).peer_id}"
+INVITATION = text_of(invitation_to("anabranch", [FOUNDER], MODEL.name, MODEL.fingerprint))
 GPUS = (("RTX 4090", 24, 60.0), ("RTX 3060", 12, 24.0), ("RTX 3090", 24, 45.0), ("T4", 15, 18.0))
 
 
@@ -226,6 +230,7 @@ def observed(
         token_time=TokenTime(computed_s=0.011, waited_s=0.0004, way_s=0.031),
         versions=versions,
         models=models,
+        invitation=INVITATION,
     )
 
 

@@ -11,6 +11,7 @@ import sys
 from client.health.history import History
 from client.health.prober import Prober, ProberConfig
 from client.health.state import Json
+from client.health.words import told
 from client.remembering import remember_swarm, settled_swarm
 from dht.command_line import (
     EXIT_DONE,
@@ -78,14 +79,16 @@ def screen(state: Json, network: str) -> str:
             f" {'none now' if leader is None else leader['name']}"
         )
     shown = sorted(state["peers"], key=lambda p: (not p["counts"], p["start"], p["end"], p["id"]))
-    lines += ["", f"{'layers':<10}{'peer':<20}{'state':<10}{'tokens/s':>9}  device"]
+    lines += ["", f"{'layers':<10}{'peer':<20}{'state':<14}{'tokens/s':>9}  device"]
     for peer in shown[:PEERS_SHOWN_MAX]:
         span = f"{peer['start']}-{peer['end'] - 1}" if peer["end"] > peer["start"] else "–"
-        flags = "".join(f" ({flag})" for flag in peer["flags"])
+        words, wrong = told(peer)
         lines.append(
-            f"{span:<10}{peer['name'][:19]:<20}{peer['state']:<10}"
-            f"{peer['tokens_per_s']:>9.1f}  {peer['gpu'][:24]}{flags}"
+            f"{span:<10}{peer['name'][:19]:<20}{words:<14}"
+            f"{peer['tokens_per_s']:>9.1f}  {peer['gpu'][:24]}"
         )
+        if wrong:
+            lines.append(f"{'':<10}{wrong}")
     if len(shown) > PEERS_SHOWN_MAX:
         lines.append(f"… and {len(shown) - PEERS_SHOWN_MAX} more")
     held = f"layers: {layers['count']}, each held by {layers['replica_depth']} or more"

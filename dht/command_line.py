@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from dht.connecting import chosen_transport
 from dht.errors import MachineError, NetworkError, SwarmError, UserError
@@ -335,9 +335,7 @@ def run_command(
 ) -> int:
     """Parse, run ``main`` in an event loop and return its exit code; errors go to stderr."""
     level = logging.DEBUG if os.environ.get("ANABRANCH_DEBUG") else logging.WARNING
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Printable("%(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler])
+    logging.basicConfig(level=level, handlers=[StderrHandler()])
     raise_descriptor_limit()
     try:
         arguments = parse()
@@ -407,6 +405,23 @@ def printable(text: str) -> str:
 class _Printable(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
+
+
+class StderrHandler(logging.StreamHandler[TextIO]):
+    """Logs in printable lines to what ``sys.stderr`` is at that moment.
+
+    While a live view is on the terminal, rich has its own stream there, which writes above the
+    view; lines written past that stream would tear the view.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(_Printable("%(levelname)s %(name)s: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record."""
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 @contextmanager

@@ -300,12 +300,13 @@ async def _serve(
         budget=budget,
     )
     path = arguments.identity.expanduser().with_suffix(".contribution.json")
-
-    def helped() -> int:
-        return stage.counters["finished"] + stage.counters["closed"]
-
     watch = ContributionWatch(
-        peer.figures, peer.with_others, helped, reporter, path, gpu=machine.driver_name
+        peer.figures,
+        peer.with_others,
+        lambda: stage.helped,
+        reporter,
+        path,
+        gpu=machine.driver_name,
     )
 
     def leave() -> None:

@@ -5,18 +5,21 @@ import asyncio
 import sys
 from pathlib import Path
 
+from client.health.inviting import page_invitation
 from dht.command_line import (
     EXIT_DONE,
     Parser,
     add_model,
     add_swarm,
     on_interrupt,
+    printable,
     run_command,
     settle_swarm,
 )
 from dht.errors import UserError
-from dht.invitation import read_invitation
+from dht.invitation import read_invitation, text_of
 
+NO_INVITATION = "none"
 STALE_ROUNDS, STALE_S = 2, 60.0
 """A state older than both of these is shown as not known."""
 
@@ -45,9 +48,9 @@ def parse() -> argparse.Namespace:
     )
     add(
         "--invite",
-        default="",
         metavar="anabranch:…",
-        help="show visitors this invitation, in the commands that ask and join (none)",
+        help=f"invitation in the commands that visitors copy, or {NO_INVITATION}"
+        " (to the public ones of the addresses given)",
     )
     arguments = parser.parse_args()
     settle_swarm(arguments, model="")
@@ -68,12 +71,13 @@ async def main(arguments: argparse.Namespace) -> int:
         raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
     if not 1 <= arguments.every <= 86_400:
         raise UserError(f"--every is {arguments.every}; it must be between 1 and 86400")
-    if arguments.invite:
+    if arguments.invite not in (None, NO_INVITATION):
         read_invitation(arguments.invite)
     async with settled_swarm(arguments, wait_s=0.0) as swarm:
         remember_swarm(arguments, swarm)
         history = History(arguments.data)
-        config = ProberConfig(every_s=arguments.every, invitation=arguments.invite)
+        invitation = _invitation(arguments, swarm.text.name)
+        config = ProberConfig(every_s=arguments.every, invitation=invitation)
         prober = Prober(swarm, history, config)
         limit_s = STALE_ROUNDS * arguments.every + STALE_S
         parts = swarm.reader.parts
@@ -103,6 +107,26 @@ async def main(arguments: argparse.Namespace) -> int:
             await runner.cleanup()
             history.close()
     return EXIT_DONE
+
+
+def _invitation(arguments: argparse.Namespace, model: str) -> str:
+    """The invitation for visitors; empty: none. Says on stderr which addresses a made one holds.
+
+    Of remembered addresses only the first counts, by which this user entered once: the others are
+    those of volunteers who served this user, and nobody gave them away.
+    """
+    if arguments.invite is not None:
+        return "" if arguments.invite == NO_INVITATION else str(arguments.invite)
+    entered = arguments.initial_peers[:1] if arguments.recalled else arguments.initial_peers
+    said = arguments.said_fingerprint if model == arguments.said_model else ""
+    made = page_invitation(arguments.network, entered, model, arguments.fingerprint or said)
+    if made is None:
+        told = "no public address was given: visitors see commands without an invitation (--invite)"
+    else:
+        where = ", ".join(each.partition("/p2p/")[0] for each in made.addresses)
+        told = f"visitors are invited through {where} (--invite {NO_INVITATION}: they are not)"
+    print(printable(told), file=sys.stderr, flush=True)
+    return "" if made is None else text_of(made)
 
 
 def run() -> int:

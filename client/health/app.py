@@ -17,15 +17,15 @@ from client.health.drawing import (
     throughput_drawing,
 )
 from client.health.state import Json
+from client.health.words import FLAGS, told
 from client.pages.fixed import HEADERS, fixed_file
+from dht.invitation import SCHEME
 from dht.supervision import Supervisor
 
 HERE = Path(__file__).parent
 MATRIX_PEERS_MAX = 10
 INCIDENTS_OPEN = 5
 """Incidents that stand there without a click."""
-STATES = {"silent": "not answering", "unknown": "not asked yet"}
-"""What the page calls a peer's state, where that is not the state's own name."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -107,6 +107,7 @@ class Page:
             megabits=megabits,
             ago=ago,
             weekday_time=weekday_time,
+            told=told,
         )
         self._template = environment.get_template("page.html")
         self._shown: tuple[Json, str] | None = None
@@ -142,9 +143,9 @@ class Page:
             verdict=verdict.capitalize(),
             kind=_kind(verdict),
             sentence=_without_verdict(state["swarm"]["sentence"]),
-            states=STATES,
             incidents_open=INCIDENTS_OPEN,
             refresh_s=self._refresh_s,
+            invited=any(f" {SCHEME}" in model["ask"] for model in state["models"]),
             matrix=_matrix(state),
             coverage=coverage_drawing(state["layers"]),
             flow=flow_drawing(state["plan"], names, here),
@@ -206,7 +207,7 @@ def metrics_text(state: Json, parts: Supervisor) -> bytes:
         gauge(f"swarm_{name}_week", f"Served {name} of the last week, as peers count.", total)
     gauge("swarm_replica_depth", "Holders of the layer with fewest.", layers["replica_depth"])
     gauge("swarm_layers_lost", "Layers that nobody holds.", len(layers["lost"]))
-    for flag in ("ghost", "lying"):
+    for flag in FLAGS:
         count = sum(flag in peer["flags"] for peer in state["peers"])
         gauge("swarm_peers_flagged", "Peers that are marked.", count, flag=flag)
     for name, key in (

@@ -45,7 +45,7 @@ class ProberConfig:
     prompt_ids: tuple[int, ...] = (1, 2, 3, 4)
     new_tokens: int = 8
     invitation: str = ""
-    """Shown to visitors; empty: none is."""
+    """Shown to visitors in the commands that ask and join; empty: none is."""
 
 
 class Prober:

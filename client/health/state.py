@@ -1,7 +1,7 @@
 """What the health page says, from records, plan and the page's own probes. Pure.
 
 :func:`build_state` returns plain lists and dictionaries, as ``/api/v1/state`` sends them; see
-``docs/health.md``. No address of a peer gets in.
+``docs/health.md``. No address of a peer gets in, but for those of an invitation.
 """
 
 import math

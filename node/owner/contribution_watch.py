@@ -7,16 +7,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rich.panel import Panel
-
 from dht.messages.types import NodeState
 from node.device.nvidia import sensors
 from node.owner.contribution import Contribution, load, save
 from node.owner.live_panel import (
     RATES_SHOWN_MAX,
     Figures,
+    OwnerPanel,
     contribution_text,
-    panel,
     sentence,
 )
 from node.owner.reporter import Reporter
@@ -95,5 +93,5 @@ class ContributionWatch:
             self._reporter.say(f"Lent this time: {mine}. Thank you.")
             save(self._path, self._before.plus(*lent))
 
-    def _panel(self, figures: Figures) -> Panel:
-        return panel(self._with_others(figures))
+    def _panel(self, figures: Figures) -> OwnerPanel:
+        return OwnerPanel(self._with_others(figures))

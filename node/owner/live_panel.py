@@ -1,8 +1,9 @@
 """Formats a serving peer's figures for its owner: a panel on a terminal, otherwise a line. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +18,9 @@ PEERS_SHOWN_MAX = 6
 STRIP_CELLS_MAX = 48
 RATES_SHOWN_MAX = 40
 BARS = "▁▂▃▄▅▆▇█"
+LEFT_OUT = ("lately", "layers", "up for", "device", "traffic", "peers", "model", "waits for", "now")
+"""Rows that are left out where a terminal is too low for all, from the first to the last. The names
+of other peers go before them, and the border after them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,43 +80,71 @@ def sentence(figures: Figures) -> str:
     )
 
 
-def panel(figures: Figures) -> Panel:
-    """The figures as a panel."""
+class OwnerPanel:
+    """The figures as a panel that fits the terminal: what matters least is left out first.
+
+    The terminal's last line stays free, so that nothing of the panel scrolls away when it is
+    removed. The state and the totals are always there.
+    """
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the most of it that fits the terminal's rows at its width."""
+        view: RenderableType = ""
+        for view in _views(self._figures):
+            if len(console.render_lines(view, options, pad=False)) < options.size.height:
+                break
+        yield view
+
+
+def _views(figures: Figures) -> Iterator[RenderableType]:
+    """The panel with all its rows, then with fewer and fewer, at last without its border."""
+    rows = _rows(figures)
+    yield _panel(rows)
+    rows["peers"] = Text(peers_text(figures.peers, (), {}))
+    yield _panel(rows)
+    for name in LEFT_OUT:
+        if rows.pop(name, None) is not None:
+            yield _panel(rows)
+    yield _grid(rows)
+
+
+def _panel(rows: Mapping[str, Text]) -> Panel:
+    return Panel(_grid(rows), title="anabranch", subtitle="Ctrl-C leaves", title_align="left")
+
+
+def _grid(rows: Mapping[str, Text]) -> Table:
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
-    lifetime = figures.lifetime
-    rows: list[tuple[str, Text]] = [
-        (name, Text(text))  # Text: brackets in a device's name are no markup
-        for name, text in (
-            ("model", f"{figures.model} in network {figures.network}" if figures.model else ""),
-            (
-                "state",
-                layers_sentence(figures.start, figures.end, figures.layers, figures.state),
-            ),
-            (
-                "now",
-                f"{counted(figures.sessions, 'session')}, {figures.tokens_per_s:.1f} tokens/s,"
-                f" {counted(figures.tokens, 'token')} since the start",
-            ),
-            ("lately", sparkline(figures.rates)),
-            (
-                "traffic",
-                f"up {gibibytes(figures.up_bytes_per_s)}/s ({gibibytes(figures.up_bytes)}),"
-                f" down {gibibytes(figures.down_bytes_per_s)}/s ({gibibytes(figures.down_bytes)})",
-            ),
-            ("peers", peers_text(figures.peers, figures.links, figures.names)),
-            ("waits for", missing_sentence(figures)),
-            ("device", device_text(figures)),
-            ("so far", contribution_text(lifetime)),
-            ("up for", elapsed_text(figures.uptime_s)),
-        )
-        if text
-    ]
-    rows.insert(2, ("layers", strip(figures)))
-    for name, text in rows:
+    for name, text in rows.items():
         grid.add_row(name, text)
-    return Panel(grid, title="anabranch", subtitle="Ctrl-C leaves", title_align="left")
+    return grid
+
+
+def _rows(figures: Figures) -> dict[str, Text]:
+    """The panel's rows by name, without those that have nothing to say."""
+    rows: dict[str, str | Text] = {
+        "model": f"{figures.model} in network {figures.network}" if figures.model else "",
+        "state": layers_sentence(figures.start, figures.end, figures.layers, figures.state),
+        "layers": strip(figures),
+        "now": f"{counted(figures.sessions, 'session')}, {figures.tokens_per_s:.1f} tokens/s,"
+        f" {counted(figures.tokens, 'token')} since the start",
+        "lately": sparkline(figures.rates),
+        "traffic": f"up {gibibytes(figures.up_bytes_per_s)}/s ({gibibytes(figures.up_bytes)}),"
+        f" down {gibibytes(figures.down_bytes_per_s)}/s ({gibibytes(figures.down_bytes)})",
+        "peers": peers_text(figures.peers, figures.links, figures.names),
+        "waits for": missing_sentence(figures),
+        "device": device_text(figures),
+        "so far": contribution_text(figures.lifetime),
+        "up for": elapsed_text(figures.uptime_s),
+    }
+    # Text: brackets in a device's name are no markup.
+    return {
+        name: text if isinstance(text, Text) else Text(text) for name, text in rows.items() if text
+    }
 
 
 def strip(figures: Figures) -> Text:

@@ -81,7 +81,13 @@ class Reporter:
             if self._phases:
                 return
             if self._live is None:
-                self._live = Live(console=self._console, auto_refresh=False, transient=True)
+                self._live = Live(
+                    console=self._console,
+                    auto_refresh=False,
+                    transient=True,
+                    vertical_overflow="crop",
+                    redirect_stderr=sys.stderr.isatty(),  # a file gets what is logged
+                )
                 self._live.start()
             self._live.update(view(), refresh=True)
         elif time.monotonic() - self._told_s >= STATUS_EVERY_S:
@@ -117,7 +123,7 @@ class Reporter:
             TextColumn("{task.description}"),
             TimeElapsedColumn(),
         )
-        progress = Progress(*plain, console=self._console)
+        progress = Progress(*plain, console=self._console, redirect_stderr=sys.stderr.isatty())
         meter = (
             BarColumn(bar_width=24 if self._console.width > NARROW else 8),
             DownloadColumn(binary_units=True),

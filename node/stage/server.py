@@ -126,6 +126,12 @@ class StageServer:
         return self._table.holding
 
     @property
+    def helped(self) -> int:
+        """Number of answers made with this stage's help since the start: as the last stage, or as
+        one before it, which the last one closes. Answers that were lost here do not count."""
+        return self.counters["finished"] + self.counters["closed"]
+
+    @property
     def serialisation_s(self) -> float:
         """Seconds spent converting tensors to frames and frames to tensors, writing included."""
         return self.flow.serialisation_s

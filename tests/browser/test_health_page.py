@@ -75,7 +75,8 @@ def test_a_ghost_is_marked(opened: Any, server: PageServer) -> None:
     page = look(opened, server, paper_health.ghost())
     row = page.locator("tr.flagged")
     assert row.count() == 1
-    assert "ghost" in row.inner_text()
+    assert "not answering" in row.inner_text()
+    assert "ghost" not in page.inner_text("main")
     assert "relay" in page.locator(".peers").inner_text()
     assert page.locator(".coverage rect.single").count() == 8, "a ghost is no holder"
 
@@ -211,8 +212,15 @@ def test_models_are_listed_and_their_commands_copied(opened: Any, server: PageSe
     page.keyboard.press("Enter")
     page.locator(".copy.done").wait_for()
     command = page.locator(".models li").nth(1).locator("code").first.inner_text()
-    assert command.startswith("anabranch chat --model brook --fingerprint ")
+    assert command.startswith(
+        f"anabranch chat {paper_health.INVITATION} --model brook --fingerprint "
+    )
+    assert "where this network is entered" in page.inner_text("main")
     assert page.evaluate("navigator.clipboard.readText()") == command
+    # The invitation is drawn short, and is whole where somebody selects it.
+    assert page.locator(".models .word").first.bounding_box()["width"] < 200
+    page.evaluate("getSelection().selectAllChildren(document.querySelectorAll('.models code')[2])")
+    assert page.evaluate("String(getSelection())") == command
     # A newer state takes the focus from nobody, and a model is not healthy whose answers fail.
     newer = paper_health.observed([paper_health.record(0, 0, 32)], reason="no free peer")
     server.state = build_state(replace(newer, now_unix_s=newer.now_unix_s + 1))

@@ -114,4 +114,4 @@ def test_a_killed_peer_is_said_not_to_answer_long_before_its_record_is_gone(
         assert [(each["what"], each["until_unix_s"]) for each in lost] == [("lost", None)]
         page = read(url)
         assert "<h1>Not healthy</h1>" in page
-        assert page.count("not answering <span") == 1
+        assert page.count('data-label="State">not answering<') == 1

@@ -59,6 +59,41 @@ def test_answers_are_right_and_everything_is_freed(
     run_virtual(scenario(), limit_s=600)
 
 
+@pytest.mark.parametrize("spans", [((0, 8),), ((0, 4), (4, 8)), ((0, 2), (2, 5), (5, 8))])
+def test_every_stage_counts_an_answer_as_helped(spans: tuple[tuple[int, int], ...]) -> None:
+    async def scenario() -> None:
+        async with paper_swarm(*spans) as swarm, swarm.client() as client:
+            for number in range(1, 4):
+                await client.generate(PROMPT, max_new_tokens=5)
+                await until(lambda: held(swarm) == 0)
+                assert [peer.stage.helped for peer in swarm.peers] == [number] * len(spans)
+            async for _ in client.begin(PROMPT, max_new_tokens=400):
+                break  # whoever stops reading was helped, too
+            await until(lambda: held(swarm) == 0)
+            assert [peer.stage.helped for peer in swarm.peers] == [4] * len(spans)
+
+    run_virtual(scenario(), limit_s=600)
+
+
+def test_an_answer_counts_once_at_a_stage_that_kept_it_and_not_where_it_was_lost() -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 3), (3, 6), (3, 6), (6, 8)) as swarm, swarm.client() as client:
+            running = client.begin(PROMPT, max_new_tokens=60)
+            lost = None
+            async for _ in running:
+                if lost is None:
+                    lost = owner(swarm, running.route[1].peer_id)
+                    swarm.kill(lost)
+            assert lost is not None
+            living = [peer for peer in swarm.peers if peer is not lost]
+            await until(lambda: not any(peer.engine.kv for peer in living))
+            assert running.answer().failovers == 1
+            assert [peer.stage.helped for peer in living] == [1, 1, 1]
+            assert lost.stage.helped == 0
+
+    run_virtual(scenario(), limit_s=600)
+
+
 def test_overlapping_ranges_run_each_layer_once() -> None:
     async def scenario() -> None:
         async with paper_swarm((0, 5), (3, 8)) as swarm, swarm.client() as client:

@@ -25,8 +25,10 @@ from client.health.state import (
     aged,
     build_state,
 )
+from client.health.words import told
 from client.pages.clean import clean_name
 from client.pages.fixed import CSP
+from client.status import screen
 from dht.messages.types import (
     Assignment,
     DeviceSpec,
@@ -201,6 +203,23 @@ def test_a_plans_bottleneck_is_not_drawn_as_a_fault() -> None:
         assert "--bad" not in rule, "red is for what is wrong"
 
 
+def test_the_page_has_the_chats_mark_name_and_colours() -> None:
+    client = Path(app.__file__).parents[1]
+    brands, colours = [], []
+    for html, css in (
+        (client / "health/templates/page.html", client / "health/static/page.css"),
+        (client / "gateway/static/chat.html", client / "gateway/static/chat.css"),
+    ):
+        brands += re.findall(r'<p class="brand">.*</p>', html.read_text("utf-8"))
+        styles = css.read_text("utf-8")
+        colours.append(re.findall(r"--(?:river|shade): #\w+", styles))
+        colours[-1] += re.findall(r"\.brand (?:svg|path \+ path) {.*}", styles)
+    assert brands[0] == brands[1]
+    assert len(brands) == 2
+    assert colours[0] == colours[1]
+    assert len(colours[0]) == 6, "in light and dark"
+
+
 def test_a_peer_that_refuses_what_it_announces_lies() -> None:
     twice = (NOW_S - 60, NOW_S - 30)
     state = state_of(peer(0, 0, 8), peer(1, 0, 8, refused_unix_s=twice))
@@ -212,6 +231,30 @@ def test_a_peer_that_refuses_what_it_announces_lies() -> None:
     beyond = peer(2, 0, 9)
     state = state_of(peer(0, 0, 8), peer(1, 0, 8), beyond)
     assert state["peers"][2]["flags"] == ["lying"]
+
+
+def test_people_are_told_what_a_peer_does_and_not_what_it_is_called() -> None:
+    twice = (NOW_S - 60, NOW_S - 30)
+    peers = [peer(0, 0, 8), peer(1, 0, 8, refused_unix_s=twice), peer(2, 0, 8, misses=2)]
+    peers += [peer(3, 0, 8, misses=2, refused_unix_s=twice), peer(4, 0, 8, answered_unix_s=None)]
+    state = state_of(*peers)
+    words = "announces layers that it does not answer for"
+    assert [told(each) for each in state["peers"]] == [
+        ("serving", ""),
+        ("serving", words),
+        ("not answering", ""),
+        ("not answering", words),
+        ("not asked yet", ""),
+    ]
+    flags = [each["flags"] for each in state["peers"]]
+    assert flags == [[], ["lying"], ["ghost"], ["ghost", "lying"], []], "for programs"
+    page, seen = Page(lambda: {}).render(state), screen(state, "home")
+    for shown in (page, seen):
+        assert not re.search("ghost|lying|liar|silent", shown)
+        assert shown.count(words) == 2
+        assert shown.count("not asked yet") >= 1
+    assert max(map(len, seen.splitlines()[4:-2])) <= 80
+    assert [line.split("  ")[0] for line in seen.splitlines()].count("0-7") == 5
 
 
 def test_old_records_nobody_and_a_failed_probe_are_not_healthy() -> None:

@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,16 @@ from node.owner.contribution import Contribution, load, save
 from node.owner.live_panel import (
     STRIP_CELLS_MAX,
     Figures,
+    OwnerPanel,
     elapsed_text,
     holders,
-    panel,
     sentence,
     strip,
 )
 from node.owner.reporter import Reporter
 from node.peer.join_file import as_flags
 from node.peer.join_options import join_parser
+from tests.unit.node.owner.terminal import Terminal
 from tests.unit.records import record_of
 
 NEAR = Identity(b"n" * 32).peer_id
@@ -60,7 +62,7 @@ FIGURES = Figures(
 
 def test_the_panel_and_the_line_say_the_same_figures() -> None:
     out = io.StringIO()
-    Console(file=out, width=100).print(panel(FIGURES))
+    Console(file=out, width=100, height=24).print(OwnerPanel(FIGURES))
     text = out.getvalue()
     for part in (
         "serving: layers 4-7 of 12",
@@ -79,9 +81,9 @@ def test_the_panel_and_the_line_say_the_same_figures() -> None:
     assert elapsed_text(59) == "0:00"
 
 
-def shown(figures: Figures, width: int = 100) -> str:
+def shown(figures: Figures, width: int = 100, height: int = 60) -> str:
     out = io.StringIO()
-    Console(file=out, width=width).print(panel(figures))
+    Console(file=out, width=width, height=height).print(OwnerPanel(figures))
     return out.getvalue()
 
 
@@ -124,6 +126,74 @@ def test_a_strip_of_any_model_and_a_panel_of_any_width_have_no_torn_line(
     assert {cell_len(line) for line in lines} == {width}
 
 
+FULL = replace(
+    FIGURES,
+    model="brook",
+    network="home",
+    held=(0, *(1,) * 11),
+    rates=(0.0, 5.0, 10.0),
+    links=tuple(
+        replace(FIGURES.links[0], source=Identity(bytes([n]) * 32).peer_id) for n in range(6)
+    ),
+)
+"""Figures that fill every row."""
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "there", "left_out"),
+    [
+        (80, 24, ("mate", "▁▅█", "▄▄▄████▄▄▄▄", "up for", "so far", "waits for"), ()),
+        (80, 10, ("6 others", "waits for", "traffic"), ("mate", "▁▅█", "████", "up for")),
+        (80, 6, ("4321 tokens since",), ("others", "▁▅█", "████", "traffic", "device")),
+        (40, 24, ("mate-5", "▄▄▄████▄▄▄▄", "up for", "GPU"), ()),
+        (40, 10, ("4321 tokens",), ("others", "▁▅█", "████", "traffic", "device")),
+        (40, 6, (), ("others", "▁▅█", "████", "4321", "waits for")),
+    ],
+)
+def test_a_panel_fits_the_terminals_rows(
+    width: int, height: int, there: tuple[str, ...], left_out: tuple[str, ...]
+) -> None:
+    names = {link.source: f"mate-{n}" for n, link in enumerate(FULL.links)}
+    figures = replace(FULL, peers=6, names=names)
+    text = shown(figures, width, height)
+    lines = text.splitlines()
+    assert len(lines) < height, "a line stays free"
+    assert {cell_len(line) for line in lines} == {width}
+    assert (lines[0][0], lines[-1][0]) == ("╭", "╰"), "with its whole border"
+    assert "serving: layers 4-7 of 12" in text
+    words = " ".join(text.replace("│", " ").split())
+    assert "99000 tokens in 120 answers, 1 d 01:00 of serving" in words
+    for part in there:
+        assert part in words
+    for part in left_out:
+        assert part not in words
+
+
+def test_a_terminal_without_rows_for_a_border_says_the_state_and_the_totals() -> None:
+    lines = shown(FULL, 80, 3).splitlines()
+    assert [" ".join(line.split()) for line in lines] == [
+        "state serving: layers 4-7 of 12",
+        "so far 99000 tokens in 120 answers, 1 d 01:00 of serving",
+    ]
+
+
+def test_a_panel_leaves_nothing_on_a_low_terminal() -> None:
+    for width, height in ((80, 6), (40, 6), (80, 10), (40, 4)):
+        terminal = Terminal(width, height)
+        reporter = Reporter(json_log=False, out=terminal)
+        reporter._console = Console(
+            file=terminal, force_terminal=True, width=width, height=height, soft_wrap=True
+        )
+        for tokens in (1, 2, 3):
+            figures = replace(FULL, tokens=tokens)
+            reporter.show(partial(OwnerPanel, figures), lambda: "")
+        lines = terminal.lines()
+        assert len(lines) <= height
+        assert sum("serving: layers 4-7 of 12" in line for line in lines) == 1
+        reporter.hide()
+        assert terminal.lines() == []
+
+
 def test_holders_are_counted_by_layer_of_this_very_model() -> None:
     mine = record_of("a").model
     others = [
@@ -139,17 +209,17 @@ def test_a_terminal_gets_the_view_and_a_file_a_line_now_and_then() -> None:
     out = io.StringIO()
     reporter = Reporter(json_log=False, out=out)
     for _ in range(3):
-        reporter.show(lambda: panel(FIGURES), lambda: sentence(FIGURES))
+        reporter.show(lambda: OwnerPanel(FIGURES), lambda: sentence(FIGURES))
     assert out.getvalue() == "", "not a line every two seconds"
     screen = io.StringIO()
     reporter = Reporter(json_log=False, out=screen)
     reporter._console = Console(file=screen, force_terminal=True, width=90)
-    reporter.show(lambda: panel(FIGURES), lambda: "line")
+    reporter.show(lambda: OwnerPanel(FIGURES), lambda: "line")
     with reporter.phase("Loading"):
         reporter.show(
-            lambda: panel(FIGURES), lambda: "line"
+            lambda: OwnerPanel(FIGURES), lambda: "line"
         )  # a phase has the terminal: no second live display
-    reporter.show(lambda: panel(FIGURES), lambda: "line")
+    reporter.show(lambda: OwnerPanel(FIGURES), lambda: "line")
     reporter.hide()
     assert "Ctrl-C leaves" in screen.getvalue()
     assert "Loading" in screen.getvalue()

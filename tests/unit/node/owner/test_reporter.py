@@ -2,12 +2,19 @@
 
 import io
 import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from rich.console import Console
+from rich.panel import Panel
 
+from dht.command_line import StderrHandler
 from node.owner import reporter
 from node.owner.reporter import Reporter, TransferRate, progress_sentence
+from tests.unit.node.owner.terminal import Terminal
 
 MIB = 1 << 20
 
@@ -64,3 +71,68 @@ def test_a_terminal_gets_words_whole_and_no_bar_of_nothing() -> None:
         pass
     assert "bytes" not in screen.getvalue()
     assert "1/1" not in screen.getvalue()
+
+
+def on(terminal: Terminal) -> Reporter:
+    """A reporter that writes to this terminal."""
+    made = Reporter(json_log=False, out=terminal)
+    made._console = Console(
+        file=terminal,
+        force_terminal=True,
+        width=terminal.width,
+        height=terminal.height,
+        highlight=False,
+        soft_wrap=True,
+    )
+    return made
+
+
+@contextmanager
+def logged() -> Iterator[logging.Logger]:
+    """A logger that logs as commands do, with the stderr that is there when the command starts."""
+    log, handler = logging.getLogger("test.panel"), StderrHandler()
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        yield log
+    finally:
+        log.removeHandler(handler)
+        log.propagate = True
+
+
+def test_what_is_logged_beside_the_panel_tears_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal(width=40, height=12)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    box = ["╭" + "─" * 38 + "╮", "│ a" + " " * 36 + "│", "│ b" + " " * 36 + "│"]
+    box.append("╰" + "─" * 38 + "╯")
+    with logged() as log:
+        owner = on(terminal)
+        for number in range(3):
+            owner.show(lambda: Panel("a\nb"), lambda: "")
+            log.warning("lost %s: [red]no answer[/red]", number)
+        said = [f"WARNING test.panel: lost {n}: [red]no answer[/red]" for n in range(3)]
+        wrapped = [line for each in said for line in (each[:40].rstrip(), each[40:])]
+        assert terminal.lines() == [*wrapped, *box], "the panel is whole, below what was logged"
+        log.warning("a line that the terminal has to wrap, as it is longer than the terminal")
+        owner.hide()
+        log.warning("without a panel")
+    lines = terminal.lines()
+    assert not set("".join(lines)) & set("╭╮╰╯│─"), "nothing of it stays"
+    assert lines[-1] == "WARNING test.panel: without a panel"
+
+
+def test_what_is_logged_goes_to_a_file_where_stderr_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, file = Terminal(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", file)
+    with logged() as log:
+        owner = on(terminal)
+        owner.show(lambda: Panel("a"), lambda: "")
+        log.warning("beside the panel")
+        owner.hide()
+        with owner.phase("Loading"):
+            log.warning("beside a bar")
+    assert file.getvalue().splitlines() == [
+        "WARNING test.panel: beside the panel",
+        "WARNING test.panel: beside a bar",
+    ]
+    assert "beside" not in terminal.getvalue()
