@@ -87,15 +87,26 @@ async def choices(
     named: Sequence[str],
     memory_bytes: int,
     allowed: Sequence[str],
+    *,
+    said: tuple[str, str] = ("", ""),
 ) -> tuple[Choice, ...]:
     """What this machine could serve, most needed first.
 
-    Raises NetworkError, SwarmError where the network announces no model, and UserError where this
-    machine can serve none of its models.
+    ``said`` is a model's name with its fingerprint's first digits, perhaps none, which an
+    invitation or the memory vouches for: other weights under that name are left aside. Raises
+    NetworkError, SwarmError where the network announces no model, and UserError where this machine
+    can serve none of its models.
     """
-    specs = await network_models(transport, network, named)
-    if not specs:
+    announced = await network_models(transport, network, named)
+    if not announced:
         raise SwarmError(f"network {network} announces no model; found one with --model")
+    name, digits = said
+    specs = [s for s in announced if s.name != name or s.fingerprint.startswith(digits)]
+    if not specs:
+        raise UserError(
+            f"network {network} serves {name} with other weights than the fingerprint {digits[:16]}"
+            " that it was said to have"
+        )
     wanted = needs(await served_models(transport, network, specs), memory_bytes)
     if not wanted:
         names = ", ".join(spec.name for spec in specs[:SHOWN_MAX])
@@ -124,7 +135,8 @@ async def agreed(found: Sequence[Choice], *, yes: bool) -> Choice:
     print(printable("\n".join(lines)), flush=True)
     if not sys.stdin.isatty():
         raise UserError(
-            "there is no terminal to ask on: add --yes to go ahead, or name the model with --model"
+            "there is no terminal to ask on: name the model with --model, or those that may be"
+            " chosen with --models and add --yes"
         )
     answer = await asyncio.to_thread(input, "Go? [Y/n] ")
     if answer.strip().lower() not in {"", "y", "yes"}:
