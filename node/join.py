@@ -161,6 +161,7 @@ async def _choose(
     arguments: argparse.Namespace, transport: "Transport", machine: "Machine", reporter: Reporter
 ) -> None:
     """Settle on the model that needs this machine the most; raises as :func:`choices`."""
+    from coordinator.catalogue.precision import precision_text
     from coordinator.problem.model_pin import named_peers
     from node.peer.choosing import agreed, choices
 
@@ -170,6 +171,7 @@ async def _choose(
         named_peers(arguments.initial_peers),
         machine.lend_bytes,
         wanted_models(arguments),
+        precision=precision_text(arguments.dtype or machine.dtype, arguments.quantize),
         said=(arguments.said_model, arguments.said_fingerprint),
     )
     # Who was asked once and named the models that may be chosen is not asked again.
