@@ -164,6 +164,10 @@ def _invitation(text: str) -> str:
     return text
 
 
+def _note(text: str) -> None:
+    print(printable(text), file=sys.stderr, flush=True)
+
+
 def settle_swarm(
     arguments: argparse.Namespace,
     *,
@@ -171,8 +175,9 @@ def settle_swarm(
     model: str | None = None,
     any_model: bool = False,
     takes_model: bool = True,
+    say: Callable[[str], None] = _note,
 ) -> None:
-    """Replace the options of the swarm by what they mean, and say in a line where that came from.
+    """Replace the options of the swarm by what they mean; ``say`` in a line where that came from.
 
     Addresses come from the command line, else with ``--local`` from peers on this local network,
     else from ``ANABRANCH_PEERS``, else from what is remembered; the last is never mixed with what
@@ -199,22 +204,22 @@ def settle_swarm(
     addresses = [each for each in given if not is_invitation(each)]
     found = None
     if here and not typed:
-        found = _found_here(arguments, may_found=may_found, any_model=any_model)
+        found = _found_here(arguments, say, may_found=may_found, any_model=any_model)
     if found is not None:
         addresses = list(found.addresses)
         _take_invitation(arguments, found, "offer", takes_model=takes_model)
-        _note(f"{_what(found)}, as offered here")
+        say(f"{_what(found)}, as offered here")
     elif invitations:
         (invitation,) = invitations
         addresses = [*invitation.addresses, *addresses]
         _take_invitation(arguments, invitation, takes_model=takes_model)
         where = invitation.addresses[0].partition("/p2p/")[0]
-        _note(f"{_what(invitation)}, by an invitation to {where}")
+        say(f"{_what(invitation)}, by an invitation to {where}")
     elif not given and not (may_found and arguments.model is not None):
-        remembered = _recalled(arguments)
+        remembered = _recalled(arguments, say)
         if remembered is not None:
             addresses = list(remembered.initial_peers)
-            _take_remembered(arguments, remembered, takes_model=takes_model)
+            _take_remembered(arguments, remembered, say, takes_model=takes_model)
             arguments.recalled = True
         elif not may_found:
             raise UserError(
@@ -222,7 +227,7 @@ def settle_swarm(
                 " remembered here (--help lists what else names one)"
             )
     if given and not typed:
-        _note(f"peers are those of {PEERS_VARIABLE}")
+        say(f"peers are those of {PEERS_VARIABLE}")
     arguments.initial_peers = list(dict.fromkeys(addresses))
     arguments.network = arguments.network or DEFAULT_NETWORK
     arguments.model = arguments.model or model
@@ -231,18 +236,18 @@ def settle_swarm(
 
 
 def _found_here(
-    arguments: argparse.Namespace, *, may_found: bool, any_model: bool
+    arguments: argparse.Namespace, say: Callable[[str], None], *, may_found: bool, any_model: bool
 ) -> Invitation | None:
     """What peers on this local network offer, all of it shown; None where nobody offers anything
     and the command ``may_found``. Raises UserError and NetworkError."""
     from dht.mdns import look
 
-    _note("looking on this network for peers that joined with --local…")
+    say("looking on this network for peers that joined with --local…")
     offers = look()
     for offer in offers[:OFFERS_MAX]:
-        _note(str(offer))
+        say(str(offer))
     if len(offers) > OFFERS_MAX:
-        _note(f"… and {len(offers) - OFFERS_MAX} more, which are left aside")
+        say(f"… and {len(offers) - OFFERS_MAX} more, which are left aside")
     found = chosen(
         offers[:OFFERS_MAX],
         network=arguments.network,
@@ -257,7 +262,7 @@ def _found_here(
             raise NetworkError(
                 f"{nobody}: start a peer with `{COMMAND} join --local`, or give an invitation"
             )
-        _note(nobody + ("" if arguments.model is None else ": this peer founds a network"))
+        say(nobody + ("" if arguments.model is None else ": this peer founds a network"))
     return found
 
 
@@ -297,12 +302,12 @@ def _what(said: Invitation) -> str:
     return f"network {said.network}" + (f", model {said.model}" if said.model else "")
 
 
-def _recalled(arguments: argparse.Namespace) -> Remembered | None:
+def _recalled(arguments: argparse.Namespace, say: Callable[[str], None]) -> Remembered | None:
     """What is remembered, unless the user names another network."""
     try:
         remembered = recall()
     except UnreadableError as error:
-        _note(str(error))
+        say(str(error))
         return None
     if remembered is None or arguments.network in (None, remembered.network):
         return remembered
@@ -313,7 +318,11 @@ def _recalled(arguments: argparse.Namespace) -> Remembered | None:
 
 
 def _take_remembered(
-    arguments: argparse.Namespace, remembered: Remembered, *, takes_model: bool
+    arguments: argparse.Namespace,
+    remembered: Remembered,
+    say: Callable[[str], None],
+    *,
+    takes_model: bool,
 ) -> None:
     """Fill in what is remembered and the user did not say."""
     arguments.network = remembered.network
@@ -327,15 +336,11 @@ def _take_remembered(
         arguments.fingerprint = getattr(arguments, "fingerprint", "") or remembered.fingerprint
     path = memory_file()
     where = "" if path is None else f", remembered in {shown(path)}"
-    _note(f"network {remembered.network}{where}; forget with `{COMMAND} forget`")
+    say(f"network {remembered.network}{where}; forget with `{COMMAND} forget`")
 
 
 def _is_bare(model: str) -> bool:
     return HubId.parse(model) is None and local_path(model) is None
-
-
-def _note(text: str) -> None:
-    print(printable(text), file=sys.stderr, flush=True)
 
 
 def run_command(
