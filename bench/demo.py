@@ -235,20 +235,20 @@ def run(console: Console, arguments: argparse.Namespace) -> int:
 
 
 def keep(console: Console, swarm: LocalSwarm, model: Path) -> None:
-    """Leave the peers running until Ctrl-C, with the command that asks them."""
+    """Leave the peers running until Ctrl-C, with their invitation and the commands that take it."""
+    invitation = swarm.peers[0].wait_for("invitation")["text"]
+    anabranch = ".venv/bin/python -m anabranch"
     console.print(
-        "\nThe swarm keeps running; Ctrl-C ends it. Ask it from another terminal:\n"
-        f"  .venv/bin/python -m client.generate --model {model}"
-        f" --prompt 'Once' --initial-peers {swarm.addresses[0]}\n"
+        "\nThe swarm keeps running; Ctrl-C ends it. Its invitation, for another terminal:\n"
+        f"  export ANABRANCH_PEERS={invitation}\n"
+        "Then ask it:\n"
+        f"  {anabranch} ask --prompt Once\n"
         "Serve OpenAI's interface to any program:\n"
-        f"  .venv/bin/python -m client.gateway --model {model}"
-        f" --initial-peers {swarm.addresses[0]}\n"
+        f"  {anabranch} serve\n"
         "See whether it is healthy, at http://127.0.0.1:8080/:\n"
-        f"  .venv/bin/python -m client.health --model {model}"
-        f" --initial-peers {swarm.addresses[0]}\n"
-        "Another peer joins with:\n"
-        f"  .venv/bin/python -m node.join --cpu --model {model} --identity /tmp/guest.key"
-        f" --initial-peers {swarm.addresses[0]}",
+        f"  {anabranch} page\n"
+        "Join it with another peer:\n"
+        f"  {anabranch} join --cpu --model {model} --identity ~/.anabranch/guest.key",
         soft_wrap=not console.is_terminal,
         highlight=False,
     )
