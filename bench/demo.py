@@ -25,7 +25,7 @@ from bench.starting import Watching
 from client import Answer, Swarm
 from dht.command_line import EXIT_INTERRUPTED
 from dht.identity.peer_id import short_name
-from dht.messages.types import Plan
+from dht.messages.types import Plan, layers_text, span_text
 from node.stage.draft_engine import DIRECTORY
 
 MODEL = ROOT / "models" / "brook"
@@ -139,7 +139,7 @@ def plan_table(plan: Plan, names: dict[str, str]) -> Table:
         inflow = sum(e.tokens_per_s for e in plan.edges if e.head == assignment.peer_id)
         table.add_row(
             names.get(assignment.peer_id, short_name(assignment.peer_id)),
-            f"{assignment.start}-{assignment.end - 1} of {plan.model.layers}",
+            f"{span_text(assignment.start, assignment.end)} of {plan.model.layers}",
             f"{inflow:.0f}",
         )
     return table
@@ -198,7 +198,8 @@ def run(console: Console, arguments: argparse.Namespace) -> int:
         told = asyncio.run(ask(console, swarm.addresses, arguments, victim))
         names, plain, drafted = told.names, told.plain, told.drafted
         route = " → ".join(
-            f"{names.get(stage.peer_id, short_name(stage.peer_id))} [{stage.start}, {stage.end})"
+            f"{names.get(stage.peer_id, short_name(stage.peer_id))}"
+            f" ({layers_text((stage.start, stage.end))})"
             for stage in drafted.route
         )
         console.print(

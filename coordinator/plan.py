@@ -45,7 +45,7 @@ from dht.command_line import (
 from dht.errors import NetworkError, UserError
 from dht.identity.peer_id import short_name
 from dht.invitation import is_invitation
-from dht.messages.types import Assignment, Plan, PlanVersion, Problem
+from dht.messages.types import Assignment, Plan, PlanVersion, Problem, span_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -230,7 +230,7 @@ def _stages(answer: PlannerResult) -> "Table":
         full = round(BAR * min(1.0, flow / room)) if room > 0 else 0
         bar = "█" * full + "░" * (BAR - full)
         table.add_row(
-            f"{start}-{end - 1}",
+            span_text(start, end),
             bar,
             f"{flow:.1f}",
             f"{room:.1f}",
