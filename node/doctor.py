@@ -98,7 +98,7 @@ def package(name: str, version_of: Callable[[str], str] = metadata.version) -> F
         pass
     beside = {"hivemind": "libp2p", "libp2p": "hivemind"}.get(name)
     if beside is None:
-        return Finding(level=Level.PROBLEM, text=f"{name} is not installed: pip install anabranch")
+        return Finding(level=Level.PROBLEM, text=f"{name} is not installed: pip install .")
     try:
         version_of(beside)
     except metadata.PackageNotFoundError:
