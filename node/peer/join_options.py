@@ -56,8 +56,8 @@ def join_parser() -> Parser:
     parser = Parser(
         prog="python -m node.join",
         usage="%(prog)s [anabranch:…] [--model M] [options]",
-        description="Lend this machine to a swarm: --model alone founds one, an invitation alone"
-        " joins where it is needed, neither joins the last one again. Ctrl-C leaves cleanly.",
+        description="Lend this machine to a swarm: --model alone founds one, an invitation joins"
+        " where it is needed, neither joins the last one again. Ctrl-C leaves cleanly.",
         epilog="example: %(prog)s --model models/brook",
         exit_codes="0 left, 1 the machine broke, 2 your mistake, 3 no swarm or hub",
         allow_abbrev=False,
@@ -117,7 +117,9 @@ def join_parser() -> Parser:
     )
     add("--max-up", type=float, metavar="MBIT", help="most megabits per second to send")
     rare("--max-down", type=float, metavar="MBIT", help="most megabits per second to receive")
-    add("--monthly-cap", type=float, metavar="GB", help="GB to lend a month, both ways")
+    add(
+        "--monthly-cap", type=float, metavar="GB", help="GB a month, both ways (link probes: to 33)"
+    )
     rare(
         "--int8-rows",
         choices=("off", "prefill", "all"),
