@@ -25,7 +25,7 @@ from bench.starting import Watching
 from client import Answer, Swarm
 from dht.command_line import EXIT_INTERRUPTED
 from dht.identity.peer_id import short_name
-from dht.messages.types import Plan
+from dht.messages.types import Plan, layers_text, span_text
 from node.stage.draft_engine import DIRECTORY
 
 MODEL = ROOT / "models" / "brook"
@@ -139,7 +139,7 @@ def plan_table(plan: Plan, names: dict[str, str]) -> Table:
         inflow = sum(e.tokens_per_s for e in plan.edges if e.head == assignment.peer_id)
         table.add_row(
             names.get(assignment.peer_id, short_name(assignment.peer_id)),
-            f"{assignment.start}-{assignment.end - 1} of {plan.model.layers}",
+            f"{span_text(assignment.start, assignment.end)} of {plan.model.layers}",
             f"{inflow:.0f}",
         )
     return table
@@ -198,7 +198,8 @@ def run(console: Console, arguments: argparse.Namespace) -> int:
         told = asyncio.run(ask(console, swarm.addresses, arguments, victim))
         names, plain, drafted = told.names, told.plain, told.drafted
         route = " → ".join(
-            f"{names.get(stage.peer_id, short_name(stage.peer_id))} [{stage.start}, {stage.end})"
+            f"{names.get(stage.peer_id, short_name(stage.peer_id))}"
+            f" ({layers_text((stage.start, stage.end))})"
             for stage in drafted.route
         )
         console.print(
@@ -235,20 +236,20 @@ def run(console: Console, arguments: argparse.Namespace) -> int:
 
 
 def keep(console: Console, swarm: LocalSwarm, model: Path) -> None:
-    """Leave the peers running until Ctrl-C, with the command that asks them."""
+    """Leave the peers running until Ctrl-C, with their invitation and the commands that take it."""
+    invitation = swarm.peers[0].wait_for("invitation")["text"]
+    anabranch = ".venv/bin/python -m anabranch"
     console.print(
-        "\nThe swarm keeps running; Ctrl-C ends it. Ask it from another terminal:\n"
-        f"  .venv/bin/python -m client.generate --model {model}"
-        f" --prompt 'Once' --initial-peers {swarm.addresses[0]}\n"
+        "\nThe swarm keeps running; Ctrl-C ends it. Its invitation, for another terminal:\n"
+        f"  export ANABRANCH_PEERS={invitation}\n"
+        "Then ask it:\n"
+        f"  {anabranch} ask --prompt Once\n"
         "Serve OpenAI's interface to any program:\n"
-        f"  .venv/bin/python -m client.gateway --model {model}"
-        f" --initial-peers {swarm.addresses[0]}\n"
+        f"  {anabranch} serve\n"
         "See whether it is healthy, at http://127.0.0.1:8080/:\n"
-        f"  .venv/bin/python -m client.health --model {model}"
-        f" --initial-peers {swarm.addresses[0]}\n"
-        "Another peer joins with:\n"
-        f"  .venv/bin/python -m node.join --cpu --model {model} --identity /tmp/guest.key"
-        f" --initial-peers {swarm.addresses[0]}",
+        f"  {anabranch} page\n"
+        "Join it with another peer:\n"
+        f"  {anabranch} join --cpu --model {model} --identity ~/.anabranch/guest.key",
         soft_wrap=not console.is_terminal,
         highlight=False,
     )

@@ -46,7 +46,7 @@ from bench.results_sessions import (
     prefix,
     storms,
 )
-from bench.results_short import drafts_in_short, gpus, speed_in_short, strikes_in_short
+from bench.results_short import gpus
 from bench.results_speculation import draft_model, speculation
 from bench.results_stale import warning
 
@@ -63,9 +63,6 @@ def read(name: str) -> dict[str, Any]:
 DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
     "README.md": {
         "gpu_fit": gpus,
-        "local": speed_in_short,
-        "chaos": strikes_in_short,
-        "speculation": drafts_in_short,
     },
     "docs/measurements.md": {
         "local": speed,

@@ -2,7 +2,7 @@
 
     from client import Swarm
 
-    async with Swarm.connect(initial_peers, model="models/brook") as swarm:
+    async with Swarm.connect("anabranch:…", model="models/brook") as swarm:
         async for piece in swarm.stream("Once", max_new_tokens=64):
             print(piece.text, end="")
         answer = await swarm.generate("Once", max_new_tokens=64, temperature=0.8, seed=1)

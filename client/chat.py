@@ -17,6 +17,7 @@ from client.answer.defaults import SamplingDefaults
 from client.answer.generation import GenerationOptions
 from client.generate import add_generation, figures, generation_options, print_note, show
 from client.remembering import remember_swarm, settled_swarm
+from client.swarm.long_answer import LongAnswer, can_go_on
 from client.swarm.swarm import Generation, Swarm
 from client.terminal.route_words import RouteWords
 from client.terminal.typed import MANY_LINES, prompt_again, read_message, start_editor
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 
 HISTORY = Path("~/.anabranch/chat_history")
 ANSWER_TOKENS = 1024
-"""Room for an answer whose length nobody said; more while peers surely have KV for it."""
+"""Room that is asked for at a time for an answer whose length nobody said; at first more, while
+peers surely have KV for it."""
 HELP = (
     "/reset forgets the conversation, /system TEXT sets instructions (without TEXT: none),"
     f" {MANY_LINES} begins and ends a message of many lines, /exit or Ctrl-D leaves;"
@@ -65,7 +67,7 @@ def parse() -> argparse.Namespace:
     add_model(parser)
     add("--system", default="", metavar="TEXT", help="instructions that stand before everything")
     add("--no-history", action="store_true", help=f"do not keep what you type ({HISTORY})")
-    add_generation(parser)
+    add_generation(parser, length="until it ends", temperature="default: as the model says")
     arguments = parser.parse_args()
     settle_swarm(arguments, model="")
     return arguments
@@ -168,7 +170,19 @@ class Chat:
         if wanted is None:
             whole = min(spec.context_tokens, max(kv_tokens_least(spec), len(prompt) + least))
             wanted = whole - len(prompt)
-        running = self._swarm.begin(prompt, replace(self._options, max_new_tokens=wanted))
+        running: Generation | LongAnswer
+        if can_go_on(self._options):
+            running = LongAnswer(
+                self._swarm,
+                self._tokenizer,
+                prompt,
+                self._options,
+                context_tokens=spec.context_tokens,
+                first_tokens=wanted,
+                part_tokens=ANSWER_TOKENS,
+            )
+        else:
+            running = self._swarm.begin(prompt, replace(self._options, max_new_tokens=wanted))
         shown: list[str] = []
         try:
             with self._showing(running) as show:
@@ -181,14 +195,17 @@ class Chat:
         finally:
             self._conversation = self._conversation.said("assistant", "".join(shown))
         answer = running.answer()
-        if answer.finish_reason is FinishReason.LENGTH and self._options.max_new_tokens is None:
+        if isinstance(running, LongAnswer):
+            if running.cut:
+                print_note(f"(cut off: {running.cut})")
+        elif answer.finish_reason is FinishReason.LENGTH and self._options.max_new_tokens is None:
             print_note(
                 f"(cut off after {wanted} tokens; --max-new-tokens says how many there may be)"
             )
         print_note(figures(answer, self._swarm.view.nodes))
 
     @contextmanager
-    def _showing(self, running: Generation) -> Iterator[Callable[[str], None]]:
+    def _showing(self, running: Generation | LongAnswer) -> Iterator[Callable[[str], None]]:
         """What shows pieces of an answer: on a terminal as they come to look, and below them what
         happens to its route; elsewhere as they are."""
         if not sys.stdout.isatty():

@@ -62,16 +62,21 @@ def parse() -> argparse.Namespace:
     return arguments
 
 
-def add_generation(parser: Parser) -> None:
-    """Flags with the names of :class:`GenerationOptions`; what is not given keeps its default."""
+def add_generation(
+    parser: Parser, *, length: str = str(NEW_TOKENS_DEFAULT), temperature: str = "default"
+) -> None:
+    """Flags with the names of :class:`GenerationOptions`; what is not given keeps its default.
+
+    ``length`` and ``temperature`` say in the help what holds without these two.
+    """
 
     def add(name: str, **named: Any) -> None:
         (parser.add_argument if name in USUAL else parser.add_rare)(f"--{name}", **named)
 
     numbers: tuple[tuple[str, type, str, str], ...] = (
-        ("max-new-tokens", int, "N", f"length of the answer at most ({NEW_TOKENS_DEFAULT})"),
+        ("max-new-tokens", int, "N", f"length of the answer at most ({length})"),
         ("min-new-tokens", int, "N", "no end of the answer before N tokens"),
-        ("temperature", float, "T", "0 is greedy (default)"),
+        ("temperature", float, "T", f"0 is greedy ({temperature})"),
         ("top-k", int, "K", "sample among the K likeliest tokens"),
         ("top-p", float, "P", "sample among the likeliest that make up P"),
         ("min-p", float, "P", "leave out what is less likely than P × the likeliest"),

@@ -4,7 +4,7 @@
     from transformers import AutoTokenizer, TextStreamer
 
     tokenizer = AutoTokenizer.from_pretrained("models/brook")
-    with SwarmModel.from_swarm(["/ip4/…/tcp/…/p2p/…"], model="models/brook") as model:
+    with SwarmModel.from_swarm("anabranch:…", model="models/brook") as model:
         inputs = tokenizer("One morning", return_tensors="pt")
         ids = model.generate(**inputs, max_new_tokens=64, streamer=TextStreamer(tokenizer))
 
@@ -48,11 +48,16 @@ class SwarmModel:
 
     @classmethod
     def from_swarm(
-        cls, initial_peers: Sequence[str], *, model: str, config: SwarmConfig | None = None
+        cls,
+        initial_peers: str | Sequence[str] = (),
+        *,
+        model: str = "",
+        config: SwarmConfig | None = None,
     ) -> "SwarmModel":
         """``model`` is a directory or hub id, whose generation defaults are used, or a name.
 
-        Connects at once; raises as :meth:`client.swarm.swarm.Swarm.connect` says.
+        ``initial_peers`` are as for :meth:`client.swarm.swarm.Swarm.connect`. Connects at
+        once, and raises as that says.
         """
         stack = ExitStack()
         connecting = BlockingSwarm.connect(initial_peers, model=model, config=config)

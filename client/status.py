@@ -23,6 +23,7 @@ from dht.command_line import (
     run_command,
     settle_swarm,
 )
+from dht.messages.types import span_text
 
 PEERS_SHOWN_MAX = 16
 
@@ -81,7 +82,7 @@ def screen(state: Json, network: str) -> str:
     shown = sorted(state["peers"], key=lambda p: (not p["counts"], p["start"], p["end"], p["id"]))
     lines += ["", f"{'layers':<10}{'peer':<20}{'state':<14}{'tokens/s':>9}  device"]
     for peer in shown[:PEERS_SHOWN_MAX]:
-        span = f"{peer['start']}-{peer['end'] - 1}" if peer["end"] > peer["start"] else "–"
+        span = span_text(peer["start"], peer["end"]) if peer["end"] > peer["start"] else "–"
         words, wrong = told(peer)
         lines.append(
             f"{span:<10}{peer['name'][:19]:<20}{words:<14}"

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coordinator.evaluation.plan_check import check_plan
 from coordinator.experiments.planner_view import read_service
@@ -45,7 +45,7 @@ from dht.command_line import (
 from dht.errors import NetworkError, UserError
 from dht.identity.peer_id import short_name
 from dht.invitation import is_invitation
-from dht.messages.types import Assignment, Plan, PlanVersion, Problem
+from dht.messages.types import Assignment, Plan, PlanVersion, Problem, span_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -230,7 +230,7 @@ def _stages(answer: PlannerResult) -> "Table":
         full = round(BAR * min(1.0, flow / room)) if room > 0 else 0
         bar = "█" * full + "░" * (BAR - full)
         table.add_row(
-            f"{start}-{end - 1}",
+            span_text(start, end),
             bar,
             f"{flow:.1f}",
             f"{room:.1f}",
@@ -255,12 +255,16 @@ def _read(path: Path) -> bytes:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command's arguments; raises UserError."""
+def parse(
+    argv: list[str] | None = None,
+    *,
+    prog: str = "python -m coordinator.plan",
+    add_more: Callable[[Parser], None] = lambda _: None,
+) -> argparse.Namespace:
+    """The command's arguments; raises UserError. ``add_more`` adds options to ``prog``'s parser."""
     parser = Parser(
-        prog="python -m coordinator.plan",
-        description="Plan a cluster: which node gets which layers, and what that serves."
-        "\nGPUs that are only named: anabranch plan --gpus 3x3090,1x4070 --model M.",
+        prog=prog,
+        description="Plan a cluster: which node gets which layers, and what that serves.",
         usage="%(prog)s CLUSTER.json [options]\n"
         "       %(prog)s anabranch:… [--model NAME] [options]",
         epilog=EXAMPLE,
@@ -272,8 +276,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         type=Path,
         nargs="?",
         metavar="CLUSTER.json",
-        help="a cluster as docs/cluster-format.md describes it, or an invitation; without either"
-        " the living network that is remembered",
+        help="a cluster (docs/cluster-format.md) or an invitation; else the network that is"
+        " remembered",
     )
     parser.add_argument(
         "--initial-peers",
@@ -285,11 +289,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--model",
         metavar="NAME",
-        help="a model that the cluster file describes; may be left out when it is the only one."
-        " With --initial-peers: the name or directory of the swarm's",
+        help="which of the file's models, if there are several; of a swarm its name or directory",
     )
     parser.add_argument("--network", metavar="NAME", help="of --initial-peers (anabranch)")
     add_search_options(parser)
+    add_more(parser)
     arguments = parser.parse_args(argv)
     arguments.invitation = None
     if is_invitation(str(arguments.cluster)):
@@ -386,11 +390,11 @@ def plan_and_print(problem: Problem, service: Service, arguments: argparse.Names
     return EXIT_DONE
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
+def main(argv: list[str] | None = None, **of_parser: Any) -> int:
+    """Run the command, with further arguments of :func:`parse`; returns its exit code."""
 
     def work() -> int:
-        arguments = parse(argv)
+        arguments = parse(argv, **of_parser)
         return plan_and_print(*_problem(arguments), arguments)
 
     return exit_code_of(work)

@@ -4,7 +4,8 @@ Cluster files are described in :mod:`coordinator.problem.cluster_file`, their pr
 :mod:`coordinator.experiments.swarm_file`. A placement file is the output of ``python -m
 coordinator.plan --json``, or any object with ``placement: {node: [start, end]}``.
 
-Exit codes: 0 done; 2 the caller's mistake; 3 the cluster cannot hold the model; 130 interrupted.
+Exit codes: 0 done; 2 the caller's mistake, or a cluster that cannot hold the model; 130
+interrupted.
 """
 
 import argparse
@@ -37,7 +38,7 @@ from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.core.report import SimulationReport
 from coordinator.simulator.core.swarm import AS_CHOSEN
 from coordinator.simulator.core.trace import Request, as_in_papers, read_trace, resampled, typical
-from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED, EXIT_SWARM, EXIT_USER, Parser
+from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, Parser
 from dht.errors import SwarmError, UserError
 from dht.messages.types import LAYERS_MAX, Assignment, Problem
 
@@ -64,7 +65,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         usage="%(prog)s CLUSTER.json [options]",
         description="Simulate a swarm: tokens/s, latencies, how busy and full peers and links are.",
         epilog=EXAMPLE,
-        exit_codes="0 done, 2 your mistake, 3 too small, 130 interrupted",
+        exit_codes="0 done, 2 your mistake or too small, 130 interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -300,10 +301,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             report = simulate(arguments, lambda share: bar.update(task, completed=share))
         if arguments.plot is not None:
             draw_plots(report, arguments.plot)
-    except UserError as error:
+    except (UserError, SwarmError) as error:
         return _say(error, EXIT_USER)
-    except SwarmError as error:
-        return _say(error, EXIT_SWARM)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     if arguments.json:

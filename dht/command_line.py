@@ -164,19 +164,26 @@ def _invitation(text: str) -> str:
     return text
 
 
+def _note(text: str) -> None:
+    print(printable(text), file=sys.stderr, flush=True)
+
+
 def settle_swarm(
     arguments: argparse.Namespace,
     *,
     may_found: bool = False,
     model: str | None = None,
     any_model: bool = False,
+    takes_model: bool = True,
+    say: Callable[[str], None] = _note,
 ) -> None:
-    """Replace the options of the swarm by what they mean, and say in a line where that came from.
+    """Replace the options of the swarm by what they mean; ``say`` in a line where that came from.
 
     Addresses come from the command line, else with ``--local`` from peers on this local network,
     else from ``ANABRANCH_PEERS``, else from what is remembered; the last is never mixed with what
     the user typed of another network. ``model`` is the default; an empty one leaves the model to
-    the network, and ``any_model`` several of them that are found here. With ``may_found`` there may
+    the network, and ``any_model`` several of them that are found here. Without ``takes_model``
+    neither an invitation nor the memory fills in the model. With ``may_found`` there may
     be no addresses: a command that names a model then founds a network. Raises UserError, and
     NetworkError where nobody is found here.
 
@@ -197,22 +204,22 @@ def settle_swarm(
     addresses = [each for each in given if not is_invitation(each)]
     found = None
     if here and not typed:
-        found = _found_here(arguments, may_found=may_found, any_model=any_model)
+        found = _found_here(arguments, say, may_found=may_found, any_model=any_model)
     if found is not None:
         addresses = list(found.addresses)
-        _take_invitation(arguments, found, "offer")
-        _note(f"{_what(found)}, as offered here")
+        _take_invitation(arguments, found, "offer", takes_model=takes_model)
+        say(f"{_what(found)}, as offered here")
     elif invitations:
         (invitation,) = invitations
         addresses = [*invitation.addresses, *addresses]
-        _take_invitation(arguments, invitation)
+        _take_invitation(arguments, invitation, takes_model=takes_model)
         where = invitation.addresses[0].partition("/p2p/")[0]
-        _note(f"{_what(invitation)}, by an invitation to {where}")
+        say(f"{_what(invitation)}, by an invitation to {where}")
     elif not given and not (may_found and arguments.model is not None):
-        remembered = _recalled(arguments)
+        remembered = _recalled(arguments, say)
         if remembered is not None:
             addresses = list(remembered.initial_peers)
-            _take_remembered(arguments, remembered)
+            _take_remembered(arguments, remembered, say, takes_model=takes_model)
             arguments.recalled = True
         elif not may_found:
             raise UserError(
@@ -220,7 +227,7 @@ def settle_swarm(
                 " remembered here (--help lists what else names one)"
             )
     if given and not typed:
-        _note(f"peers are those of {PEERS_VARIABLE}")
+        say(f"peers are those of {PEERS_VARIABLE}")
     arguments.initial_peers = list(dict.fromkeys(addresses))
     arguments.network = arguments.network or DEFAULT_NETWORK
     arguments.model = arguments.model or model
@@ -229,18 +236,18 @@ def settle_swarm(
 
 
 def _found_here(
-    arguments: argparse.Namespace, *, may_found: bool, any_model: bool
+    arguments: argparse.Namespace, say: Callable[[str], None], *, may_found: bool, any_model: bool
 ) -> Invitation | None:
     """What peers on this local network offer, all of it shown; None where nobody offers anything
     and the command ``may_found``. Raises UserError and NetworkError."""
     from dht.mdns import look
 
-    _note("looking on this network for peers that joined with --local…")
+    say("looking on this network for peers that joined with --local…")
     offers = look()
     for offer in offers[:OFFERS_MAX]:
-        _note(str(offer))
+        say(str(offer))
     if len(offers) > OFFERS_MAX:
-        _note(f"… and {len(offers) - OFFERS_MAX} more, which are left aside")
+        say(f"… and {len(offers) - OFFERS_MAX} more, which are left aside")
     found = chosen(
         offers[:OFFERS_MAX],
         network=arguments.network,
@@ -255,12 +262,16 @@ def _found_here(
             raise NetworkError(
                 f"{nobody}: start a peer with `{COMMAND} join --local`, or give an invitation"
             )
-        _note(nobody + ("" if arguments.model is None else ": this peer founds a network"))
+        say(nobody + ("" if arguments.model is None else ": this peer founds a network"))
     return found
 
 
 def _take_invitation(
-    arguments: argparse.Namespace, said: Invitation, kind: str = "invitation"
+    arguments: argparse.Namespace,
+    said: Invitation,
+    kind: str = "invitation",
+    *,
+    takes_model: bool = True,
 ) -> None:
     """Fill in what an invitation (of this ``kind``) says and the user did not; raises UserError
     where they differ."""
@@ -270,7 +281,7 @@ def _take_invitation(
         )
     arguments.network = said.network
     arguments.said_model, arguments.said_fingerprint = said.model, said.fingerprint
-    if arguments.model is None and said.model:
+    if arguments.model is None and said.model and takes_model:
         if Path(said.model).exists():  # an invitation says nothing about files here
             raise UserError(
                 f"the {kind} names the model {said.model}, and so is a file here called; say"
@@ -291,12 +302,12 @@ def _what(said: Invitation) -> str:
     return f"network {said.network}" + (f", model {said.model}" if said.model else "")
 
 
-def _recalled(arguments: argparse.Namespace) -> Remembered | None:
+def _recalled(arguments: argparse.Namespace, say: Callable[[str], None]) -> Remembered | None:
     """What is remembered, unless the user names another network."""
     try:
         remembered = recall()
     except UnreadableError as error:
-        _note(str(error))
+        say(str(error))
         return None
     if remembered is None or arguments.network in (None, remembered.network):
         return remembered
@@ -306,27 +317,30 @@ def _recalled(arguments: argparse.Namespace) -> Remembered | None:
     )
 
 
-def _take_remembered(arguments: argparse.Namespace, remembered: Remembered) -> None:
+def _take_remembered(
+    arguments: argparse.Namespace,
+    remembered: Remembered,
+    say: Callable[[str], None],
+    *,
+    takes_model: bool,
+) -> None:
     """Fill in what is remembered and the user did not say."""
     arguments.network = remembered.network
     arguments.said_model = remembered.model_name
     arguments.said_fingerprint = remembered.fingerprint
-    arguments.model = arguments.model or remembered.model or None
+    if takes_model:
+        arguments.model = arguments.model or remembered.model or None
     name = "" if arguments.model is None else served_name(arguments.model)
     # A directory and a hub id hold the peers to their own files.
     if name == remembered.model_name and _is_bare(arguments.model):
         arguments.fingerprint = getattr(arguments, "fingerprint", "") or remembered.fingerprint
     path = memory_file()
     where = "" if path is None else f", remembered in {shown(path)}"
-    _note(f"network {remembered.network}{where}; forget with `{COMMAND} forget`")
+    say(f"network {remembered.network}{where}; forget with `{COMMAND} forget`")
 
 
 def _is_bare(model: str) -> bool:
     return HubId.parse(model) is None and local_path(model) is None
-
-
-def _note(text: str) -> None:
-    print(printable(text), file=sys.stderr, flush=True)
 
 
 def run_command(

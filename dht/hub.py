@@ -145,7 +145,8 @@ def list_model(hub_id: HubId) -> HubListing:
         listing = _ask(hub_id)
     except NetworkError as error:
         if (said := _kept_listing(kept, hub_id)) is None:
-            raise _mistyped(hub_id) or error from None
+            unknown = HubUnreachableError(f"there is no directory {hub_id.repo} here, and {error}")
+            raise _mistyped(hub_id) or unknown from None
         logger.warning("%s; going on with what it said last", error)
         return said
     except HubOfflineError as error:

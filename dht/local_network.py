@@ -138,9 +138,9 @@ def chosen(
     """The invitation that these offers come to, with addresses of up to ``ADDRESSES_MAX`` peers.
 
     ``network``, ``model`` (a name) and ``fingerprint`` are what the user typed. An offer of another
-    model in the network still lets the user in; so does any with ``any_model``. Returns None where
-    no offer is of the network. Raises UserError where it is not clear which offer is meant, and
-    where all have other weights than the user's fingerprint.
+    model in the network still lets the user in; so do several with ``any_model``. Returns None
+    where no offer is of the network. Raises UserError where it is not clear which offer is meant,
+    and where all have other weights than the user's fingerprint.
     """
     here = [each.invitation for each in offers if network in (None, each.invitation.network)]
     if not here:
@@ -152,7 +152,7 @@ def chosen(
         raise UserError(
             f"what is offered on this network has other weights than fingerprint {digits[:64]!r}"
         )
-    if any_model or not same:
+    if not same or (any_model and len({(each.model, each.fingerprint) for each in same}) > 1):
         same = [replace(each, model="", fingerprint="") for each in here]
     kinds = {(each.network, each.model, each.fingerprint): each for each in same}
     if len(kinds) > 1:

@@ -24,7 +24,6 @@ from dht.command_line import (
     settle_swarm,
 )
 from dht.errors import NetworkError, UserError
-from dht.hub import served_name
 
 HUB_LIMIT_S = 5.0
 SKEW_WARN_S, SKEW_MAX_S = 5.0, 30.0
@@ -66,7 +65,7 @@ def parse() -> argparse.Namespace:
     if not 0 <= arguments.port <= 65535:
         raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
     arguments.model = None
-    settle_swarm(arguments, may_found=True, model="", any_model=True)
+    settle_swarm(arguments, may_found=True, model="", any_model=True, takes_model=False)
     return arguments
 
 
@@ -99,7 +98,7 @@ def package(name: str, version_of: Callable[[str], str] = metadata.version) -> F
         pass
     beside = {"hivemind": "libp2p", "libp2p": "hivemind"}.get(name)
     if beside is None:
-        return Finding(level=Level.PROBLEM, text=f"{name} is not installed: pip install anabranch")
+        return Finding(level=Level.PROBLEM, text=f"{name} is not installed: pip install .")
     try:
         version_of(beside)
     except metadata.PackageNotFoundError:
@@ -207,7 +206,7 @@ async def network(arguments: argparse.Namespace) -> Finding:
     except NetworkError as error:
         return Finding(level=Level.PROBLEM, text=str(error))
     try:
-        name = arguments.said_model or served_name(arguments.model)
+        name = arguments.said_model
         if not name:
             text = f"network {arguments.network} answers; it was not said which model it serves"
             return Finding(level=Level.OK, text=text)

@@ -161,12 +161,18 @@ async def _choose(
     arguments: argparse.Namespace, transport: "Transport", machine: "Machine", reporter: Reporter
 ) -> None:
     """Settle on the model that needs this machine the most; raises as :func:`choices`."""
+    from coordinator.catalogue.precision import precision_text
     from coordinator.problem.model_pin import named_peers
     from node.peer.choosing import agreed, choices
 
-    named = named_peers(arguments.initial_peers)
     found = await choices(
-        transport, arguments.network, named, machine.lend_bytes, wanted_models(arguments)
+        transport,
+        arguments.network,
+        named_peers(arguments.initial_peers),
+        machine.lend_bytes,
+        wanted_models(arguments),
+        precision=precision_text(arguments.dtype or machine.dtype, arguments.quantize),
+        said=(arguments.said_model, arguments.said_fingerprint),
     )
     # Who was asked once and named the models that may be chosen is not asked again.
     choice = await agreed(found, yes=arguments.yes or arguments.moved)
@@ -233,7 +239,7 @@ async def _serve(
     from node.peer.own_figures import OwnFigures, first_record
     from node.peer.peer import Peer, PeerConfig, report_stats
     from node.peer.plan_follower import FollowConfig
-    from node.peer.remembering import remember_network
+    from node.peer.remembering import remember_network, remember_served
     from node.stage.server import StageConfig, StageServer
 
     if arguments.int8_rows != "off" and engine.carries_more:
@@ -245,6 +251,7 @@ async def _serve(
     await refuse_other_weights(directory, spec, arguments.fingerprint)
     invite(arguments, addresses, spec, reporter)
     remember_network(arguments, addresses, (), spec, reporter)
+    remember_served(arguments, spec, reporter)
     measured = MeasuredLinks()
     stage = StageServer(
         transport,

@@ -3,7 +3,7 @@
 ``--gpus 3x3090,1x4070 --model M`` answers before anybody joins: whether the model fits, how fast it
 would be, and what is missing. Sizes are those of the model's own files, of which the hub's are only
 listed; speeds come from data sheets (:mod:`node.profiling.data_sheets`). Without ``--gpus`` the
-command is that of :mod:`coordinator.plan`.
+command is that of :mod:`coordinator.plan`, whose help lists these options, too.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from textwrap import fill
+from typing import Any, NoReturn
 
 from coordinator.plan import add_search_options, exit_code_of, main, plan_and_print
 from coordinator.planning.placement import NoPlacementError, why_uncoverable
@@ -44,14 +45,34 @@ def parse() -> argparse.Namespace:
         exit_codes="0 done, 2 your mistake or it does not fit, 3 no hub",
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=36),
     )
-    add = parser.add_argument
+    parser.add_argument(
+        "--model", required=True, metavar="MODEL", help="a directory, a GGUF file or a hub id"
+    )
+    _add_named(parser)
+    add_search_options(parser)
+    return parser.parse_args()
+
+
+def _add_named(parser: Parser, *, in_help_alone: bool = False) -> None:
+    """Add the options of GPUs that are named; ``in_help_alone``: whoever gives them lacks
+    ``--gpus``."""
+    group = parser.add_argument_group("GPUs that are only named, with --model")
+
+    def add(flag: str, **named: Any) -> None:
+        if in_help_alone:
+            shown = {"metavar": named["metavar"], "help": named["help"]}
+            group.add_argument(flag, type=_alone, default=argparse.SUPPRESS, **shown)
+        else:
+            group.add_argument(flag, **named)
+
     add("--gpus", required=True, metavar="LIST", help="such as 3x3090,1x4070")
-    add("--model", required=True, metavar="MODEL", help="a directory, a GGUF file or a hub id")
     add("--quantize", choices=("int8", "int4"), metavar="Q", help="weights in int8 or int4")
     add("--mbit", type=_positive, default=100.0, metavar="M", help="of each link (100)")
     add("--ms", type=_positive, default=30.0, metavar="T", help="round trip of each link (30)")
-    add_search_options(parser)
-    return parser.parse_args()
+
+
+def _alone(_: str) -> NoReturn:
+    raise argparse.ArgumentTypeError("goes with --gpus")
 
 
 def _positive(text: str) -> float:
@@ -136,8 +157,15 @@ def _who_is_missing(gpus: tuple[str, ...], problem_of: Callable[[tuple[str, ...]
 
 def run() -> int:
     """Run ``anabranch plan``; returns its exit code."""
-    named = any(each.split("=")[0] == "--gpus" for each in sys.argv[1:])
-    return exit_code_of(plan_named) if named else main()
+    named = any(_is_gpus(each.split("=")[0]) for each in sys.argv[1:])
+    if named:
+        return exit_code_of(plan_named)
+    return main(prog="python -m node.plan", add_more=partial(_add_named, in_help_alone=True))
+
+
+def _is_gpus(flag: str) -> bool:
+    """Whether ``flag`` is ``--gpus``, perhaps cut short."""
+    return len(flag) > len("--") and "--gpus".startswith(flag)
 
 
 def plan_named() -> int:
@@ -162,4 +190,4 @@ def plan_named() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(plan_named))
+    sys.exit(run())

@@ -12,5 +12,5 @@ def python_with(package: str) -> str:
     python = os.environ.get("ANABRANCH_COMPAT_PYTHON", sys.executable)
     probe = subprocess.run([python, "-c", f"import {package}"], capture_output=True, check=False)
     if probe.returncode:
-        pytest.skip(f"{package} is not installed (pip install 'anabranch[compat]')")
+        pytest.skip(f"{package} is not installed (pip install '.[compat]')")
     return python

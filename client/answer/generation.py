@@ -4,8 +4,8 @@ Pure: no clock, no sockets.
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
 from dht.errors import UserError
@@ -443,3 +443,30 @@ class Answer:
     def way_s(self) -> float:
         """The rest of ``tpot_s``: on the way between peers, or drafting."""
         return self.tpot_s - self.computed_s - self.waited_s
+
+
+def whole_answer(parts: Sequence[Answer]) -> Answer:
+    """One answer of several, each of which went on from where the one before was cut."""
+    first, last = parts[0], parts[-1]
+    token_ids = tuple(token_id for part in parts for token_id in part.token_ids)
+    later = max(1, len(token_ids) - 1)
+
+    def mean_s(of: Callable[[Answer], float]) -> float:
+        return sum(of(part) * max(0, len(part.token_ids) - 1) for part in parts) / later
+
+    scores = [part.logprobs for part in parts if part.logprobs is not None]
+    return replace(
+        last,
+        text="".join(part.text or "" for part in parts),
+        token_ids=token_ids,
+        prompt_tokens=first.prompt_tokens,
+        ttft_s=first.ttft_s,
+        tpot_s=mean_s(lambda part: part.tpot_s) + sum(part.ttft_s for part in parts[1:]) / later,
+        computed_s=mean_s(lambda part: part.computed_s),
+        waited_s=mean_s(lambda part: part.waited_s),
+        failovers=sum(part.failovers for part in parts),
+        cached_tokens=first.cached_tokens,
+        drafted_tokens=sum(part.drafted_tokens for part in parts),
+        logprobs=tuple(score for some in scores for score in some) if scores else None,
+        prompt_logprobs=first.prompt_logprobs,
+    )

@@ -11,8 +11,8 @@ from client.pages.clean import clean_id, clean_name, peer_name
 from dht.messages.types import SINK, SOURCE, LinksRecord, NodeRecord, Plan, Reach, RouteStage
 
 Json = dict[str, Any]
-LINK_S = 1500.0
-"""Older measurements are not shown. Peers measure a link again after 20 min, busy ones sooner."""
+LINK_S = 6 * 3600.0 + 300.0
+"""Older measurements are not shown. Peers measure a link again after 6 h at the latest."""
 ASSIGNMENTS_SHOWN_MAX = 1000
 LINKS_SHOWN_MAX = 4000
 STAGES_SHOWN_MAX = 64

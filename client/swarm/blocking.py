@@ -31,9 +31,9 @@ class BlockingSwarm:
     @contextmanager
     def connect(
         cls,
-        initial_peers: Sequence[str],
+        initial_peers: str | Sequence[str] = (),
         *,
-        model: str,
+        model: str = "",
         config: SwarmConfig | None = None,
         on_status: StatusCallback | None = None,
     ) -> "Iterator[BlockingSwarm]":

@@ -1,5 +1,6 @@
 """A swarm as its callers see it: connect, begin an answer, read its pieces, close."""
 
+import argparse
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -21,6 +22,7 @@ from client.view.view import Route
 from coordinator.catalogue.reading import network_models
 from coordinator.catalogue.served import only_model
 from coordinator.problem.model_pin import ModelPin, checked_fingerprint, named_peers
+from dht.command_line import settle_swarm
 from dht.connecting import observe
 from dht.errors import NetworkError, UserError
 from dht.gguf_model import hub_root, model_directory
@@ -30,6 +32,7 @@ from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason
 from dht.messages.types import ModelSpec
 from dht.model_files import directory_root
+from dht.records.directory import DEFAULT_NETWORK
 from dht.transport.config import TransportKind
 from dht.transport.interface import Transport
 
@@ -91,13 +94,17 @@ class Swarm:
     @asynccontextmanager
     async def connect(
         cls,
-        initial_peers: Sequence[str],
+        initial_peers: str | Sequence[str] = (),
         *,
-        model: str,
+        model: str = "",
         config: SwarmConfig | None = None,
         on_status: StatusCallback | None = None,
     ) -> AsyncIterator[Self]:
-        """A swarm reached through ``initial_peers`` (multiaddresses), for ``async with``.
+        """A swarm reached through ``initial_peers``, for ``async with``.
+
+        These are multiaddresses, or an invitation, which also says the network, the model where
+        ``model`` is empty, and its fingerprint. Without any they are those of ``ANABRANCH_PEERS``,
+        or else the network that this user's commands used last.
 
         ``model`` is a local directory, a hub id (its tokenizer is used) or the name that peers
         serve it under: token ids only, until :meth:`ready_text`. Empty: the only model that the
@@ -105,13 +112,13 @@ class Swarm:
         the first of ``initial_peers`` that serves it, unless ``config.fingerprint`` is given.
 
         Entering raises UserError for malformed addresses, for a model that is not on the hub and
-        where it is not clear which model is meant, HubUnreachableError, and NetworkError when
-        nobody answers: at once where connections are refused, else after ``config.wait_s``.
+        where it is not clear which network or model is meant, HubUnreachableError, and NetworkError
+        when nobody answers: at once where connections are refused, else after ``config.wait_s``.
         """
-        config = config or SwarmConfig()
-        if not initial_peers:
-            raise UserError("give the address of at least one peer of the swarm")
         narrator = narrator_of(on_status)
+        initial_peers, model, config = _meant(
+            initial_peers, model, config or SwarmConfig(), narrator
+        )
         text = _text_of(model) if model else None
         if isinstance(text, HubId):
             text = await _hub_text(text, config, narrator)
@@ -341,6 +348,26 @@ class Generation:
             logprobs=tuple(owner.log.scores) if self._options.logprobs is not None else None,
             prompt_logprobs=self.prompt_logprobs,
         )
+
+
+def _meant(
+    initial_peers: str | Sequence[str], model: str, config: SwarmConfig, say: StatusCallback
+) -> tuple[list[str], str, SwarmConfig]:
+    """Addresses, model and configuration that a caller means, as for the commands' options.
+
+    Raises UserError.
+    """
+    typed = [initial_peers] if isinstance(initial_peers, str) else list(initial_peers)
+    arguments = argparse.Namespace(
+        invitation=None,
+        initial_peers=typed,
+        network=None if config.network == DEFAULT_NETWORK else config.network,
+        model=model or None,
+        fingerprint=config.fingerprint,
+    )
+    settle_swarm(arguments, model="", say=say)
+    config = replace(config, network=arguments.network, fingerprint=arguments.fingerprint)
+    return arguments.initial_peers, arguments.model, config
 
 
 def named_of(entry: str) -> str:

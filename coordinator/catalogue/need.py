@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.catalogue.served import ServedModel
-from dht.messages.types import ModelSpec, kv_tokens_least, longest_spans, stage_bytes
+from dht.messages.types import ModelSpec, kv_tokens_least, longest_spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,12 +16,13 @@ class Need:
     end: int
     holders: int
     """Number of peers that hold or load the least held of these layers now."""
-    weight_bytes: int
-    """Bytes of these layers' weights, in the precision that peers announce."""
 
 
 def needs(served: Sequence[ServedModel], memory_bytes: int) -> tuple[Need, ...]:
     """What a volunteer with this memory could do for each model that fits it, most needed first.
+
+    Sizes of the models are in the volunteer's precision
+    (:func:`coordinator.catalogue.precision.in_precision`).
 
     The model whose least held layer has the fewest holders comes first; of several, one that this
     volunteer alone would make whole, then the one whose layers have fewer holders on average.
@@ -62,7 +63,6 @@ def _need_of(model: ServedModel, memory_bytes: int) -> Need | None:
         start=start,
         end=end,
         holders=min(coming[start:end]),
-        weight_bytes=stage_bytes(spec, start, end, 0),
     )
 
 

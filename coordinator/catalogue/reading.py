@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+from coordinator.catalogue.precision import in_precision
 from coordinator.catalogue.served import ServedModel, announced_models, served_model
 from dht.messages.types import ModelSpec
 from dht.records.directory import Directory
@@ -10,14 +11,18 @@ from dht.transport.interface import Transport
 
 
 async def network_models(
-    transport: Transport, network: str, named: Sequence[str] = ()
+    transport: Transport, network: str, named: Sequence[str] = (), precision: str = ""
 ) -> tuple[ModelSpec, ...]:
     """The models in the network's directory, those of the ``named`` peers first.
 
-    Raises NetworkError where nobody could be asked.
+    Their sizes are about those in ``precision``; if that is empty, as announced. Raises
+    NetworkError where nobody could be asked.
     """
     records = await Directory.of_models(transport, network).models(latest=True)
-    return announced_models(records, named)
+    told = {record.model: record.precision for record in records.values()}
+    return tuple(
+        in_precision(spec, told[spec], precision) for spec in announced_models(records, named)
+    )
 
 
 async def served_models(

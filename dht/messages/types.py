@@ -425,9 +425,14 @@ def layer_ranges(layers: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple(ranges)
 
 
+def span_text(start: int, end: int) -> str:
+    """A half-open range as people count it, for a column of layers: ``3-5``, or ``7``."""
+    return f"{start}" if end - start == 1 else f"{start}-{end - 1}"
+
+
 def layers_text(*ranges: tuple[int, int]) -> str:
     """Half-open ranges of layers as people count them: ``layers 3-5 and 7``."""
-    parts = [f"{start}" if end - start == 1 else f"{start}-{end - 1}" for start, end in ranges]
+    parts = [span_text(start, end) for start, end in ranges]
     noun = "layer" if len(parts) == 1 and "-" not in parts[0] else "layers"
     return f"{noun} {' and '.join(filter(None, (', '.join(parts[:-1]), parts[-1])))}"
 

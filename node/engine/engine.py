@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from dht.errors import MachineError, UserError
-from dht.messages.types import kv_tokens_least, layers_max, stage_bytes
+from dht.messages.types import kv_tokens_least, layers_max, layers_text, stage_bytes
 from node.attention.block_table import AttendPages
 from node.device.heap import give_back
 from node.engine.batch_rows import StepRows
@@ -168,7 +168,7 @@ class Engine:
         pages = self._pages_beside(start, end, left_bytes)
         if pages < 1:
             least = stage_bytes(self.spec, start, end, self.kv_tokens_min)
-            raise UserError(self._too_little(f"layers [{start}, {end})", least))
+            raise UserError(self._too_little(layers_text((start, end)), least))
         self._drop_pools()
         try:
             self.bytes_loaded = self._range.set(start, end, progress, made_up=made_up)
@@ -191,7 +191,7 @@ class Engine:
         self.unload()  # after the handler: until then the exception's traceback holds the tensors
         lent_gib = self.config.memory_bytes / 2**30
         raise MachineError(  # not a UserError: a new start asks again how much memory is free
-            f"{self.device} ran out of memory with layers [{start}, {end}) of {self.spec.name}"
+            f"{self.device} ran out of memory with {layers_text((start, end))} of {self.spec.name}"
             f" ({reason}): lend less than {lent_gib:.1f} GiB with --memory, or close what else"
             " uses it"
         )

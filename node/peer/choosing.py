@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.catalogue.need import Need, needs
+from coordinator.catalogue.precision import PUBLISHED, in_precision
 from coordinator.catalogue.reading import network_models, served_models
 from dht.command_line import printable
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.gguf_model import hub_root, model_directory
 from dht.hub import HubId, local_path, served_name
-from dht.messages.types import layers_text
+from dht.messages.types import layers_text, stage_bytes
 from dht.model_files import directory_root
 from dht.transport.interface import Transport
 
@@ -28,11 +29,16 @@ class Choice:
     need: Need
     files: str
     """A directory here, or a hub id."""
+    precision: str
+    """This machine's precision, in which the model's sizes are."""
 
     @property
     def fetch_bytes(self) -> int:
         """About how many bytes must be fetched; 0 where the files are here."""
-        return 0 if local_path(self.files) else self.need.weight_bytes
+        if local_path(self.files):
+            return 0
+        published = in_precision(self.need.model, self.precision, PUBLISHED)
+        return stage_bytes(published, self.need.start, self.need.end, 0)
 
     def sentence(self) -> str:
         """The choice in words."""
@@ -87,21 +93,37 @@ async def choices(
     named: Sequence[str],
     memory_bytes: int,
     allowed: Sequence[str],
+    *,
+    precision: str,
+    said: tuple[str, str] = ("", ""),
 ) -> tuple[Choice, ...]:
-    """What this machine could serve, most needed first.
+    """What this machine could serve in this ``precision``, most needed first.
 
-    Raises NetworkError, SwarmError where the network announces no model, and UserError where this
-    machine can serve none of its models.
+    ``said`` is a model's name with its fingerprint's first digits, perhaps none, which an
+    invitation or the memory vouches for: other weights under that name are left aside. Raises
+    NetworkError, SwarmError where the network announces no model, and UserError where this machine
+    can serve none of its models.
     """
-    specs = await network_models(transport, network, named)
-    if not specs:
+    announced = await network_models(transport, network, named, precision)
+    if not announced:
         raise SwarmError(f"network {network} announces no model; found one with --model")
+    name, digits = said
+    specs = [s for s in announced if s.name != name or s.fingerprint.startswith(digits)]
+    if not specs:
+        raise UserError(
+            f"network {network} serves {name} with other weights than the fingerprint {digits[:16]}"
+            " that it was said to have"
+        )
     wanted = needs(await served_models(transport, network, specs), memory_bytes)
     if not wanted:
         names = ", ".join(spec.name for spec in specs[:SHOWN_MAX])
-        raise UserError(f"no layer of {names} fits; lend more with --memory")
+        raise UserError(f"no layer of {names} fits; lend more with --memory, or add --quantize")
     found = [(need, files_of(need.model.name, allowed)) for need in wanted]
-    known = [Choice(need=need, files=files) for need, files in found if files is not None]
+    known = [
+        Choice(need=need, files=files, precision=precision)
+        for need, files in found
+        if files is not None
+    ]
     # Anybody can announce other weights under a name.
     roots = [await known_root(each.files) for each in known[:LOOKED_AT_MAX]]
     kept = tuple(
@@ -124,7 +146,8 @@ async def agreed(found: Sequence[Choice], *, yes: bool) -> Choice:
     print(printable("\n".join(lines)), flush=True)
     if not sys.stdin.isatty():
         raise UserError(
-            "there is no terminal to ask on: add --yes to go ahead, or name the model with --model"
+            "there is no terminal to ask on: name the model with --model, or those that may be"
+            " chosen with --models and add --yes"
         )
     answer = await asyncio.to_thread(input, "Go? [Y/n] ")
     if answer.strip().lower() not in {"", "y", "yes"}:

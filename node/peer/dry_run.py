@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from coordinator.heuristics.uncoordinated import span_to_take
 from dht.errors import NetworkError
 from dht.identity.peer_id import short_name
-from dht.messages.types import NodeRecord, Reach, model_key
+from dht.messages.types import NodeRecord, Reach, layers_text, model_key
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
 from node.device.hardware import Machine
@@ -59,8 +59,8 @@ async def rehearse(
         return
     speed = engine.tokens_per_s[span.end - span.start - 1]
     reporter.say(
-        f"The layers that need it the most are {span.start} to {span.end - 1} of {spec.layers}:"
-        f" it would serve them at {speed:.0f} tokens/s. A coordinator may plan otherwise."
+        f"Needed most: {layers_text((span.start, span.end))} of {spec.layers}; it would serve them"
+        f" at {speed:.0f} tokens/s. A coordinator may plan otherwise."
     )
     reporter.event(
         "test",

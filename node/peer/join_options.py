@@ -56,8 +56,8 @@ def join_parser() -> Parser:
     parser = Parser(
         prog="python -m node.join",
         usage="%(prog)s [anabranch:…] [--model M] [options]",
-        description="Lend this machine to a swarm: --model alone founds one, an address alone"
-        " joins where it is needed, neither joins the last one again. Ctrl-C leaves cleanly.",
+        description="Lend this machine to a swarm: --model alone founds one, an invitation joins"
+        " where it is needed, neither joins the last one again. Ctrl-C leaves cleanly.",
         epilog="example: %(prog)s --model models/brook",
         exit_codes="0 left, 1 the machine broke, 2 your mistake, 3 no swarm or hub",
         allow_abbrev=False,
@@ -117,7 +117,9 @@ def join_parser() -> Parser:
     )
     add("--max-up", type=float, metavar="MBIT", help="most megabits per second to send")
     rare("--max-down", type=float, metavar="MBIT", help="most megabits per second to receive")
-    add("--monthly-cap", type=float, metavar="GB", help="GB to lend a month, both ways")
+    add(
+        "--monthly-cap", type=float, metavar="GB", help="GB a month, both ways (link probes: to 33)"
+    )
     rare(
         "--int8-rows",
         choices=("off", "prefill", "all"),
@@ -140,27 +142,42 @@ def join_parser() -> Parser:
 def _settle(arguments: argparse.Namespace) -> None:
     """Which network, model and weights are meant; raises UserError.
 
-    A peer needs the files of its model. From a directory it serves what the network names.
+    A peer needs the files of its model. From a directory it serves what the network names. A model
+    that nobody typed is the one that this peer served when it was here last, or is left open: to
+    have asked for a model, or to be invited to one, is no word on what this machine should serve.
     """
     is_named = arguments.model is not None
     if is_named and arguments.models:
         raise UserError("--model says which model, --models among which to choose; give one")
     if arguments.yes and not arguments.models:
         raise UserError("--yes goes with --models: else strangers say what this machine fetches")
-    settle_swarm(arguments, may_found=True, model="", any_model=bool(arguments.models))
+    settle_swarm(arguments, may_found=True, model="", any_model=not is_named, takes_model=False)
     if not arguments.model and not arguments.initial_peers:
         raise UserError("which model? give --model: its directory, GGUF file or hub id")
-    if arguments.models or not arguments.model:
+    if not is_named and arguments.recalled and not arguments.models:
+        _take_served(arguments)
+    if not arguments.model:
         arguments.model, arguments.model_name, arguments.fingerprint = "", None, ""
         return
-    if not is_named and HubId.parse(arguments.model) is None and not local_path(arguments.model):
-        raise UserError(
-            f"the network's model {arguments.model} is on no hub: say with --model in which"
-            " directory its files are, or with --models among which to choose"
-        )
     arguments.model_name = arguments.model_name or arguments.said_model or None
     is_same = arguments.model_name == arguments.said_model
     arguments.fingerprint = arguments.said_fingerprint if is_same else ""
+
+
+def _take_served(arguments: argparse.Namespace) -> None:
+    """Fill in what this peer served in the remembered network, if it did."""
+    from node.peer.remembering import served_before
+
+    served = served_before(arguments.identity, arguments.network)
+    if served is None:
+        return
+    if HubId.parse(served.model) is None and not local_path(served.model):
+        raise UserError(
+            f"{served.model}, which this peer served, is no longer here: say with --model which"
+            " model to serve, or with --models among which to choose"
+        )
+    arguments.model = served.model
+    arguments.said_model, arguments.said_fingerprint = served.model_name, served.fingerprint
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -15,10 +15,15 @@ from dht.messages.types import LINKS_MAX, Link, LinksRecord, NodeRecord
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
 from node.links.measured_links import MeasuredLinks
-from node.links.probe import measure_link
+from node.links.probe import FAST_BYTES_PER_S, measure_link
 from node.stage.server import StageServer
 
 logger = logging.getLogger(__name__)
+
+STEADY = 1.5
+"""Maximum ratio of two probes' rates, or round trips, of a link that did not change."""
+STEADY_S = 0.005
+"""Difference of two round trips that is none: plans are the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +32,9 @@ class LinkKeeperConfig:
 
     every_s: float = 30.0
     fresh_s: float = 1200.0
-    """Age below which a measured link is not probed again; links in use measure themselves."""
+    """Age below which a measured link is not probed again; links in use measure themselves. It
+    doubles each time that a probe finds a link as it was."""
+    fresh_max_s: float = 6 * 3600.0
     publish_s: float = 120.0
     """Interval at which links are published even if unchanged: their record lives for 5 min."""
     per_round: int = 8
@@ -39,6 +46,13 @@ def probe_order(me: str, others: Iterable[str]) -> list[str]:
     So peers probe different links, for a record has room for ``LINKS_MAX``.
     """
     return sorted(others, key=lambda peer_id: crc32(f"{me}{peer_id}".encode()))
+
+
+def is_steady(before: Link, now: Link) -> bool:
+    """Whether two measurements of a link say about the same."""
+    slow, fast = sorted(min(FAST_BYTES_PER_S, k.bandwidth_bytes_per_s) for k in (before, now))
+    near, far = sorted((before.rtt_s, now.rtt_s))
+    return fast <= STEADY * slow and far <= max(STEADY * near, near + STEADY_S)
 
 
 class LinkKeeper:
@@ -58,6 +72,8 @@ class LinkKeeper:
         self._stage = stage
         self._config = config
         self._measured = measured
+        self._probed: dict[str, tuple[Link, float]] = {}
+        """Each neighbour's last probe, and the age up to which it is fresh."""
         self._published_s = -math.inf
 
     async def run(self) -> None:
@@ -73,10 +89,11 @@ class LinkKeeper:
         config, me = self._config, self._transport.peer_id
         nodes = await self._directory.nodes()
         now_s = self._transport.now()
+        self._probed = {peer_id: each for peer_id, each in self._probed.items() if peer_id in nodes}
         fresh = {
             peer_id: link
-            for peer_id, link in self._measured.links.items()
-            if peer_id in nodes and now_s - link.measured_unix_s < config.fresh_s
+            for peer_id, (link, fresh_s) in self._probed.items()
+            if now_s - link.measured_unix_s < fresh_s
         }
         missing = [peer_id for peer_id in nodes if peer_id not in fresh | {me: None}]
         missing = probe_order(me, missing)
@@ -85,9 +102,9 @@ class LinkKeeper:
             try:
                 link = await measure_link(self._transport, peer_id, nodes[peer_id].addresses)
                 lent = self._stage.traffic.down.rate_bytes_per_s
-                fresh[peer_id] = replace(
-                    link, bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, lent)
-                )
+                link = replace(link, bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, lent))
+                fresh[peer_id] = link
+                self._probed[peer_id] = (link, self._fresh_s(link))
             except NetworkError as error:
                 logger.info("no link from %s: %s", peer_id, error)
         changed = fresh != self._measured.links
@@ -99,6 +116,13 @@ class LinkKeeper:
             links = (*busy, *newest)[:LINKS_MAX]
             await self._directory.publish(LinksRecord(peer_id=me, links=links))
             self._published_s = now_s
+
+    def _fresh_s(self, link: Link) -> float:
+        """The age up to which a new probe is fresh."""
+        config, before = self._config, self._probed.get(link.source)
+        if before is None or not is_steady(before[0], link):
+            return config.fresh_s
+        return min(2 * before[1], config.fresh_max_s)
 
     def _busy(self, nodes: Mapping[str, NodeRecord]) -> list[Link]:
         """Links from here that sessions fill, as measured by their schedulers."""

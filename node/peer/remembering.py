@@ -1,27 +1,75 @@
 """Remembers through which peers a network is reached while this peer is away, and comes back by
-them.
+them, to the model that it served.
 
 Otherwise a founder that comes back would found a second network beside its own, and a peer that
-joined through one that is gone would find nobody.
+joined through one that is gone would find nobody. The network is this user's, whose other commands
+remember it, too; the model is this peer's, and is kept beside its identity.
 """
 
 import argparse
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import msgspec
 
 from dht.errors import NetworkError
 from dht.hub import resolved
 from dht.identity.dialling import DialRule
+from dht.json_file import decode_json
 from dht.messages.types import ModelSpec, NodeState
 from dht.records.directory import Directory
-from dht.remembered import ADDRESSES_MAX, Remembered, is_remembered, remember
+from dht.remembered import ADDRESSES_MAX, Remembered, is_remembered, memory_file, remember, shown
 from dht.transport.interface import Transport
+from dht.whole_file import write_whole
 from node.owner.reporter import Reporter
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 10.0
+SERVED_BYTES_MAX = 16 << 10
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that a peer served last, and in which network."""
+
+    network: str
+    model: str
+    """The value of ``--model``: a whole path or a hub id."""
+    model_name: str
+    fingerprint: str
+
+
+def _served_file(identity: Path) -> Path:
+    return identity.expanduser().with_suffix(".served.json")
+
+
+def served_before(identity: Path, network: str) -> Served | None:
+    """What the peer with this key file served in that network; None where it is not known."""
+    try:
+        with _served_file(identity).open("rb") as file:
+            served = decode_json(file.read(SERVED_BYTES_MAX), Served)
+    except (OSError, ValueError):
+        return None
+    return served if served.network == network else None
+
+
+def remember_served(arguments: argparse.Namespace, spec: ModelSpec, reporter: Reporter) -> None:
+    """Keep what this peer serves now beside its identity, where anything is to be remembered."""
+    if memory_file() is None:
+        return
+    served = Served(
+        network=arguments.network,
+        model=resolved(arguments.model),
+        model_name=spec.name,
+        fingerprint=spec.fingerprint,
+    )
+    path = _served_file(arguments.identity)
+    try:
+        write_whole(path, msgspec.json.encode(served) + b"\n")
+    except OSError as error:
+        reporter.say(f"not remembered: {shown(path)} cannot be written: {error.strerror}")
 
 
 def addresses_to_keep(

@@ -90,7 +90,7 @@ class Roamer:
     async def look(self, now_s: float) -> Need | None:
         """The model to move to now; None while there is no reason. Raises NetworkError."""
         record, network = self._record(), self._directory.network
-        specs = await network_models(self._transport, network, self._named)
+        specs = await network_models(self._transport, network, self._named, record.precision)
         served = await served_models(self._transport, network, specs)
         mine = next((each for each in served if each.spec.serves_with(record.model)), None)
         lacking = [each for each in served if each is not mine and not each.replicas]

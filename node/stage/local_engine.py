@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 
 from coordinator.batching.scheduler import limits_of
+from coordinator.catalogue.precision import precision_text
 from dht.errors import MachineError, NetworkError, UserError
 from dht.messages.session import Sampling
 from dht.messages.types import ModelSpec, NodeRecord
@@ -193,7 +194,7 @@ class LocalEngine:
     def precision(self) -> str:
         """Precision of the weights: the engine's dtype, or the quantisation of its layers."""
         config = self._engine.config
-        return config.dtype if config.quantize is None else f"{config.quantize} in {config.dtype}"
+        return precision_text(config.dtype, config.quantize)
 
     @property
     def wire_dtype(self) -> str:

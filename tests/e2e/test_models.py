@@ -113,6 +113,19 @@ def test_a_stranger_sees_both_and_joins_where_holders_are_fewest(
     await_replicas(network, tmp_path, {"brook": 3, "creek": 2})
 
 
+def test_by_an_address_alone_a_peer_says_where_it_is_needed_and_asks(
+    network: LocalSwarm, creek: Path, tmp_path: Path
+) -> None:
+    join = ("join", "--initial-peers", network.addresses[0], "--cpu", "--identity", "own.key")
+    nowhere = ran(tmp_path, *join, "--memory", f"{SHARE_GIB:.9f}")
+    assert nowhere.returncode == 2
+    assert "their files are not here" in nowhere.stderr
+    asked = ran(tmp_path, *join, "--memory", f"{SHARE_GIB:.9f}", "--models", str(MODEL), str(creek))
+    assert asked.returncode == 2
+    assert "Needed most by creek: layers 0-7 of 8" in asked.stdout
+    assert "name the model with --model" in asked.stderr
+
+
 def test_one_gateway_answers_for_both(
     network: LocalSwarm, reference: Reference, tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """A real swarm behind ``generate()`` of ``transformers`` people, and behind the terminal chat."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,7 +13,9 @@ from transformers import AutoTokenizer, GenerationConfig, TextIteratorStreamer
 
 from bench.local_swarm import ROOT, LocalSwarm
 from bench.reference import Reference
+from client import Answer, GenerationOptions, Swarm
 from client.model import SwarmModel
+from client.swarm.long_answer import LongAnswer
 from dht.errors import UserError
 from tests.e2e.conftest import MODEL
 
@@ -81,6 +84,31 @@ def test_a_seed_repeats_a_sample_and_what_cannot_be_done_is_named(model: SwarmMo
     assert one == again != other
     with pytest.raises(UserError, match="num_beams"):
         model.generate(ids, num_beams=2)
+
+
+def test_an_answer_in_parts_is_that_of_one_request(swarm: LocalSwarm, reference: Reference) -> None:
+    prompt = tuple(reference.encode(PROMPTS[0]))
+    expected, _ = reference.greedy(list(prompt), 60)
+
+    async def asked() -> tuple[str, Answer, str]:
+        async with Swarm.connect(swarm.addresses, model=str(MODEL)) as connected:
+            assert connected.text.tokenizer is not None
+            running = LongAnswer(
+                connected,
+                connected.text.tokenizer,
+                prompt,
+                GenerationOptions(ignore_eos=True),
+                context_tokens=len(prompt) + 60,
+                first_tokens=25,
+                part_tokens=20,
+            )
+            text = "".join([piece.text async for piece in running])
+            return text, running.answer(), running.cut
+
+    text, answer, cut = asyncio.run(asked())
+    assert answer.token_ids == tuple(expected)
+    assert text == answer.text == reference.decode(expected)
+    assert cut == f"the model's context of {len(prompt) + 60} tokens is full"
 
 
 def test_a_chat_answers_and_ctrl_c_stops_the_answer_alone(swarm: LocalSwarm) -> None:

@@ -121,7 +121,8 @@ def test_bash_completes_commands_and_options() -> None:
     asked = (
         '\ntell() { COMP_WORDS=(anabranch "$@"); COMP_CWORD=$#; _anabranch;'
         ' echo "${COMPREPLY[*]}"; }\n'
-        "tell s; tell ask --prom; tell join --pow; tell ask models/\n"
+        "tell s; tell ask --prom; tell join --pow; tell ask models/;"
+        " tell plan --gp; tell plan --q\n"
     )
     out = subprocess.run(
         ["bash", "-c", script.stdout + asked], capture_output=True, text=True, check=True
@@ -131,6 +132,8 @@ def test_bash_completes_commands_and_options() -> None:
         "--prompt --prompt-ids --prompt-logprobs",
         "--power-limit",
         "",
+        "--gpus",
+        "--quantize",
     ]
     zsh = ran("completion", "zsh").stdout
     assert zsh == f"autoload -U +X bashcompinit && bashcompinit\n{script.stdout}"

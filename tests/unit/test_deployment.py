@@ -2,7 +2,9 @@
 
 import configparser
 import re
+import shlex
 import tomllib
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,14 +26,45 @@ ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())
 UNIT = (ROOT / "systemd/anabranch.service").read_text()
 PARSERS: dict[str, Callable[[], Any]] = {
+    "node.join": join_options.parse,
     "client.gateway": gateway.parse,
     "client.health": health.parse,
 }
-VALUES = {"LEND_GIB": "4", "MODEL": "org/name", "PEERS": "/ip4/10.0.0.1/tcp/1/p2p/x", "NAME": "me"}
+ADDRESSES = ["/ip4/10.0.0.1/tcp/1/p2p/x", "/ip4/10.0.0.2/tcp/1/p2p/y"]
+VALUES = {"MODEL": "org/name", "PEERS": ",".join(ADDRESSES), "NAME": "me"}
 
 
-def words(command: list[str]) -> list[str]:
-    return [re.sub(r"\$\{(\w+)[^}]*\}", lambda m: VALUES[m.group(1)], word) for word in command]
+def interpolated(text: str, values: dict[str, str]) -> str:
+    """``text`` as compose fills it in: ``${A}``, ``${A:-else}``, ``${A:+then}``."""
+    pattern = r"\$\{(\w+)(?::([-+])((?:[^${}]|\$\{\w+\})*))?\}"
+
+    def filled(found: re.Match[str]) -> str:
+        value, kind, other = values.get(found[1], ""), found[2], found[3]
+        if kind == "+":
+            return interpolated(other, values) if value else ""
+        return value or (other if kind == "-" else "")
+
+    return re.sub(pattern, filled, text)
+
+
+def words(command: str, values: dict[str, str]) -> list[str]:
+    return shlex.split(interpolated(command, values))
+
+
+def parsed(name: str, values: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Namespace:
+    """What the service's command reads from its command line and environment."""
+    service = COMPOSE["services"][name]
+    for variable, text in service["environment"].items():
+        monkeypatch.setenv(variable, interpolated(text, values))
+    python, dash_m, module, *flags = words(service["command"], values)
+    assert (python, dash_m) == ("python", "-m")
+    if module == "node.join":
+        (mounted,) = [each for each in service["volumes"] if each.endswith(":/etc/join.toml:ro")]
+        file = interpolated(mounted, values).removesuffix(":/etc/join.toml:ro")
+        assert flags[0] == "--config=/etc/join.toml"
+        flags[0] = f"--config={file}"
+    monkeypatch.setattr("sys.argv", [module, *flags])
+    return PARSERS[module]()
 
 
 @pytest.mark.parametrize("name", COMPOSE["services"])
@@ -39,6 +72,7 @@ def test_a_service_is_nobody_special_and_its_command_is_ours(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = COMPOSE["services"][name]
+    assert service["restart"] == "on-failure"
     assert service["read_only"] is True
     assert service["user"].split(":")[0] not in {"0", "root"}
     assert service["cap_drop"] == ["ALL"]
@@ -49,16 +83,24 @@ def test_a_service_is_nobody_special_and_its_command_is_ours(
     assert service["ulimits"]["nofile"] == {"soft": 65536, "hard": 65536}
     dockerfile = ROOT / "docker" / service["build"]["dockerfile"].removeprefix("docker/")
     assert dockerfile.is_file()
-    python, dash_m, module, *flags = words(service["command"])
-    assert (python, dash_m) == ("python", "-m")
-    if module == "node.join":
-        read = join_options.join_parser().parse_args(flags)
+    read = parsed(name, VALUES, monkeypatch)
+    if name.startswith("peer"):
         assert f"{read.port}:{read.port}/tcp" in service["ports"]
-    else:
-        monkeypatch.setattr("sys.argv", [module, *flags])
-        read = PARSERS[module]()
     assert read.model == "org/name"
-    assert read.initial_peers == [VALUES["PEERS"]]
+    assert read.initial_peers == ADDRESSES
+
+
+@pytest.mark.parametrize("name", ["peer-cpu", "peer-cuda"])
+def test_a_peer_founds_a_swarm_and_takes_a_file_of_flags(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    founder = parsed(name, {"MODEL": "org/name"}, monkeypatch)
+    assert (founder.model, founder.initial_peers) == ("org/name", [])
+    file = tmp_path / "join.toml"
+    file.write_text('model = "org/other"\nname = "box"\nidle-only = true\n')
+    read = parsed(name, {"JOIN_TOML": str(file), "PEERS": ADDRESSES[0]}, monkeypatch)
+    assert (read.model, read.name, read.idle_only) == ("org/other", "box", True)
+    assert read.initial_peers == [ADDRESSES[0]]
 
 
 def test_secrets_come_from_the_environment_and_stand_on_no_command_line() -> None:
@@ -66,7 +108,7 @@ def test_secrets_come_from_the_environment_and_stand_on_no_command_line() -> Non
     assert gateway["environment"]["ANABRANCH_API_KEYS"] == "${ANABRANCH_API_KEYS:-}"
     for service in COMPOSE["services"].values():
         assert ("HF_TOKEN", "${HF_TOKEN:-}") in service["environment"].items()
-        assert not any("KEY" in word or "TOKEN" in word for word in service["command"])
+        assert not re.search("KEY|TOKEN", service["command"])
     (path,) = re.findall(r"^EnvironmentFile=-%h/(.+)$", UNIT, re.MULTILINE)
     assert path == ".anabranch/environment"
 
@@ -197,7 +239,10 @@ def test_the_unit_drains_with_the_signal_that_join_drains_on() -> None:
     assert service["RestartPreventExitStatus"] == str(EXIT_USER)
     assert EXIT_MACHINE not in {EXIT_DONE, EXIT_USER}, "a part that keeps failing is started anew"
     assert "-m node.join --config %h/.anabranch/join.toml" in service["ExecStart"]
-    assert ".anabranch" in service["ReadWritePaths"]
+    assert service["ReadWritePaths"].split() == [
+        *("%h/.anabranch", "%h/.cache"),
+        "-%h/.config/anabranch",
+    ]
 
 
 def test_the_windows_script_is_balanced_and_uses_flags_that_exist() -> None:

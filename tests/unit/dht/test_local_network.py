@@ -172,5 +172,8 @@ def test_peers_of_another_model_let_in_and_vouch_for_nothing() -> None:
         assert found is not None
         assert (found.network, found.model, found.fingerprint) == ("anabranch", "", "")
         assert len(found.addresses) == 4
+    alone = chosen([offer(0), offer(2)], any_model=True)
+    assert alone is not None
+    assert alone.fingerprint, "the only model is vouched for"
     with pytest.raises(UserError, match="network lab"):
         chosen([offer(), offer(1, "lab")], model="org/mine")

@@ -1,6 +1,7 @@
 """Which network a command means, and that it says where that came from."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ from dht.identity.peer_id import Identity
 from dht.invitation import invitation_to, text_of
 from dht.local_network import OFFERS_MAX, Offer
 from dht.remembered import Remembered, remember
+from node.owner.reporter import Reporter
 from node.peer import join_options
+from node.peer.remembering import remember_served
+from tests.unit.records import MODEL
 
 PEER = Identity(b"1" * 32).peer_id
 TYPED, INVITED, NAMED, KEPT = (f"/ip4/10.0.0.{n}/tcp/1/p2p/{PEER}" for n in (1, 2, 3, 4))
@@ -164,16 +168,48 @@ def test_join_founds_only_where_it_is_told_a_model(monkeypatch: pytest.MonkeyPat
     founding = joined("--model", "org/mine", monkeypatch=monkeypatch)
     assert (founding.initial_peers, founding.network) == ([], "anabranch")
     again = joined(monkeypatch=monkeypatch)
-    assert (again.initial_peers, again.network, again.model) == ([KEPT], "home", "org/name")
-    assert (again.model_name, again.fingerprint, again.recalled) == ("brook", "cd" * 32, True)
+    assert (again.initial_peers, again.network) == ([KEPT], "home")
 
 
-def test_join_needs_the_files_of_what_it_is_invited_to_serve(
+def test_a_model_that_was_asked_or_is_invited_to_does_not_say_what_a_peer_serves(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert joined(INVITATION, monkeypatch=monkeypatch).model == "org/name"
-    with pytest.raises(UserError, match="directory"):
-        joined(BARE, monkeypatch=monkeypatch)
+    keep("org/name")
+    (place / "brook").mkdir()
+    for words, said in (((), "brook"), ((INVITATION,), "org/name"), ((BARE,), "brook")):
+        read = joined(*words, monkeypatch=monkeypatch)
+        assert (read.model, read.model_name, read.fingerprint) == ("", None, "")
+        assert read.said_model == said, "but it vouches for the model of that name"
+        assert read.said_fingerprint
+
+
+def test_a_peer_that_comes_back_serves_what_it_served(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep("org/asked")
+    key = place / "own.key"
+    spec = replace(MODEL, name="brook")
+    served = argparse.Namespace(identity=key, network="home", model="org/served")
+    remember_served(served, spec, Reporter(json_log=False))
+    read = joined("--identity", str(key), monkeypatch=monkeypatch)
+    assert (read.model, read.model_name) == ("org/served", "brook")
+    assert (read.fingerprint, read.initial_peers) == (spec.fingerprint, [KEPT])
+    for words in ((INVITATION,), ("--models", "org/a", "org/b"), ("--initial-peers", TYPED)):
+        read = joined("--identity", str(key), *words, monkeypatch=monkeypatch)
+        assert read.model == "", "it looks where it is needed"
+    assert joined("--identity", str(place / "other.key"), monkeypatch=monkeypatch).model == ""
+    elsewhere = argparse.Namespace(**{**vars(served), "network": "lab"})
+    remember_served(elsewhere, spec, Reporter(json_log=False))
+    assert joined("--identity", str(key), monkeypatch=monkeypatch).model == ""
+    gone = argparse.Namespace(**{**vars(served), "model": str(place / "gone")})
+    remember_served(gone, spec, Reporter(json_log=False))
+    with pytest.raises(UserError, match="no longer here"):
+        joined("--identity", str(key), monkeypatch=monkeypatch)
+
+
+def test_from_a_directory_join_serves_what_the_invitation_names(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (place / "copy").mkdir()
     read = joined(INVITATION, "--model", "copy", monkeypatch=monkeypatch)
     assert (read.model, read.model_name, read.fingerprint) == ("copy", "org/name", SAID)
@@ -238,7 +274,11 @@ def test_join_local_founds_where_nobody_is_found(
     offers += [an_offer(model="org/name"), an_offer(model="org/other")]
     joining = joined("--local", "--model", "org/name", monkeypatch=monkeypatch)
     assert (joining.initial_peers, joining.network, joining.fingerprint) == ([NAMED], "lab", SAID)
-    neediest = joined("--local", "--models", "org/name", "org/other", monkeypatch=monkeypatch)
-    assert (neediest.initial_peers, neediest.model) == ([NAMED], "")
+    for words in ((), ("--models", "org/name", "org/other")):
+        neediest = joined("--local", *words, monkeypatch=monkeypatch)
+        assert (neediest.initial_peers, neediest.model) == ([NAMED], "")
+        assert neediest.said_model == "", "several are offered"
+    del offers[1:]
+    assert joined("--local", monkeypatch=monkeypatch).said_fingerprint == SAID
     invited = joined("--local", INVITATION, monkeypatch=monkeypatch)
     assert invited.initial_peers == [INVITED]

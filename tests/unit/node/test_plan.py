@@ -47,4 +47,8 @@ def test_without_gpus_it_plans_clusters_and_swarms(
     with pytest.raises(SystemExit) as ended:
         planned(monkeypatch, "--help")
     assert ended.value.code == 0
-    assert "CLUSTER.json" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "CLUSTER.json" in shown
+    assert "--gpus" in shown
+    assert planned(monkeypatch, "two.json", "--mbit", "10") == 2
+    assert "goes with --gpus" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from client.swarm import swarm
 from client.swarm.narrator import SILENT_S, Narrator
 from client.swarm.swarm import REFUSED_S, SwarmConfig
-from dht.errors import NetworkError
+from dht.errors import NetworkError, UserError
+from dht.invitation import invitation_to, text_of
+from dht.remembered import Remembered, remember
 from dht.simulated.clock import run_virtual
 from dht.transport.config import TransportKind
 from dht.transport.interface import Transport
@@ -73,3 +76,34 @@ def test_nobody_is_waited_for_without_end(
 ) -> None:
     came_in, after_s, _ = entering(monkeypatch, [(15.0, False)], wait_s)
     assert (came_in, after_s) == (False, took_s)
+
+
+def test_a_program_may_say_an_invitation_addresses_or_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ANABRANCH_MEMORY", str(tmp_path / "network.json"))
+    monkeypatch.delenv("ANABRANCH_PEERS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+
+    def meant(*typed: str, model: str = "", **config: str) -> tuple[list[str], str, str, str]:
+        given = typed[0] if len(typed) == 1 else typed
+        found = swarm._meant(given, model, SwarmConfig(**config), said.append)  # type: ignore[arg-type]
+        return found[0], found[1], found[2].network, found[2].fingerprint
+
+    invitation = text_of(invitation_to("lab", [ADDRESS], "brook", "ab" * 16))
+    assert meant(ADDRESS, ADDRESS, model="m") == ([ADDRESS], "m", "anabranch", "")
+    assert meant(ADDRESS) == ([ADDRESS], "", "anabranch", "")
+    assert said == []
+    assert meant(invitation) == ([ADDRESS], "brook", "lab", "ab" * 16)
+    assert meant(invitation, model="org/other") == ([ADDRESS], "org/other", "lab", "")
+    with pytest.raises(UserError, match="network lab"):
+        meant(invitation, network="home")
+    with pytest.raises(UserError, match="which network"):
+        meant()
+    remember(
+        Remembered(network="home", initial_peers=(ADDRESS,), model="brook", model_name="brook"),
+        lambda _: None,
+    )
+    assert meant() == ([ADDRESS], "brook", "home", "")
+    assert "remembered in" in said[-1]

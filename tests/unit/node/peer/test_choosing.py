@@ -23,18 +23,26 @@ PLENTY = 1 << 30
 
 
 async def found(
-    models: Sequence[tuple[ModelSpec, int]], allowed: Sequence[str] = (), memory: int = PLENTY
+    models: Sequence[tuple[ModelSpec, int]],
+    allowed: Sequence[str] = (),
+    memory: int = PLENTY,
+    said: tuple[str, str] = ("", ""),
+    told: str = "float32",
+    precision: str = "float32",
 ) -> tuple[Choice, ...]:
     """The choices in a network where this number of peers serves each of these models."""
     network = MemoryNetwork(random.Random(0))
     for spec, holders in models:
         for _ in range(holders):
             peer = network.transport()
-            entry = ModelRecord(peer_id=peer.peer_id, model=spec, start=0, end=spec.layers)
+            entry = ModelRecord(
+                peer_id=peer.peer_id, model=spec, precision=told, start=0, end=spec.layers
+            )
             await Directory.of_models(peer, "n").publish(entry)
             record = record_of(peer.peer_id, 0, spec.layers, model=spec)
             await Directory(peer, "n", spec.key).publish(record)
-    return await choices(network.transport(), "n", (), memory, allowed)
+    asker = network.transport()
+    return await choices(asker, "n", (), memory, allowed, precision=precision, said=said)
 
 
 def test_it_goes_where_holders_are_fewest_and_the_owner_allows() -> None:
@@ -56,6 +64,37 @@ def test_why_there_is_no_choice() -> None:
         asyncio.run(found([(MODEL, 1)]))
 
 
+def test_an_invitation_vouches_for_the_weights_under_its_models_name() -> None:
+    forged = replace(RARE, root="f" * 64)
+    both = [(OFTEN, 2), (RARE, 2), (forged, 1)]
+    free = asyncio.run(found(both))
+    assert free[0].need.model.root == forged.root
+    said = (RARE.name, RARE.fingerprint[:32])
+    held = asyncio.run(found(both, said=said))
+    assert {each.need.model.root for each in held} == {OFTEN.root, RARE.root}
+    with pytest.raises(UserError, match="other weights"):
+        asyncio.run(found([(forged, 1)], said=said))
+
+
+def test_what_fits_depends_on_the_own_precision_and_what_is_fetched_does_not() -> None:
+    spec = replace(RARE, layer_bytes=1 << 20, embed_bytes=0, head_bytes=0, layers=8)
+    spec = replace(spec, kv_bytes_per_token_layer=0)
+    memory = 2 << 20
+
+    def counted(told: str, precision: str) -> int:
+        (one,) = asyncio.run(found([(spec, 1)], memory=memory, told=told, precision=precision))
+        count = one.need.end - one.need.start
+        assert one.fetch_bytes == pytest.approx(count << 20, rel=0.01), "as it is published"
+        return count
+
+    assert counted("bfloat16", "bfloat16") == 2
+    assert counted("bfloat16", "int8 in bfloat16") == 4
+    assert counted("bfloat16", "int4 in bfloat16") == 7
+    with pytest.raises(UserError, match="--quantize"):
+        counted("int4 in bfloat16", "float32")
+    assert counted("bfloat16", "a stranger's word") == 2
+
+
 def test_a_network_names_no_files_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "org" / "rare").mkdir(parents=True)
@@ -68,7 +107,7 @@ def test_nothing_is_fetched_before_the_owner_agrees(monkeypatch: pytest.MonkeyPa
     both = asyncio.run(found([(OFTEN, 2), (RARE, 1)]))
     assert asyncio.run(agreed(both, yes=True)) is both[0]
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
-    with pytest.raises(UserError, match="--yes"):
+    with pytest.raises(UserError, match=r"--model, .*--models and add --yes"):
         asyncio.run(agreed(both, yes=False))
 
 
