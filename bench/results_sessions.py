@@ -64,13 +64,19 @@ def fleet(result: dict[str, Any]) -> str:
     both = found["answered_after_both_s"]
     quiet = [each for each in found["quiet"] if each is not None]
     rounds = f"{len(result['rounds'])} rounds"
+    killed = sum(each["failed_as_the_entry_was_lost"] for each in asked)
+    as_killed = (
+        f" ({killed} of them as the only peer that they knew was killed while they entered)"
+        if killed
+        else ""
+    )
     if result["churn"]:
         rounds = f"with {sum(found['strikes'].values())} strikes: peers come, leave and are killed"
     text = (
         f"{peers} real peers on one machine of {result['cores']} cores that know the founder's"
         f" address alone, {rounds}: {sum(each['asked'] for each in asked)}"
         f" answers asked through every peer by turns, each by a new client,"
-        f" {sum(len(each['failed']) for each in asked)} failed,"
+        f" {sum(len(each['failed']) for each in asked)} failed{as_killed},"
         f" {sum(len(each['hangs']) for each in asked)} silences above 5 s; a client connects in"
         f" {asked[0]['connect_s']['p50']:.2f} s (median, {asked[0]['connect_s']['max']:.2f} s at"
         f" most); {found['peers_served']} of {found['peers_started']} peers served,"
