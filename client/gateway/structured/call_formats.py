@@ -9,6 +9,7 @@ from enum import Enum
 from functools import cache
 
 PYTHON_TAG = "<|python_tag|>"
+_TELLS = re.compile(r"\btools\b")
 
 
 class Hole(Enum):
@@ -164,7 +165,12 @@ CALL_FORMATS = (
 
 
 def call_format(template: str) -> CallFormat | None:
-    """How the model of this chat template writes calls; None where that is not known."""
+    """How the model of this chat template writes calls.
+
+    None where that is not known, and where the template does not tell its model of functions.
+    """
+    if not _TELLS.search(template):
+        return None
 
     def has(texts: tuple[str, ...]) -> bool:
         return all(text in template for text in texts)

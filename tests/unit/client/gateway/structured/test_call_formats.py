@@ -35,7 +35,7 @@ DEEPSEEK = "{% if tools %}…{% endif %}'<｜tool▁calls▁begin｜><｜tool▁
         ("{{ tools }}<|python_tag|>", BARE_JSON),
         ("{{ tools }}<unknown:call>", None),
         ("{{ messages }}", None),
-        ("{{ tool_calls }}<tool_call>", TAGGED_JSON),
+        ("{{ tool_calls }}<tool_call>", None),
     ],
 )
 def test_the_way_to_call_is_in_the_template(template: str, form: CallFormat | None) -> None:
