@@ -58,13 +58,15 @@ def table(models: Sequence[ServedModel], network: str) -> str:
     if not models:
         return f"Nobody in network {network} announces a model."
     width = max(len(model.name) for model in models)
-    lines = [f"{'model':<{width}}  {'served':<28}{'peers':>6}{'tokens/s':>10}  fingerprint"]
+    head = f"{'peers':>6}{'tokens/s':>10}{'free':>10}{'wanted':>10}  {'fingerprint':<18}computed in"
+    lines = [f"{'model':<{width}}  {'served':<24}{head}"]
     lines += [
-        f"{model.name:<{width}}  {_served(model):<28}{model.peers:>6}"
-        f"{model.tokens_per_s:>10.0f}  {model.spec.fingerprint[:DIGITS_MIN]}"
+        f"{model.name:<{width}}  {_served(model):<24}{model.peers:>6}{model.tokens_per_s:>10.0f}"
+        f"{model.kv_tokens_free:>10}{model.kv_tokens_wanted:>10}"
+        f"  {model.spec.fingerprint[:DIGITS_MIN]:<18}{', '.join(model.precisions) or '–'}"
         for model in sorted(models, key=lambda each: (each.replicas == 0, each.name))
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, "Room is in tokens: what sessions may still take, and wait for."])
 
 
 def _served(model: ServedModel) -> str:

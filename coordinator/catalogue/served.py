@@ -37,6 +37,9 @@ class ServedModel:
     measured to run."""
     kv_tokens_free: int = 0
     """Free room for sessions, in tokens: that of the layer with the least."""
+    kv_tokens_wanted: int = 0
+    """Room that is waited for, in tokens: that of the layer with the most. Sessions that were
+    refused lately and ask again want it, and so does headroom for high priority."""
 
     @property
     def name(self) -> str:
@@ -69,6 +72,7 @@ class ServedModel:
             "context_tokens": spec.context_tokens,
             "tokens_per_s": round(self.tokens_per_s, 3),
             "kv_tokens_free": self.kv_tokens_free,
+            "kv_tokens_wanted": self.kv_tokens_wanted,
         }
 
 
@@ -97,7 +101,7 @@ def served_model(spec: ModelSpec, nodes: Mapping[str, NodeRecord]) -> ServedMode
         if record.model.serves_with(spec) and record.reach is not Reach.NONE
     ]
     holders, coming = [0] * spec.layers, [0] * spec.layers
-    rates, free = [0.0] * spec.layers, [0] * spec.layers
+    rates, free, wanted = [0.0] * spec.layers, [0] * spec.layers, [0] * spec.layers
     for record in same:
         held = range(record.start, min(record.end, spec.layers))
         if record.state not in {NodeState.SERVING, NodeState.LOADING}:
@@ -110,6 +114,7 @@ def served_model(spec: ModelSpec, nodes: Mapping[str, NodeRecord]) -> ServedMode
             holders[layer] += 1
             rates[layer] += record.tokens_per_s[len(held) - 1]
             free[layer] += record.kv_tokens_free
+            wanted[layer] += record.kv_tokens_wanted
     return ServedModel(
         spec=spec,
         precisions=tuple(sorted({record.precision for record in same if record.precision})),
@@ -118,6 +123,7 @@ def served_model(spec: ModelSpec, nodes: Mapping[str, NodeRecord]) -> ServedMode
         coming=tuple(coming),
         tokens_per_s=min(rates),
         kv_tokens_free=min(free),
+        kv_tokens_wanted=max(wanted),
     )
 
 

@@ -51,8 +51,8 @@ def test_a_name_that_is_no_name_is_left_out(name: str) -> None:
 
 def test_what_is_served_is_counted_from_node_records() -> None:
     nodes = {
-        "a": record_of("a", 0, 5, kv_tokens_free=100),
-        "b": record_of("b", 3, 8, kv_tokens_free=40),
+        "a": record_of("a", 0, 5, kv_tokens_free=100, kv_tokens_wanted=7),
+        "b": record_of("b", 3, 8, kv_tokens_free=40, kv_tokens_wanted=5),
         "c": record_of("c", 0, 8, state=NodeState.LOADING),
         "waits": record_of("waits"),
         "closed": record_of("closed", 0, 8, reach=Reach.NONE),
@@ -65,6 +65,7 @@ def test_what_is_served_is_counted_from_node_records() -> None:
     assert (served.replicas, served.covered, served.peers) == (1, 8, 5)
     assert served.tokens_per_s == 100.0
     assert served.kv_tokens_free == 40
+    assert served.kv_tokens_wanted == 12
 
 
 def test_a_model_without_node_records_is_not_served() -> None:
