@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.evaluation.plan_check import check_plan
 from coordinator.experiments.planner_view import read_service
+from coordinator.experiments.swarm_file import read_file
 from coordinator.planning.advice import busiest, one_answer_s, one_more
 from coordinator.planning.placement import (
     EXACT_PEERS_MAX,
@@ -36,13 +37,11 @@ from coordinator.problem.cluster_file import read_cluster
 from coordinator.problem.service import Service
 from dht.command_line import (
     EXIT_DONE,
-    EXIT_INTERRUPTED,
-    EXIT_SWARM,
     EXIT_USER,
     Parser,
+    exit_code_of,
     settle_swarm,
 )
-from dht.errors import NetworkError, UserError
 from dht.identity.peer_id import short_name
 from dht.invitation import is_invitation
 from dht.messages.types import Assignment, Plan, PlanVersion, Problem, span_text
@@ -58,7 +57,6 @@ EXAMPLE = """example, the two nodes in docs/cluster-format.md as two.json:
 With --json, estimate_tokens_per_s is what the plan would serve under full
 load, by coordinator.evaluation.estimate.
 """
-FILE_BYTES_MAX = 64 << 20
 BAR = 10
 BUSY = 0.5
 """Minimum share of its capacity at which a link or peer is reported."""
@@ -246,15 +244,6 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _read(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > FILE_BYTES_MAX:
-            raise UserError(f"{path} is larger than {FILE_BYTES_MAX >> 20} MiB")
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-
-
 def parse(
     argv: list[str] | None = None,
     *,
@@ -334,7 +323,7 @@ def _others() -> list[str]:
 def _problem(arguments: argparse.Namespace) -> tuple[Problem, Service]:
     """The problem of the cluster file or the living swarm. Raises UserError, NetworkError."""
     if arguments.cluster is not None:
-        problem = read_cluster(_read(arguments.cluster), arguments.model)
+        problem = read_cluster(read_file(arguments.cluster), arguments.model)
         return problem, read_service(arguments.cluster, problem)
     from coordinator.plans.announced_problem import read_announced_problem
     from coordinator.problem.model_pin import ModelPin, named_peers
@@ -352,23 +341,6 @@ def _problem(arguments: argparse.Namespace) -> tuple[Problem, Service]:
     return asyncio.run(
         read_announced_problem(tuple(arguments.initial_peers), name, arguments.network, pin)
     )
-
-
-def exit_code_of(work: Callable[[], int]) -> int:
-    """What ``work`` returns; its errors are told in one line each."""
-    try:
-        return work()
-    except (UserError, NoPlacementError) as error:
-        return _say(error, EXIT_USER)
-    except NetworkError as error:
-        return _say(error, EXIT_SWARM)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-
-
-def _say(error: Exception, code: int) -> int:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return code
 
 
 def plan_and_print(problem: Problem, service: Service, arguments: argparse.Namespace) -> int:
@@ -397,7 +369,7 @@ def main(argv: list[str] | None = None, **of_parser: Any) -> int:
         arguments = parse(argv, **of_parser)
         return plan_and_print(*_problem(arguments), arguments)
 
-    return exit_code_of(work)
+    return exit_code_of(work, of_swarm=EXIT_USER)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.core.report import SimulationReport
 from coordinator.simulator.core.swarm import AS_CHOSEN
 from coordinator.simulator.core.trace import Request, as_in_papers, read_trace, resampled, typical
-from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, Parser
+from dht.command_line import EXIT_DONE, EXIT_USER, Parser, exit_code_of
 from dht.errors import SwarmError, UserError
 from dht.messages.types import LAYERS_MAX, Assignment, Problem
 
@@ -290,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    try:
+    def work() -> int:
         arguments = parse(argv)
         if arguments.plot is not None:
             from coordinator.experiments.plots import draw_plots, need_matplotlib
@@ -301,20 +301,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             report = simulate(arguments, lambda share: bar.update(task, completed=share))
         if arguments.plot is not None:
             draw_plots(report, arguments.plot)
-    except (UserError, SwarmError) as error:
-        return _say(error, EXIT_USER)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    if arguments.json:
-        print(json.dumps(report_json(report)))
-    else:
-        print_tables(report)
-    return EXIT_DONE
+        if arguments.json:
+            print(json.dumps(report_json(report)))
+        else:
+            print_tables(report)
+        return EXIT_DONE
 
-
-def _say(error: Exception, code: int) -> int:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return code
+    return exit_code_of(work, of_swarm=EXIT_USER)
 
 
 if __name__ == "__main__":

@@ -351,16 +351,27 @@ def run_command(
     level = logging.DEBUG if os.environ.get("ANABRANCH_DEBUG") else logging.WARNING
     logging.basicConfig(level=level, handlers=[StderrHandler()])
     raise_descriptor_limit()
-    try:
+
+    def work() -> int:
         arguments = parse()
         if getattr(arguments, "verbose", False):
             logging.getLogger().setLevel(min(level, logging.INFO))
         kind = getattr(arguments, "transport", TransportKind.AUTO)
         with asyncio.Runner(loop_factory=loop_factory(kind)) as runner:
             return runner.run(main(arguments))
+
+    return exit_code_of(work)
+
+
+def exit_code_of(work: Callable[[], int], *, of_swarm: int = EXIT_SWARM) -> int:
+    """What ``work`` returns; errors are told in a line each, those of a swarm with ``of_swarm``."""
+    try:
+        return work()
     except UserError as error:
         return _say(error, EXIT_USER)
-    except (SwarmError, NetworkError) as error:
+    except SwarmError as error:
+        return _say(error, of_swarm)
+    except NetworkError as error:
         return _say(error, EXIT_SWARM)
     except MachineError as error:
         return _say(error, EXIT_MACHINE)

@@ -14,10 +14,10 @@ from functools import partial
 from textwrap import fill
 from typing import Any, NoReturn
 
-from coordinator.plan import add_search_options, exit_code_of, main, plan_and_print
+from coordinator.plan import add_search_options, main, plan_and_print
 from coordinator.planning.placement import NoPlacementError, why_uncoverable
 from coordinator.problem.service import announced_service
-from dht.command_line import Parser
+from dht.command_line import EXIT_USER, Parser, exit_code_of
 from dht.hub import served_name
 from dht.messages.types import ModelSpec, Problem, mean_layer_bytes
 from node.device.hardware import GPU_SHARE
@@ -159,7 +159,7 @@ def run() -> int:
     """Run ``anabranch plan``; returns its exit code."""
     named = any(_is_gpus(each.split("=")[0]) for each in sys.argv[1:])
     if named:
-        return exit_code_of(plan_named)
+        return exit_code_of(plan_named, of_swarm=EXIT_USER)
     return main(prog="python -m node.plan", add_more=partial(_add_named, in_help_alone=True))
 
 
