@@ -33,7 +33,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="a JSON list on stdout")
     arguments = parser.parse_args()
     arguments.model = None
-    settle_swarm(arguments, model="", any_model=True, takes_model=False)
+    settle_swarm(arguments, model="", any_model=True)
     return arguments
 
 

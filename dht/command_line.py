@@ -174,7 +174,6 @@ def settle_swarm(
     may_found: bool = False,
     model: str | None = None,
     any_model: bool = False,
-    takes_model: bool = True,
     say: Callable[[str], None] = _note,
 ) -> None:
     """Replace the options of the swarm by what they mean; ``say`` in a line where that came from.
@@ -182,10 +181,9 @@ def settle_swarm(
     Addresses come from the command line, else with ``--local`` from peers on this local network,
     else from ``ANABRANCH_PEERS``, else from what is remembered; the last is never mixed with what
     the user typed of another network. ``model`` is the default; an empty one leaves the model to
-    the network, and ``any_model`` several of them that are found here. Without ``takes_model``
-    neither an invitation nor the memory fills in the model. With ``may_found`` there may
-    be no addresses: a command that names a model then founds a network. Raises UserError, and
-    NetworkError where nobody is found here.
+    the network. With ``any_model`` neither an invitation nor the memory fills in the model, and
+    several may be found here. With ``may_found`` there may be no addresses: a command that names a
+    model then founds a network. Raises UserError, and NetworkError where nobody is found here.
 
     ``arguments.recalled`` says whether the addresses were remembered; ``said_model`` and
     ``said_fingerprint`` are what an invitation or the memory says of the model.
@@ -207,19 +205,19 @@ def settle_swarm(
         found = _found_here(arguments, say, may_found=may_found, any_model=any_model)
     if found is not None:
         addresses = list(found.addresses)
-        _take_invitation(arguments, found, "offer", takes_model=takes_model)
+        _take_invitation(arguments, found, "offer", any_model=any_model)
         say(f"{_what(found)}, as offered here")
     elif invitations:
         (invitation,) = invitations
         addresses = [*invitation.addresses, *addresses]
-        _take_invitation(arguments, invitation, takes_model=takes_model)
+        _take_invitation(arguments, invitation, any_model=any_model)
         where = invitation.addresses[0].partition("/p2p/")[0]
         say(f"{_what(invitation)}, by an invitation to {where}")
     elif not given and not (may_found and arguments.model is not None):
         remembered = _recalled(arguments, say)
         if remembered is not None:
             addresses = list(remembered.initial_peers)
-            _take_remembered(arguments, remembered, say, takes_model=takes_model)
+            _take_remembered(arguments, remembered, say, any_model=any_model)
             arguments.recalled = True
         elif not may_found:
             raise UserError(
@@ -271,7 +269,7 @@ def _take_invitation(
     said: Invitation,
     kind: str = "invitation",
     *,
-    takes_model: bool = True,
+    any_model: bool,
 ) -> None:
     """Fill in what an invitation (of this ``kind``) says and the user did not; raises UserError
     where they differ."""
@@ -281,7 +279,7 @@ def _take_invitation(
         )
     arguments.network = said.network
     arguments.said_model, arguments.said_fingerprint = said.model, said.fingerprint
-    if arguments.model is None and said.model and takes_model:
+    if arguments.model is None and said.model and not any_model:
         if Path(said.model).exists():  # an invitation says nothing about files here
             raise UserError(
                 f"the {kind} names the model {said.model}, and so is a file here called; say"
@@ -322,13 +320,13 @@ def _take_remembered(
     remembered: Remembered,
     say: Callable[[str], None],
     *,
-    takes_model: bool,
+    any_model: bool,
 ) -> None:
     """Fill in what is remembered and the user did not say."""
     arguments.network = remembered.network
     arguments.said_model = remembered.model_name
     arguments.said_fingerprint = remembered.fingerprint
-    if takes_model:
+    if not any_model:
         arguments.model = arguments.model or remembered.model or None
     name = "" if arguments.model is None else served_name(arguments.model)
     # A directory and a hub id hold the peers to their own files.

@@ -65,7 +65,7 @@ def parse() -> argparse.Namespace:
     if not 0 <= arguments.port <= 65535:
         raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
     arguments.model = None
-    settle_swarm(arguments, may_found=True, model="", any_model=True, takes_model=False)
+    settle_swarm(arguments, may_found=True, model="", any_model=True)
     return arguments
 
 

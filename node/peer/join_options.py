@@ -151,7 +151,7 @@ def _settle(arguments: argparse.Namespace) -> None:
         raise UserError("--model says which model, --models among which to choose; give one")
     if arguments.yes and not arguments.models:
         raise UserError("--yes goes with --models: else strangers say what this machine fetches")
-    settle_swarm(arguments, may_found=True, model="", any_model=not is_named, takes_model=False)
+    settle_swarm(arguments, may_found=True, model="", any_model=not is_named)
     if not arguments.model and not arguments.initial_peers:
         raise UserError("which model? give --model: its directory, GGUF file or hub id")
     if not is_named and arguments.recalled and not arguments.models:
