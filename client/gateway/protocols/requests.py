@@ -34,6 +34,8 @@ MESSAGE_CHARACTERS = 64
 """Characters that take as long as a message alone."""
 PROMPTS_MAX = 256
 CHOICES_MAX = 16
+GUIDES = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+"""vLLM's fields for the format of an answer."""
 STOPS_MAX = 16
 STOP_CHARS_MAX = 1024
 SALT_CHARS_MAX = 256
@@ -404,23 +406,7 @@ def request_options(
 
 def format_grammar(request: CompletionRequest | ChatRequest) -> str:
     """The grammar of what a request wants its answer to be; empty: any text. Raises ApiError."""
-    asked: dict[str, str] = {}
-    form = request.response_format if isinstance(request, ChatRequest) else None
-    if form is not None and form.type == "json_object":
-        asked["response_format"] = of_schema({"type": "object"})
-    elif form is not None and form.type == "json_schema":
-        if form.json_schema is None or form.json_schema.schema is None:
-            raise bad_request("response_format has no json_schema with a schema", "response_format")
-        asked["response_format"] = of_schema(form.json_schema.schema)
-    if request.guided_json is not None:
-        asked["guided_json"] = of_schema(schema_in(request.guided_json, "guided_json"))
-    if request.guided_regex is not None:
-        asked["guided_regex"] = of_regex(request.guided_regex)
-    if request.guided_choice is not None:
-        asked["guided_choice"] = of_choice(request.guided_choice)
-    grammars = {name: f"start: {term}" for name, term in asked.items()}
-    if request.guided_grammar is not None:
-        grammars["guided_grammar"] = request.guided_grammar
+    grammars = {name: _grammar_of(name, wanted) for name, wanted in _formats(request).items()}
     if len(grammars) > 1:
         names = " and ".join(grammars)
         raise bad_request(f"{names} cannot be followed at once", next(reversed(grammars)))
@@ -436,14 +422,37 @@ def format_grammar(request: CompletionRequest | ChatRequest) -> str:
 
 def wants_format(request: CompletionRequest | ChatRequest) -> bool:
     """Whether a request wants its answer to be in a format (see :func:`format_grammar`)."""
+    return bool(_formats(request))
+
+
+def _formats(request: CompletionRequest | ChatRequest) -> dict[str, Any]:
+    """What a request wants its answer to be, by the field that says so."""
     form = request.response_format if isinstance(request, ChatRequest) else None
-    guides = (
-        request.guided_json,
-        request.guided_regex,
-        request.guided_choice,
-        request.guided_grammar,
-    )
-    return (form is not None and form.type != "text") or any(each is not None for each in guides)
+    guides = {name: getattr(request, name) for name in GUIDES}
+    return {
+        **({} if form is None or form.type == "text" else {"response_format": form}),
+        **{name: guide for name, guide in guides.items() if guide is not None},
+    }
+
+
+def _grammar_of(name: str, wanted: Any) -> str:
+    """The grammar of the format ``wanted`` in the field ``name``; raises ApiError."""
+    match name:
+        case "guided_grammar":
+            return str(wanted)
+        case "guided_json":
+            term = of_schema(schema_in(wanted, name))
+        case "guided_regex":
+            term = of_regex(wanted)
+        case "guided_choice":
+            term = of_choice(wanted)
+        case _ if wanted.type == "json_object":
+            term = of_schema({"type": "object"})
+        case _:
+            if wanted.json_schema is None or wanted.json_schema.schema is None:
+                raise bad_request(f"{name} has no json_schema with a schema", name)
+            term = of_schema(wanted.json_schema.schema)
+    return f"start: {term}"
 
 
 def tools_grammar(
