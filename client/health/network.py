@@ -8,11 +8,20 @@ from statistics import median
 from typing import Any
 
 from client.pages.clean import clean_id, clean_name, peer_name
-from dht.messages.types import SINK, SOURCE, LinksRecord, NodeRecord, Plan, Reach, RouteStage
+from dht.messages.types import (
+    LINK_FRESH_MAX_S,
+    SINK,
+    SOURCE,
+    LinksRecord,
+    NodeRecord,
+    Plan,
+    Reach,
+    RouteStage,
+)
 
 Json = dict[str, Any]
-LINK_S = 6 * 3600.0 + 300.0
-"""Older measurements are not shown. Peers measure a link again after 6 h at the latest."""
+LINK_S = LINK_FRESH_MAX_S + 300.0
+"""Older measurements are not shown: peers have measured such a link again."""
 ASSIGNMENTS_SHOWN_MAX = 1000
 LINKS_SHOWN_MAX = 4000
 STAGES_SHOWN_MAX = 64

@@ -20,6 +20,8 @@ LAYER_SIZES_MAX = 16
 """Maximum kinds of layers of one model, by their bytes."""
 PEERS_MAX = 4096
 ADDRESSES_MAX = 8
+LINK_FRESH_MAX_S = 6 * 3600.0
+"""Age in seconds at which a peer measures even a steady link again."""
 LINKS_MAX = 20
 CONTEXT_TOKENS_MAX = 1 << 22
 PLAN_EDGES_MAX = 12 * PEERS_MAX

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from zlib import crc32
 
 from dht.errors import NetworkError
-from dht.messages.types import LINKS_MAX, Link, LinksRecord, NodeRecord
+from dht.messages.types import LINK_FRESH_MAX_S, LINKS_MAX, Link, LinksRecord, NodeRecord
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
 from node.links.measured_links import MeasuredLinks
@@ -34,7 +34,7 @@ class LinkKeeperConfig:
     fresh_s: float = 1200.0
     """Age below which a measured link is not probed again; links in use measure themselves. It
     doubles each time that a probe finds a link as it was."""
-    fresh_max_s: float = 6 * 3600.0
+    fresh_max_s: float = LINK_FRESH_MAX_S
     publish_s: float = 120.0
     """Interval at which links are published even if unchanged: their record lives for 5 min."""
     per_round: int = 8
