@@ -17,7 +17,7 @@ from dht.identity.peer_id import Identity
 from dht.light.transport import LightTransport
 from dht.messages.session import RouteStage
 from dht.transport.config import TransportConfig
-from dht.transport.interface import HOP_PROTOCOL
+from dht.transport.interface import HOP_PROTOCOL, RECORDS_PROTOCOL
 from tests.sim.wrong_ways import QUICK_WAYS, Way, WrongPeer, ended
 
 SLOW_MACHINE_S = 60.0
@@ -51,6 +51,13 @@ async def go(evil: LightTransport, target: Target, number: int, way: Way) -> str
     return ""
 
 
+async def go_in_turn(
+    evil: LightTransport, target: Target, ways: list[tuple[int, Way]]
+) -> list[tuple[str, str]]:
+    """Go several ways one after the other; returns each one's name and what was wrong."""
+    return [(way.name, await go(evil, target, number, way)) for number, way in ways]
+
+
 async def main(target: Target) -> None:
     near = target.addresses[target.route[0].peer_id]
     evil = await LightTransport.create(
@@ -58,11 +65,15 @@ async def main(target: Target) -> None:
     )
     try:
         await evil.serve(HOP_PROTOCOL, ended)
-        each = [go(evil, target, number, way) for number, way in enumerate(QUICK_WAYS)]
-        said = await asyncio.gather(*each)
+        lanes: dict[int, list[tuple[int, Way]]] = {}
+        for number, way in enumerate(QUICK_WAYS):
+            # A peer has few streams for records at once: more are closed unheard.
+            lane = -1 if way.protocol == RECORDS_PROTOCOL else number
+            lanes.setdefault(lane, []).append((number, way))
+        said = await asyncio.gather(*(go_in_turn(evil, target, ways) for ways in lanes.values()))
     finally:
         await evil.close()
-    print(json.dumps({way.name: why for way, why in zip(QUICK_WAYS, said, strict=True) if why}))
+    print(json.dumps({name: why for lane in said for name, why in lane if why}))
 
 
 if __name__ == "__main__":
