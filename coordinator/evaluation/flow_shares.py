@@ -40,8 +40,8 @@ def separate_parts(kept: Shares) -> list[Shares]:
     group: dict[str, str] = {}
 
     def find(name: str) -> str:
-        while group.setdefault(name, name) != name:
-            name = group[name]
+        while (above := group.setdefault(name, name)) != name:
+            group[name] = name = group[above]
         return name
 
     for tail, heads in kept.items():
