@@ -10,11 +10,10 @@ peer that exchanges activations only: token ids from the source and to the sink 
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Link, PlannerNode, Problem
 
@@ -222,40 +221,75 @@ def capacities(problem: Problem, assignments: Sequence[Assignment]) -> Capacitie
     return Capacities(peers=peers, edges=edges, ups=ups, downs=downs)
 
 
+@dataclass(frozen=True, slots=True)
+class _Arcs:
+    """A network's edges as arrays, in the order of :meth:`Capacities.arcs`, for solvers."""
+
+    tails: Any
+    """Numbers of vertices: the source is 0, the sink 1."""
+    heads: Any
+    rates: Any
+    ends: list[tuple[str, str]]
+    """The names at both ends; the same name twice within a peer."""
+
+    def solution(self, flows: Any, entering: float, scale: float) -> FlowSolution:
+        """The solution of ``flows``, in units of which ``scale`` are one token/s."""
+        carried = zip(self.ends, flows.tolist(), strict=True)
+        return FlowSolution(
+            flow_tokens_per_s=entering / scale,
+            edges=tuple(
+                FlowEdge(tail=tail, head=head, tokens_per_s=flow / scale)
+                for (tail, head), flow in carried
+                if flow > 0 and tail != head
+            ),
+        )
+
+
+def _arcs(limits: Capacities) -> _Arcs:
+    import numpy as np  # a client that starts does not wait for it
+
+    number: dict[Vertex, int] = {(SOURCE, "out"): 0, (SINK, "in"): 1}
+    tails, heads, rates, ends = [], [], [], []
+    for tail, head, rate in limits.arcs():
+        tails.append(number.setdefault(tail, len(number)))
+        heads.append(number.setdefault(head, len(number)))
+        rates.append(rate)
+        ends.append((tail[0], head[0]))
+    return _Arcs(np.array(tails, np.int32), np.array(heads, np.int32), np.array(rates, float), ends)
+
+
+NOTHING = FlowSolution(flow_tokens_per_s=0.0, edges=())
+
+
 def solve_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSolution:
     """A maximum flow, by OR-Tools' push-relabel solver."""
+    limits = capacities(problem, assignments)
+    return _most(limits, _arcs(limits))
+
+
+def _most(limits: Capacities, arcs: _Arcs) -> FlowSolution:
+    import numpy as np
     from ortools.graph.python import max_flow
 
-    limits = capacities(problem, assignments)
     total = sum(limits.peers.values())
     if total <= 0:
-        return FlowSolution(flow_tokens_per_s=0.0, edges=())
+        return NOTHING
     scale = SCALE / total
-    number = _numbers(limits)
     solver = max_flow.SimpleMaxFlow()
-    drawn = [
-        solver.add_arc_with_capacity(number[tail], number[head], int(min(rate, total) * scale))
-        for tail, head, rate in limits.arcs()
-    ]
-    arcs = [
-        (tail, head, arc)
-        for (tail, head), arc in zip(limits.edges, drawn[-len(limits.edges) :], strict=False)
-    ]
-    if solver.solve(number[SOURCE, "out"], number[SINK, "in"]) != solver.OPTIMAL:
-        return FlowSolution(flow_tokens_per_s=0.0, edges=())
-    edges = tuple(
-        FlowEdge(tail=tail, head=head, tokens_per_s=solver.flow(arc) / scale)
-        for tail, head, arc in arcs
-        if solver.flow(arc) > 0
-    )
-    return FlowSolution(flow_tokens_per_s=solver.optimal_flow() / scale, edges=edges)
+    units = (np.minimum(arcs.rates, total) * scale).astype(np.int64)
+    drawn = solver.add_arcs_with_capacity(arcs.tails, arcs.heads, units)
+    if solver.solve(0, 1) != solver.OPTIMAL:
+        return NOTHING
+    return arcs.solution(solver.flows(drawn), solver.optimal_flow(), scale)
 
 
 BALANCE_UNITS = 1e6
 """Whole units of a balanced flow."""
-BALANCE_PIECES = (0.1, 0.2, 0.3, 0.45, 0.65, 1.0)
+BALANCE_PIECES = (0.1, 0.2, 0.3, 0.45, 0.65)
 """Shares of an edge's capacity at which the cost of more flow rises."""
 COST_MAX = 1000
+WHOLE_MAX = 2.0**62
+"""Limit of costs and units, which solvers take as whole numbers."""
 BALANCED_EDGES_MAX = 20_000
 """Maximum edges of a network whose flow is balanced; beyond, that takes many seconds."""
 
@@ -268,82 +302,49 @@ def balanced_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSo
     carry, so fast links are balanced too. Balanced flow keeps queues short, and few tokens wait
     behind one prompt. Of more than ``BALANCED_EDGES_MAX`` edges, any maximum flow is returned.
     """
+    import numpy as np
     from ortools.graph.python import min_cost_flow
 
     limits = capacities(problem, assignments)
-    unbalanced = solve_flow(problem, assignments)
+    arcs = _arcs(limits)
+    unbalanced = _most(limits, arcs)
     most = unbalanced.flow_tokens_per_s
     if most <= 0 or len(limits.edges) > BALANCED_EDGES_MAX:
         return unbalanced
     # Costs are small whole numbers; flows need far fewer units than SimpleMaxFlow takes.
     scale = BALANCE_UNITS / most
-    number = _numbers(limits)
+    speed = limits.peers.get
+    room = [
+        rate if tail == head else min(rate, speed(tail, rate), speed(head, rate))
+        for (tail, head), rate in zip(arcs.ends, arcs.rates.tolist(), strict=True)
+    ]
+    rooms = np.array(room)
+    inner = np.array([tail == head for tail, head in arcs.ends])
+    units = np.ceil(np.where(inner, rooms, np.minimum(rooms, most)) * scale)
+    shares = np.array(BALANCE_PIECES)
+    upto = np.minimum(units[:, None], np.floor(shares * rooms[:, None] * scale))
+    pieces = np.diff(np.column_stack((upto, units)), prepend=0.0)
+    costs = np.square((*BALANCE_PIECES, 1.0)) * COST_MAX * most / np.maximum(rooms, 1e-9)[:, None]
+    costs = np.maximum(1, costs)
+    which, _ = np.nonzero(pieces)
     solver = min_cost_flow.SimpleMinCostFlow()
-
-    def add(tail: int, head: int, units: int, room: float) -> list[int]:
-        arcs, before = [], 0
-        for piece in BALANCE_PIECES:
-            upto = units if piece == 1.0 else min(units, int(piece * room * scale))
-            if upto > before:
-                cost = max(1, int(COST_MAX * piece * piece * most / max(room, 1e-9)))
-                arcs.append(
-                    solver.add_arc_with_capacity_and_unit_cost(tail, head, upto - before, cost)
-                )
-                before = upto
-        return arcs
-
-    drawn: list[tuple[str, str, list[int]]] = []
-    for tail, head, rate in limits.arcs():
-        if tail[0] == head[0]:
-            add(number[tail], number[head], math.ceil(rate * scale), rate)
-            continue
-        ends = [limits.peers[name] for name, _ in (tail, head) if name in limits.peers]
-        room = min(rate, *ends)
-        units = math.ceil(min(room, most) * scale)
-        drawn.append((tail[0], head[0], add(number[tail], number[head], units, room)))
-    units = int(BALANCE_UNITS)
-    solver.set_node_supply(number[SOURCE, "out"], units)
-    solver.set_node_supply(number[SINK, "in"], -units)
+    drawn = solver.add_arcs_with_capacity_and_unit_cost(
+        arcs.tails[which],
+        arcs.heads[which],
+        np.minimum(pieces[pieces > 0], WHOLE_MAX).astype(np.int64),
+        np.minimum(costs[pieces > 0], WHOLE_MAX).astype(np.int64),
+    )
+    solver.set_node_supply(0, int(BALANCE_UNITS))
+    solver.set_node_supply(1, -int(BALANCE_UNITS))
     if solver.solve_max_flow_with_min_cost() != solver.OPTIMAL:
         return unbalanced
     # Whole units may overshoot a capacity by less than one unit: shrink all flow to fit.
-    sent = sum(solver.flow(a) for tail, _, arcs in drawn if tail == SOURCE for a in arcs)
-    flows = {(tail, head): float(sum(solver.flow(a) for a in arcs)) for tail, head, arcs in drawn}
-    fit = [most * scale / max(1, sent)]
-    fit += [room * scale / flow for room, flow in _loads(limits, flows) if flow > 0]
-    shrink = min(1.0, *fit) / scale
-    return FlowSolution(
-        flow_tokens_per_s=sent * shrink,
-        edges=tuple(
-            FlowEdge(tail=tail, head=head, tokens_per_s=flow * shrink)
-            for (tail, head), flow in flows.items()
-            if flow > 0
-        ),
-    )
-
-
-def _loads(
-    limits: Capacities, flows: Mapping[tuple[str, str], float]
-) -> Iterator[tuple[float, float]]:
-    """Every capacity and the flow through it."""
-    sums: defaultdict[tuple[Vertex, Vertex], float] = defaultdict(float)
-    for (tail, head), flow in flows.items():
-        sums[(head, "in"), (head, "out")] += flow
-        if head != SINK:
-            sums[(tail, "out"), (tail, "up")] += flow
-        if tail != SOURCE:
-            sums[(head, "down"), (head, "in")] += flow
-    for before, after, room in limits.arcs():
-        inner = before[0] == after[0]
-        yield room, sums[before, after] if inner else flows.get((before[0], after[0]), 0.0)
-
-
-def _numbers(limits: Capacities) -> dict[Vertex, int]:
-    """The number of every vertex, for solvers."""
-    names: dict[Vertex, None] = dict.fromkeys([(SOURCE, "out"), (SINK, "in")])
-    for tail, head, _ in limits.arcs():
-        names[tail] = names[head] = None
-    return {name: index for index, name in enumerate(names)}
+    flows = np.bincount(which, solver.flows(drawn), len(room))
+    sent = float(flows[arcs.tails == 0].sum())
+    used = flows > 0
+    fits = (arcs.rates[used] * scale / flows[used]).min(initial=1.0)
+    shrink = min(float(fits), most * scale / max(1.0, sent))
+    return arcs.solution(flows * shrink, sent * shrink, scale)
 
 
 BOUND_STEPS = 60
