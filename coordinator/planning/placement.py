@@ -374,11 +374,19 @@ def finalists(found: Sequence[Placement]) -> list[Placement]:
     """The best placement of every depth and planner by the estimate: one that was searched and one
     that was not by turns, each best first.
 
-    The estimate errs most between depths, and for what was searched by the estimate itself.
+    The estimate errs most between depths, and for what was searched by the estimate itself. Of
+    placements that it does not tell apart, such as those that differ by peers of the same sort, the
+    one that moves the fewest layers is kept.
     """
     kept: dict[tuple[str, int], Placement] = {}
-    for placement in sorted(found, key=lambda p: -p.value):
-        kept.setdefault((placement.planner, _depth(placement.assignments)), placement)
+    same: set[tuple[int, str, str]] = set()
+    for placement in sorted(found, key=lambda p: (-float(f"{p.value:.9g}"), p.moved_layers)):
+        depth = _depth(placement.assignments)
+        key = placement.planner, depth
+        looks = depth, f"{placement.value:.9g}", f"{placement.latency_s:.9g}"
+        if key not in kept and looks not in same:
+            kept[key] = placement
+            same.add(looks)
     simple = [p for p in kept.values() if p.planner in HEURISTICS]
     searched = [p for p in kept.values() if p.planner not in HEURISTICS]
     pairs = zip_longest(searched, simple)
