@@ -24,8 +24,10 @@ from coordinator.problem.service import Curve, PeerSpeed, Service, Workload
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Problem
 
 ROUNDS = 12
-"""Maximum fixed-point rounds for a peer's step; the bisection on X has at most twice as many."""
+"""Maximum fixed-point rounds for a peer's step; the search for X has at most twice as many."""
 PRECISION = 1e-3
+STEP_S_MAX = 100.0
+"""Maximum time of a peer's step with decodes alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +42,6 @@ class Estimate:
     """Time from the prompt's start to the first token."""
     requests: float
     """Number of sessions in flight."""
-    bottleneck: str = ""
-    """The limit: a peer with full KV room, a peer or link that is always busy, or ``requests``."""
 
 
 @dataclass(slots=True)
@@ -53,9 +53,12 @@ class _Visit:
     """Decode times at the mean context of the workload's answers."""
     room: float
     stretch: float
-    share: float = 0.0
+    share: float
     layers: float = 0.0
-    inbound: list[tuple[str, float, float]] = field(default_factory=list)
+    ending: float = 0.0
+    """Share of the peer's tokens that go to the sink."""
+    inbound: "list[_Wire]" = field(default_factory=list)
+    outbound: "list[_Wire]" = field(default_factory=list)
     prompt_s: float = 0.0
     """Time of a step with one prompt of mean length and nothing else."""
     alone_s: float = 0.0
@@ -69,31 +72,43 @@ class _Visit:
         self.prompt_s = run * machine.prompt.at(load.input_tokens) + machine.step_overhead_s
         self.alone_s = run * self.decode.at(1.0) + machine.step_overhead_s
 
+    def ceiling(self, load: Workload) -> float:
+        """A rate above which the peer could not keep up at any batch."""
+        run = self.layers * self.stretch
+        decodes = run * max(self.decode.at(256) / 256, 1e-9)
+        prompts = (self.prompt_s + run * self.decode.at(1.0)) / load.output_tokens
+        return 1.0 / (self.share * max(decodes, prompts)) if self.room > 0 else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class _Wire:
-    """A link on the flow, with the times that do not depend on the rate, in seconds.
+    """A link on the flow, with what does not depend on the rate; times are in seconds.
 
     What waits for the link may wait for its sender's uplink or its receiver's downlink, which other
     links share: the station is the fullest of the three.
     """
 
+    number: int
+    tail: int
+    """Number of the peer that sends; ``head``: of the one that receives."""
+    head: int
+    part: float
+    """Share of the sender's tokens that take the link."""
     flow: float
-    """A token's mean passes through the station."""
-    carries: bool
-    """Whether the link carries anything."""
-    delay_s: float
-    """Time on the way of a token that does not wait, beyond ``each_s``."""
-    prompt_delay_s: float
-    """The same of a prompt of mean length, beyond ``long_s``."""
-    each_s: float
-    """Time of a token at the station."""
-    long_s: float
-    """Time of a prompt of mean length at the station."""
+    """A token's mean passes through the link."""
+    busy: float
+    """Share of the time in which the station is in use, per rate; ``inf`` if it carries nothing."""
+    prompts_busy: float
+    """The same, by prompts alone."""
+    queue: float
+    """Wait of a token behind other tokens, per rate, at a station with little to do."""
     slow_s: float
-    """Mean time there of the prompt ahead of a token: a token meets long ones more often."""
-    extra_s: float
-    """Overhead per token at both ends."""
+    """Mean time at the station of the prompt ahead of a token: a token meets long ones more
+    often."""
+    token_s: float
+    """Time of a token that does not wait, with the overhead at both ends."""
+    prompt_s: float
+    """The same of a prompt of mean length."""
 
 
 NOTHING = Estimate(tokens_per_s=0.0, token_time_s=0.0, prompt_time_s=0.0, requests=0.0)
@@ -112,7 +127,7 @@ def serves(
     """
     parts = separate_parts(flow_shares(edges))
     held = {a.peer_id: a for a in assignments}
-    return len(parts) != 1 or _Network(problem, held, parts[0], service).at(tokens_per_s).fits
+    return len(parts) != 1 or _Network(problem, held, parts[0], service).at(tokens_per_s).load < 1
 
 
 def estimate(
@@ -132,49 +147,64 @@ def estimate(
     total = sum(part.tokens_per_s for part in found)
     if total <= 0:
         return NOTHING
-    slowest = min(found, key=lambda part: (part.tokens_per_s, part.bottleneck))
     return Estimate(
         tokens_per_s=total,
         token_time_s=sum(p.tokens_per_s * p.token_time_s for p in found) / total,
         prompt_time_s=sum(p.tokens_per_s * p.prompt_time_s for p in found) / total,
         requests=sum(p.requests for p in found),
-        bottleneck=slowest.bottleneck,
     )
 
 
 def _estimate_part(
     problem: Problem, held: Mapping[str, Assignment], part: Shares, service: Service
 ) -> Estimate:
-    """The largest rate at which the requests in flight fit, by bisection."""
+    """The largest rate at which the requests in flight fit.
+
+    By false position: what is fullest fills about as a power of the rate.
+    """
     network = _Network(problem, held, part, service)
     low, high = 0.0, network.ceiling()
+    if high <= 0:
+        return NOTHING
+    under, over = 0.0, 1.0  # what is fullest at ``low`` and at ``high``
     best: _State | None = None
-    limit = ""
+    rate, widths = high / 2, [high, high]
     for _ in range(2 * ROUNDS):
-        rate = (low + high) / 2
         tried = network.at(rate)
-        if tried.fits:
-            low, best = rate, tried
+        if tried.load < 1:
+            low, under, best = rate, tried.load, tried
         else:
-            high, limit = rate, tried.limit
-        if high - low < PRECISION * high:
+            high, over = rate, tried.load
+        widths.append(high - low)
+        if widths[-1] < PRECISION * high:
             break
+        if under > 0 and math.isfinite(over):
+            power = math.log(over / under) / math.log(high / low)
+            rate = low * under ** (-1 / power)
+        else:
+            rate = high / over
+        # The next guess falls to the side that was not tried last, so that both ends come near.
+        near = PRECISION / 3
+        rate *= 1 + near if tried.load < 1 else 1 - near
+        rate = min(max(rate, low * (1 + near)), high * (1 - near))
+        if widths[-1] > widths[-3] / 2:
+            rate = (low + high) / 2
     best = best or network.at(network.ceiling() * 1e-6)
     return Estimate(
         tokens_per_s=low,
         token_time_s=best.token_s,
         prompt_time_s=best.prompt_s,
         requests=low * (best.token_s + best.prompt_s / service.workload.output_tokens),
-        bottleneck=limit,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    fits: bool
+    load: float
+    """What is fullest at the rate: a peer's time or KV room, a link, or the requests; at 1 and
+    above, the rate does not fit."""
     token_s: float = 0.0
     prompt_s: float = 0.0
-    limit: str = ""
 
 
 class _Network:
@@ -188,21 +218,18 @@ class _Network:
         service: Service,
     ) -> None:
         self._problem = problem
-        self._workload = service.workload
-        machines = service.machines
-        self.order = topological(kept, held)
-        self.visits: dict[str, _Visit] = {}
-        self.links: dict[tuple[str, str], _Wire] = {}
-        load = service.workload
+        self._workload = load = service.workload
         self._spread = 1 + (load.input_deviation / load.input_tokens) ** 2
+        order = topological(kept, held)
         share = {SOURCE: 1.0}
-        for name in (SOURCE, *self.order):
+        for name in (SOURCE, *order):
             for head, part in kept.get(name, {}).items():
                 share[head] = share.get(head, 0.0) + share[name] * part
-        for name in self.order:
-            a, machine = held[name], machines[name]
+        visits: dict[str, _Visit] = {}
+        for name in order:
+            a, machine = held[name], service.machines[name]
             count = a.end - a.start
-            self.visits[name] = _Visit(
+            visits[name] = _Visit(
                 machine=machine,
                 decode=machine.decode.at_context(load.input_tokens + load.output_tokens / 2),
                 room=machine.kv.of(a.start, a.end, problem.model.layers),
@@ -210,71 +237,96 @@ class _Network:
                 if machine.stretch
                 else 1.0,
                 share=share[name],
+                ending=kept.get(name, {}).get(SINK, 0.0),
             )
         pairs: list[tuple[str, str, float]] = []
         for tail, heads in kept.items():
             for head, part in heads.items():
                 flow = share.get(tail, 0.0) * part
-                if head == SINK or head not in self.visits or flow <= 0:
+                if head == SINK or head not in visits or flow <= 0:
                     continue
                 begin = 0 if tail == SOURCE else held[tail].end
-                visit = self.visits[head]
-                visit.layers += flow * (held[head].end - begin)
-                visit.inbound.append((tail, part, flow))
+                visits[head].layers += flow * (held[head].end - begin)
                 if tail != SOURCE:
-                    pairs.append((tail, head, flow))
-        self._wires(pairs)
-        for visit in self.visits.values():
+                    pairs.append((tail, head, part))
+        self._links = 0
+        self._wires(visits, pairs)
+        self.visits = tuple(visits.values())
+        for visit in self.visits:
             visit.settle(load)
-        self._kept = kept
-        self._closing_s = self._closing(round_trips_s(problem), service.hub_delay_s)
+        self._closing_s = self._closing(visits, kept.get(SOURCE, {}), service.hub_delay_s)
 
-    def _wires(self, pairs: Sequence[tuple[str, str, float]]) -> None:
-        """Set the links, from their ends and flows."""
+    def _wires(self, visits: Mapping[str, _Visit], pairs: Sequence[tuple[str, str, float]]) -> None:
+        """Set the links, from their ends and the shares of the senders' tokens."""
         problem = self._problem
         bandwidth, rtts = bandwidth_bytes_per_s(problem), round_trips_s(problem)
         own = own_rates_bytes_per_s(problem)
+        number = {name: index for index, name in enumerate(visits)}
+        flows = [visits[tail].share * part for tail, _, part in pairs]
         sent: dict[str, float] = {}
         taken: dict[str, float] = {}
-        for tail, head, flow in pairs if own else ():
+        for (tail, head, _), flow in zip(pairs, flows, strict=True) if own else ():
             sent[tail] = sent.get(tail, 0.0) + flow
             taken[head] = taken.get(head, 0.0) + flow
-        for tail, head, flow in pairs:
+        for (tail, head, part), flow in zip(pairs, flows, strict=True):
             stations = [(flow, bandwidth(tail, head))]
             if tail in own:
                 stations.append((sent[tail], own[tail][0]))
             if head in own:
                 stations.append((taken[head], own[head][1]))
             delay_s = rtts.get((tail, head), problem.default_rtt_s) / 2
-            self.links[tail, head] = self._wire(head, stations, delay_s)
+            ends = self._links, number[tail], number[head]
+            self._links += 1
+            overhead_s = problem.model.activation_bytes * visits[head].machine.overhead_s_per_byte
+            wire = self._wire(ends, part, flow, stations, delay_s, overhead_s)
+            visits[head].inbound.append(wire)
+            visits[tail].outbound.append(wire)
 
-    def _wire(self, head: str, stations: Sequence[tuple[float, float]], delay_s: float) -> _Wire:
-        """A link to ``head``, from the flow and the bytes/s of what it passes."""
+    def _wire(
+        self,
+        ends: tuple[int, int, int],
+        part: float,
+        flow: float,
+        stations: Sequence[tuple[float, float]],
+        delay_s: float,
+        overhead_s: float,
+    ) -> _Wire:
+        """A link, from its number and ends, and the flow and the bytes/s of what it passes."""
         load, activation_bytes = self._workload, self._problem.model.activation_bytes
         narrowest = min(rate for _, rate in stations)
-        flow, fullest = max(stations, key=lambda each: each[0] / each[1] if each[1] else math.inf)
+        through, fullest = max(
+            stations, key=lambda each: each[0] / each[1] if each[1] else math.inf
+        )
         each_s = activation_bytes / fullest if fullest > 0 else 0.0
         # Bytes pass all stations at once: the narrowest sets how long that takes.
-        rest_s = activation_bytes / narrowest - each_s if narrowest > 0 else 0.0
+        alone_s = activation_bytes / narrowest if narrowest > 0 else 0.0
         long_s = each_s * load.input_tokens
+        prompts_busy = through * long_s / load.output_tokens
         return _Wire(
+            *ends,
+            part=part,
             flow=flow,
-            carries=narrowest > 0,
-            delay_s=delay_s + rest_s,
-            prompt_delay_s=delay_s + rest_s * load.input_tokens,
-            each_s=each_s,
-            long_s=long_s,
+            busy=through * each_s + prompts_busy if narrowest > 0 else math.inf,
+            prompts_busy=prompts_busy,
+            queue=through * each_s * each_s / 2,
             slow_s=long_s * self._spread,
-            extra_s=activation_bytes * self.visits[head].machine.overhead_s_per_byte,
+            token_s=delay_s + alone_s + overhead_s,
+            prompt_s=delay_s + (alone_s + overhead_s) * load.input_tokens,
         )
 
-    def _closing(self, rtts: Mapping[tuple[str, str], float], hub: Mapping[str, float]) -> float:
+    def _closing(
+        self,
+        visits: Mapping[str, _Visit],
+        firsts: Mapping[str, float],
+        hub: Mapping[str, float],
+    ) -> float:
         """Mean seconds from the last stage back to the first, over all pairs of both."""
-        default_s = self._problem.default_rtt_s
-        firsts = self._kept.get(SOURCE, {})
+        rtts, default_s = round_trips_s(self._problem), self._problem.default_rtt_s
         total = 0.0
-        for name in self.order:
-            ending = self.visits[name].share * self._kept.get(name, {}).get(SINK, 0.0)
+        for name, visit in visits.items():
+            ending = visit.share * visit.ending
+            if not ending:
+                continue
             for first, part in firsts.items():
                 if name in hub and first in hub:
                     total += ending * part * (hub[name] + hub[first])
@@ -283,116 +335,90 @@ class _Network:
         return total
 
     def ceiling(self) -> float:
-        """A rate above which some peer could not keep up at any batch."""
-        return min(
-            1.0
-            / (visit.share * visit.layers * visit.stretch * max(visit.decode.at(256) / 256, 1e-9))
-            for visit in self.visits.values()
-        )
+        """A rate above which some peer or link could not keep up."""
+        busiest = max((wire.busy for visit in self.visits for wire in visit.inbound), default=0.0)
+        peers = min(visit.ceiling(self._workload) for visit in self.visits)
+        return min(peers, 1 / busiest) if busiest else peers
 
     def at(self, rate: float) -> _State:
-        """Times at ``rate`` decoded tokens/s, and whether KV room holds the requests in flight."""
-        load = self._workload
+        """Times at ``rate`` decoded tokens/s, and what is fullest then."""
+        load, closing_s = self._workload, self._closing_s
         prompts = rate / load.output_tokens
-        hops: dict[tuple[str, str], tuple[float, float]] = {}
-        steps: dict[str, tuple[float, float]] = {}
-        behind: dict[str, float] = {}
-        for name in self.order:
-            visit = self.visits[name]
-            carried = 0.0
-            for tail, part, flow in visit.inbound:
-                if tail == SOURCE:
-                    continue
+        fullest = ends_token_s = ends_prompt_s = 0.0
+        hops = [(0.0, 0.0)] * self._links
+        steps: list[tuple[float, float]] = []
+        behind: list[float] = []
+        up: list[tuple[float, float]] = []  # mean seconds from the source to each peer's end
+        for visit in self.visits:
+            carried = token = prompt = 0.0
+            for wire in visit.inbound:
+                busy = rate * wire.busy
+                if busy >= 1:
+                    return _State(load=busy)
+                fullest = busy if busy > fullest else fullest
                 # The prompt ahead of a token takes the token's link with probability ``part``.
-                hop = self._hop((tail, name), rate, part * behind[tail])
-                if hop is None:
-                    return _State(fits=False, limit=f"{tail} to {name}")
-                hops[tail, name], caught = hop
-                carried += flow * caught / visit.share
-            step = self._step(visit, rate * visit.share, prompts * visit.share, carried)
-            if step is None:
-                return _State(fits=False, limit=name)
-            steps[name], behind[name] = step
-        up, down = self._sums(steps, hops)
-        token_s = up[SINK][0] + self._closing_s
-        prompt_s = up[SINK][1]
-        length = load.input_tokens + load.reserve_tokens
-        if rate * (token_s + prompt_s / load.output_tokens) > load.requests_max:
-            return _State(fits=False, limit="requests")
-        for name, visit in self.visits.items():
-            token = up[name][0] + down[name][0] + self._closing_s
-            prompt = up[name][1] + down[name][1]
-            here = rate * visit.share * (token + prompt / load.output_tokens)
-            if here * visit.layers * length > load.kv_high_water * visit.room:
-                return _State(fits=False, limit=name)
-        return _State(fits=True, token_s=token_s, prompt_s=prompt_s)
-
-    def _hop(
-        self, pair: tuple[str, str], rate: float, carried: float
-    ) -> tuple[tuple[float, float], float] | None:
-        """Seconds of (a token, a prompt) on a link; the share of tokens that leave behind a prompt.
-
-        The link carries one message at a time. ``carried`` is the share of tokens that arrive
-        behind a prompt. None where the link cannot carry the rate.
-        """
-        link, load = self.links[pair], self._workload
-        if not link.carries:
-            return None
-        each, long, slow, extra = link.each_s, link.long_s, link.slow_s, link.extra_s
-        decodes = rate * link.flow
-        prompts = decodes / load.output_tokens
-        busy = decodes * each + prompts * long
-        if busy >= 1:
-            return None
-        newly = (1 - carried) * prompts * long
-        queue = decodes * each * each / (2 * (1 - busy))
-        token = carried * slow + newly * slow / 2 + queue + each + link.delay_s + extra
-        prompt = prompts * long * slow / (2 * (1 - busy)) + long + link.prompt_delay_s
-        return (token, prompt + extra * load.input_tokens), carried + newly
-
-    def _sums(
-        self,
-        steps: Mapping[str, tuple[float, float]],
-        hops: Mapping[tuple[str, str], tuple[float, float]],
-    ) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[float, float]]]:
-        """Mean seconds of (token, prompt) from the source to each peer's end, then to the sink."""
-        up: dict[str, tuple[float, float]] = {SOURCE: (0.0, 0.0)}
-        ends = [0.0, 0.0]
-        for name in self.order:
-            visit, mine = self.visits[name], steps[name]
-            token = prompt = 0.0
-            for tail, _, flow in visit.inbound:
-                before, hop = up[tail], hops.get((tail, name), (0.0, 0.0))
+                hop, caught = _hop(wire, rate, busy, wire.part * behind[wire.tail])
+                hops[wire.number], before, flow = hop, up[wire.tail], wire.flow
+                carried += flow * caught
                 token += flow * (before[0] + hop[0])
                 prompt += flow * (before[1] + hop[1])
-            share = max(visit.share, 1e-12)
-            token, prompt = token / share + mine[0], prompt / share + mine[1]
-            up[name] = token, prompt
-            ending = visit.share * self._kept.get(name, {}).get(SINK, 0.0)
-            ends[0] += ending * token
-            ends[1] += ending * prompt
-        up[SINK] = (ends[0], ends[1])
-        down: dict[str, tuple[float, float]] = {}
-        for name in reversed(self.order):
+            share = visit.share
+            step, caught, busy = self._step(visit, rate * share, prompts * share, carried / share)
+            if busy >= 1:
+                return _State(load=busy)
+            fullest = busy if busy > fullest else fullest
+            steps.append(step)
+            behind.append(caught)
+            token, prompt = token / share + step[0], prompt / share + step[1]
+            up.append((token, prompt))
+            ends_token_s += share * visit.ending * token
+            ends_prompt_s += share * visit.ending * prompt
+        token_s = ends_token_s + closing_s
+        requests = rate * (token_s + ends_prompt_s / load.output_tokens)
+        fullest = max(fullest, requests / load.requests_max)
+        return _State(
+            load=max(fullest, self._fullest_room(rate, steps, hops, up)),
+            token_s=token_s,
+            prompt_s=ends_prompt_s,
+        )
+
+    def _fullest_room(
+        self,
+        rate: float,
+        steps: Sequence[tuple[float, float]],
+        hops: Sequence[tuple[float, float]],
+        up: Sequence[tuple[float, float]],
+    ) -> float:
+        """The largest share of a peer's KV room that the requests in flight take."""
+        load, closing_s = self._workload, self._closing_s
+        length = (load.input_tokens + load.reserve_tokens) / load.kv_high_water
+        fullest = 0.0
+        down = [(0.0, 0.0)] * len(steps)  # mean seconds from each peer's end to the sink
+        for index in range(len(steps) - 1, -1, -1):
+            visit = self.visits[index]
             token = prompt = 0.0
-            for head, part in self._kept.get(name, {}).items():
-                if head == SINK:
-                    continue
-                hop, step, after = hops[name, head], steps[head], down[head]
-                token += part * (hop[0] + step[0] + after[0])
-                prompt += part * (hop[1] + step[1] + after[1])
-            down[name] = token, prompt
-        return up, down
+            for wire in visit.outbound:
+                hop, step, after = hops[wire.number], steps[wire.head], down[wire.head]
+                token += wire.part * (hop[0] + step[0] + after[0])
+                prompt += wire.part * (hop[1] + step[1] + after[1])
+            down[index] = token, prompt
+            token += up[index][0] + closing_s
+            prompt += up[index][1]
+            here = rate * visit.share * (token + prompt / load.output_tokens)
+            needed = here * visit.layers * length
+            if needed > fullest * visit.room:
+                fullest = needed / visit.room if visit.room > 0 else math.inf
+        return fullest
 
     def _step(
         self, visit: _Visit, decodes: float, prompts: float, carried: float
-    ) -> tuple[tuple[float, float], float] | None:
-        """Seconds of (a token, a prompt) at a peer; the share of tokens that leave behind a prompt.
+    ) -> tuple[tuple[float, float], float, float]:
+        """Seconds of (a token, a prompt) at a peer; the share of tokens that leave behind a prompt;
+        the share of the time in which prompts are run, 1 or more where the peer cannot keep up.
 
         A peer runs all that waits as one batch, then looks again; it idles only while nothing
         waits. A step with a prompt is long, and a token caught behind a prompt stays behind it at
         every later peer that both visit: ``carried`` is the share of tokens that arrive behind one.
-        None where the peer cannot keep up.
         """
         # The search spends most of its time here, hence comparisons instead of min() and max().
         layers, decode_s = visit.layers * visit.stretch, visit.decode.at
@@ -409,8 +435,8 @@ class _Network:
             batch = answer_tokens * caught
             laden = prompt_s + layers * decode_s(batch if batch > 1.0 else 1.0)
             busy = prompts * laden
-            if busy >= 1 or plain > 100.0:
-                return None
+            if busy >= 1 or plain > STEP_S_MAX:
+                return (0.0, 0.0), 0.0, max(busy, plain / STEP_S_MAX)
             newly = busy - prompts * plain
             caught = carried
             if newly > 0.0:
@@ -422,4 +448,19 @@ class _Network:
         newly = caught - carried
         token = (1 - caught) * (residual + plain) + carried * slow + newly * (slow / 2 + plain)
         prompt = residual + laden + busy * slow / (2 * (1 - busy))
-        return (token, prompt), caught
+        return (token, prompt), caught, busy
+
+
+def _hop(
+    link: _Wire, rate: float, busy: float, carried: float
+) -> tuple[tuple[float, float], float]:
+    """Seconds of (a token, a prompt) on a link; the share of tokens that leave behind a prompt.
+
+    The link carries one message at a time and is ``busy`` for a share of the time. ``carried`` is
+    the share of tokens that arrive behind a prompt.
+    """
+    prompts, slow_s = rate * link.prompts_busy, link.slow_s
+    newly = (1 - carried) * prompts
+    token = (carried + newly / 2) * slow_s + rate * link.queue / (1 - busy) + link.token_s
+    prompt = prompts * slow_s / (2 * (1 - busy)) + link.prompt_s
+    return (token, prompt), carried + newly
