@@ -141,9 +141,13 @@ def estimate(
     Parts of the flow that share no peer are estimated separately and added.
     """
     held = {a.peer_id: a for a in assignments}
-    found = [
-        _estimate_part(problem, held, part, service) for part in separate_parts(flow_shares(edges))
-    ]
+    return added(
+        [_estimate_part(problem, held, p, service) for p in separate_parts(flow_shares(edges))]
+    )
+
+
+def added(found: Sequence[Estimate]) -> Estimate:
+    """The estimate of parts of a flow that share no peer."""
     total = sum(part.tokens_per_s for part in found)
     if total <= 0:
         return NOTHING

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from coordinator.evaluation.max_flow import capacities, edge_capacity
-from coordinator.planning.placement import Placement, best_placement, score
+from coordinator.planning.placement import Placement, best_placement, of_chains
 from coordinator.problem.service import CONTEXT_TYPICAL, Service
 from coordinator.routing.quickest import LOOKS_MAX
-from coordinator.search.chain_search import Judge, as_chains, chain_flows, improved
+from coordinator.search.chain_search import Judge, as_chains, improved
 from dht.identity.peer_id import short_name
 from dht.messages.types import SINK, SOURCE, Assignment, PlannerNode, Problem
 
@@ -176,10 +176,7 @@ def placed_again(
     if not chains:
         anew = best_placement(problem, time_limit_s=1.0, seed=seed, spent=spent, service=service)
         return anew if anew.value >= placement.value else placement
-    better = improved(
-        problem, chains, Judge(problem, service), seed=seed, share=1.0, spent=spent
-    ).chains
-    spans = tuple(a for chain in better for a in chain)
-    edges = chain_flows(problem, better, service)
-    again = score(problem, spans, placement.planner, service=service, edges=edges)
+    judge = Judge(problem, service)
+    better = improved(chains, judge, seed=seed, share=1.0, spent=spent).chains
+    again = of_chains(judge, better, placement.planner)
     return again if again.value >= placement.value else placement

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from operator import itemgetter
 
-from coordinator.evaluation.estimate import estimate
+from coordinator.evaluation.estimate import Estimate, estimate, serves
 from coordinator.evaluation.max_flow import (
     FlowSolution,
     balanced_flow,
@@ -20,7 +20,8 @@ from coordinator.helix import flow_search, helix_cpsat
 from coordinator.heuristics import heuristics, peer_cells
 from coordinator.plans.waves import can_be_reached
 from coordinator.problem.service import Service
-from coordinator.search.chain_search import MOVES_MAX, as_chains, chain_flows, search, until
+from coordinator.search.chain_dp import Chains
+from coordinator.search.chain_search import MOVES_MAX, Judge, as_chains, search, until
 from coordinator.search.pattern_cpsat import WORK_MAX
 from coordinator.simulator.judge import judge
 from dht.errors import SwarmError
@@ -205,13 +206,16 @@ def _heuristics(
 ) -> list[Placement]:
     """The placements of all heuristics, or only of those in ``FIRST`` where the time is over."""
     found: list[Placement] = []
+    scored: dict[tuple[Assignment, ...], Placement] = {}  # some often find the same
     for name in sorted(HEURISTICS, key=lambda name: name not in FIRST):
         if found and name not in FIRST and spent is not None and spent() >= 1:
             break
         assignments = HEURISTICS[name](problem)
         if assignments is None or uncovered(assignments, problem.model.layers):
             continue
-        found.append(score(problem, assignments, name, service=service))
+        if assignments not in scored:
+            scored[assignments] = score(problem, assignments, name, service=service)
+        found.append(replace(scored[assignments], planner=name))
         if name == "greedy" and service is not None:  # also with the flow that reviewers assume
             edges = solve_flow(problem, assignments).edges
             found.append(score(problem, assignments, name, service=service, edges=edges))
@@ -313,7 +317,7 @@ def with_spares(problem: Problem, placement: Placement, service: Service | None)
     planner, edges = placement.planner, placement.edges
     if service is None or edges is None:
         return score(problem, filled, planner, service=service)
-    idle = score(problem, filled, planner, service=service, edges=edges)
+    idle = _with_counts(problem, replace(placement, assignments=filled))
     if len(problem.nodes) > WHOLE_PEERS_MAX:
         enough = idle.flow_tokens_per_s / FLOW_USED_MIN
         # The bound is quick, and often enough.
@@ -322,8 +326,12 @@ def with_spares(problem: Problem, placement: Placement, service: Service | None)
             or enough >= solve_flow(problem, filled).flow_tokens_per_s
         ):
             return idle
-    used = score(problem, filled, planner, service=service)
-    wasted = idle.flow_tokens_per_s < FLOW_USED_MIN * used.flow_tokens_per_s
+    flow = balanced_flow(problem, filled)
+    wasted = idle.flow_tokens_per_s < FLOW_USED_MIN * flow.flow_tokens_per_s
+    # One look at a rate is quicker than the search for the largest.
+    if not wasted and not serves(problem, filled, flow.edges, service, idle.value):
+        return idle
+    used = score(problem, filled, planner, service=service, edges=flow.edges)
     return used if wasted or used.value >= idle.value else idle
 
 
@@ -338,9 +346,9 @@ def _searched(
     """The best chains that the search finds; their planner is ``patterns``."""
     layers = problem.model.layers
     seeds = [as_chains(p.assignments, p.edges or (), layers) for p in heuristics_]
+    judge = Judge(problem, service)
     made = search(
-        problem,
-        service,
+        judge,
         seeds=seeds,
         seed=seed,
         spent=spent,
@@ -354,15 +362,16 @@ def _searched(
             kept.append(found)
         depths.add(depth)
     return [
-        score(
-            problem,
-            tuple(a for chain in found.chains for a in chain),
-            "patterns+moves" if found.refined else "patterns",
-            service=service,
-            edges=chain_flows(problem, found.chains, service),
-        )
+        of_chains(judge, found.chains, "patterns+moves" if found.refined else "patterns")
         for found in kept
     ]
+
+
+def of_chains(judge: Judge, chains: Chains, planner: str) -> Placement:
+    """The placement of chains, with the flow and worth that the judge knows."""
+    edges, served = judge.flow(chains)
+    spans = [a for chain in chains for a in chain]
+    return score(judge.problem, spans, planner, service=judge.service, edges=edges, served=served)
 
 
 def _depth(assignments: Sequence[Assignment]) -> int:
@@ -427,30 +436,43 @@ def score(
     *,
     service: Service | None = None,
     edges: Sequence[FlowEdge] | None = None,
+    served: Estimate | None = None,
 ) -> Placement:
-    """A placement with its scores. Without ``edges``, its flow is a maximum flow."""
+    """A placement with its scores. Without ``edges``, its flow is a maximum flow; ``served`` is its
+    estimate, where that is known."""
     if edges is None:
         solution = (balanced_flow if service else solve_flow)(problem, assignments)
     else:
         entering = sum(edge.tokens_per_s for edge in edges if edge.tail == SOURCE)
         solution = FlowSolution(flow_tokens_per_s=entering, edges=tuple(edges))
-    served = estimate(problem, assignments, solution.edges, service) if service else None
+    if service and served is None:
+        served = estimate(problem, assignments, solution.edges, service)
+    return _with_counts(
+        problem,
+        Placement(
+            assignments=tuple(assignments),
+            flow_tokens_per_s=solution.flow_tokens_per_s,
+            planner=planner,
+            edges=solution.edges,
+            estimate_tokens_per_s=served.tokens_per_s if served else None,
+            latency_s=served.token_time_s if served else mean_latency_s(problem, solution),
+        ),
+    )
+
+
+def _with_counts(problem: Problem, placement: Placement) -> Placement:
+    """The placement with the numbers of layers that are fetched, and that have one holder."""
     held = {node.peer_id: node.current for node in problem.nodes}
     holders = [0] * problem.model.layers
-    for a in assignments:
+    for a in placement.assignments:
         for layer in range(a.start, a.end):
             holders[layer] += 1
-    return Placement(
-        assignments=tuple(assignments),
-        flow_tokens_per_s=solution.flow_tokens_per_s,
-        planner=planner,
-        edges=solution.edges,
-        estimate_tokens_per_s=served.tokens_per_s if served else None,
-        latency_s=served.token_time_s if served else mean_latency_s(problem, solution),
+    return replace(
+        placement,
         moved_layers=sum(
-            helix_cpsat.fetched(held.get(a.peer_id), a.start, a.end) for a in assignments
+            helix_cpsat.fetched(held.get(a.peer_id), a.start, a.end) for a in placement.assignments
         ),
-        lone_layers=sum(1 for count in holders if count == 1),
+        lone_layers=holders.count(1),
     )
 
 

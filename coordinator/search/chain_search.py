@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from coordinator.evaluation.estimate import estimate, serves
+from coordinator.evaluation.estimate import Estimate, added, estimate, serves
 from coordinator.evaluation.max_flow import balanced_flow, flow_parts, solve_flow
 from coordinator.problem.service import Service
 from coordinator.search import local_moves
 from coordinator.search.chain_dp import Chain, chains_by_dp
 from coordinator.search.pattern_cpsat import WORK_MAX
 from coordinator.search.pattern_search import Chains, search_patterns
-from dht.messages.types import SOURCE, Assignment, FlowEdge, Problem
+from dht.messages.types import Assignment, FlowEdge, Problem
 
 MOVES_MAX = 2_000
 """Maximum moves of one improvement without a clock."""
@@ -57,46 +57,73 @@ class Judge:
     """
 
     def __init__(self, problem: Problem, service: Service | None) -> None:
-        self._problem = problem
-        self._service = service
-        self._known: dict[Chain, float] = {}
+        self.problem = problem
+        self.service = service
+        self._known: dict[Chain, _Judged] = {}
 
     def __call__(self, chains: Chains, least: float = 0.0) -> float:
         """The chains' tokens/s; 0 once they surely serve less than ``least``."""
-        known = sum(self._known.get(chain, 0.0) for chain in chains)
+        known = sum(self._known[chain].value for chain in chains if chain in self._known)
         new = [chain for chain in chains if chain not in self._known]
+        for chain in new:
+            judged = self._judged(chain, least * GAIN_MIN - known if len(new) == 1 else 0.0)
+            if judged is None:
+                return 0.0
+            known += judged.value
+        return known
+
+    def flow(self, chains: Chains) -> tuple[tuple[FlowEdge, ...], Estimate | None]:
+        """The chains' flow, and with a service its estimate."""
+        each = [judged for chain in chains if (judged := self._judged(chain)) is not None]
+        served = [judged.served for judged in each if judged.served is not None]
+        edges = tuple(edge for judged in each for edge in judged.edges)
+        return edges, None if self.service is None else added(served)
+
+    def _judged(self, chain: Chain, needed: float = 0.0) -> "_Judged | None":
+        """A chain's flow and worth; None where it surely serves less than what is ``needed``."""
+        known = self._known.get(chain)
+        if known is not None:
+            return known
+        problem, service = self.problem, self.service
+        if service is None:
+            flow = solve_flow(problem, chain)
+            judged = _Judged(flow.edges, flow.flow_tokens_per_s)
+        else:
+            edges = balanced_flow(problem, chain).edges
+            if needed > 0 and not serves(problem, chain, edges, service, needed):
+                return None
+            served = estimate(problem, chain, edges, service)
+            judged = _Judged(edges, served.tokens_per_s, served)
         if len(self._known) >= REMEMBERED_MAX:
             self._known.clear()
-        for chain in new:
-            needed = least * GAIN_MIN - known if len(new) == 1 and least > 0 else 0.0
-            edges = chain_flows(self._problem, (chain,), self._service)
-            if self._service is None:
-                value = sum(edge.tokens_per_s for edge in edges if edge.tail == SOURCE)
-            elif needed > 0 and not serves(self._problem, chain, edges, self._service, needed):
-                return 0.0
-            else:
-                value = estimate(self._problem, chain, edges, self._service).tokens_per_s
-            self._known[chain] = value
-            known += value
-        return known
+        self._known[chain] = judged
+        return judged
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A chain's flow, balanced where a service judges it, and its tokens/s."""
+
+    edges: tuple[FlowEdge, ...]
+    value: float
+    served: Estimate | None = None
 
 
 def search(
-    problem: Problem,
-    service: Service | None,
+    judge: Judge,
     *,
     seeds: Sequence[Chains] = (),
     seed: int,
     spent: Callable[[], float] | None,
     work_max: float = WORK_MAX,
 ) -> list[Found]:
-    """Chains for the problem, best first; some of ``seeds`` may be among them.
+    """Chains for the judge's problem, best first; some of ``seeds`` may be among them.
 
     ``spent()`` returns the share of the time that is gone; without it, the work is a fixed amount.
     One program takes at most ``work_max`` of CP-SAT's deterministic seconds. Without a service,
     only the stage-pattern program runs, for the chain with the most flow.
     """
-    judge = Judge(problem, service)
+    problem, service = judge.problem, judge.service
     made: dict[Chains, float] = {chains: judge(chains) for chains in seeds if chains}
     if service is not None:
         rows_end = until(spent, ROWS_SHARE, CANDIDATES_MAX)
@@ -115,14 +142,13 @@ def search(
     refined = []
     for turn, found in enumerate(best[:REFINED], start=1):
         share = FRONTIER_SHARE + (1 - FRONTIER_SHARE) * turn / REFINED
-        refined.append(improved(problem, found.chains, judge, seed=seed, share=share, spent=spent))
+        refined.append(improved(found.chains, judge, seed=seed, share=share, spent=spent))
     # The search also exploits the estimate's errors: its gain must exceed them.
     surely = [found for found in refined if found.value >= DOUBT * best[0].value]
     return sorted([*surely, *best], key=lambda found: -found.value)
 
 
 def improved(
-    problem: Problem,
     chains: Chains,
     judge: Judge,
     *,
@@ -132,20 +158,14 @@ def improved(
 ) -> Found:
     """Chains improved by moves, until ``share`` of the time is gone or moves stop helping."""
     better, value = local_moves.improve_by_moves(
-        problem,
+        judge.problem,
         chains,
         judge=judge,
         seed=seed,
         go_on=until(spent, share, MOVES_MAX, 0),
-        stale_max=max(STALE_MIN, STALE_PER_PEER * len(problem.nodes)),
+        stale_max=max(STALE_MIN, STALE_PER_PEER * len(judge.problem.nodes)),
     )
     return Found(value, better, refined=True)
-
-
-def chain_flows(problem: Problem, chains: Chains, service: Service | None) -> tuple[FlowEdge, ...]:
-    """The flow of chains, each within its peers: a balanced one where a service judges it."""
-    solve = solve_flow if service is None else balanced_flow
-    return tuple(edge for chain in chains for edge in solve(problem, chain).edges)
 
 
 def until(
