@@ -10,6 +10,7 @@ peer that exchanges activations only: token ids from the source and to the sink 
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -360,22 +361,25 @@ def upper_bound(problem: Problem) -> float:
     counts a fast peer's speed above F, though no layer needs more than F. The clients' links bound
     the flow, too.
     """
+    import numpy as np
+
     layers = problem.model.layers
-    profiles = [node.tokens_per_s[:layers] for node in problem.nodes]
-    sorts = tuple(dict.fromkeys(profiles))
-    which = [sorts.index(rates) for rates in profiles]  # many peers are of a few sorts
+    sorts = Counter(node.tokens_per_s[:layers] for node in problem.nodes)  # many peers, a few sorts
+    counts = np.array([*sorts.values()], float)
+    rates = np.array([[*each, *[0.0] * (layers - len(each))] for each in sorts])
+    held = np.arange(1, layers + 1)
 
     def most(flow: float) -> float:
-        best = [
-            max((j * min(rate, flow) for j, rate in enumerate(rates, start=1)), default=0.0)
-            for rates in sorts
-        ]
-        return sum(best[index] for index in which)
+        if not sorts:
+            return 0.0
+        return math.fsum(counts * (held * np.minimum(rates, flow)).max(axis=1))
 
     def reached(flow: float) -> bool:
         return most(flow) >= layers * flow * (1 - BOUND_SLACK)
 
-    entrances = len(profiles) * problem.client_bandwidth_bytes_per_s / max(1, problem.token_bytes)
+    entrances = (
+        len(problem.nodes) * problem.client_bandwidth_bytes_per_s / max(1, problem.token_bytes)
+    )
     low, high = 0.0, min(most(math.inf) / layers, entrances)
     if reached(high):
         return high

@@ -3,8 +3,10 @@
 Each planner takes a problem, returns assignments or None, and is deterministic.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import permutations
 
 from coordinator.evaluation.max_flow import served_by_layer
@@ -34,17 +36,18 @@ class SpanLimits:
 
 def span_limits(problem: Problem, node: PlannerNode) -> SpanLimits:
     """The most layers that ``node`` can hold at each place, whatever layers are in the middle."""
-    layers = problem.model.layers
-    most = spans_max(problem, node)
+    first, middle, last, whole = _limits(spans_max(problem, node))
+    return SpanLimits(peer_id=node.peer_id, first=first, middle=middle, last=last, whole=whole)
+
+
+@lru_cache(maxsize=256)
+def _limits(most: tuple[int, ...]) -> tuple[int, int, int, bool]:
+    """The figures of :class:`SpanLimits`, from the most layers that fit from each one on."""
+    layers = len(most)
     to_last = (layers - at for at in range(1, layers) if most[at] == layers - at)
     short = (most[at] for at in range(1, layers - 1) if most[at] < layers - 1 - at)
-    return SpanLimits(
-        peer_id=node.peer_id,
-        first=min(layers - 1, most[0]),
-        middle=max(0, min(short, default=layers - 2)),
-        last=max(to_last, default=0),
-        whole=most[0] == layers,
-    )
+    middle = max(0, min(short, default=layers - 2))
+    return min(layers - 1, most[0]), middle, max(to_last, default=0), most[0] == layers
 
 
 def span_max(problem: Problem, node: PlannerNode, start: int) -> int:
@@ -252,19 +255,20 @@ def fill(problem: Problem, placed: Sequence[Assignment]) -> tuple[Assignment, ..
 def _worst_served(
     problem: Problem, node: PlannerNode, served: Sequence[float]
 ) -> Assignment | None:
-    spans = [
-        (min(served[at : at + count]), count, at)
-        for at, count in enumerate(spans_max(problem, node))
-        if count > 0
-    ]
-    if not spans:
+    counts = spans_max(problem, node)
+    least, end = math.inf, 0
+    for at, count in enumerate(counts):
+        end = max(end, at + count)
+        if at < end and served[at] < least:
+            least = served[at]
+    if least == math.inf:
         return None
-    least = min(each for each, _, _ in spans)
-    _, negative, at = min(
-        (sum(served[at : at + count]) / count, -count, at)
-        for each, count, at in spans
-        if each == least
-    )
+    spans, nearest = [], len(counts)  # the spans with a layer that is served least
+    for at in range(len(counts) - 1, -1, -1):
+        nearest = at if served[at] == least else nearest
+        if nearest < at + counts[at]:
+            spans.append((at, counts[at]))
+    _, negative, at = min((sum(served[at : at + count]) / count, -count, at) for at, count in spans)
     now = node.current
     if (
         now is not None

@@ -8,7 +8,7 @@ ladder of F, from the bound down, gives deep narrow chains and short wide ones. 
 seconds; this one gives the start, the same on every machine at any load.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations, zip_longest
 from typing import Any, TypeVar
@@ -56,12 +56,13 @@ def chains_by_dp(
     """
     best: dict[frozenset[str], tuple[float, Chain]] = {}
     judged = 0
-    sets = _sets(problem)
+    region_of = regions(problem)
+    sets = _sets(problem, region_of)
     for steps in (FLOWS_FIRST, FLOWS):
         for peers in sets:
             nodes = [node for node in problem.nodes if node.peer_id in peers]
             seen: set[Chain] = set()
-            for chain in _ladder(problem, nodes, steps) if go_on(judged) else ():
+            for chain in _ladder(problem, nodes, region_of, steps) if go_on(judged) else ():
                 if not go_on(judged):
                     break
                 if chain in seen:
@@ -97,9 +98,8 @@ def disjoint(values: dict[frozenset[T], float], count: int) -> Iterator[tuple[fr
         yield parts
 
 
-def _sets(problem: Problem) -> list[frozenset[str]]:
+def _sets(problem: Problem, region_of: Mapping[str, int]) -> list[frozenset[str]]:
     """Sets of peers: all; sorts of devices, regions and their pairs; complements of those."""
-    region_of = regions(problem)
     sorts: dict[object, set[str]] = {}
     for node in problem.nodes:
         sorts.setdefault(node.tokens_per_s, set()).add(node.peer_id)
@@ -114,11 +114,14 @@ def _sets(problem: Problem) -> list[frozenset[str]]:
 
 
 def _ladder(
-    problem: Problem, nodes: Sequence[PlannerNode], steps: Sequence[float]
+    problem: Problem,
+    nodes: Sequence[PlannerNode],
+    region_of: Mapping[str, int],
+    steps: Sequence[float],
 ) -> Iterator[Chain]:
     """Chains over ``nodes`` in several orders, from the most flow to the fewest stages."""
     bound = upper_bound(replace(problem, nodes=tuple(nodes), links=()))
-    for order in _orders(problem, nodes):
+    for order in _orders(nodes, region_of):
         row = Row(problem, order)
         for peers_min in (1, HOLDERS):
             for step in steps:
@@ -127,9 +130,10 @@ def _ladder(
                     yield chain
 
 
-def _orders(problem: Problem, nodes: Sequence[PlannerNode]) -> Iterator[tuple[PlannerNode, ...]]:
+def _orders(
+    nodes: Sequence[PlannerNode], region_of: Mapping[str, int]
+) -> Iterator[tuple[PlannerNode, ...]]:
     """Orders of the peers by region; within one, largest first, and large and small in turn."""
-    region_of = regions(problem)
     present = sorted({region_of[node.peer_id] for node in nodes})
     several = len(present) <= ORDERED_REGIONS_MAX
     for turn in permutations(present) if several else [tuple(present)]:
