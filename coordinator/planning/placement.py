@@ -10,12 +10,11 @@ from coordinator.evaluation.estimate import Estimate, estimate, serves
 from coordinator.evaluation.max_flow import (
     FlowSolution,
     balanced_flow,
-    least_served,
     mean_latency_s,
     solve_flow,
     upper_bound,
 )
-from coordinator.evaluation.plan_check import FLOW_USED_MIN, uncovered
+from coordinator.evaluation.plan_check import FLOW_USED_MIN, flow_wasted, uncovered
 from coordinator.helix import flow_search, helix_cpsat
 from coordinator.heuristics import heuristics, peer_cells
 from coordinator.plans.waves import can_be_reached
@@ -255,23 +254,17 @@ def _by_cells(
         )
         for index, part in enumerate(parts)
     ]
-    return together(parts, found, service)
+    return together(found, service)
 
 
-def together(
-    parts: Sequence[Problem], found: Sequence[Placement], service: Service | None
-) -> Placement:
-    """The placements of ``parts``, which share no peer, as one; flow stays inside each."""
+def together(found: Sequence[Placement], service: Service | None) -> Placement:
+    """Placements that share no peer, as one; flow stays inside each."""
     value = sum(placement.value for placement in found)
     return Placement(
         assignments=tuple(a for placement in found for a in placement.assignments),
         flow_tokens_per_s=sum(placement.flow_tokens_per_s for placement in found),
         planner=f"{len(found)} cells",
-        edges=tuple(
-            edge
-            for part, placement in zip(parts, found, strict=True)
-            for edge in placement.edges or solve_flow(part, placement.assignments).edges
-        ),
+        edges=tuple(edge for placement in found for edge in placement.edges or ()),
         estimate_tokens_per_s=(
             sum(placement.estimate_tokens_per_s or 0.0 for placement in found) if service else None
         ),
@@ -317,15 +310,11 @@ def with_spares(problem: Problem, placement: Placement, service: Service | None)
     planner, edges = placement.planner, placement.edges
     if service is None or edges is None:
         return score(problem, filled, planner, service=service)
-    idle = _with_counts(problem, replace(placement, assignments=filled))
-    if len(problem.nodes) > WHOLE_PEERS_MAX:
-        enough = idle.flow_tokens_per_s / FLOW_USED_MIN
-        # The bound is quick, and often enough.
-        if (
-            enough >= least_served(problem, filled)
-            or enough >= solve_flow(problem, filled).flow_tokens_per_s
-        ):
-            return idle
+    idle = counted(problem, replace(placement, assignments=filled))
+    if len(problem.nodes) > WHOLE_PEERS_MAX and not flow_wasted(
+        problem, filled, idle.flow_tokens_per_s
+    ):
+        return idle
     flow = balanced_flow(problem, filled)
     wasted = idle.flow_tokens_per_s < FLOW_USED_MIN * flow.flow_tokens_per_s
     # One look at a rate is quicker than the search for the largest.
@@ -447,7 +436,7 @@ def score(
         solution = FlowSolution(flow_tokens_per_s=entering, edges=tuple(edges))
     if service and served is None:
         served = estimate(problem, assignments, solution.edges, service)
-    return _with_counts(
+    return counted(
         problem,
         Placement(
             assignments=tuple(assignments),
@@ -460,7 +449,7 @@ def score(
     )
 
 
-def _with_counts(problem: Problem, placement: Placement) -> Placement:
+def counted(problem: Problem, placement: Placement) -> Placement:
     """The placement with the numbers of layers that are fetched, and that have one holder."""
     held = {node.peer_id: node.current for node in problem.nodes}
     holders = [0] * problem.model.layers

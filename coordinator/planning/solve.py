@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from coordinator.evaluation.max_flow import balanced_flow, flow_parts, solve_flow
+from coordinator.evaluation.max_flow import flow_parts, solve_flow
 from coordinator.evaluation.plan_check import check_plan, uncovered
 from coordinator.heuristics.heuristics import greedy
 from coordinator.heuristics.peer_cells import parts
@@ -23,6 +23,7 @@ from coordinator.planning.placement import (
     NoPlacementError,
     Placement,
     best_placement,
+    counted,
     make_plan,
     score,
     together,
@@ -92,14 +93,14 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
     service = announced_service(whole)
     kept_spans = repair(whole)
     core = whole if kept_spans is None else _core(request)
-    joined = flow_parts(request.flow)
+    standing = _Standing(service, flow_parts(request.flow))
     if (
         kept_spans is not None
         and not request.thorough
         and len(core.nodes) > CELLS_ABOVE
-        and len(joined) > 1
+        and len(standing.joined) > 1
     ):
-        return _where_it_changed(request, core, kept_spans, service, joined, spent)
+        return _where_it_changed(request, core, kept_spans, standing, spent)
     try:
         placement = _planned(request, core, service, spent)
     except NoPlacementError as error:
@@ -109,14 +110,14 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
     best = _checked(_plan(request, with_all, solve_s), whole)
     if kept_spans is None:
         return SolveAnswer(best=best)
-    kept_placement = _kept(whole, kept_spans, service, joined)
+    kept_placement = _kept(whole, kept_spans, standing)
     kept = _checked(_plan(request, kept_placement, 0.0), whole)
     if kept is not None and best is not None:
         kept = replace(kept, bound_tokens_per_s=best.bound_tokens_per_s)
     gain, tried = 0.0, False
     if core is whole:
         gain, tried = gain_of(request, core, placement, kept_placement, service)
-    elif (before := _kept_by(core, kept_placement, service, joined)) is not None and _adoptable(
+    elif (before := _kept_by(core, kept_placement, standing)) is not None and _adoptable(
         whole, with_all, service
     ):
         alone, tried = gain_of(request, core, placement, before, service)
@@ -141,34 +142,31 @@ def _where_it_changed(
     request: SolveRequest,
     core: Problem,
     kept_spans: Sequence[Assignment],
-    service: Service,
-    joined: Sequence[frozenset[str]],
+    standing: "_Standing",
     spent: Callable[[], float],
 ) -> SolveAnswer:
     """The answer for a large swarm after a change: cells that lost no layer stay as they are, and
     all others are planned anew. The gain is that of these alone."""
-    whole = request.problem
+    whole, service = request.problem, standing.service
     holders = {node.peer_id for node in core.nodes if node.current is not None}
-    cells, _ = _cells(core, [a for a in kept_spans if a.peer_id in holders], joined)
+    cells, _ = standing.cells(core, [a for a in kept_spans if a.peer_id in holders])
     staying = {a.peer_id for held in cells for a in held}
     others = [node for node in core.nodes if node.peer_id not in staying]
-    changed, same = parts(core, [others])[0], _parts(core, cells)
-    stays = [
-        score(part, held, "keep", service=service) for part, held in zip(same, cells, strict=True)
-    ]
-    kept_placement = _kept(whole, kept_spans, service, joined)
+    changed = parts(core, [others])[0]
+    stays = standing.scored_cells(core, cells)
+    kept_placement = _kept(whole, kept_spans, standing)
     kept = _checked(_plan(request, kept_placement, 0.0), whole)
     try:
         found = _planned(request, changed, service, spent)
     except NoPlacementError:
         return SolveAnswer(best=kept, kept=kept, gain=1.0)
-    placement = together((*same, changed), (*stays, found), service)
+    placement = together((*stays, found), service)
     with_all = with_spares(whole, placement, service)
     best = _checked(_plan(request, with_all, spent() * request.time_limit_s), whole)
     gain = 0.0
     if _adoptable(whole, with_all, service):
         stay = sum(each.value for each in stays)
-        before = _kept_by(core, kept_placement, service, joined)
+        before = _kept_by(core, kept_placement, standing)
         alone = _ratio(found.value, before.value - stay if before else 0.0)
         gain = min(alone, _ratio(with_all.value - stay, kept_placement.value - stay))
     return SolveAnswer(best=best or kept, kept=kept, gain=gain)
@@ -193,57 +191,65 @@ def _adoptable(problem: Problem, placement: Placement, service: Service) -> bool
     return placement.value >= GREEDY_SHARE * best.value
 
 
-def _kept_by(
-    core: Problem, kept: Placement, service: Service, joined: Sequence[frozenset[str]]
-) -> Placement | None:
+def _kept_by(core: Problem, kept: Placement, standing: "_Standing") -> Placement | None:
     """What is kept, over the peers of ``core`` alone; None where they do not hold every layer."""
     peers = {node.peer_id for node in core.nodes}
     held = [a for a in kept.assignments if a.peer_id in peers]
     if uncovered(held, core.model.layers):
         return None
-    return _scored(core, held, service, joined)
+    return standing.scored(core, held)
 
 
-def _scored(
-    problem: Problem,
-    spans: Sequence[Assignment],
-    service: Service,
-    joined: Sequence[frozenset[str]],
-) -> Placement:
-    """The placement of the kept ``spans``; in a large swarm, with flow inside the ``joined`` sets.
+class _Standing:
+    """What a swarm holds, scored; in a large one, with flow inside the ``joined`` sets of peers.
 
-    Sets that have lost a layer are taken together.
+    Each set is scored once, whichever peers are asked about.
     """
-    edges = None
-    if len(problem.nodes) > CELLS_ABOVE and len(joined) > 1:
-        whole, broken = _cells(problem, spans, joined)
-        if broken and not uncovered(broken, problem.model.layers):
-            whole.append(broken)
-        edges = [
-            edge
-            for part, held in zip(_parts(problem, whole), whole, strict=True)
-            for edge in balanced_flow(part, held).edges
-        ]
-    return score(problem, spans, "keep", service=service, edges=edges or None)
 
+    def __init__(self, service: Service, joined: Sequence[frozenset[str]]) -> None:
+        self.service = service
+        self.joined = joined
+        self._known: dict[tuple[Assignment, ...], Placement] = {}
 
-def _cells(
-    problem: Problem, spans: Sequence[Assignment], joined: Sequence[frozenset[str]]
-) -> tuple[list[list[Assignment]], list[Assignment]]:
-    """``(whole, broken)``: the ``spans`` of each of the ``joined`` sets that holds every layer, and
-    those of all others, with the smallest whole set where these alone do not hold every layer."""
-    layers = problem.model.layers
-    by_set = [[a for a in spans if a.peer_id in peers] for peers in joined]
-    whole = sorted((held for held in by_set if not uncovered(held, layers)), key=len)
-    broken = [a for held in by_set if uncovered(held, layers) for a in held]
-    if whole and broken and uncovered(broken, layers):
-        broken += whole.pop(0)
-    return whole, broken
+    def scored(self, problem: Problem, spans: Sequence[Assignment]) -> Placement:
+        """The placement of the kept ``spans``. Sets that have lost a layer are taken together."""
+        whole: list[list[Assignment]] = []
+        if len(problem.nodes) > CELLS_ABOVE and len(self.joined) > 1:
+            whole, broken = self.cells(problem, spans)
+            if broken and not uncovered(broken, problem.model.layers):
+                whole.append(broken)
+        if not whole:
+            return score(problem, spans, "keep", service=self.service)
+        placed = together(self.scored_cells(problem, whole), self.service)
+        return counted(problem, replace(placed, assignments=tuple(spans), planner="keep"))
 
+    def cells(
+        self, problem: Problem, spans: Sequence[Assignment]
+    ) -> tuple[list[list[Assignment]], list[Assignment]]:
+        """``(whole, broken)``: the ``spans`` of each joined set that holds every layer, and those
+        of all others, with the smallest whole set where these alone do not hold every layer."""
+        layers = problem.model.layers
+        set_of = {peer: index for index, peers in enumerate(self.joined) for peer in peers}
+        by_set: list[list[Assignment]] = [[] for _ in self.joined]
+        for a in spans:
+            if a.peer_id in set_of:
+                by_set[set_of[a.peer_id]].append(a)
+        whole = sorted((held for held in by_set if not uncovered(held, layers)), key=len)
+        broken = [a for held in by_set if uncovered(held, layers) for a in held]
+        if whole and broken and uncovered(broken, layers):
+            broken += whole.pop(0)
+        return whole, broken
 
-def _parts(problem: Problem, cells: Sequence[Sequence[Assignment]]) -> tuple[Problem, ...]:
-    nodes = {node.peer_id: node for node in problem.nodes}
-    return parts(problem, [[nodes[a.peer_id] for a in held] for held in cells])
+    def scored_cells(
+        self, problem: Problem, cells: Sequence[Sequence[Assignment]]
+    ) -> list[Placement]:
+        """The placements of cells, each by itself."""
+        new = [tuple(held) for held in cells if tuple(held) not in self._known]
+        nodes = {node.peer_id: node for node in problem.nodes}
+        alone = parts(problem, [[nodes[a.peer_id] for a in held] for held in new])
+        for part, held in zip(alone, new, strict=True):
+            self._known[held] = score(part, held, "keep", service=self.service)
+        return [self._known[tuple(held)] for held in cells]
 
 
 def gain_of(
@@ -274,15 +280,14 @@ def _ratio(after: float, before: float) -> float:
 def _kept(
     problem: Problem,
     spans: Sequence[Assignment],
-    service: Service,
-    joined: Sequence[frozenset[str]],
+    standing: "_Standing",
 ) -> Placement:
     """The placement that moves the fewest peers; joined peers stand by where they cost flow."""
     holders = {node.peer_id for node in problem.nodes if node.current is not None}
     held = [a for a in spans if a.peer_id in holders]
     if uncovered(held, problem.model.layers):
-        return _scored(problem, spans, service, joined)
-    return with_spares(problem, _scored(problem, held, service, joined), service)
+        return standing.scored(problem, spans)
+    return with_spares(problem, standing.scored(problem, held), standing.service)
 
 
 def _by_clock(limit_s: float) -> Callable[[], float]:
