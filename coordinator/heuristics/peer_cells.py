@@ -6,7 +6,7 @@ whose flow stays inside; the cells' throughputs add up.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.heuristics.heuristics import coverage
@@ -102,6 +102,28 @@ def parts(problem: Problem, found: Sequence[Sequence[PlannerNode]]) -> tuple[Pro
         replace(problem, nodes=tuple(nodes), links=tuple(inside))
         for nodes, inside in zip(found, links, strict=True)
     )
+
+
+def with_nearest(
+    problem: Problem, found: Sequence[Collection[str]]
+) -> tuple[list[PlannerNode], ...]:
+    """The peers of each cell, and with them all others: each joins the cell to which its shortest
+    link leads, or without a link the smallest."""
+    cell_of = {name: index for index, names in enumerate(found) for name in names}
+    nearest: dict[str, tuple[float, int]] = {}
+    for link in problem.links:
+        for name, other in ((link.source, link.target), (link.target, link.source)):
+            if name not in cell_of and other in cell_of:
+                known = nearest.get(name, (math.inf, 0))
+                nearest[name] = min(known, (link.rtt_s, cell_of[other]))
+    joined: tuple[list[PlannerNode], ...] = tuple([] for _ in found)
+    for node in sorted(problem.nodes, key=lambda node: node.peer_id not in cell_of):
+        index = cell_of.get(node.peer_id)
+        if index is None:
+            smallest = min(range(len(joined)), key=lambda index: len(joined[index]))
+            index = nearest[node.peer_id][1] if node.peer_id in nearest else smallest
+        joined[index].append(node)
+    return joined
 
 
 def share_of_time(spent: Callable[[], float] | None, left: int) -> Callable[[], float] | None:

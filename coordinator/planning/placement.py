@@ -93,6 +93,8 @@ class Placement:
     """Number of layers that peers would have to fetch."""
     lone_layers: int = 0
     """Number of layers with a single holder, whose loss would stop the swarm."""
+    cells: "tuple[Placement, ...]" = ()
+    """The placements of cells of which this one is made."""
 
     @property
     def value(self) -> float:
@@ -271,6 +273,7 @@ def together(found: Sequence[Placement], service: Service | None) -> Placement:
         latency_s=sum(p.value * p.latency_s for p in found) / max(value, 1e-9),
         moved_layers=sum(placement.moved_layers for placement in found),
         lone_layers=0 if len(found) > 1 else found[0].lone_layers,
+        cells=tuple(cell for placement in found for cell in placement.cells or (placement,)),
     )
 
 
@@ -304,13 +307,17 @@ def with_spares(problem: Problem, placement: Placement, service: Service | None)
 
     Spares carry flow where that serves more, or where the flow would otherwise use less than
     ``FLOW_USED_MIN`` of the placement's maximum, which the checker refuses; else they stand by.
-    Of more than ``WHOLE_PEERS_MAX`` peers, they stand by wherever the checker allows it.
+    Where there are cells, spares join the nearest; of more than ``WHOLE_PEERS_MAX`` peers, they
+    carry no flow between cells unless the checker asks for it.
     """
-    filled = heuristics.fill(problem, placement.assignments)
-    planner, edges = placement.planner, placement.edges
-    if service is None or edges is None:
+    if len(placement.cells) > 1:
+        idle = _with_spares_in_cells(problem, placement, service)
+    else:
+        filled = heuristics.fill(problem, placement.assignments)
+        idle = counted(problem, replace(placement, assignments=filled))
+    planner, filled = placement.planner, idle.assignments
+    if service is None or placement.edges is None:
         return score(problem, filled, planner, service=service)
-    idle = counted(problem, replace(placement, assignments=filled))
     if len(problem.nodes) > WHOLE_PEERS_MAX and not flow_wasted(
         problem, filled, idle.flow_tokens_per_s
     ):
@@ -322,6 +329,23 @@ def with_spares(problem: Problem, placement: Placement, service: Service | None)
         return idle
     used = score(problem, filled, planner, service=service, edges=flow.edges)
     return used if wasted or used.value >= idle.value else idle
+
+
+def _with_spares_in_cells(
+    problem: Problem, placement: Placement, service: Service | None
+) -> Placement:
+    """The placement of cells, with each peer that is in none as a spare in the nearest."""
+    members = [{a.peer_id for a in cell.assignments} for cell in placement.cells]
+    joined = peer_cells.with_nearest(problem, members)
+    found = []
+    for part, own, cell in zip(
+        peer_cells.parts(problem, joined), members, placement.cells, strict=True
+    ):
+        beside = {node.peer_id for node in part.nodes} - own
+        held = [a for a in placement.assignments if a.peer_id in beside] if beside else ()
+        more = replace(cell, assignments=(*cell.assignments, *held))
+        found.append(with_spares(part, more, service) if beside else cell)
+    return counted(problem, replace(together(found, service), planner=placement.planner))
 
 
 def _searched(

@@ -18,6 +18,7 @@ from coordinator.evaluation.plan_check import check_plan, uncovered
 from coordinator.heuristics import heuristics
 from coordinator.planning import placement
 from coordinator.planning.placement import (
+    CELLS_ABOVE,
     HEURISTICS,
     NoPlacementError,
     Placement,
@@ -461,6 +462,25 @@ class TestManyCells:
         assert thorough.best is not None
         others = set(plan.assignments) - set(thorough.best.assignments)
         assert {a.peer_id for a in others} - cells[0]
+
+    def test_newcomers_serve_in_the_cell_that_is_near_them(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As in a swarm that is too large for a flow over all peers."""
+        monkeypatch.setattr(placement, "WHOLE_PEERS_MAX", CELLS_ABOVE)
+        problem, plan = self.first()
+        cells = flow_parts(plan.edges)
+        new = tuple(node(f"new-{at}", steady(20, 4), memory_bytes=400) for at in range(4))
+        links = (link(n.peer_id, min(cells[1]), 1e4, rtt_s=0.002) for n in new)
+        more = replace(problem, nodes=(*problem.nodes, *new), links=(*problem.links, *links))
+        settled = frozenset(n.peer_id for n in problem.nodes)
+        answer = solved(replace(request(more), flow=plan.edges, settled=settled))
+        for found in (answer.best, answer.kept):
+            assert found is not None
+            assert set(plan.assignments) <= set(found.assignments)
+            assert found.value_tokens_per_s > plan.value_tokens_per_s
+            serving = {peer for cell in {*flow_parts(found.edges)} - {*cells} for peer in cell}
+            assert serving <= cells[1] | {n.peer_id for n in new}
 
     def test_newcomers_that_could_be_a_cell_become_one(self) -> None:
         problem, plan = self.first()
