@@ -114,36 +114,22 @@ class _Wire:
 NOTHING = Estimate(tokens_per_s=0.0, token_time_s=0.0, prompt_time_s=0.0, requests=0.0)
 
 
-def serves(
-    problem: Problem,
-    assignments: Sequence[Assignment],
-    edges: Sequence[FlowEdge],
-    service: Service,
-    tokens_per_s: float,
-) -> bool:
-    """Whether the flow would serve ``tokens_per_s``: one evaluation, not a search.
-
-    True without a check where the flow has several parts.
-    """
-    parts = separate_parts(flow_shares(edges))
-    held = {a.peer_id: a for a in assignments}
-    return len(parts) != 1 or _Network(problem, held, parts[0], service).at(tokens_per_s).load < 1
-
-
 def estimate(
     problem: Problem,
     assignments: Sequence[Assignment],
     edges: Sequence[FlowEdge],
     service: Service,
+    least: float = 0.0,
 ) -> Estimate:
     """The estimate for a placement whose routes are drawn along ``edges``.
 
-    Parts of the flow that share no peer are estimated separately and added.
+    Parts of the flow that share no peer are estimated separately and added. Of a single part that
+    would serve less than ``least`` tokens/s, nothing more is found out.
     """
     held = {a.peer_id: a for a in assignments}
-    return added(
-        [_estimate_part(problem, held, p, service) for p in separate_parts(flow_shares(edges))]
-    )
+    parts = separate_parts(flow_shares(edges))
+    least = least if len(parts) == 1 else 0.0
+    return added([_estimate_part(problem, held, part, service, least) for part in parts])
 
 
 def added(found: Sequence[Estimate]) -> Estimate:
@@ -160,7 +146,11 @@ def added(found: Sequence[Estimate]) -> Estimate:
 
 
 def _estimate_part(
-    problem: Problem, held: Mapping[str, Assignment], part: Shares, service: Service
+    problem: Problem,
+    held: Mapping[str, Assignment],
+    part: Shares,
+    service: Service,
+    least: float,
 ) -> Estimate:
     """The largest rate at which the requests in flight fit.
 
@@ -168,15 +158,17 @@ def _estimate_part(
     """
     network = _Network(problem, held, part, service)
     low, high = 0.0, network.ceiling()
-    if high <= 0:
+    if high <= least:
         return NOTHING
     under, over = 0.0, 1.0  # what is fullest at ``low`` and at ``high``
     best: _State | None = None
-    rate, widths = high / 2, [high, high]
+    rate, widths = least or high / 2, [high, high]
     for _ in range(2 * ROUNDS):
         tried = network.at(rate)
         if tried.load < 1:
             low, under, best = rate, tried.load, tried
+        elif rate == least:
+            return NOTHING
         else:
             high, over = rate, tried.load
         widths.append(high - low)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from operator import itemgetter
 
-from coordinator.evaluation.estimate import Estimate, estimate, serves
+from coordinator.evaluation.estimate import Estimate, estimate
 from coordinator.evaluation.max_flow import (
     FlowSolution,
     balanced_flow,
@@ -188,7 +188,9 @@ def adoptable(problem: Problem, found: Sequence[Placement]) -> list[Placement]:
         placement
         for placement in found
         if placement.value >= least
-        and can_be_reached(serving, heuristics.fill(problem, placement.assignments))
+        and (
+            not serving or can_be_reached(serving, heuristics.fill(problem, placement.assignments))
+        )
     ]
 
 
@@ -324,11 +326,11 @@ def with_spares(problem: Problem, placement: Placement, service: Service | None)
         return idle
     flow = balanced_flow(problem, filled)
     wasted = idle.flow_tokens_per_s < FLOW_USED_MIN * flow.flow_tokens_per_s
-    # One look at a rate is quicker than the search for the largest.
-    if not wasted and not serves(problem, filled, flow.edges, service, idle.value):
+    least = 0.0 if wasted else idle.value
+    served = estimate(problem, filled, flow.edges, service, least)
+    if served.tokens_per_s < least:
         return idle
-    used = score(problem, filled, planner, service=service, edges=flow.edges)
-    return used if wasted or used.value >= idle.value else idle
+    return score(problem, filled, planner, service=service, edges=flow.edges, served=served)
 
 
 def _with_spares_in_cells(

@@ -166,6 +166,8 @@ class Row:
         for at, node in enumerate(self._order, start=1):
             known = node.tokens_per_s[:longest]
             rates[1 : len(known) + 1, at] = known
+        # A peer is as fast at more layers as at fewer, at most: measurements may say otherwise.
+        rates[1:] = np.minimum.accumulate(rates[1:], axis=0)
         self._sums = np.cumsum(rates, axis=1)
         self._first = _least([r.first for r in reaches])
         self._middle = _least([r.middle for r in reaches])
@@ -179,12 +181,13 @@ class Row:
         """
         if not self._order:
             return None
-        whole = self._longest(flow, self._whole, peers_min)[0]
+        reach = self._reach(flow, peers_min)
+        whole = _within(reach, self._whole)[0]
         if whole.max() >= self._layers:
             last_whole = int(np.flatnonzero(whole >= self._layers)[-1])
             return self._placed([(0, last_whole, self._layers)])
         first, middle, last = (
-            self._longest(flow, caps, peers_min) for caps in (self._first, self._middle, self._last)
+            _within(reach, caps) for caps in (self._first, self._middle, self._last)
         )
         held = first[0]
         parents: list[_Table] = []
@@ -205,15 +208,13 @@ class Row:
                 return None
         return None
 
-    def _longest(self, flow: float, caps: _Table, peers_min: int) -> _Table:
-        """The most layers that peers i to j - 1 hold side by side at ``flow``; ``NONE``: none."""
-        found = np.full(caps.shape, NONE)
-        ends = np.arange(caps.shape[0])
-        wide = ends[None, :] - ends[:, None] >= peers_min
-        for length in range(1, self._sums.shape[0]):
-            sums = self._sums[length]
-            enough = sums[None, :] - sums[:, None] >= flow
-            found[wide & enough & (caps >= length)] = length
+    def _reach(self, flow: float, peers_min: int) -> _Table:
+        """The most layers at which peers i to j - 1 reach ``flow`` side by side; 0: at none."""
+        ends = np.arange(self._sums.shape[1])
+        found = np.zeros((len(ends), len(ends)), dtype=int)
+        for sums in self._sums[1:]:  # which fall with the layers
+            found += sums[None, :] - sums[:, None] >= flow
+        found[ends[None, :] - ends[:, None] < peers_min] = 0
         return found
 
     def _placed(self, stages: Sequence[tuple[int, int, int]]) -> Chain:
@@ -236,6 +237,12 @@ class Row:
             ]
             at += length
         return tuple(spans)
+
+
+def _within(reach: _Table, caps: _Table) -> _Table:
+    """The most layers at which a flow is reached and that fit; ``NONE``: none."""
+    found = np.minimum(reach, caps)
+    return np.where(found > 0, found, NONE)
 
 
 def _least(caps: Sequence[int]) -> _Table:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from coordinator.evaluation.estimate import Estimate, added, estimate, serves
+from coordinator.evaluation.estimate import Estimate, added, estimate
 from coordinator.evaluation.max_flow import balanced_flow, flow_parts, solve_flow
 from coordinator.problem.service import Service
 from coordinator.search import local_moves
@@ -66,7 +66,8 @@ class Judge:
         known = sum(self._known[chain].value for chain in chains if chain in self._known)
         new = [chain for chain in chains if chain not in self._known]
         for chain in new:
-            judged = self._judged(chain, least * GAIN_MIN - known if len(new) == 1 else 0.0)
+            needed = max(0.0, least * GAIN_MIN - known) if len(new) == 1 else 0.0
+            judged = self._judged(chain, needed)
             if judged is None:
                 return 0.0
             known += judged.value
@@ -90,9 +91,9 @@ class Judge:
             judged = _Judged(flow.edges, flow.flow_tokens_per_s)
         else:
             edges = balanced_flow(problem, chain).edges
-            if needed > 0 and not serves(problem, chain, edges, service, needed):
+            served = estimate(problem, chain, edges, service, needed)
+            if served.tokens_per_s < needed:
                 return None
-            served = estimate(problem, chain, edges, service)
             judged = _Judged(edges, served.tokens_per_s, served)
         if len(self._known) >= REMEMBERED_MAX:
             self._known.clear()
@@ -132,10 +133,16 @@ def search(
     share = FRONTIER_SHARE if service else 1.0
     frontier_end = until(spent, share, CANDIDATES_MAX, 0 if made else TIMES_MIN)
     room_for = service.kv_tokens if service else None
-    for chains in search_patterns(
-        problem, room_for=room_for, judge=judge, seed=seed, go_on=frontier_end, work_max=work_max
-    ):
-        made[chains] = judge(chains)
+    if frontier_end(0):
+        for chains in search_patterns(
+            problem,
+            room_for=room_for,
+            judge=judge,
+            seed=seed,
+            go_on=frontier_end,
+            work_max=work_max,
+        ):
+            made[chains] = judge(chains)
     best = sorted((Found(value, chains) for chains, value in made.items()), key=lambda f: -f.value)
     if service is None or not best:
         return best
