@@ -3,31 +3,47 @@
 Max flow is what every peer could carry at the batch that its T_j assumes. A closed swarm reaches
 that batch only if KV room admits enough requests and the ring is short enough. So the estimate is
 the largest rate X at which the requests in flight, X × (time of a token + time of a prompt / tokens
-of an answer), still fit the KV room of every peer. The time of a token is a sum along the plan's
+of an answer), still fit the KV room of every layer. The time of a token is a sum along the plan's
 flow: the wait and work of a step at each peer, with the batch that X brings there, and the wait and
-transfer on each link, with prompts between the tokens. The method is mean-value analysis of a
-closed network (Reiser and Lavenberg, 1980) with batch service; T_l(batch) comes from measured
-profiles.
+transfer on each link. The rules are those that peers follow: prompts come in chunks, a chunk shares
+its step with the decodes that wait (:mod:`coordinator.batching.scheduler`), and on a link decodes
+overtake prompts (:mod:`coordinator.links.scheduler`). The method is mean-value analysis of a closed
+network (Reiser and Lavenberg, 1980) with batch service; T_l(batch) comes from measured profiles.
+Tests hold it against
+the simulator.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
+from coordinator.admission.rules import HEADROOM_SHARE
+from coordinator.batching.scheduler import limits_of
 from coordinator.evaluation.flow_shares import Shares, flow_shares, separate_parts, topological
 from coordinator.evaluation.max_flow import (
     bandwidth_bytes_per_s,
     own_rates_bytes_per_s,
     round_trips_s,
 )
-from coordinator.problem.service import Curve, PeerSpeed, Service, Workload
-from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Problem
+from coordinator.links.chunk_sizer import ChunkSizer
+from coordinator.links.scheduler import FRAME_US
+from coordinator.problem.service import Curve, Service
+from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, PlannerNode, Problem
 
 ROUNDS = 12
 """Maximum fixed-point rounds for a peer's step; the search for X has at most twice as many."""
 PRECISION = 1e-3
 STEP_S_MAX = 100.0
 """Maximum time of a peer's step with decodes alone."""
+SLICE_S = FRAME_US / 1e6
+"""Time of the slice of a prompt that a decode may find on a link."""
+LIMIT_ROWS = (1, 16, 32, 64, 128, 256, 512)
+"""Rows of the steps by which a peer bounds the prompts in one."""
+CURVES_MAX = 4096
+"""Maximum peers whose bound is remembered."""
+LEFT_OVER = 0.5
+"""KV that stays free because the next request needs more, in requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,43 +60,37 @@ class Estimate:
     """Number of sessions in flight."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Visit:
-    """A peer on the flow: a token's mean visits, and the mean layers that it runs there."""
+    """A peer on the flow, with what does not depend on the rate; times are in seconds."""
 
-    machine: PeerSpeed
+    node: PlannerNode
     decode: Curve
-    """Decode times at the mean context of the workload's answers."""
-    room: float
+    """Time of a layer by decodes, at the mean context of the workload's answers."""
+    prompt: Curve
+    """Time of a layer by rows of a prompt's chunk."""
+    overhead_s: float
+    """Time of a step beside its layers."""
     stretch: float
     share: float
-    layers: float = 0.0
-    ending: float = 0.0
+    """A token's mean visits."""
+    ending: float
     """Share of the peer's tokens that go to the sink."""
+    run: float = 0.0
+    """Mean layers that a token runs here, times the stretch."""
     inbound: "list[_Wire]" = field(default_factory=list)
-    outbound: "list[_Wire]" = field(default_factory=list)
-    prompt_s: float = 0.0
-    """Time of a step with one prompt of mean length and nothing else."""
-    alone_s: float = 0.0
-    """Time of a step with one decode."""
+    chunk_s: float = 0.0
+    """Time that a chunk of a prompt adds to a step."""
+    chunks_max: float = 1.0
+    """Maximum chunks of a step."""
 
-    def settle(self, load: Workload) -> None:
-        """Compute the times that do not depend on the rate; needs ``share`` and ``layers``."""
-        machine = self.machine
-        self.layers /= max(self.share, 1e-12)
-        run = self.layers * self.stretch
-        self.prompt_s = run * machine.prompt.at(load.input_tokens) + machine.step_overhead_s
-        self.alone_s = run * self.decode.at(1.0) + machine.step_overhead_s
-
-    def ceiling(self, load: Workload) -> float:
-        """A rate above which the peer could not keep up at any batch."""
-        run = self.layers * self.stretch
-        decodes = run * max(self.decode.at(256) / 256, 1e-9)
-        prompts = (self.prompt_s + run * self.decode.at(1.0)) / load.output_tokens
-        return 1.0 / (self.share * max(decodes, prompts)) if self.room > 0 else 0.0
+    @property
+    def alone_s(self) -> float:
+        """Time of a step with one decode."""
+        return self.run * self.decode.at(1.0) + self.overhead_s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Wire:
     """A link on the flow, with what does not depend on the rate; times are in seconds.
 
@@ -88,27 +98,25 @@ class _Wire:
     links share: the station is the fullest of the three.
     """
 
-    number: int
     tail: int
-    """Number of the peer that sends; ``head``: of the one that receives."""
-    head: int
+    """Number of the peer that sends."""
     part: float
     """Share of the sender's tokens that take the link."""
     flow: float
     """A token's mean passes through the link."""
-    busy: float
-    """Share of the time in which the station is in use, per rate; ``inf`` if it carries nothing."""
+    decodes_busy: float
+    """Share of the time in which decodes use the station, per rate; ``inf`` if it carries
+    nothing."""
     prompts_busy: float
-    """The same, by prompts alone."""
-    queue: float
-    """Wait of a token behind other tokens, per rate, at a station with little to do."""
+    """The same of prompts."""
+    each_s: float
+    """Time of a row at the station."""
     slow_s: float
-    """Mean time at the station of the prompt ahead of a token: a token meets long ones more
-    often."""
-    token_s: float
-    """Time of a token that does not wait, with the overhead at both ends."""
-    prompt_s: float
-    """The same of a prompt of mean length."""
+    """Mean time there of a prompt that is under way: a long one is met more often."""
+    row_s: float
+    """Time of a row that does not wait, with the overhead at both ends."""
+    delay_s: float
+    """Time on the way."""
 
 
 NOTHING = Estimate(tokens_per_s=0.0, token_time_s=0.0, prompt_time_s=0.0, requests=0.0)
@@ -214,8 +222,33 @@ class _Network:
         service: Service,
     ) -> None:
         self._problem = problem
-        self._workload = load = service.workload
-        self._spread = 1 + (load.input_deviation / load.input_tokens) ** 2
+        self._workload = service.workload
+        visits = self._visits(held, kept, service)
+        shares = {SOURCE: 1.0} | {name: visit.share for name, visit in visits.items()}
+        pairs: list[tuple[str, str, float]] = []
+        for tail, heads in kept.items():
+            for head, part in heads.items():
+                flow = shares.get(tail, 0.0) * part
+                if head == SINK or head not in visits or flow <= 0:
+                    continue
+                begin = 0 if tail == SOURCE else held[tail].end
+                visits[head].run += flow * (held[head].end - begin)
+                if tail != SOURCE:
+                    pairs.append((tail, head, part))
+        for visit in visits.values():
+            visit.run *= visit.stretch / max(visit.share, 1e-12)
+        self._wires(visits, pairs, service)
+        self.visits = tuple(visits.values())
+        firsts = kept.get(SOURCE, {})
+        self._closing_s = self._closing(visits, firsts, service.hub_delay_s)
+        self._cut_prompts(visits, firsts)
+        self._requests_max = min(self._workload.requests_max, self._room(held, visits, service))
+
+    def _visits(
+        self, held: Mapping[str, Assignment], kept: Shares, service: Service
+    ) -> dict[str, _Visit]:
+        """The peers on the flow, in its order."""
+        load, nodes = self._workload, {node.peer_id: node for node in self._problem.nodes}
         order = topological(kept, held)
         share = {SOURCE: 1.0}
         for name in (SOURCE, *order):
@@ -223,36 +256,68 @@ class _Network:
                 share[head] = share.get(head, 0.0) + share[name] * part
         visits: dict[str, _Visit] = {}
         for name in order:
-            a, machine = held[name], service.machines[name]
-            count = a.end - a.start
+            machine, count = service.machines[name], held[name].end - held[name].start
+            stretch = machine.stretch
             visits[name] = _Visit(
-                machine=machine,
+                node=nodes[name],
                 decode=machine.decode.at_context(load.input_tokens + load.output_tokens / 2),
-                room=machine.kv.of(a.start, a.end, problem.model.layers),
-                stretch=machine.stretch[min(count, len(machine.stretch)) - 1]
-                if machine.stretch
-                else 1.0,
+                prompt=machine.prompt.at_context(load.input_tokens / 2),
+                overhead_s=machine.step_overhead_s,
+                stretch=stretch[min(count, len(stretch)) - 1] if stretch else 1.0,
                 share=share[name],
                 ending=kept.get(name, {}).get(SINK, 0.0),
             )
-        pairs: list[tuple[str, str, float]] = []
-        for tail, heads in kept.items():
-            for head, part in heads.items():
-                flow = share.get(tail, 0.0) * part
-                if head == SINK or head not in visits or flow <= 0:
-                    continue
-                begin = 0 if tail == SOURCE else held[tail].end
-                visits[head].layers += flow * (held[head].end - begin)
-                if tail != SOURCE:
-                    pairs.append((tail, head, part))
-        self._links = 0
-        self._wires(visits, pairs)
-        self.visits = tuple(visits.values())
-        for visit in self.visits:
-            visit.settle(load)
-        self._closing_s = self._closing(visits, kept.get(SOURCE, {}), service.hub_delay_s)
+        return visits
 
-    def _wires(self, visits: Mapping[str, _Visit], pairs: Sequence[tuple[str, str, float]]) -> None:
+    def _room(
+        self, held: Mapping[str, Assignment], visits: Mapping[str, _Visit], service: Service
+    ) -> float:
+        """Maximum requests in flight by KV room.
+
+        Where a peer is full, requests go over others that hold the same layer: it is the room of a
+        layer that counts.
+        """
+        layers, kv_tokens = self._problem.model.layers, self._workload.kv_tokens
+        room = [0.0] * layers
+        for name in visits:
+            a = held[name]
+            tokens = service.machines[name].kv.of(a.start, a.end, layers) / (a.end - a.start)
+            for layer in range(a.start, a.end):
+                room[layer] += tokens
+        whole = max(0.0, min(room)) / kv_tokens
+        return max((1 - HEADROOM_SHARE) * whole - LEFT_OVER, min(whole, 1.0))
+
+    def _cut_prompts(self, visits: Mapping[str, _Visit], firsts: Mapping[str, float]) -> None:
+        """Set the chunks that a prompt comes in, as the first stages choose them."""
+        load, stages = self._workload, max(1, round(sum(v.share for v in self.visits)))
+        link_s = dict.fromkeys(firsts, 0.0)
+        names = tuple(visits)
+        for visit in self.visits:
+            for wire in visit.inbound:
+                if names[wire.tail] in link_s:
+                    link_s[names[wire.tail]] += wire.part * wire.row_s
+        rows = 0.0
+        for name, part in firsts.items():
+            visit = visits[name]
+            row_s = visit.run * visit.prompt.at(LIMIT_ROWS[-2]) / LIMIT_ROWS[-2]
+            sizer = ChunkSizer(fixed_s=visit.alone_s, row_s=row_s)
+            rows += part * sizer.choose(
+                math.ceil(load.input_tokens), stages, link_row_s=link_s[name], others_decode=True
+            )
+        self._chunk_rows = rows = max(1.0, min(rows, load.input_tokens))
+        self._chunks = load.input_tokens / rows
+        for visit in self.visits:
+            curve = visit.prompt
+            visit.chunk_s = visit.run * curve.at(rows)
+            most = _prefill_rows_max(curve, max(1, len(visit.node.tokens_per_s)))
+            visit.chunks_max = max(1.0, most / rows)
+
+    def _wires(
+        self,
+        visits: Mapping[str, _Visit],
+        pairs: Sequence[tuple[str, str, float]],
+        service: Service,
+    ) -> None:
         """Set the links, from their ends and the shares of the senders' tokens."""
         problem = self._problem
         bandwidth, rtts = bandwidth_bytes_per_s(problem), round_trips_s(problem)
@@ -270,24 +335,28 @@ class _Network:
                 stations.append((sent[tail], own[tail][0]))
             if head in own:
                 stations.append((taken[head], own[head][1]))
-            delay_s = rtts.get((tail, head), problem.default_rtt_s) / 2
-            ends = self._links, number[tail], number[head]
-            self._links += 1
-            overhead_s = problem.model.activation_bytes * visits[head].machine.overhead_s_per_byte
-            wire = self._wire(ends, part, flow, stations, delay_s, overhead_s)
-            visits[head].inbound.append(wire)
-            visits[tail].outbound.append(wire)
+            visits[head].inbound.append(
+                self._wire(
+                    tail=number[tail],
+                    part=part,
+                    flow=flow,
+                    stations=stations,
+                    delay_s=rtts.get((tail, head), problem.default_rtt_s) / 2,
+                    overhead_s_per_byte=service.machines[head].overhead_s_per_byte,
+                )
+            )
 
     def _wire(
         self,
-        ends: tuple[int, int, int],
+        *,
+        tail: int,
         part: float,
         flow: float,
         stations: Sequence[tuple[float, float]],
         delay_s: float,
-        overhead_s: float,
+        overhead_s_per_byte: float,
     ) -> _Wire:
-        """A link, from its number and ends, and the flow and the bytes/s of what it passes."""
+        """A link, from its ends, and the flow and the bytes/s of what it passes."""
         load, activation_bytes = self._workload, self._problem.model.activation_bytes
         narrowest = min(rate for _, rate in stations)
         through, fullest = max(
@@ -297,17 +366,16 @@ class _Network:
         # Bytes pass all stations at once: the narrowest sets how long that takes.
         alone_s = activation_bytes / narrowest if narrowest > 0 else 0.0
         long_s = each_s * load.input_tokens
-        prompts_busy = through * long_s / load.output_tokens
         return _Wire(
-            *ends,
+            tail=tail,
             part=part,
             flow=flow,
-            busy=through * each_s + prompts_busy if narrowest > 0 else math.inf,
-            prompts_busy=prompts_busy,
-            queue=through * each_s * each_s / 2,
-            slow_s=long_s * self._spread,
-            token_s=delay_s + alone_s + overhead_s,
-            prompt_s=delay_s + (alone_s + overhead_s) * load.input_tokens,
+            decodes_busy=through * each_s if narrowest > 0 else math.inf,
+            prompts_busy=through * long_s / load.output_tokens,
+            each_s=each_s,
+            slow_s=long_s * (1 + (load.input_deviation / load.input_tokens) ** 2),
+            row_s=alone_s + activation_bytes * overhead_s_per_byte,
+            delay_s=delay_s,
         )
 
     def _closing(
@@ -332,131 +400,113 @@ class _Network:
 
     def ceiling(self) -> float:
         """A rate above which some peer or link could not keep up."""
-        busiest = max((wire.busy for visit in self.visits for wire in visit.inbound), default=0.0)
-        peers = min(visit.ceiling(self._workload) for visit in self.visits)
-        return min(peers, 1 / busiest) if busiest else peers
+        load = self._workload
+        least = 1e-12
+        for visit in self.visits:
+            decodes = visit.run * max(visit.decode.at(256) / 256, 1e-9)
+            prompts = self._chunks * visit.chunk_s / load.output_tokens
+            least = max(least, visit.share * max(decodes, prompts))
+            for wire in visit.inbound:
+                least = max(least, wire.decodes_busy + wire.prompts_busy)
+        return 1 / least if self._requests_max > 0 else 0.0
 
     def at(self, rate: float) -> _State:
         """Times at ``rate`` decoded tokens/s, and what is fullest then."""
-        load, closing_s = self._workload, self._closing_s
+        load = self._workload
         prompts = rate / load.output_tokens
-        fullest = ends_token_s = ends_prompt_s = 0.0
-        hops = [(0.0, 0.0)] * self._links
-        steps: list[tuple[float, float]] = []
-        behind: list[float] = []
+        fullest = ends_token_s = ends_prompt_s = slowest_s = 0.0
+        batches: list[float] = []
         up: list[tuple[float, float]] = []  # mean seconds from the source to each peer's end
         for visit in self.visits:
-            carried = token = prompt = 0.0
+            share = visit.share
+            token = prompt = carried = 0.0
             for wire in visit.inbound:
-                busy = rate * wire.busy
+                decodes_busy, prompts_busy = rate * wire.decodes_busy, rate * wire.prompts_busy
+                busy = decodes_busy + prompts_busy
                 if busy >= 1:
                     return _State(load=busy)
                 fullest = busy if busy > fullest else fullest
-                # The prompt ahead of a token takes the token's link with probability ``part``.
-                hop, caught = _hop(wire, rate, busy, wire.part * behind[wire.tail])
-                hops[wire.number], before, flow = hop, up[wire.tail], wire.flow
-                carried += flow * caught
+                frame = 1 + (batches[wire.tail] - 1) * wire.part
+                hop, pace_s = self._hop(wire, frame, decodes_busy, prompts_busy)
+                slowest_s = pace_s if pace_s > slowest_s else slowest_s
+                before, flow = up[wire.tail], wire.flow
                 token += flow * (before[0] + hop[0])
                 prompt += flow * (before[1] + hop[1])
-            share = visit.share
-            step, caught, busy = self._step(visit, rate * share, prompts * share, carried / share)
+                carried += flow * frame
+            # Tokens from the clients, and around the ring, come one by one.
+            arriving = carried / share if carried > share else 1.0
+            step, pace_s, batch, busy = _step(
+                visit, rate * share, prompts * share * self._chunks, arriving
+            )
             if busy >= 1:
                 return _State(load=busy)
             fullest = busy if busy > fullest else fullest
-            steps.append(step)
-            behind.append(caught)
+            slowest_s = pace_s if pace_s > slowest_s else slowest_s
+            batches.append(batch)
             token, prompt = token / share + step[0], prompt / share + step[1]
             up.append((token, prompt))
             ends_token_s += share * visit.ending * token
             ends_prompt_s += share * visit.ending * prompt
-        token_s = ends_token_s + closing_s
-        requests = rate * (token_s + ends_prompt_s / load.output_tokens)
-        fullest = max(fullest, requests / load.requests_max)
-        return _State(
-            load=max(fullest, self._fullest_room(rate, steps, hops, up)),
-            token_s=token_s,
-            prompt_s=ends_prompt_s,
-        )
+        token_s = ends_token_s + self._closing_s
+        # The first chunk passes all stages; the others follow at the slowest one's pace.
+        prompt_s = ends_prompt_s + (self._chunks - 1) * slowest_s
+        requests = rate * (token_s + prompt_s / load.output_tokens)
+        fullest = max(fullest, requests / self._requests_max)
+        return _State(load=fullest, token_s=token_s, prompt_s=prompt_s)
 
-    def _fullest_room(
-        self,
-        rate: float,
-        steps: Sequence[tuple[float, float]],
-        hops: Sequence[tuple[float, float]],
-        up: Sequence[tuple[float, float]],
-    ) -> float:
-        """The largest share of a peer's KV room that the requests in flight take."""
-        load, closing_s = self._workload, self._closing_s
-        length = (load.input_tokens + load.reserve_tokens) / load.kv_high_water
-        fullest = 0.0
-        down = [(0.0, 0.0)] * len(steps)  # mean seconds from each peer's end to the sink
-        for index in range(len(steps) - 1, -1, -1):
-            visit = self.visits[index]
-            token = prompt = 0.0
-            for wire in visit.outbound:
-                hop, step, after = hops[wire.number], steps[wire.head], down[wire.head]
-                token += wire.part * (hop[0] + step[0] + after[0])
-                prompt += wire.part * (hop[1] + step[1] + after[1])
-            down[index] = token, prompt
-            token += up[index][0] + closing_s
-            prompt += up[index][1]
-            here = rate * visit.share * (token + prompt / load.output_tokens)
-            needed = here * visit.layers * length
-            if needed > fullest * visit.room:
-                fullest = needed / visit.room if visit.room > 0 else math.inf
-        return fullest
+    def _hop(
+        self, link: _Wire, frame: float, decodes_busy: float, prompts_busy: float
+    ) -> tuple[tuple[float, float], float]:
+        """Seconds of (a token, a prompt's first chunk) on a link, and those between chunks.
 
-    def _step(
-        self, visit: _Visit, decodes: float, prompts: float, carried: float
-    ) -> tuple[tuple[float, float], float, float]:
-        """Seconds of (a token, a prompt) at a peer; the share of tokens that leave behind a prompt;
-        the share of the time in which prompts are run, 1 or more where the peer cannot keep up.
-
-        A peer runs all that waits as one batch, then looks again; it idles only while nothing
-        waits. A step with a prompt is long, and a token caught behind a prompt stays behind it at
-        every later peer that both visit: ``carried`` is the share of tokens that arrive behind one.
+        The decodes of a step share a ``frame``. They overtake prompts, but for the slice under way.
         """
-        # The search spends most of its time here, hence comparisons instead of min() and max().
-        layers, decode_s = visit.layers * visit.stretch, visit.decode.at
-        overhead_s, answer_tokens = visit.machine.step_overhead_s, self._workload.output_tokens
-        prompt_s, plain = visit.prompt_s, visit.alone_s
-        caught, laden, busy = carried, prompt_s, 0.0
-        for _ in range(ROUNDS):
-            before = plain + laden
-            free = decodes * (1 - caught)
-            during = free * plain
-            idle = math.exp(-during if during < 50.0 else -50.0) / (free if free > 1e-9 else 1e-9)
-            batch = free * (plain + idle)
-            plain = layers * decode_s(batch if batch > 1.0 else 1.0) + overhead_s
-            batch = answer_tokens * caught
-            laden = prompt_s + layers * decode_s(batch if batch > 1.0 else 1.0)
-            busy = prompts * laden
-            if busy >= 1 or plain > STEP_S_MAX:
-                return (0.0, 0.0), 0.0, max(busy, plain / STEP_S_MAX)
-            newly = busy - prompts * plain
-            caught = carried
-            if newly > 0.0:
-                caught += (1 - carried) * (newly if newly < 1.0 else 1.0)
-            if abs(plain + laden - before) < PRECISION * before:
-                break
-        slow = laden * self._spread
-        residual = plain / 2 * min(1.0, free * plain)
-        newly = caught - carried
-        token = (1 - caught) * (residual + plain) + carried * slow + newly * (slow / 2 + plain)
-        prompt = residual + laden + busy * slow / (2 * (1 - busy))
-        return (token, prompt), caught, busy
+        own_s, free = frame * link.each_s, 1 - decodes_busy
+        token = frame * link.row_s + link.delay_s
+        token += decodes_busy * own_s / (2 * free) + prompts_busy * SLICE_S / 2
+        pace_s = self._chunk_rows * link.each_s / free
+        waits_s = prompts_busy * link.slow_s / (2 * (free - prompts_busy))
+        prompt = self._chunk_rows * link.row_s / free + link.delay_s + waits_s
+        return (token, prompt), pace_s
 
 
-def _hop(
-    link: _Wire, rate: float, busy: float, carried: float
-) -> tuple[tuple[float, float], float]:
-    """Seconds of (a token, a prompt) on a link; the share of tokens that leave behind a prompt.
+@lru_cache(maxsize=CURVES_MAX)
+def _prefill_rows_max(prompt: Curve, layers: int) -> int:
+    """Rows of prompts in a step of a peer that can hold ``layers`` layers."""
+    times = {rows: prompt.at(rows) for rows in LIMIT_ROWS}
+    return limits_of(times, layers).prefill_tokens_max
 
-    The link carries one message at a time and is ``busy`` for a share of the time. ``carried`` is
-    the share of tokens that arrive behind a prompt.
+
+def _step(
+    visit: _Visit, decodes: float, chunks: float, arriving: float
+) -> tuple[tuple[float, float], float, float, float]:
+    """Seconds of (a token, a chunk) at a peer, and those between chunks; decodes of a step; the
+    chunks of a step as a share of their maximum, 1 or more where the peer cannot keep up.
+
+    ``decodes`` and ``chunks`` come each second, decodes in frames of ``arriving``. A peer runs all
+    decodes that wait as one batch, beside the chunks; it idles only while nothing waits.
     """
-    prompts, slow_s = rate * link.prompts_busy, link.slow_s
-    newly = (1 - carried) * prompts
-    token = (carried + newly / 2) * slow_s + rate * link.queue / (1 - busy) + link.token_s
-    prompt = prompts * slow_s / (2 * (1 - busy)) + link.prompt_s
-    return (token, prompt), carried + newly
+    # The search spends most of its time here, hence comparisons instead of min() and max().
+    run, decode_s, overhead_s = visit.run, visit.decode.at, visit.overhead_s
+    chunk_s, chunks_max = visit.chunk_s, visit.chunks_max
+    arrivals = decodes / arriving + chunks
+    plain, beside, cycle = visit.alone_s, 0.0, 1.0
+    for _ in range(ROUNDS):
+        before = plain + beside * chunk_s
+        during = arrivals * before
+        cycle = before + math.exp(-during if during < 50.0 else -50.0) / arrivals
+        beside = chunks * cycle
+        if beside >= chunks_max or plain > STEP_S_MAX:
+            return (0.0, 0.0), 0.0, 0.0, max(beside / chunks_max, plain / STEP_S_MAX)
+        batch = decodes * cycle
+        plain = run * decode_s(batch if batch > arriving else arriving) + overhead_s
+        if abs(plain + beside * chunk_s - before) < PRECISION * before:
+            break
+    mean = plain + beside * chunk_s
+    laden = plain + chunk_s * (beside if beside > 1.0 else 1.0)
+    often = beside if beside < 1.0 else 1.0
+    residual = ((1 - often) * plain * plain + often * laden * laden) / (2 * cycle)
+    busy = beside / chunks_max
+    batch = decodes * cycle
+    pace_s = (plain + chunk_s) * (1 + busy / (2 * (1 - busy)))
+    return (residual + mean, residual + laden), pace_s, max(batch, 1.0), busy

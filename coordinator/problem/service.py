@@ -19,18 +19,18 @@ from dht.messages.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The length of clients' requests, and the share of KV room that the scheduler fills.
+    """The length of clients' requests, and how many of them there are.
 
-    The defaults are the conversations of Azure's 2023 trace and the offline constants of Helix's
-    simulator: a request reserves (input + ``reserve_tokens``) in every layer, and new requests
-    start while at most ``kv_high_water`` of the fullest peer's room is used.
+    The defaults are the conversations of Azure's 2023 trace, and what stages charge for them
+    (:mod:`coordinator.admission.room`).
     """
 
     input_tokens: float = 763.0
     input_deviation: float = 445.0
     output_tokens: float = 232.0
-    reserve_tokens: float = 240.0
-    kv_high_water: float = 0.8
+    kv_tokens: float = 1220.0
+    """KV that a session in flight is charged with on each layer, in tokens: what it was promised,
+    or holds beyond that. More than a request's mean: long answers are in flight for longer."""
     requests_max: float = math.inf
     """Maximum requests in flight, where the load is below what KV room admits."""
 
@@ -38,14 +38,13 @@ class Workload:
 def workload_within(context_tokens: int, workload: Workload | None = None) -> Workload:
     """The workload, scaled down to fit a model's context where that is short."""
     load = workload or Workload()
-    longest = load.input_tokens + max(load.output_tokens, load.reserve_tokens)
-    scale = min(1.0, context_tokens / longest)
+    scale = min(1.0, context_tokens / load.kv_tokens)
     return replace(
         load,
         input_tokens=load.input_tokens * scale,
         input_deviation=load.input_deviation * scale,
         output_tokens=load.output_tokens * scale,
-        reserve_tokens=load.reserve_tokens * scale,
+        kv_tokens=load.kv_tokens * scale,
     )
 
 
