@@ -155,12 +155,17 @@ class SimulatedWire(Protocol):
 
 
 class SimulatedLink:
-    """A directed link with its sender."""
+    """A directed link with its sender.
+
+    Where the sender's uplink is shared and faster than the way to the receiver, frames pass two:
+    the uplink, and behind it the way, which is ``onward``.
+    """
 
     __slots__ = (
         "busy_s",
         "bytes_per_s",
         "latency_s",
+        "onward",
         "pieces",
         "source",
         "target",
@@ -175,6 +180,7 @@ class SimulatedLink:
         bytes_per_s: float,
         latency_s: float,
         wire: SimulatedWire,
+        onward: "SimulatedLink | None" = None,
     ) -> None:
         self.source = source
         self.target = target
@@ -186,12 +192,23 @@ class SimulatedLink:
         self.pieces = 0
         """Number of frames."""
         self.wire = wire
+        self.onward = onward
+
+    @property
+    def narrowest(self) -> "SimulatedLink":
+        """The part of the way that carries least."""
+        return self.onward or self
 
     def send(self, frame: list[SimulatedPiece], size_bytes: float, traffic: TrafficClass) -> None:
         """Queue a frame for the other end."""
         self.pieces += 1
-        self.busy_s += size_bytes / self.bytes_per_s
+        self.busy_s += size_bytes / self.narrowest.bytes_per_s
         self.wire.offer(self, frame, size_bytes, traffic)
+
+    def pass_on(self, left: tuple[list[SimulatedPiece], float, TrafficClass]) -> None:
+        """Send a frame, of some bytes and a class, that has left the uplink onward."""
+        assert self.onward is not None  # noqa: S101 - only such links call it
+        self.onward.wire.offer(self.onward, *left)
 
 
 class SimulatedHop:

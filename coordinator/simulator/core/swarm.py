@@ -113,16 +113,32 @@ class LiveSwarm(Clock):
             bytes_per_s, latency_s = self._wires.get((source, target), self._default)
             up = self._profiles.peers[source].out_bytes_per_s if source in self.peers else INFINITE
             down = self._profiles.peers[target].in_bytes_per_s if target in self.peers else INFINITE
-            bytes_per_s = min(bytes_per_s, up, down)
-            wire = self._shared.get(source)
-            if wire is None:
-                wire = self._make_wire(self)
-                if up < INFINITE:
-                    self._shared[source] = wire
+            bytes_per_s = min(bytes_per_s, down)
             peer = None if target == SINK else self.peers[target]
-            found = SimulatedLink(source, peer, bytes_per_s, latency_s, wire)
+            if up < INFINITE and source not in self._shared:
+                self._shared[source] = self._make_wire(self)
+            if up < INFINITE and up <= bytes_per_s:
+                found = SimulatedLink(source, peer, up, latency_s, self._shared[source])
+            else:
+                found = SimulatedLink(source, peer, bytes_per_s, latency_s, self._make_wire(self))
+                if up < INFINITE:
+                    found = SimulatedLink(source, peer, up, 0.0, self._shared[source], found)
             self.links[source, target] = found
         return found
+
+    def leave(
+        self,
+        link: SimulatedLink,
+        at_s: float,
+        frame: list[SimulatedPiece],
+        size_bytes: float,
+        traffic: TrafficClass,
+    ) -> None:
+        """Let a frame that leaves a wire at ``at_s`` arrive, or go onward."""
+        if link.onward is None:
+            self.at(at_s + link.latency_s, self.arrived, (link.target, frame))
+        else:
+            self.at(at_s, link.pass_on, (frame, size_bytes, traffic))
 
     # Sessions
 
@@ -221,7 +237,8 @@ class LiveSwarm(Clock):
         answer = self.link(hops[-1].peer.name, SINK)
         if self._hub:
             hops[-1].link = answer
-        session.answer_s = answer.latency_s + self._id_bytes / answer.bytes_per_s
+        way = answer.narrowest
+        session.answer_s = way.latency_s + self._id_bytes / way.bytes_per_s
         session.hops = hops
         session.entry = hops[0]
 
@@ -247,9 +264,10 @@ class LiveSwarm(Clock):
         if not session.hops or hop is not session.entry or not left:  # cancelled, or moved
             return
         link = hop.link
-        if link is not None and link.wire.queued_bytes > QUEUED_BYTES_MAX:
-            link.wire.stalled.append(session)
-            return
+        for part in () if link is None else (link, link.narrowest):
+            if part.wire.queued_bytes > QUEUED_BYTES_MAX:
+                part.wire.stalled.append(session)
+                return
         size = min(left, self._chunk_of(session, hop, link, left))
         session.unfed_tokens = left - size
         session.fed_tokens += size
@@ -276,7 +294,7 @@ class LiveSwarm(Clock):
         return hop.peer.sizer.choose(
             left_tokens,
             len(session.hops),
-            link_row_s=None if link is None else self._row_bytes / link.bytes_per_s,
+            link_row_s=None if link is None else self._row_bytes / link.narrowest.bytes_per_s,
             others_decode=hop.peer.sessions > 1,
         )
 

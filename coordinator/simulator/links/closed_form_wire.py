@@ -76,7 +76,7 @@ class FramedWire:
             start_s = now_s
             self._decodes_until_s = end_s = now_s + took_s
         link.waited_s += start_s - now_s
-        swarm.at(end_s + link.latency_s, swarm.arrived, (link.target, frame))
+        swarm.leave(link, end_s, frame, size_bytes, traffic)
 
     def _begin(self) -> None:
         link, _, size_bytes, offered_s = self._prompts[0]
@@ -92,7 +92,7 @@ class FramedWire:
             return
         link, frame, size_bytes, _offered_s = self._prompts.popleft()
         self.queued_bytes -= size_bytes
-        swarm.at(swarm.now_s + link.latency_s, swarm.arrived, (link.target, frame))
+        swarm.leave(link, swarm.now_s, frame, size_bytes, PREFILL)
         if self._prompts:
             self._begin()
         if self.stalled:
@@ -121,7 +121,7 @@ class InOrderWire:
         link: SimulatedLink,
         frame: list[SimulatedPiece],
         size_bytes: float,
-        _traffic: TrafficClass,
+        traffic: TrafficClass,
     ) -> None:
         """Queue a frame behind all others."""
         swarm = self._swarm
@@ -129,12 +129,12 @@ class InOrderWire:
         link.waited_s += start_s - swarm.now_s
         self._free_s = start_s + size_bytes / link.bytes_per_s
         self.queued_bytes += size_bytes
-        swarm.at(self._free_s, self._left, (link, frame, size_bytes))
+        swarm.at(self._free_s, self._left, (link, frame, size_bytes, traffic))
 
-    def _left(self, what: tuple[SimulatedLink, list[SimulatedPiece], float]) -> None:
-        link, frame, size_bytes = what
+    def _left(self, what: tuple[SimulatedLink, list[SimulatedPiece], float, TrafficClass]) -> None:
+        link, frame, size_bytes, traffic = what
         swarm = self._swarm
         self.queued_bytes -= size_bytes
-        swarm.at(swarm.now_s + link.latency_s, swarm.arrived, (link.target, frame))
+        swarm.leave(link, swarm.now_s, frame, size_bytes, traffic)
         if self.stalled:
             swarm.go_on(self)

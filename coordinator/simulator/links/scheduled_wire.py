@@ -17,7 +17,7 @@ class ScheduledWire:
         self._swarm = swarm
         self.stalled: list[SimulatedSession] = []
         self.scheduler = LinkScheduler()
-        self._waiting: dict[int, tuple[SimulatedLink, list[SimulatedPiece], float]] = {}
+        self._waiting: dict[int, tuple[SimulatedLink, list[SimulatedPiece], float, float]] = {}
         self._busy = False
         self._sent_bytes = 0
         self._slow_bytes = 0
@@ -35,7 +35,7 @@ class ScheduledWire:
     ) -> None:
         """Queue a frame; it leaves when its turn comes."""
         number = self.scheduler.offer(traffic, max(1, round(size_bytes)))
-        self._waiting[number] = link, frame, self._swarm.now_s
+        self._waiting[number] = link, frame, size_bytes, self._swarm.now_s
         if not self._busy:
             self._pump()
 
@@ -46,20 +46,20 @@ class ScheduledWire:
             self._busy = False
             return
         self._busy = True
-        link, _, offered_s = self._waiting[cut.number]
+        link, _, _, offered_s = self._waiting[cut.number]
         if cut.offset == 0:
             link.waited_s += swarm.now_s - offered_s
         swarm.at(swarm.now_s + cut.size_bytes / link.bytes_per_s, self._left, cut)
 
     def _left(self, cut: Slice) -> None:
         swarm = self._swarm
-        link, frame, _ = self._waiting[cut.number]
+        link, frame, size_bytes, _ = self._waiting[cut.number]
         self._sent_bytes += cut.size_bytes
         if cut.traffic >= TrafficClass.PREFILL:
             self._slow_bytes += cut.size_bytes
         if cut.last:
             del self._waiting[cut.number]
-            swarm.at(swarm.now_s + link.latency_s, swarm.arrived, (link.target, frame))
+            swarm.leave(link, swarm.now_s, frame, size_bytes, cut.traffic)
         read_s = swarm.now_s + 2 * link.latency_s
         swarm.at(read_s, self._read, (self._sent_bytes, self._slow_bytes))
         self._pump()

@@ -182,17 +182,19 @@ def test_prefill_beside_decodes_is_bounded_as_in_a_stage() -> None:
 def test_links_of_one_uplink_share_its_rate(wire: type) -> None:
     problem, profiles, held = swarm([(0, 1), (1, 2), (1, 2)])
     ends = {}
-    for shared in (False, True):
-        own = replace(profile(), out_bytes_per_s=BYTES_PER_S if shared else math.inf)
-        peers = {**profiles.peers, "p0": own}
+    for own in (1, 100, math.inf):
+        uplink = replace(profile(), out_bytes_per_s=own * BYTES_PER_S)
+        peers = {**profiles.peers, "p0": uplink}
         engine = LiveSwarm(problem, replace(profiles, peers=peers), held, wire, chunk_tokens=None)
         seen = Recorder()
         for last in ("p1", "p2"):
             start(engine, 0.0, request(100, 1), [("p0", 0, 1), (last, 1, 2)])
         engine.run(1e3, seen)
-        ends[shared] = max(seen.prompts.values())
-    # Each prompt's rows take a second: behind each other over the one uplink.
-    assert ends[True] - ends[False] == pytest.approx(1.0, abs=0.11)
+        ends[own] = max(seen.prompts.values())
+    # Each prompt's rows take a second on its link: behind each other over an uplink no wider than
+    # that, beside each other over a wide one.
+    assert ends[1] - ends[math.inf] == pytest.approx(1.0, abs=0.11)
+    assert ends[100] - ends[math.inf] == pytest.approx(0.0, abs=0.11)
 
 
 @given(
