@@ -30,7 +30,6 @@ from bench.reference import memory_for
 from bench.report import parser_of, provenance, write
 from client import Swarm
 from coordinator.experiments.full_load import LIVING, as_plan, build_simulation
-from coordinator.experiments.papers.helix import ONLINE
 from coordinator.problem.service import KvCapacity
 from coordinator.simulator.core.profiles import (
     PeerProfile,
@@ -242,9 +241,7 @@ def simulated(
 ) -> dict[str, float]:
     """The requests through the simulator; each takes ``open_s`` until its prompt is on its way."""
     problem, profiles, held = swarm
-    engine, scheduler = build_simulation(
-        problem, profiles, as_plan(problem, held), LIVING, helix=ONLINE, seed=0
-    )
+    engine, scheduler = build_simulation(problem, profiles, as_plan(problem, held), LIVING)
     run = Arrivals(
         engine,
         scheduler,
