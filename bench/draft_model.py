@@ -70,7 +70,7 @@ def engine_of(directory: Path) -> Engine:
 
 def answer_of(engine: Engine, prompt: Sequence[int], sampling: Sampling) -> tuple[int, ...]:
     """What plain decoding draws behind ``prompt``."""
-    engine.reserve("s", len(prompt) + ANSWER_TOKENS)
+    engine.kv.reserve("s", len(prompt) + ANSWER_TOKENS)
     told, position, ids = list(prompt), 0, tuple(prompt)
     for _ in range(ANSWER_TOKENS):
         item = WorkItem(
@@ -84,7 +84,7 @@ def answer_of(engine: Engine, prompt: Sequence[int], sampling: Sampling) -> tupl
         (result,) = engine.step([item])
         position, ids = len(told), result.token_ids
         told += result.token_ids
-    engine.free("s")
+    engine.kv.free("s")
     return tuple(told[len(prompt) :])
 
 

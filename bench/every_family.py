@@ -191,7 +191,7 @@ def answered(directory: Path) -> list[int]:
     store = WeightStore.open(str(directory))
     engine = Engine(EngineConfig(store=store, name="small", memory_bytes=MEMORY_BYTES))
     engine.load(0, engine.spec.layers)
-    refused = engine.reserve("a", len(PROMPT) + NEW_TOKENS)
+    refused = engine.kv.reserve("a", len(PROMPT) + NEW_TOKENS)
     assert refused is None, refused
     out: list[int] = []
 

@@ -63,7 +63,7 @@ def logits_of(directory: Path, dtype: str, ids: list[int]) -> torch.Tensor:
 
     engines[-1]._range.leave = listening  # type: ignore[method-assign]
     for engine in engines:
-        assert engine.reserve("s", len(ids)) is None
+        assert engine.kv.reserve("s", len(ids)) is None
     cuts = [0, PREFILL, *range(PREFILL + 1, len(ids) + 1)]
     for first, last in itertools.pairwise(cuts):
         hidden: torch.Tensor | None = None

@@ -32,7 +32,7 @@ def decoded(engine: Any, sessions: int) -> tuple[float, list[list[int]]]:
            for name in names}  # fmt: skip
     done = dict.fromkeys(names, 0)
     for name in names:
-        assert engine.reserve(name, len(ids[name]) + NEW_TOKENS) is None
+        assert engine.kv.reserve(name, len(ids[name]) + NEW_TOKENS) is None
     started_s = 0.0
     for step in range(NEW_TOKENS):
         if step == 1:
@@ -50,7 +50,7 @@ def decoded(engine: Any, sessions: int) -> tuple[float, list[list[int]]]:
             ids[result.item.session].append(result.token_id)
     took_s = time.perf_counter() - started_s
     for name in names:
-        engine.free(name)
+        engine.kv.free(name)
     return sessions * (NEW_TOKENS - 1) / took_s, [ids[name][-NEW_TOKENS:] for name in names]
 
 

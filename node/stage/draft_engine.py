@@ -144,14 +144,14 @@ class DraftEngine:
         if not self._held or len(self._open) >= SESSIONS_MAX:
             return False
         most = min(tokens + 2 * DRAFT_TOKENS_MAX + 1, self._engine.spec.context_tokens)
-        self._engine.open_kv(key, most, self._layers)
+        self._engine.kv.open(key, most, self._layers)
         self._open.add(key)
         return True
 
     def free(self, key: str) -> None:
         """Free what a session holds."""
         self._open.discard(key)
-        self._engine.free(key)
+        self._engine.kv.free(key)
 
     def draw(self, chain: Chain, told: Callable[[], None]) -> None:
         """Go on with a chain, behind those that came before it."""
@@ -185,7 +185,7 @@ class DraftEngine:
         """Run the chain's next rows, and draw a token behind the last one."""
         token_ids, draws = chain.rows()
         end = chain.ran + len(token_ids)
-        if not self._engine.extend_kv(chain.key, end):
+        if not self._engine.kv.extend(chain.key, end):
             chain.failed = True
             return
         item = WorkItem(

@@ -46,7 +46,7 @@ def test_what_leaves_is_gone_before_anything_comes(
     """Two sets of pages, or of embeddings, do not fit a GPU."""
     engine = engine_of(directory)
     for session in "ab":  # so that steps have been run over what leaves
-        assert engine.reserve(session, 16) is None
+        assert engine.kv.reserve(session, 16) is None
     engine.step(items("ab"))
     leaving = [weakref.ref(pool.keys) for pool in engine._pools.values()]
     leaving += [weakref.ref(part.weight) for part in engine._range.parts.values()]  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ def test_where_a_step_does_not_fit_its_halves_have_its_memory(
 
     monkeypatch.setattr(engine._steps, "run", short)
     for session in "abcd":
-        assert engine.reserve(session, 16) is None
+        assert engine.kv.reserve(session, 16) is None
     assert [result.error for result in engine.step(items("abcd"))] == [None] * 4
     assert sizes == [4, 2, 1, 1, 2, 1, 1]
 
@@ -123,7 +123,7 @@ def test_a_device_that_fails_for_good_is_no_sessions_fault(
 
     monkeypatch.setattr(engine._steps, "run", fails)
     for session in "ab":
-        assert engine.reserve(session, 16) is None
+        assert engine.kv.reserve(session, 16) is None
     if not lost:  # what was wrong is over: others are served
         errors = [result.error or "" for result in engine.step(items("ab"))]
         assert all("unspecified launch failure" in error for error in errors)

@@ -54,7 +54,7 @@ def test_more_layers_are_slower_and_all_that_fit_are_listed(
     rates = tokens_per_s(engine, measure(engine))
     assert len(rates) == engine.layers_max
     assert all(a > b > 0 for a, b in itertools.pairwise(rates))
-    assert engine.kv_tokens_free >= engine.kv_tokens_min  # no session of the profile is left
+    assert engine.kv.free_tokens >= engine.kv_tokens_min  # no session of the profile is left
 
 
 @given(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=len(BATCHES)))
@@ -108,7 +108,7 @@ def test_a_real_engine_is_timed_at_every_point_and_nothing_is_left(tmp_path: Pat
     assert measured.fit_error is not None
     assert measured.fit_error >= 0
     start, end = engine.held
-    assert engine.kv_tokens_free == engine.kv_tokens_beside(start, end)
+    assert engine.kv.free_tokens == engine.kv_tokens_beside(start, end)
     assert set(measured.layer_s()) == {1, 4, 16, *CHUNKS}
     for times, rows in ((measured.decode_times, BATCHES), (measured.prompt_times, CHUNKS)):
         assert tuple(count for count, _, _ in times) == rows

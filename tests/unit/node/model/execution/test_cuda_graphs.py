@@ -56,7 +56,7 @@ def answers(
     """Greedy answers; each session one token further in each step once its prompt is through."""
     out: list[list[int]] = []
     for n, prompt in enumerate(prompts):
-        assert engine.reserve(str(n), len(prompt) + new) is None
+        assert engine.kv.reserve(str(n), len(prompt) + new) is None
         out.append([])
     for turn in range(new):
         items = [
@@ -71,9 +71,9 @@ def answers(
         for n, result in enumerate(engine.step(items)):
             assert result.token_id is not None, result.error
             out[n].append(result.token_id)
-    engine._kv.check()
+    engine.kv.check()
     for n in range(len(prompts)):
-        engine.free(str(n))
+        engine.kv.free(str(n))
     return out
 
 
@@ -139,16 +139,16 @@ def test_padding_writes_to_nobodys_rows(tmp_path: Path) -> None:
         pool.keys[:-1], pool.values[:-1] = 5.0, 6.0
         pool.keys[-1], pool.values[-1] = 0.0, 0.0
     for n in range(3):
-        assert engine.reserve(str(n), 8) is None
+        assert engine.kv.reserve(str(n), 8) is None
     items = [
         WorkItem(session=str(n), start=0, end=LAYERS, position=0, token_ids=(n + 1,))
         for n in range(3)
     ]
     assert [result.error for result in engine.step(items)] == [None] * 3
-    written = {engine._kv.get(str(n)).pages[0] * engine.config.page_tokens for n in range(3)}  # type: ignore[union-attr]
+    written = {engine.kv.get(str(n)).pages[0] * engine.config.page_tokens for n in range(3)}  # type: ignore[union-attr]
     assert len(graphs) == 1
     for pool in engine._pools.values():
-        assert pool.scrap_row == engine.kv_tokens_free + 3 * engine.config.page_tokens
+        assert pool.scrap_row == engine.kv.free_tokens + 3 * engine.config.page_tokens
         changed = (pool.keys[:-1] != 5.0).flatten(1).any(1) | (pool.values[:-1] != 6.0).flatten(
             1
         ).any(1)

@@ -32,7 +32,7 @@ def answers(engine: Engine, prompts: list[tuple[int, ...]], new: int) -> list[li
     at = [0] * len(prompts)
     out: list[list[int]] = [[] for _ in prompts]
     for n, prompt in enumerate(prompts):
-        assert engine.reserve(str(n), len(prompt) + new) is None
+        assert engine.kv.reserve(str(n), len(prompt) + new) is None
     for _ in range(new):
         items = [
             WorkItem(
@@ -47,7 +47,7 @@ def answers(engine: Engine, prompts: list[tuple[int, ...]], new: int) -> list[li
             ids[n] = (result.token_id,)
             out[n].append(result.token_id)
     for n in range(len(prompts)):
-        engine.free(str(n))
+        engine.kv.free(str(n))
     return out
 
 
@@ -89,7 +89,7 @@ def test_decode_steps_run_what_was_recorded(
     recordings = engine._range._flow.traced
     assert len(recordings._programs) == 1  # for all layers: TorchScript never forgets one
     monkeypatch.setattr(engine._range._flow, "_as_they_are", None)
-    assert engine.reserve("s", 8) is None
+    assert engine.kv.reserve("s", 8) is None
     item = WorkItem(session="s", start=1, end=3, position=0, hidden=torch.ones(1, 32))
     assert engine.step([item])[0].error is None
     monkeypatch.setattr(torchscript_layers, "ROWS_MAX", 0)
