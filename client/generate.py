@@ -21,8 +21,8 @@ from dht.command_line import (
     Parser,
     add_model,
     add_swarm,
+    command_of,
     printable,
-    run_command,
     settle_swarm,
 )
 from dht.errors import UserError
@@ -231,10 +231,7 @@ def _ids(token_ids: tuple[int, ...]) -> str:
     return "".join(f"{token_id} " for token_id in token_ids)
 
 
-def run() -> int:
-    """Run the command; returns its exit code."""
-    return run_command(parse, main)
-
+run = command_of(parse, main)
 
 if __name__ == "__main__":
     sys.exit(run())

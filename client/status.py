@@ -19,8 +19,8 @@ from dht.command_line import (
     Parser,
     add_model,
     add_swarm,
+    command_of,
     printable,
-    run_command,
     settle_swarm,
 )
 from dht.messages.types import span_text
@@ -103,10 +103,7 @@ def _speed(probes: Json) -> str:
     return f"{1 / tpot_s:.1f} tokens/s for one short answer, the first after {ttft_s:.2f} s"
 
 
-def run() -> int:
-    """Run the command; returns its exit code."""
-    return run_command(parse, main)
-
+run = command_of(parse, main)
 
 if __name__ == "__main__":
     sys.exit(run())

@@ -14,7 +14,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from dht.command_line import EXIT_DONE, on_interrupt, run_command
+from dht.command_line import EXIT_DONE, command_of, on_interrupt
 from dht.errors import NetworkError, UserError
 from dht.messages.types import model_key
 from node.owner.reporter import Reporter, gibibytes
@@ -373,10 +373,7 @@ def _told(reporter: Reporter, event: str, **fields: object) -> None:
         reporter.say(f"No plan for all layers now: {fields['reason']}. Waiting for that.")
 
 
-def run() -> int:
-    """Run the command; returns its exit code."""
-    return run_command(parse, main)
-
+run = command_of(parse, main)
 
 if __name__ == "__main__":
     sys.exit(run())

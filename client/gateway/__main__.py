@@ -23,8 +23,8 @@ from dht.command_line import (
     Parser,
     add_model,
     add_swarm,
+    command_of,
     on_interrupt,
-    run_command,
     settle_swarm,
 )
 from dht.errors import UserError
@@ -297,10 +297,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def run() -> int:
-    """Run the command; returns its exit code."""
-    return run_command(parse, main)
-
+run = command_of(parse, main)
 
 if __name__ == "__main__":
     sys.exit(run())

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.random_model import make_llama
-from dht.command_line import EXIT_DONE, EXIT_USER, run_command
+from dht.command_line import EXIT_DONE, EXIT_USER
 from node import profile
 from node.engine.engine import Engine, EngineConfig
 from node.profiling import layer_profile
@@ -143,13 +143,13 @@ def test_the_command_prints_one_object(
 ) -> None:
     arguments = ["profile", str(directory), "--cpu", "--memory", "0.05"]
     monkeypatch.setattr(sys, "argv", [*arguments, "--json"])
-    assert run_command(profile.parse, profile.main) == EXIT_DONE
+    assert profile.run() == EXIT_DONE
     told = json.loads(capsys.readouterr().out)
     assert len(told["tokens_per_s"]) == told["layers_max"] == LAYERS
     assert {point["batch"] for point in told["points"]} == set(BATCHES)
     assert told["fit_error"] >= 0
     monkeypatch.setattr(sys, "argv", arguments)
-    assert run_command(profile.parse, profile.main) == EXIT_DONE
+    assert profile.run() == EXIT_DONE
     assert "6 layers:" in capsys.readouterr().out
 
 
@@ -157,5 +157,5 @@ def test_the_command_names_a_mistake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["profile", str(tmp_path / "nowhere")])
-    assert run_command(profile.parse, profile.main) == EXIT_USER
+    assert profile.run() == EXIT_USER
     assert capsys.readouterr().err.startswith("error: ")
