@@ -31,7 +31,7 @@ from dht.simulated.network import LinkModel, MemoryNetwork, MemoryTransport
 from dht.transport.interface import Transport
 from node.links.hops import HopConfig
 from node.stage.server import StageConfig, StageServer
-from node.stage.streams import StageStreams, StreamLimits
+from node.stage.streams import StageStreams
 
 MBIT = 125_000.0
 TRACE = ROOT / "bench" / "data" / "azure" / "conversations_2023.csv"
@@ -161,7 +161,7 @@ async def serving(
         addresses_of=directory.addresses_of,
         bandwidth_from=bandwidth_from,
     )
-    await StageStreams(transport, stage, StreamLimits()).start()
+    await StageStreams(transport, stage).start()
     peer = StandInPeer(
         transport=transport,
         stage=stage,

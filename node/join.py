@@ -225,7 +225,6 @@ async def _serve(
     budget: "Budget",
     reporter: Reporter,
 ) -> None:
-    from coordinator.plans.review import ReviewConfig
     from coordinator.plans.reviewer import Reviewer
     from coordinator.plans.store import PlanStore
     from coordinator.runtime import Coordinator, CoordinatorConfig
@@ -268,7 +267,7 @@ async def _serve(
     plans = PlanStore(
         transport,
         directory,
-        review=Reviewer(transport, directory, ReviewConfig()),
+        review=Reviewer(transport, directory),
         model=spec,
         coordinators=coordinators,
     )

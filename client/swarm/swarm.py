@@ -5,12 +5,11 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 from client.answer.generation import Answer, AnswerRequest, GenerationOptions, Piece
 from client.errors import StatusCallback
-from client.session.attempt import AttemptConfig
 from client.session.controller import RouteStatus, SessionController
 from client.session.driver import SessionDriver
 from client.swarm.narrator import Narrator
@@ -45,13 +44,12 @@ nobody, and is made again."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmConfig(ReaderConfig):
-    """How a client looks at the swarm, and how its sessions watch their routes."""
+    """How a client enters and looks at the swarm, and whose weights it wants."""
 
     transport: TransportKind = TransportKind.AUTO
     fingerprint: str = ""
     """Fingerprint of the model, or its first 16 digits or more. Empty: the model's files say which
     it is, or else the first of the named peers that serves it."""
-    attempt: AttemptConfig = field(default_factory=AttemptConfig)
 
 
 class Swarm:
@@ -220,7 +218,6 @@ class Swarm:
             self.transport,
             self.view,
             request,
-            self._config.attempt,
             wait_s=self._config.wait_s,
             look=self.reader.look,
             on_status=self.narrator,

@@ -18,7 +18,6 @@ import torch
 
 from client import Swarm, SwarmConfig
 from client.text.tokenizer import ModelText
-from client.view.pinger import PingConfig
 from dht.budget import Budget
 from dht.messages.session import RouteStage
 from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
@@ -36,7 +35,7 @@ from node.links.probe import ProbeServer
 from node.peer.balancer import Balancer
 from node.stage.open_checks import StageView
 from node.stage.server import StageConfig, StageServer
-from node.stage.streams import StageStreams, StreamLimits
+from node.stage.streams import StageStreams
 
 LAYERS = 8
 VOCAB = 1000
@@ -472,7 +471,7 @@ class PaperSwarm:
             budget=self.budget,
             bandwidth_from=lambda _: peer.bandwidth,
         )
-        await StageStreams(transport, stage, StreamLimits(), self.budget).start()
+        await StageStreams(transport, stage, self.budget).start()
         await ProbeServer(transport).start()
         peer = PaperPeer(
             transport=transport,
@@ -514,7 +513,7 @@ class PaperSwarm:
         self,
         *,
         wait_s: float = 60.0,
-        pings: PingConfig | None = None,
+        pings_always: bool = False,
         on_status: Callable[[str], None] | None = None,
         text: ModelText = NAME_ALONE,
         named: tuple[str, ...] = (),
@@ -524,8 +523,7 @@ class PaperSwarm:
         config = SwarmConfig(
             network=NETWORK,
             wait_s=wait_s,
-            pings=pings or PingConfig(),
-            pings_always=pings is not None,
+            pings_always=pings_always,
             fingerprint=fingerprint,
         )
         transport = transport or self.network.transport()

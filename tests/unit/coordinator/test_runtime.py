@@ -10,7 +10,6 @@ import pytest
 from coordinator.evaluation.plan_check import check_shape
 from coordinator.planning.solve import SolveAnswer, SolveRequest, solve_request
 from coordinator.planning.solver_process import solve_apart
-from coordinator.plans.review import ReviewConfig
 from coordinator.plans.reviewer import Reviewer
 from coordinator.plans.store import PlanStore
 from coordinator.plans.transition import TransitionConfig
@@ -54,7 +53,7 @@ class Member:
 
     def __post_init__(self) -> None:
         self.directory = Directory(self.transport, "net", self.record.model.key)
-        review = Reviewer(self.transport, self.directory, ReviewConfig())
+        review = Reviewer(self.transport, self.directory)
         self.plans = PlanStore(self.transport, self.directory, review=review)
         self.coordinator = Coordinator(
             self.transport,

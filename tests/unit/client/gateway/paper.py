@@ -19,7 +19,6 @@ from client.gateway.metrics import Metrics
 from client.gateway.protocols.requests import CHAT_TOKENS_DEFAULT
 from client.gateway.web.app import Gateway, GatewayConfig
 from client.gateway.web.server import serving
-from client.session.attempt import AttemptConfig
 from client.session.controller import ControllerState
 from client.session.driver import SessionDriver
 from client.swarm.swarm import Swarm, SwarmConfig
@@ -120,7 +119,6 @@ class PaperSession(SessionDriver):
             swarm.transport,
             swarm.view,
             request,
-            AttemptConfig(),
             wait_s=0.0,
             look=swarm.reader.look,
             on_status=print,
