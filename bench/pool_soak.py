@@ -22,6 +22,7 @@ from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.kv.page_names import PageNames
 from node.weights.store import WeightStore
+from tests.unit.node.kv.accounts import check_pool
 
 SESSIONS = 10_000
 LIVE = 16
@@ -116,7 +117,7 @@ def soak(
                 del live[name], lengths[name]
             else:
                 live[name] = stands, (result.token_id or 0,)
-    engine._kv.check()
+    check_pool(engine.kv)
     grown_bytes = process.memory_info().rss - warm_bytes
     return Soaked(
         sessions=opened, refused=refused, cancelled=cancelled, steps=steps,

@@ -157,11 +157,6 @@ class KvPool:
                     self._pools[layer].copy(source, target, inside)
         return None
 
-    def check(self) -> None:
-        """Raise AssertionError if the accounts are inconsistent."""
-        with self._lock:
-            self._accounts.check()
-
     def slots(self, reservation: Reservation, tokens: int) -> torch.Tensor:
         """Pool rows of a session's first ``tokens`` tokens, on the CPU."""
         return pool_rows(reservation.pages, tokens, self._page_tokens)

@@ -16,6 +16,7 @@ from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.kv.page_names import PageNames
 from node.weights.store import WeightStore
 from tests.examples import examples
+from tests.unit.node.kv.accounts import check_pool
 
 LAYERS, VOCAB = 3, 61
 PROMPT = tuple(n * 11 % VOCAB for n in range(1, 54))
@@ -92,7 +93,7 @@ class Session:
     def end(self) -> None:
         for span in SPANS:
             self.engine.kv.free(f"{self.name} {span}")
-        self.engine.kv.check()
+        check_pool(self.engine.kv)
 
 
 def test_later_sessions_run_what_is_new_and_answer_the_same(directory: Path) -> None:
@@ -113,7 +114,7 @@ def test_later_sessions_run_what_is_new_and_answer_the_same(directory: Path) -> 
             if live:
                 assert session.found == [found, found], name
             sessions.append(session)
-            engine.kv.check()
+            check_pool(engine.kv)
         for session in sessions:
             session.end()
     assert engine.kv.free_tokens == engine.kv.tokens
@@ -159,7 +160,7 @@ def test_pages_go_when_others_need_them_and_never_before(directory: Path) -> Non
     Session(engine, "old", PROMPT, names_of("old", PROMPT)).end()
     assert engine.kv.free_tokens == engine.kv.tokens
     assert engine.kv.reserve("all", engine.kv.tokens) is None
-    engine.kv.check()
+    check_pool(engine.kv)
     engine.kv.free("all")
     assert Session(engine, "late", PROMPT, names_of("late", PROMPT)).found == [0, 0]
 

@@ -13,6 +13,7 @@ from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, KvRows, WorkItem
 from node.kv.export import KvBytes, pack_kv
 from node.weights.store import WeightStore
+from tests.unit.node.kv.accounts import check_pool
 
 LAYERS, VOCAB, WIDTH = 3, 61, 64
 PROMPT = tuple(n * 11 % VOCAB for n in range(1, 54))
@@ -71,7 +72,7 @@ def test_decoding_goes_on_elsewhere_as_if_nothing_had_happened(directory: Path) 
     assert tokens[1:] == expected
     there.kv.free("s")
     for engine in (here, there):
-        engine.kv.check()
+        check_pool(engine.kv)
     assert there.kv.free_tokens == engine_of(directory).kv_tokens_free
 
 
@@ -132,7 +133,7 @@ def test_rows_that_do_not_fit_are_refused_and_nothing_changes(directory: Path) -
     assert there.kv.put("s", good) == "KV from 0 on came, 18 comes next"
     here.kv.reserve("again", 20)
     assert run(here, "again", 0, PROMPT[:18]) == first
-    there.kv.check()
+    check_pool(there.kv)
 
 
 def test_an_engine_that_gave_its_memory_back_answers_as_before_when_it_loads_again(

@@ -25,6 +25,7 @@ from node.model.execution.cuda_graphs import (
     row_bucket,
 )
 from node.weights.store import WeightStore
+from tests.unit.node.kv.accounts import check_pool
 
 LAYERS = 4
 
@@ -71,7 +72,7 @@ def answers(
         for n, result in enumerate(engine.step(items)):
             assert result.token_id is not None, result.error
             out[n].append(result.token_id)
-    engine.kv.check()
+    check_pool(engine.kv)
     for n in range(len(prompts)):
         engine.kv.free(str(n))
     return out
