@@ -139,7 +139,7 @@ class EngineSide:
 
     def products_s(self, rows: int) -> float:
         """Least seconds of the products of layers and head for ``rows`` rows."""
-        held = self._engine._range
+        held = self._engine.loaded
         modules = [*held.layers.values(), *held.parts.values()]
         linears = [
             part

@@ -137,7 +137,7 @@ def load_peak_bytes(directory: Path, quantize: str | None) -> int:
     engine.unload()
     before = _resident_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
-    engine._range.set(0, engine.spec.layers)
+    engine.loaded.set(0, engine.spec.layers)
     return _resident_bytes("VmHWM") - before
 
 
@@ -232,7 +232,7 @@ def answers(
 ) -> Answers:
     """Greedy answers; ``forced`` are the tokens to go on with instead of one's own."""
     seen: list[torch.Tensor] = []
-    head = engine._range.head
+    head = engine.loaded.head
     assert head is not None
     hook = head.register_forward_hook(lambda *call: seen.append(call[-1].float().clone()))
     ids = [list(prompt) for prompt in prompts]

@@ -65,13 +65,13 @@ def measured(family: str) -> dict[str, Any]:
         store = WeightStore.open(directory)
         engine = Engine(EngineConfig(store=store, name=family, memory_bytes=MEMORY_BYTES))
         engine.load(0, engine.spec.layers)
-        found: dict[str, Any] = {"stacks": engine.stacks_rows}
+        found: dict[str, Any] = {"stacks": engine.loaded.flow.stacks}
         for sessions in SESSIONS:
             speeds: dict[bool, list[float]] = {False: [], True: []}
             answers = []
             for _ in range(ROUNDS):
                 for together, seen in speeds.items():
-                    engine.stack_rows(together)
+                    engine.loaded.flow.stacks = together
                     speed, ids = decoded(engine, sessions)
                     seen.append(speed)
                     answers.append(ids)

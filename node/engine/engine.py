@@ -83,7 +83,8 @@ class Engine:
         self.layers_max = self._count_layers()
         self.held = (0, 0)
         self.bytes_loaded = 0
-        self._range = LoadedRange(self.layout, self.device)
+        self.loaded = LoadedRange(self.layout, self.device)
+        """The layers held, and the parts beside them."""
         self._attend_pages: AttendPages | None = None
         self._experts: GroupedKernel | None = None
         if config.kernels:
@@ -120,27 +121,6 @@ class Engine:
         """Whether the kernel that reads contexts in place passed its trial on the layers held."""
         return self._steps.reads_in_place
 
-    @property
-    def stacks_rows(self) -> bool:
-        """Whether single rows of sessions that have states run together."""
-        return self._range.stacks_rows
-
-    def stack_rows(self, stacks: bool) -> None:
-        """Run such rows together or one by one; a load chooses by a trial."""
-        self._range.stack_rows(stacks)
-
-    @property
-    def loaded(self) -> LoadedRange:
-        """The layers held, and the parts beside them."""
-        return self._range
-
-    def fetch(self, start: int, end: int, progress: Progress | None = None) -> None:
-        """Download the files of layers ``[start, end)`` to this machine; may run beside steps.
-
-        Raises UserError and NetworkError.
-        """
-        self._range.fetch(start, end, progress)
-
     def load(
         self,
         start: int,
@@ -166,7 +146,7 @@ class Engine:
             raise UserError(self._too_little(layers_text((start, end)), least))
         self._drop_pools()
         try:
-            self.bytes_loaded = self._range.set(start, end, progress, made_up=made_up)
+            self.bytes_loaded = self.loaded.set(start, end, progress, made_up=made_up)
             self._pools.update((index, self._pool(pages, index)) for index in range(start, end))
             self._steps.warm_up()
             if self._experts is not None:
@@ -194,7 +174,7 @@ class Engine:
     def unload(self) -> None:
         """Free the memory of weights and KV; sessions must have ended."""
         self._drop_pools()
-        self._range.clear()
+        self.loaded.clear()
         gc.collect()
         give_back()
         if self.device.type == "cuda":
@@ -219,7 +199,7 @@ class Engine:
 
     def _step_run(self) -> ModelRunner:
         return ModelRunner(
-            self._range, self.layout, self.spec, self._pools, self.config.page_tokens
+            self.loaded, self.layout, self.spec, self._pools, self.config.page_tokens
         )
 
     def _kv_pool(self, pages: int) -> KvPool:

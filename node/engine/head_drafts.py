@@ -93,7 +93,7 @@ class HeadDrafts:
 
     def fetch(self) -> None:
         """Download its files. Raises UserError and NetworkError."""
-        self._engine.fetch(0, 1)
+        self._engine.loaded.fetch(0, 1)
         head = self._head
         head.store.fetch(head.names.sources(head.part_parameters(ENTRY)))
 

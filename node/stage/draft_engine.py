@@ -124,7 +124,7 @@ class DraftEngine:
             self._held = wanted
 
     def _load(self) -> None:
-        self._engine.fetch(*self._layers)
+        self._engine.loaded.fetch(*self._layers)
         self._engine.load(*self._layers)
 
     def _unload(self) -> None:

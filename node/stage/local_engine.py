@@ -225,7 +225,7 @@ class LocalEngine:
         def report(done_bytes: int, total_bytes: int) -> None:
             loop.call_soon_threadsafe(progress, done_bytes, total_bytes)
 
-        await asyncio.to_thread(self._engine.fetch, start, end, report)
+        await asyncio.to_thread(self._engine.loaded.fetch, start, end, report)
         if self.heads is not None and self._left_for_head(start, end):
             await asyncio.to_thread(self.heads.fetch)
 

@@ -195,7 +195,7 @@ def test_hidden_states_and_logits_are_close(family: Family) -> None:
     hidden = torch.cat([part for part in parts if part is not None])
     torch.testing.assert_close(hidden, hidden_after(family, ids, 3), atol=1e-4, rtol=1e-4)
     logits: list[torch.Tensor] = []
-    head = engine._range.head
+    head = engine.loaded.head
     assert head is not None
     head.register_forward_hook(lambda module, given, out: logits.append(out))
     engine.kv.reserve("rest", 60)

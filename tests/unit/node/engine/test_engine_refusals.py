@@ -132,7 +132,7 @@ def test_layers_that_make_no_number_are_named(directory: Path) -> None:
     engine = engine_of(directory)
     for name in ("bad", "good"):
         engine.kv.reserve(name, 8)
-    for parameter in engine._range.layers[1].parameters():
+    for parameter in engine.loaded.layers[1].parameters():
         parameter.fill_(math.nan)
     bad, good = engine.step(
         [

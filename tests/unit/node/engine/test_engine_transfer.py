@@ -144,7 +144,7 @@ def test_an_engine_that_gave_its_memory_back_answers_as_before_when_it_loads_aga
     first = run(engine, "s", 0, PROMPT)
     engine.kv.free("s")
     held = [weakref.ref(pool.keys) for pool in engine._pools.values()]
-    held += [weakref.ref(w) for m in engine._range.layers.values() for w in m.parameters()]
+    held += [weakref.ref(w) for m in engine.loaded.layers.values() for w in m.parameters()]
     assert len(held) > LAYERS
     engine.unload()
     assert not [tensor for tensor in held if tensor() is not None], "memory is still in use"

@@ -67,7 +67,7 @@ def engine_of(directory: Path, dtype: str, **more: Any) -> Engine:
 
 
 def graphs_of(engine: Engine) -> CudaGraphs:
-    graphs = engine._range._flow.graphs
+    graphs = engine.loaded.flow.graphs
     assert graphs is not None
     return graphs
 

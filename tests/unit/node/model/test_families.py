@@ -169,13 +169,13 @@ def rows_of(model: Any, prompt: tuple[int, ...], answer: list[int]) -> torch.Ten
 
 def listen(engine: Engine, logits: list[torch.Tensor]) -> None:
     """Note what the engine draws from."""
-    leave = engine._range.leave
+    leave = engine.loaded.flow.leave
 
     def listening(hidden: torch.Tensor) -> torch.Tensor:
         logits.append(leave(hidden))
         return logits[-1]
 
-    engine._range.leave = listening  # type: ignore[method-assign]
+    engine.loaded.flow.leave = listening  # type: ignore[method-assign]
 
 
 on_cuda = pytest.param(
