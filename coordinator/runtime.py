@@ -48,7 +48,7 @@ from dht.messages.types import (
     Problem,
 )
 from dht.records.directory import Directory
-from dht.supervision import Supervisor
+from dht.supervision import Supervisor, end_all
 from dht.transport.interface import Transport
 
 logger = logging.getLogger(__name__)
@@ -161,8 +161,7 @@ class Coordinator:
             await self._parts.run(self._lead, self._follow, ends_process=False)
         finally:
             if self._solving is not None:
-                self._solving.cancel()
-                await asyncio.gather(self._solving, return_exceptions=True)
+                await end_all((self._solving,))
             await self._liveness.close()
 
     async def _lead(self) -> None:
@@ -345,8 +344,7 @@ class Coordinator:
         if self._solving is None:
             return
         change = self._change
-        self._solving.cancel()
-        await asyncio.gather(self._solving, return_exceptions=True)
+        await end_all((self._solving,))
         self._solving, self._change, self._retry_s = None, change, 0.0
 
     async def _plan(self, problem: Problem, usable: dict[str, NodeRecord], reason: str) -> None:

@@ -8,7 +8,7 @@ again must find in them all that it needs.
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,14 @@ FAILURES_MAX, WITHIN_S = 3, 60.0
 
 Work = Callable[..., Coroutine[Any, Any, None]]
 _log = logging.getLogger(__name__)
+
+
+async def end_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel tasks and wait until all have ended, however they end."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
 
 
 class Supervisor:

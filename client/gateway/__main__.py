@@ -29,6 +29,7 @@ from dht.command_line import (
 )
 from dht.errors import UserError
 from dht.secret_file import check_private
+from dht.supervision import end_all
 
 if TYPE_CHECKING:
     from client.gateway.answering.answers import Answers
@@ -251,9 +252,7 @@ async def serve(arguments: argparse.Namespace) -> int:
                 ending = asyncio.create_task(drain(gateway, answers, arguments.drain))
                 again = asyncio.create_task(interrupts.get())
                 await asyncio.wait({ending, again}, return_when=asyncio.FIRST_COMPLETED)
-                for task in (ending, again):
-                    task.cancel()
-                await asyncio.gather(ending, again, return_exceptions=True)
+                await end_all((ending, again))
         await models.close()
     return EXIT_DONE
 

@@ -43,6 +43,7 @@ from dht.messages.session import (
     Tokens,
     TokensAttach,
 )
+from dht.supervision import end_all
 from dht.transport.interface import SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream, Transport
 
 CONNECT_S = 4.0
@@ -404,9 +405,7 @@ class Attempt:
         """End both streams; ``ends_session`` frees the route, too, by a close on the first."""
         tasks: list[asyncio.Task[Any]] = [*self._tasks]
         tasks += [self._last] if self._last is not None else []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)
         if self._first is not None and ends_session:
             close = SessionClose(session=self._open_message.session, attempt=self.attempt)
             self._first.write(codec.encode_frame(close))

@@ -9,7 +9,7 @@ from client.view.ping_state import PingState
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.session import Ping, Pong
-from dht.supervision import Supervisor
+from dht.supervision import Supervisor, end_all
 from dht.transport.interface import PROBE_PROTOCOL, Transport
 
 PINGS_AT_ONCE = 64
@@ -63,9 +63,7 @@ class Pinger:
         """Stop all pings."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)
 
     async def _follow(self, peer_id: str) -> None:
         while True:

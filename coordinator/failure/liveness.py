@@ -7,7 +7,7 @@ from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.peer import REQUESTS_MAX, Witness, WitnessRequest
 from dht.messages.session import Ping, Pong
-from dht.supervision import Supervisor
+from dht.supervision import Supervisor, end_all
 from dht.transport.interface import PLAN_PROTOCOL, Stream, Transport
 
 EVERY_S = 1.5
@@ -86,9 +86,7 @@ class Liveness:
         """Stop all pings; :meth:`watch` starts them again."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)
 
     async def _ping(self, peer_id: str) -> None:
         line = _Line(self._transport, peer_id)

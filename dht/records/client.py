@@ -30,6 +30,7 @@ from dht.records.directory import RecordKind
 from dht.records.helper import ANSWER_BYTES_MAX
 from dht.records.helper_choice import KNOWN_MAX, Chance, Helpers
 from dht.records.signed import TOTAL_BYTES_MAX, RecordError, RecordGuard, kind_of
+from dht.supervision import end_all
 from dht.transport.interface import RECORDS_PROTOCOL, Stream
 
 T = TypeVar("T")
@@ -165,10 +166,7 @@ class RecordClient:
 
     async def close(self) -> None:
         """Close the streams to all helpers."""
-        late = list(self._late)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        await end_all(self._late)
         streams = [line.stream for line in self._lines.values() if line.stream is not None]
         self._lines.clear()
         await asyncio.gather(*(stream.close() for stream in streams))

@@ -26,6 +26,7 @@ from dht.messages.session import (
     SessionRefused,
     TokensAttach,
 )
+from dht.supervision import end_all
 from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import (
     HOP_PROTOCOL,
@@ -146,9 +147,7 @@ class StageStreams:
             )
             await codec.send_frame(stream, told)
         finally:
-            for task in (copying, gone):
-                task.cancel()
-            await asyncio.gather(copying, gone, return_exceptions=True)
+            await end_all((copying, gone))
 
     async def _take_from_client(
         self, stream: Stream, open_: SessionOpen, sender: FrameSender
@@ -219,8 +218,7 @@ class StageStreams:
                     await sender.room()
             finally:
                 reader.close()
-                crediting.cancel()
-                await asyncio.gather(crediting, return_exceptions=True)
+                await end_all((crediting,))
                 self._stage.upstream_lost(peer_id, sender)
 
     async def _pong(self, stream: Stream, ping: Ping, sender: FrameSender) -> None:
