@@ -29,7 +29,7 @@ from dht.identity.peer_id import Identity
 from dht.messages.session import Sampling
 from dht.simulated.clock import run_virtual
 from dht.simulated.network import MemoryNetwork
-from node.drafting.chain import Chain
+from node.drafting.chain import DraftChain
 from node.engine.engine import Engine, EngineConfig
 from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import HopConfig
@@ -125,10 +125,10 @@ def teller_of(told: Sequence[Story]) -> type[TimedEngine]:
 class TimedDrafts(DraftEngine):
     """Draws what the draft model draws; each step takes ``TOKEN_S`` of the loop's time."""
 
-    def draw(self, chain: Chain, told: Callable[[], None]) -> None:
+    def draw(self, chain: DraftChain, told: Callable[[], None]) -> None:
         self._loop.call_later(TOKEN_S, self._later, chain, told)
 
-    def _later(self, chain: Chain, told: Callable[[], None]) -> None:
+    def _later(self, chain: DraftChain, told: Callable[[], None]) -> None:
         if chain.goes_on:
             self._step(chain)
             chain.spent_s += TOKEN_S

@@ -138,7 +138,7 @@ def generation_options(arguments: argparse.Namespace) -> GenerationOptions:
     return GenerationOptions(**given)
 
 
-def prompt_of(arguments: argparse.Namespace) -> str | tuple[int, ...]:
+def given_prompt(arguments: argparse.Namespace) -> str | tuple[int, ...]:
     """The prompt as text or ids; raises UserError for what is neither."""
     if arguments.prompt_ids is None:
         try:
@@ -205,7 +205,7 @@ def _spent(answer: Answer) -> str:
 async def main(arguments: argparse.Namespace) -> int:
     """Connect, stream the answer, print the figures."""
     options = generation_options(arguments)
-    prompt = prompt_of(arguments)
+    prompt = given_prompt(arguments)
     if not 0 <= arguments.wait <= 86_400:
         raise UserError(f"--wait is {arguments.wait}; it must be between 0 and 86400 seconds")
     async with settled_swarm(arguments, print_note, wait_s=arguments.wait) as swarm:

@@ -10,7 +10,6 @@ import sys
 
 from client.health.history import History
 from client.health.prober import Prober, ProberConfig
-from client.health.state import Json
 from client.health.words import told
 from client.remembering import remember_swarm, settled_swarm
 from dht.command_line import (
@@ -23,6 +22,7 @@ from dht.command_line import (
     printable,
     settle_swarm,
 )
+from dht.json_file import Json
 from dht.messages.types import span_text
 
 PEERS_SHOWN_MAX = 16

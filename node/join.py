@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dht.budget import Budget
     from dht.identity.peer_id import Identity
     from dht.records.directory import Directory
-    from dht.supervision import Supervisor, Work
+    from dht.supervision import PartFunction, Supervisor
     from dht.transport.interface import Transport
     from dht.transport.metered import ByteMeter
     from node.device.hardware import Machine
@@ -329,7 +329,7 @@ def _works_beside(
     directory: "Directory",
     peer: "Peer",
     reporter: Reporter,
-) -> "list[Work]":
+) -> "list[PartFunction]":
     """What runs beside the peer: remembering others, moving to another model, offering it here."""
     from coordinator.problem.model_pin import named_peers
     from dht.mdns import advertise
@@ -356,7 +356,9 @@ def _works_beside(
         allowed=allowed,
         stays_s=MOVED_S if arguments.moved else SETTLED_S,
     )
-    works: list[Work] = [partial(keep_remembering, arguments, transport, directory, spec, reporter)]
+    works: list[PartFunction] = [
+        partial(keep_remembering, arguments, transport, directory, spec, reporter)
+    ]
     if len(allowed) > 1:
         works.append(roamer.run)
     if arguments.local and (offer := offer_here(arguments, transport.addresses, spec, reporter)):

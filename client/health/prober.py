@@ -11,12 +11,13 @@ from client.errors import UnavailableError
 from client.health.history import History
 from client.health.past import IncidentWatch
 from client.health.served import ServedTally
-from client.health.state import Json, Probe, SeenPeer, SwarmSnapshot, TokenTime, build_state
+from client.health.state import Probe, SeenPeer, SwarmSnapshot, TokenTime, build_state
 from client.swarm.swarm import Swarm
 from client.view.pinger import Pinger
 from coordinator.catalogue.reading import network_models, served_models
 from coordinator.catalogue.served import ServedModel
 from dht.errors import NetworkError, PeerError, SwarmError, UserError
+from dht.json_file import Json
 from dht.messages.types import LeaseRecord, LinksRecord, NodeRecord, RouteStage, layers_text
 
 logger = logging.getLogger(__name__)

@@ -36,9 +36,9 @@ from client.session.events import (
 )
 from client.view.pinger import answering
 from client.view.prefixes import NamedPrompt
-from client.view.view import Route, SwarmView
+from client.view.view import SwarmView
 from coordinator.admission.lengths import ANSWER_TOKENS
-from coordinator.routing.affinity import KnownPrefix
+from coordinator.routing.affinity import KnownPrefix, Route
 from coordinator.routing.routes import NoRoute
 from dht.errors import NetworkError, SwarmError
 from dht.identity.peer_id import short_name

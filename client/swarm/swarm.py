@@ -17,10 +17,10 @@ from client.swarm.peer_texts import fetched_texts
 from client.text.stop_strings import StopStrings
 from client.text.tokenizer import Detokenizer, ModelText
 from client.view.reader import ReaderConfig, SwarmReader
-from client.view.view import Route
 from coordinator.catalogue.reading import network_models
 from coordinator.catalogue.served import only_model
 from coordinator.problem.model_pin import ModelPin, checked_fingerprint, named_peers
+from coordinator.routing.affinity import Route
 from dht.command_line import settle_swarm
 from dht.connecting import observe
 from dht.errors import NetworkError, UserError

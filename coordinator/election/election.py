@@ -100,11 +100,13 @@ class Elected:
     term: int
 
 
-Event = ElectionView | LeaseStored
-Effect = StoreLease | Elected
+ElectionEvent = ElectionView | LeaseStored
+ElectionEffect = StoreLease | Elected
 
 
-def step(state: Election, event: Event, now_s: float) -> tuple[Election, tuple[Effect, ...]]:
+def step(
+    state: Election, event: ElectionEvent, now_s: float
+) -> tuple[Election, tuple[ElectionEffect, ...]]:
     """The next state, and the effects to perform in order."""
     match event:
         case LeaseStored(term=term):
@@ -166,14 +168,14 @@ def succession(term: int, observed: ElectionView) -> list[str]:
 
 def _observed(
     state: Election, observed: ElectionView, now_s: float
-) -> tuple[Election, tuple[Effect, ...]]:
+) -> tuple[Election, tuple[ElectionEffect, ...]]:
     observed = replace(observed, leases=_credible(observed))
     claims = [ls.term for ls in observed.leases.values()]
     claims += [observed.version.term] if observed.version.term <= observed.term_max else []
     state = replace(state, highest_term=max(claims, default=0))
     state = _note_renewals(state, observed, now_s)
     best = _best(observed, _void(state, observed, now_s))
-    effects: list[Effect] = []
+    effects: list[ElectionEffect] = []
     if state.leading or state.seeking:
         state = _hold(state, best, observed, now_s, effects)
     elif best is not None and best.peer_id != state.peer_id:
@@ -195,7 +197,7 @@ def _hold(
     best: LeaseRecord | None,
     observed: ElectionView,
     now_s: float,
-    effects: list[Effect],
+    effects: list[ElectionEffect],
 ) -> Election:
     """Renew, confirm or give up this peer's own lease."""
     mine = (state.term, -rank(state.peer_id, state.term))
@@ -225,7 +227,7 @@ def _seek(
     state: Election,
     observed: ElectionView,
     now_s: float,
-    effects: list[Effect],
+    effects: list[ElectionEffect],
     *,
     followed: bool,
 ) -> Election:

@@ -16,7 +16,7 @@ from dht.budget import Budget
 from dht.errors import MachineError, NetworkError
 from dht.messages.types import NodeRecord, NodeState, Reach
 from dht.records.directory import Directory
-from dht.supervision import Supervisor, Work, beside
+from dht.supervision import PartFunction, Supervisor, beside
 from dht.transport.interface import Transport
 from node.links.lent_traffic import SAVE_EVERY_S
 from node.links.measured_links import MeasuredLinks
@@ -145,7 +145,7 @@ class Peer:
             self._hurry.set()
         self._leaving.set()
 
-    async def run(self, *others: Work) -> None:
+    async def run(self, *others: PartFunction) -> None:
         """Serve until :meth:`leave` is called, then drain and return. ``others`` run meanwhile.
 
         Raises NetworkError where this peer is cut off for good, and UserError or MachineError where

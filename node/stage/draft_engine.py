@@ -16,7 +16,7 @@ from dht.json_file import read_object
 from dht.messages.session import DRAFT_TOKENS_MAX
 from dht.messages.types import ModelSpec, stage_bytes
 from dht.model_files import library_config, sizes_of
-from node.drafting.chain import Chain
+from node.drafting.chain import DraftChain
 from node.engine.engine import Engine, EngineConfig
 from node.engine.work_item import WorkItem
 from node.model import lean_transformers
@@ -153,11 +153,11 @@ class DraftEngine:
         self._open.discard(key)
         self._engine.kv.free(key)
 
-    def draw(self, chain: Chain, told: Callable[[], None]) -> None:
+    def draw(self, chain: DraftChain, told: Callable[[], None]) -> None:
         """Go on with a chain, behind those that came before it."""
         self._thread.submit(self._draw, chain, told, time.perf_counter())
 
-    def _draw(self, chain: Chain, told: Callable[[], None], since_s: float) -> None:
+    def _draw(self, chain: DraftChain, told: Callable[[], None], since_s: float) -> None:
         try:
             while chain.goes_on:
                 self._step(chain)
@@ -181,7 +181,7 @@ class DraftEngine:
         except RuntimeError:
             logger.debug("the event loop ended before a draft was handed over")
 
-    def _step(self, chain: Chain) -> None:
+    def _step(self, chain: DraftChain) -> None:
         """Run the chain's next rows, and draw a token behind the last one."""
         token_ids, draws = chain.rows()
         end = chain.ran + len(token_ids)

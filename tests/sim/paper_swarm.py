@@ -25,7 +25,7 @@ from dht.records.directory import Directory
 from dht.simulated.network import MemoryNetwork, MemoryTransport
 from dht.transport.interface import Transport
 from node.device.tensors import DTYPES
-from node.drafting.chain import Chain
+from node.drafting.chain import DraftChain
 from node.drafting.drafter import Draft
 from node.drafting.suffix import SuffixDrafter
 from node.engine.work_item import WorkItem, WorkResult
@@ -318,10 +318,10 @@ class PaperDrafts:
     def free(self, key: str) -> None:
         del self.rows[key]
 
-    def draw(self, chain: Chain, told: Callable[[], None]) -> None:
+    def draw(self, chain: DraftChain, told: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_later(self.token_s, self._step, chain, told)
 
-    def _step(self, chain: Chain, told: Callable[[], None]) -> None:
+    def _step(self, chain: DraftChain, told: Callable[[], None]) -> None:
         if chain.goes_on:
             self._run(chain)
             if chain.goes_on:
@@ -332,7 +332,7 @@ class PaperDrafts:
         chain.running = False
         told()
 
-    def _run(self, chain: Chain) -> None:
+    def _run(self, chain: DraftChain) -> None:
         token_ids, draws = chain.rows()
         rows = self.rows[chain.key]
         assert chain.ran <= len(rows), "rows are lacking"

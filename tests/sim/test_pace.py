@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from client.view.view import Route, SwarmView
+from client.view.view import SwarmView
+from coordinator.routing.affinity import Route
 from dht.simulated.clock import run_virtual
 from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
 

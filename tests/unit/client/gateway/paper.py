@@ -24,7 +24,7 @@ from client.session.driver import SessionDriver
 from client.swarm.swarm import Swarm, SwarmConfig
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import ModelText, Tokenizer
-from client.view.view import Route
+from coordinator.routing.affinity import Route
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import Sampling
 from dht.messages.types import ModelSpec, RouteStage
