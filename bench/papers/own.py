@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from bench.papers.arrivals import poisson
 from bench.papers.churn import ChurnConfig, Cut, with_churn
 from bench.papers.clusters import azure, cluster_path, ours
 from bench.papers.full_load import online
@@ -17,7 +18,6 @@ from coordinator.experiments.planner_view import service_of
 from coordinator.experiments.swarm_file import read_swarm
 from coordinator.planning.placement import Placement, best_placement
 from coordinator.simulator.core.profiles import Profiles
-from coordinator.simulator.core.trace import poisson
 from dht.messages.types import Problem
 
 HOUR_S = 3600.0

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.papers.arrivals import poisson
 from coordinator.batching.scheduler import BatchLimits
 from coordinator.experiments.full_load import (
     OnlineConfig,
@@ -20,7 +21,7 @@ from coordinator.experiments.full_load import (
 from coordinator.simulator.core.parts import SimulatedSession
 from coordinator.simulator.core.profiles import interpolated
 from coordinator.simulator.core.swarm import LiveSwarm
-from coordinator.simulator.core.trace import Request, poisson, typical
+from coordinator.simulator.core.trace import Request, typical
 from coordinator.simulator.links.closed_form_wire import FramedWire, InOrderWire
 from coordinator.simulator.links.scheduled_wire import ScheduledWire
 from coordinator.simulator.runs.runs import Arrivals
