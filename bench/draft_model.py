@@ -19,6 +19,8 @@ from typing import Any
 
 from bench.local_swarm import ROOT
 from bench.report import parser_of, provenance, write
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork
 from bench.speculation import MBIT, SPEC
 from bench.stand_in import PATIENT, StandInPeer, client_of, join_client, join_peers, serving
 from bench.timed_engine import GpuTimes, TimedEngine
@@ -27,8 +29,6 @@ from client.text.tokenizer import Tokenizer
 from coordinator.batching.scheduler import BatchLimits
 from dht.identity.peer_id import Identity
 from dht.messages.session import Sampling
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork
 from node.drafting.chain import DraftChain
 from node.engine.engine import Engine, EngineConfig
 from node.engine.work_item import WorkItem, WorkResult

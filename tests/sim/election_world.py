@@ -32,6 +32,7 @@ from coordinator.plans.transition import (
 )
 from coordinator.plans.versions import believed, next_version, number_max, plausible, rank
 from coordinator.problem.from_records import problem_of
+from coordinator.simulator.core import event_log
 from dht.messages.types import (
     NO_VERSION,
     Assignment,
@@ -45,7 +46,6 @@ from dht.messages.types import (
     Problem,
 )
 from dht.records.sightings import Sightings
-from dht.simulated import event_log
 
 LAYERS = 4
 START_UNIX_S = 1.7e9

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from bench.simulated.network import MemoryNetwork, MemoryTransport
 from client import Swarm, SwarmConfig
 from client.text.tokenizer import ModelText
 from dht.budget import Budget
 from dht.messages.session import RouteStage
 from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
 from dht.records.directory import Directory
-from dht.simulated.network import MemoryNetwork, MemoryTransport
 from dht.transport.interface import Transport
 from node.device.tensors import DTYPES
 from node.drafting.chain import DraftChain

@@ -17,6 +17,8 @@ import msgspec
 import pytest
 import torch
 
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryTransport
 from client.errors import UnavailableError
 from client.session.controller import GRAMMAR_TRIES
 from client.text.tokenizer import ModelText
@@ -49,8 +51,6 @@ from dht.messages.session import (
 )
 from dht.messages.types import ModelSpec, RouteStage
 from dht.records.directory import Directory
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryTransport
 from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import HOP_PROTOCOL, SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream
 from dht.transport.streams import HEARD_LIMIT_S

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork
 from dht.messages.types import LINK_FRESH_MAX_S, Link, LinksRecord, NodeRecord
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork
 from dht.transport.interface import Transport
 from node.links.lent_traffic import LentTraffic
 from node.links.measured_links import MeasuredLinks

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from bench.simulated.clock import run_virtual
 from client import GenerationOptions
-from dht.simulated.clock import run_virtual
 from node.engine.engine import Engine
 from node.engine.head_drafts import HeadDrafts
 from node.engine.work_item import WorkItem, WorkResult

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork
 from client import Swarm, SwarmConfig
 from client.health.history import History
 from client.health.prober import Prober, ProberConfig
@@ -21,8 +23,6 @@ from coordinator.failure.liveness import Liveness, _Line
 from coordinator.plans.store import PlanStore
 from dht.errors import MachineError, SwarmError
 from dht.records.directory import LIFETIME_S, Directory, RecordKind
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork
 from dht.supervision import RESTART_S, Supervisor
 from node.links.lent_traffic import LentTraffic
 from node.links.reachability import ReachKeeper

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from bench.simulated.clock import run_virtual
 from dht.command_line import EXIT_MACHINE, EXIT_USER, command_of
 from dht.errors import MachineError, NetworkError, PeerError, SwarmError, UserError
-from dht.simulated.clock import run_virtual
 from dht.supervision import FAILURES_MAX, RESTART_S, WITHIN_S, Supervisor, beside
 
 EMFILE = OSError(24, "Too many open files")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from bench.local_swarm import ROOT
+from bench.simulated.network import MemoryNetwork
 from client.answer.defaults import SamplingDefaults
 from client.answer.generation import AnswerRequest
 from client.gateway.answering.answers import Answers
@@ -28,7 +29,6 @@ from coordinator.routing.affinity import Route
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import Sampling
 from dht.messages.types import ModelSpec, RouteStage
-from dht.simulated.network import MemoryNetwork
 from dht.supervision import Supervisor
 from tests.unit.records import record_of
 

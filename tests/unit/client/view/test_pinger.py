@@ -3,9 +3,9 @@
 import asyncio
 import random
 
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork, MemoryTransport
 from client.view.pinger import PING_AGAIN_S, PING_EVERY_S, PING_SHARE_S, PONG_S, Pinger, answering
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork, MemoryTransport
 from node.links.probe import ProbeServer
 
 
