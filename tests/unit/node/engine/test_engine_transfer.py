@@ -73,7 +73,7 @@ def test_decoding_goes_on_elsewhere_as_if_nothing_had_happened(directory: Path) 
     there.kv.free("s")
     for engine in (here, there):
         check_pool(engine.kv)
-    assert there.kv.free_tokens == engine_of(directory).kv_tokens_free
+    assert there.kv.free_tokens == engine_of(directory).kv.free_tokens
 
 
 def test_only_the_layers_of_the_session_travel(directory: Path) -> None:

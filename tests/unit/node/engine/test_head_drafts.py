@@ -350,8 +350,8 @@ def test_a_head_that_fails_in_a_session_is_not_tried_again_there(
     assert first.foretold == second.foretold == ()
     assert len(tried) == 1
     monkeypatch.undo()
-    for name in (engine, heads):
-        name.free("s")
+    for holder in (engine.kv, heads):
+        holder.free("s")
     assert engine.kv.reserve("s", 16) is None
     heads.open("s", 16)
     assert step([engine], heads, 0, ids, (), GREEDY, ids[1:]).foretold, "others are drafted"
