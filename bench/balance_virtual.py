@@ -24,6 +24,8 @@ from rich.console import Console
 
 from bench import report
 from bench.answer_times import Stream
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork, MemoryTransport
 from bench.stand_in import (
     QWEN_7B_GQA,
     SPANS,
@@ -42,8 +44,6 @@ from coordinator.plans.store import PlanStore
 from coordinator.routing.balance import load_of
 from dht.identity.peer_id import Identity
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, NodeRecord, Plan, PlanVersion
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork, MemoryTransport
 from node.peer.balancer import Balancer
 from node.stage.server import StageConfig
 

@@ -20,6 +20,7 @@ from coordinator.simulator.core.profiles import (
     StepLimits,
 )
 from dht.messages.types import SINK, SOURCE, Link, ModelSpec, PlannerNode, Problem
+from node.profiling.data_sheets import GPUS, DataSheet
 
 EACH = 50
 NAMES = tuple(f"{kind}-{number:02}" for number in range(EACH) for kind in ("helix", "homes"))
@@ -45,29 +46,10 @@ SPARE_MIN = 1.15
 """Minimum ratio of the layers that machines can hold to the model's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A consumer's GPU by its data sheet."""
-
-    memory_gb: float
-    bytes_per_s: float
-    flops: float
-    """Dense operations/s in 16 bits with 32-bit sums."""
-
-
-GPUS = {
-    "rtx2080ti": Gpu(11, 616e9, 54e12),
-    "rtx3060": Gpu(12, 360e9, 51e12),
-    "rtx3090": Gpu(24, 936e9, 71e12),
-    "rtx4060ti": Gpu(16, 288e9, 88e12),
-    "rtx4070": Gpu(12, 504e9, 58e12),
-    "rtx4080": Gpu(16, 717e9, 97e12),
-    "rtx4090": Gpu(24, 1008e9, 165e12),
-    "rtx5090": Gpu(32, 1792e9, 209e12),
-    "a4000": Gpu(16, 448e9, 77e12),
-}
-LENT = 0.85
-"""Share of a GPU's memory that its owner lends."""
+HOME_GPUS = ("a4000", "2080ti", "3060", "3090", "4060ti", "4070", "4080", "4090", "5090")
+"""GPUs of homes, by their keys in :data:`node.profiling.data_sheets.GPUS`."""
+LENT_BYTES_PER_GIB = 0.85e9
+"""Bytes that a GPU's owner lends of each GiB of its memory."""
 BYTES_SHARE, FLOPS_SHARE = 0.7, 0.45
 """Shares of the data sheet that layers reach."""
 LAYER_S = 60e-6
@@ -179,8 +161,8 @@ def _homes(rng: random.Random) -> tuple[Problem, Profiles]:
     """Homes with one GPU each, and the largest model that a share of their memory holds."""
     count = round(3 * 20 ** rng.random())
     names = [f"home{index}" for index in range(count)]
-    gpus = {name: GPUS[rng.choice(sorted(GPUS))] for name in names}
-    total = sum(gpu.memory_gb * 1e9 * LENT for gpu in gpus.values())
+    gpus = {name: GPUS[rng.choice(HOME_GPUS)] for name in names}
+    total = sum(gpu.memory_gib * LENT_BYTES_PER_GIB for gpu in gpus.values())
     share = rng.uniform(0.25, 0.75)
     able = [name for name, m in MODELS.items() if _bytes(m) <= share * total] or ["8b"]
     spec = _spec(rng.choice(able[-2:]))
@@ -241,10 +223,10 @@ def _spec(name: str) -> ModelSpec:
 
 
 def _machine(
-    name: str, gpu: Gpu, spec: ModelSpec, speed: tuple[float, float]
+    name: str, gpu: DataSheet, spec: ModelSpec, speed: tuple[float, float]
 ) -> tuple[PlannerNode, PeerProfile]:
     """A home's GPU: a step reads the weights once and the KV of every row, and computes."""
-    bytes_per_s, flops = BYTES_SHARE * gpu.bytes_per_s, FLOPS_SHARE * gpu.flops
+    bytes_per_s, flops = BYTES_SHARE * gpu.memory_gb_per_s * 1e9, FLOPS_SHARE * gpu.tflops * 1e12
 
     def points(rows: tuple[int, ...], context_tokens: int) -> Points:
         read = spec.kv_bytes_per_token_layer * context_tokens
@@ -263,7 +245,7 @@ def _machine(
         )
 
     decode = points(BATCHES, CONTEXT_TOKENS)
-    memory = int(LENT * gpu.memory_gb * 1e9)
+    memory = int(gpu.memory_gib * LENT_BYTES_PER_GIB)
     held = min(spec.layers, memory // spec.layer_bytes)
     full_s = dict(decode)[64]
     node = PlannerNode(

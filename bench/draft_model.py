@@ -19,6 +19,8 @@ from typing import Any
 
 from bench.local_swarm import ROOT
 from bench.report import parser_of, provenance, write
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork
 from bench.speculation import MBIT, SPEC
 from bench.stand_in import PATIENT, StandInPeer, client_of, join_client, join_peers, serving
 from bench.timed_engine import GpuTimes, TimedEngine
@@ -27,9 +29,7 @@ from client.text.tokenizer import Tokenizer
 from coordinator.batching.scheduler import BatchLimits
 from dht.identity.peer_id import Identity
 from dht.messages.session import Sampling
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork
-from node.drafting.chain import Chain
+from node.drafting.chain import DraftChain
 from node.engine.engine import Engine, EngineConfig
 from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import HopConfig
@@ -70,7 +70,7 @@ def engine_of(directory: Path) -> Engine:
 
 def answer_of(engine: Engine, prompt: Sequence[int], sampling: Sampling) -> tuple[int, ...]:
     """What plain decoding draws behind ``prompt``."""
-    engine.reserve("s", len(prompt) + ANSWER_TOKENS)
+    engine.kv.reserve("s", len(prompt) + ANSWER_TOKENS)
     told, position, ids = list(prompt), 0, tuple(prompt)
     for _ in range(ANSWER_TOKENS):
         item = WorkItem(
@@ -84,7 +84,7 @@ def answer_of(engine: Engine, prompt: Sequence[int], sampling: Sampling) -> tupl
         (result,) = engine.step([item])
         position, ids = len(told), result.token_ids
         told += result.token_ids
-    engine.free("s")
+    engine.kv.free("s")
     return tuple(told[len(prompt) :])
 
 
@@ -125,10 +125,10 @@ def teller_of(told: Sequence[Story]) -> type[TimedEngine]:
 class TimedDrafts(DraftEngine):
     """Draws what the draft model draws; each step takes ``TOKEN_S`` of the loop's time."""
 
-    def draw(self, chain: Chain, told: Callable[[], None]) -> None:
+    def draw(self, chain: DraftChain, told: Callable[[], None]) -> None:
         self._loop.call_later(TOKEN_S, self._later, chain, told)
 
-    def _later(self, chain: Chain, told: Callable[[], None]) -> None:
+    def _later(self, chain: DraftChain, told: Callable[[], None]) -> None:
         if chain.goes_on:
             self._step(chain)
             chain.spent_s += TOKEN_S

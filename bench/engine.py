@@ -97,7 +97,7 @@ class EngineSide:
         """Greedy ids, seconds for the prompts, and seconds for all tokens after the first."""
         prompt = len(prompts[0])
         for n in range(len(prompts)):
-            assert self._engine.reserve(str(n), prompt + new) is None
+            assert self._engine.kv.reserve(str(n), prompt + new) is None
         started_s = Clock.now()
         columns = [self._step(0, prompts)]
         first_s = Clock.now()
@@ -105,7 +105,7 @@ class EngineSide:
             columns.append(self._step(position, [[token] for token in columns[-1]]))
         ended_s = Clock.now()
         for n in range(len(prompts)):
-            self._engine.free(str(n))
+            self._engine.kv.free(str(n))
         answers = [list(row) for row in zip(*columns, strict=True)]
         return answers, first_s - started_s, ended_s - first_s
 
@@ -113,7 +113,7 @@ class EngineSide:
         """Greedy ids of requests of different lengths, and the seconds from first to last."""
         started_s = Clock.now()
         for n, prompt in enumerate(prompts):
-            assert self._engine.reserve(str(n), len(prompt) + new) is None
+            assert self._engine.kv.reserve(str(n), len(prompt) + new) is None
         answers: list[list[int]] = [[] for _ in prompts]
         for turn in range(new):
             items = []
@@ -134,12 +134,12 @@ class EngineSide:
                 assert result.token_id is not None, result.error
                 answers[n].append(result.token_id)
         for n in range(len(prompts)):
-            self._engine.free(str(n))
+            self._engine.kv.free(str(n))
         return answers, Clock.now() - started_s
 
     def products_s(self, rows: int) -> float:
         """Least seconds of the products of layers and head for ``rows`` rows."""
-        held = self._engine._range
+        held = self._engine.loaded
         modules = [*held.layers.values(), *held.parts.values()]
         linears = [
             part

@@ -227,7 +227,7 @@ class EngineSide:
     def open(self, batch: int, context: int, steps: int) -> bool:
         """Sessions with ``context`` tokens of random KV; False where there is no room."""
         for n in range(batch):
-            if self._engine.reserve(str(n), context + steps) is not None:
+            if self._engine.kv.reserve(str(n), context + steps) is not None:
                 self.close()
                 return False
             self._at[str(n)] = 0
@@ -254,17 +254,17 @@ class EngineSide:
 
     def prefill(self, tokens: int) -> None:
         """One prompt, which is forgotten again."""
-        if (refused := self._engine.reserve("prompt", tokens)) is not None:
+        if (refused := self._engine.kv.reserve("prompt", tokens)) is not None:
             raise StepError(refused)
         self._at["prompt"] = 0
         self._run({"prompt": torch.zeros(tokens, self.hidden, dtype=torch.bfloat16)})
-        self._engine.free("prompt")
+        self._engine.kv.free("prompt")
         del self._at["prompt"]
 
     def close(self) -> None:
         """End all sessions."""
         for name in self._at:
-            self._engine.free(name)
+            self._engine.kv.free(name)
         self._at.clear()
 
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +192,7 @@ def answered(directory: Path) -> list[int]:
     store = WeightStore.open(str(directory))
     engine = Engine(EngineConfig(store=store, name="small", memory_bytes=MEMORY_BYTES))
     engine.load(0, engine.spec.layers)
-    refused = engine.reserve("a", len(PROMPT) + NEW_TOKENS)
+    refused = engine.kv.reserve("a", len(PROMPT) + NEW_TOKENS)
     assert refused is None, refused
     out: list[int] = []
 
@@ -215,6 +216,12 @@ def answered(directory: Path) -> list[int]:
 
 def outcome(name: str) -> tuple[str, str]:
     """What came of a family, and why."""
+    return outcome_of(lambda directory: (directory, made(name, directory)))
+
+
+def outcome_of(make: Callable[[Path], tuple[Path, list[int]]]) -> tuple[str, str]:
+    """What came of a model, and why; ``make`` writes it into a directory and returns its files and
+    what ``transformers`` answers."""
     import torch
 
     from dht.errors import UserError
@@ -222,11 +229,11 @@ def outcome(name: str) -> tuple[str, str]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         try:
-            expected = made(name, Path(directory))
+            files, expected = make(Path(directory))
         except Exception as error:  # noqa: BLE001 - whatever its code says to such a configuration
             return UNKNOWN, line_of(error)
         try:
-            given = answered(Path(directory))
+            given = answered(files)
         except UserError as error:
             return REFUSED, str(error).rpartition("cannot be served yet: ")[2]
         except Exception as error:  # noqa: BLE001 - this is what is looked for

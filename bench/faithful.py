@@ -30,7 +30,6 @@ from bench.reference import memory_for
 from bench.report import parser_of, provenance, write
 from client import Swarm
 from coordinator.experiments.full_load import LIVING, as_plan, build_simulation
-from coordinator.experiments.papers.helix import ONLINE
 from coordinator.problem.service import KvCapacity
 from coordinator.simulator.core.profiles import (
     PeerProfile,
@@ -118,11 +117,11 @@ class Stage:
         prompts: dict[int, list[float]] = {tokens: [] for tokens in PROMPTS}
         for _ in range(TIMINGS):
             for tokens in PROMPTS:
-                assert self.engine.reserve("p", tokens) is None
+                assert self.engine.kv.reserve("p", tokens) is None
                 prompts[tokens].append(self._step_s([self._item("p", 0, tokens)]))
-                self.engine.free("p")
+                self.engine.kv.free("p")
             for n in range(max(DECODES)):
-                assert self.engine.reserve(str(n), CONTEXT_TOKENS + len(DECODES)) is None
+                assert self.engine.kv.reserve(str(n), CONTEXT_TOKENS + len(DECODES)) is None
                 self._step_s([self._item(str(n), 0, CONTEXT_TOKENS)])
             for turn, count in enumerate(DECODES):
                 position = CONTEXT_TOKENS + turn
@@ -131,7 +130,7 @@ class Stage:
                 for item in items[count:]:
                     self._step_s([item])  # keeps the others' positions alike
             for n in range(max(DECODES)):
-                self.engine.free(str(n))
+                self.engine.kv.free(str(n))
         layers = self.span[1] - self.span[0]
         decode = tuple((n, statistics.median(v) / layers) for n, v in decodes.items())
         prompt = tuple((n, statistics.median(v) / layers) for n, v in prompts.items())
@@ -242,9 +241,7 @@ def simulated(
 ) -> dict[str, float]:
     """The requests through the simulator; each takes ``open_s`` until its prompt is on its way."""
     problem, profiles, held = swarm
-    engine, scheduler = build_simulation(
-        problem, profiles, as_plan(problem, held), LIVING, helix=ONLINE, seed=0
-    )
+    engine, scheduler = build_simulation(problem, profiles, as_plan(problem, held), LIVING)
     run = Arrivals(
         engine,
         scheduler,

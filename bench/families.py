@@ -54,16 +54,16 @@ def stages(directory: Path, dtype: str) -> list[Engine]:
 def logits_of(directory: Path, dtype: str, ids: list[int]) -> torch.Tensor:
     """Logits behind each position from the prefill's last on, ``[positions, vocabulary]``."""
     engines = stages(directory, dtype)
-    leave = engines[-1]._range.leave
+    leave = engines[-1].loaded.flow.leave
     rows: list[torch.Tensor] = []
 
     def listening(hidden: torch.Tensor) -> torch.Tensor:
         rows.append(leave(hidden).float())
         return rows[-1]
 
-    engines[-1]._range.leave = listening  # type: ignore[method-assign]
+    engines[-1].loaded.flow.leave = listening  # type: ignore[method-assign]
     for engine in engines:
-        assert engine.reserve("s", len(ids)) is None
+        assert engine.kv.reserve("s", len(ids)) is None
     cuts = [0, PREFILL, *range(PREFILL + 1, len(ids) + 1)]
     for first, last in itertools.pairwise(cuts):
         hidden: torch.Tensor | None = None

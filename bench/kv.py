@@ -24,6 +24,8 @@ from typing import Any
 from rich.console import Console
 
 from bench import report
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork
 from bench.stand_in import (
     QWEN_7B_GQA,
     SPANS,
@@ -43,8 +45,6 @@ from coordinator.simulator.core.trace import Request, as_in_papers, read_trace, 
 from dht.errors import SwarmError
 from dht.identity.peer_id import Identity
 from dht.messages.session import SessionOpen
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork
 from node.engine.work_item import WorkItem, WorkResult
 from node.peer.balancer import Balancer
 from node.stage.server import StageConfig

@@ -7,20 +7,15 @@ answers for the same numbers.
 """
 
 import json
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bench.every_family import (
-    FAILED,
-    REFUSED,
     SAME,
     UNKNOWN,
-    WRONG,
-    answered,
     greedy,
-    line_of,
+    outcome_of,
     small_config,
     write_random,
 )
@@ -114,23 +109,7 @@ LARGE: dict[str, Published] = {
 
 def outcome(name: str) -> tuple[str, str]:
     """What came of a model, and why."""
-    import torch
-
-    from dht.errors import UserError
-
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as directory:
-        try:
-            files, expected = published(LARGE[name], Path(directory))
-        except Exception as error:  # noqa: BLE001 - whatever its code says to such a configuration
-            return UNKNOWN, line_of(error)
-        try:
-            given = answered(files)
-        except UserError as error:
-            return REFUSED, str(error).rpartition("cannot be served yet: ")[2]
-        except Exception as error:  # noqa: BLE001 - this is what is looked for
-            return FAILED, line_of(error)
-    return (SAME, "") if given == expected else (WRONG, f"{given} instead of {expected}")
+    return outcome_of(lambda directory: published(LARGE[name], directory))
 
 
 def published(model: Published, directory: Path) -> tuple[Path, list[int]]:

@@ -22,10 +22,10 @@ from bench import report
 from bench.clusters import HELD_OUT
 from bench.live_plan import NAMED, case, solved
 from bench.local_swarm import ROOT
+from bench.papers.arrivals import poisson
 from bench.papers.clusters import azure
 from coordinator.experiments.full_load import LIVING, OnlineConfig, Rules, online
 from coordinator.runtime import CoordinatorConfig
-from coordinator.simulator.core.trace import poisson
 from coordinator.simulator.judge import standing_load
 
 RESULT = ROOT / "bench" / "results" / "light_load.json"

@@ -27,10 +27,10 @@ from bench.clusters import HELD_OUT, TUNING, load
 from bench.judged import tau
 from bench.local_swarm import ROOT
 from bench.papers.clusters import azure, published
+from bench.papers.full_load import offline
 from coordinator.evaluation.estimate import estimate
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import uncovered
-from coordinator.experiments.full_load import HELIX, OfflineConfig, offline
 from coordinator.heuristics import heuristics
 from coordinator.heuristics.peer_classes import peer_classes, regions
 from coordinator.planning.solve import SolveAnswer, SolveRequest, solve_request
@@ -79,8 +79,8 @@ class Case:
     def replayed(self, plan: Plan, *, helix: bool = False) -> float:
         """Decoded tokens/s of a plan under full load."""
         if helix:
-            config = OfflineConfig(rules=HELIX, measured_s=HELIX_S)
-            return offline(self.problem, self.profiles, plan, azure(), config).decode_tokens_per_s
+            report = offline(self.problem, self.profiles, plan, azure(), measured_s=HELIX_S)
+            return report.decode_tokens_per_s
         served: list[float] = []
         while len(served) < REPLAYS_MAX and sum(served) * REPLAY_S / 2 < TOKENS_MIN:
             seed = 1 + len(served)

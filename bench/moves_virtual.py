@@ -20,10 +20,10 @@ from rich.console import Console
 
 from bench import report
 from bench.moving import SESSION_TOKENS, SPEC, StandInMover, move, moving_peer
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork
 from bench.stand_in import SPANS, client_of, join_client, join_peers
 from dht.identity.peer_id import Identity
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork
 
 LINKS = {"100 Mbit/s, 10 ms": (100.0, 0.010), "1 Gbit/s, 2 ms": (1000.0, 0.002)}
 WAYS = ("chosen", "copy", "replay")

@@ -7,10 +7,11 @@ import math
 from dataclasses import replace
 
 from client.health.past import SPANS, Incident, Past, Span
-from client.health.state import Json, Probe, SeenPeer, SwarmSnapshot, TokenTime, build_state
+from client.health.state import Probe, SeenPeer, SwarmSnapshot, TokenTime, build_state
 from coordinator.catalogue.served import served_model
 from dht.identity.peer_id import Identity
 from dht.invitation import invitation_to, text_of
+from dht.json_file import Json
 from dht.messages.types import (
     SINK,
     SOURCE,

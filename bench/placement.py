@@ -19,8 +19,8 @@ from typing import Any
 
 from bench import report
 from bench.local_swarm import ROOT
+from bench.papers.full_load import offline
 from coordinator.evaluation.max_flow import balanced_flow, flow_parts, solve_flow, upper_bound
-from coordinator.experiments.full_load import HELIX, OfflineConfig, offline
 from coordinator.experiments.planner_view import read_service
 from coordinator.experiments.swarm_file import read_swarm
 from coordinator.planning.placement import Placement, make_plan, score
@@ -92,8 +92,8 @@ def simulate(
             solve_s=0.0,
             now_unix_s=0.0,
         )
-        config = OfflineConfig(rules=HELIX, measured_s=seconds)
-        total += offline(problem, profiles, plan, trace, config).decode_tokens_per_s
+        served = offline(problem, profiles, plan, trace, measured_s=seconds)
+        total += served.decode_tokens_per_s
     return total
 
 

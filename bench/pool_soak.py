@@ -22,6 +22,7 @@ from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.kv.page_names import PageNames
 from node.weights.store import WeightStore
+from tests.unit.node.kv.accounts import check_pool
 
 SESSIONS = 10_000
 LIVE = 16
@@ -70,7 +71,7 @@ def soak(
         )
     )
     engine.load(0, LAYERS)
-    before = engine.kv_tokens_free
+    before = engine.kv.free_tokens
     process = psutil.Process()
     live: dict[str, tuple[int, tuple[int, ...]]] = {}
     """Where a session stands and what it runs next."""
@@ -90,9 +91,9 @@ def soak(
             blocks = b"".join(block_names(b"", ids))
             names = PageNames(space=b"soak", blocks=blocks, answers=name, found_most=prompt - 1)
             asked = before + 1 if chance.random() < 0.02 else length
-            found = engine.open_kv(name, asked, (0, LAYERS), asked, names)
-            if not engine.extend_kv(name, asked):
-                engine.free(name)
+            found = engine.kv.open(name, asked, (0, LAYERS), asked, names)
+            if not engine.kv.extend(name, asked):
+                engine.kv.free(name)
                 refused += 1
                 continue
             live[name] = found, tuple(ids[found:])
@@ -112,17 +113,17 @@ def soak(
             leaves = chance.random() < 0.05
             if stands >= lengths[name] or leaves:
                 cancelled += leaves
-                engine.free(name)
+                engine.kv.free(name)
                 del live[name], lengths[name]
             else:
                 live[name] = stands, (result.token_id or 0,)
-    engine._kv.check()
+    check_pool(engine.kv)
     grown_bytes = process.memory_info().rss - warm_bytes
     return Soaked(
         sessions=opened, refused=refused, cancelled=cancelled, steps=steps,
         grown_bytes=grown_bytes,
         grown_device_bytes=device_bytes(engine.device) - warm_device_bytes,
-        free_tokens_before=before, free_tokens_after=engine.kv_tokens_free,
+        free_tokens_before=before, free_tokens_after=engine.kv.free_tokens,
     )  # fmt: skip
 
 

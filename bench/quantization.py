@@ -137,7 +137,7 @@ def load_peak_bytes(directory: Path, quantize: str | None) -> int:
     engine.unload()
     before = _resident_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
-    engine._range.set(0, engine.spec.layers)
+    engine.loaded.set(0, engine.spec.layers)
     return _resident_bytes("VmHWM") - before
 
 
@@ -232,14 +232,14 @@ def answers(
 ) -> Answers:
     """Greedy answers; ``forced`` are the tokens to go on with instead of one's own."""
     seen: list[torch.Tensor] = []
-    head = engine._range.head
+    head = engine.loaded.head
     assert head is not None
     hook = head.register_forward_hook(lambda *call: seen.append(call[-1].float().clone()))
     ids = [list(prompt) for prompt in prompts]
     chosen: list[list[int]] = []
     at = [0] * len(prompts)
     for n, prompt in enumerate(prompts):
-        assert engine.reserve(str(n), len(prompt) + new_tokens) is None
+        assert engine.kv.reserve(str(n), len(prompt) + new_tokens) is None
     for step in range(new_tokens):
         items = [
             WorkItem(
@@ -258,7 +258,7 @@ def answers(
             at[n] = len(ids[n])
             ids[n].append(token_id if forced is None else int(forced[n, step]))
     for n in range(len(prompts)):
-        engine.free(str(n))
+        engine.kv.free(str(n))
     hook.remove()
     return Answers(token_ids=torch.tensor(chosen).T, logits=torch.stack(seen, dim=1))
 
@@ -281,7 +281,7 @@ def compare(right: Answers, got: Answers) -> dict[str, Any]:
 def decode_s(engine: Engine, streams: int) -> float:
     """Seconds of one decode step over all layers, the median of DECODE steps."""
     for n in range(streams):
-        assert engine.reserve(str(n), DECODE + 1) is None
+        assert engine.kv.reserve(str(n), DECODE + 1) is None
     seconds = []
     for at in range(DECODE):
         items = [
@@ -299,7 +299,7 @@ def decode_s(engine: Engine, streams: int) -> float:
         engine.step(items)
         seconds.append(time.perf_counter() - started_s)
     for n in range(streams):
-        engine.free(str(n))
+        engine.kv.free(str(n))
     return median(seconds)
 
 

@@ -33,6 +33,8 @@ from safetensors.torch import save_file
 
 from bench import report
 from bench.local_swarm import ROOT
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork
 from coordinator.catalogue.need import Need, needs
 from coordinator.catalogue.reading import network_models, served_models
 from coordinator.heuristics.heuristics import chains, keep_layers
@@ -41,8 +43,6 @@ from dht.hub import served_name
 from dht.messages.types import DeviceSpec, ModelRecord, ModelSpec, NodeRecord, NodeState
 from dht.model_files import MANIFEST, directory_root
 from dht.records.directory import Directory
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork
 from dht.whole_file import write_whole
 from node.peer.announcer import RENEW_MODEL_S, RENEW_S
 from node.peer.roaming import MOVED_S, SETTLED_S, Roamer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench import paper_health
 from bench.browser import PageServer, browser
-from client.health.state import Json
+from dht.json_file import Json
 from tests.unit.client.gateway.beside import gateway_beside
 
 CHAT_PEERS = {

@@ -35,6 +35,8 @@ from typing import Any
 from bench.local_swarm import ROOT, LocalSwarm
 from bench.reference import draft_memory_for, memory_for
 from bench.report import parser_of, provenance, write
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork
 from bench.stand_in import (
     PATIENT,
     QWEN_7B,
@@ -54,8 +56,6 @@ from dht.command_line import loop_factory
 from dht.identity.peer_id import Identity
 from dht.messages.session import DRAFT_TOKENS_MAX
 from dht.messages.types import ModelSpec
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork
 from dht.transport.interface import Transport
 from node.drafting.suffix import SuffixDrafter
 from node.engine.work_item import WorkItem, WorkResult

@@ -32,7 +32,7 @@ def decoded(engine: Any, sessions: int) -> tuple[float, list[list[int]]]:
            for name in names}  # fmt: skip
     done = dict.fromkeys(names, 0)
     for name in names:
-        assert engine.reserve(name, len(ids[name]) + NEW_TOKENS) is None
+        assert engine.kv.reserve(name, len(ids[name]) + NEW_TOKENS) is None
     started_s = 0.0
     for step in range(NEW_TOKENS):
         if step == 1:
@@ -50,7 +50,7 @@ def decoded(engine: Any, sessions: int) -> tuple[float, list[list[int]]]:
             ids[result.item.session].append(result.token_id)
     took_s = time.perf_counter() - started_s
     for name in names:
-        engine.free(name)
+        engine.kv.free(name)
     return sessions * (NEW_TOKENS - 1) / took_s, [ids[name][-NEW_TOKENS:] for name in names]
 
 
@@ -65,13 +65,13 @@ def measured(family: str) -> dict[str, Any]:
         store = WeightStore.open(directory)
         engine = Engine(EngineConfig(store=store, name=family, memory_bytes=MEMORY_BYTES))
         engine.load(0, engine.spec.layers)
-        found: dict[str, Any] = {"stacks": engine.stacks_rows}
+        found: dict[str, Any] = {"stacks": engine.loaded.flow.stacks}
         for sessions in SESSIONS:
             speeds: dict[bool, list[float]] = {False: [], True: []}
             answers = []
             for _ in range(ROUNDS):
                 for together, seen in speeds.items():
-                    engine.stack_rows(together)
+                    engine.loaded.flow.stacks = together
                     speed, ids = decoded(engine, sessions)
                     seen.append(speed)
                     answers.append(ids)

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 
 from bench.local_swarm import ROOT
 from bench.papers.link_policies import DecodeProfile, InOrder, MoLink
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import LinkModel, MemoryNetwork, MemoryTransport
 from bench.timed_engine import GpuTimes, TimedEngine
 from client import Swarm, SwarmConfig
 from client.text.tokenizer import ModelText
@@ -26,12 +28,10 @@ from coordinator.links.scheduler import LinkScheduler
 from dht.identity.peer_id import Identity
 from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
 from dht.records.directory import Directory
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import LinkModel, MemoryNetwork, MemoryTransport
 from dht.transport.interface import Transport
 from node.links.hops import HopConfig
 from node.stage.server import StageConfig, StageServer
-from node.stage.streams import StageStreams, StreamLimits
+from node.stage.streams import StageStreams
 
 MBIT = 125_000.0
 TRACE = ROOT / "bench" / "data" / "azure" / "conversations_2023.csv"
@@ -161,7 +161,7 @@ async def serving(
         addresses_of=directory.addresses_of,
         bandwidth_from=bandwidth_from,
     )
-    await StageStreams(transport, stage, StreamLimits()).start()
+    await StageStreams(transport, stage).start()
     peer = StandInPeer(
         transport=transport,
         stage=stage,

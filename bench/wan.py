@@ -15,13 +15,13 @@ from typing import Any
 
 from bench import results_links
 from bench.report import provenance, write
+from bench.simulated.clock import run_virtual
 from bench.stand_in import (
     Request,
     Setting,
     StandInSwarm,
     ask,
 )
-from dht.simulated.clock import run_virtual
 
 GROUP_SESSIONS = 32
 GROUP_TOKENS = 150

@@ -29,9 +29,9 @@ from dht.command_line import (
     Parser,
     add_model,
     add_swarm,
+    command_of,
     on_interrupt,
     printable,
-    run_command,
     settle_swarm,
 )
 from dht.errors import NetworkError, SwarmError, UserError
@@ -262,10 +262,7 @@ async def main(arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def run() -> int:
-    """Run the command; returns its exit code."""
-    return run_command(parse, main)
-
+run = command_of(parse, main)
 
 if __name__ == "__main__":
     sys.exit(run())

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from dht.command_line import EXIT_DONE, Parser, run_command
+from dht.command_line import EXIT_DONE, Parser, command_of
 from dht.remembered import forget, shown
 
 
@@ -24,10 +24,7 @@ async def main(_: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def run() -> int:
-    """Run the command; returns its exit code."""
-    return run_command(parse, main)
-
+run = command_of(parse, main)
 
 if __name__ == "__main__":
     sys.exit(run())

@@ -21,8 +21,8 @@ from dht.command_line import (
     Parser,
     add_model,
     add_swarm,
+    command_of,
     printable,
-    run_command,
     settle_swarm,
 )
 from dht.errors import UserError
@@ -138,7 +138,7 @@ def generation_options(arguments: argparse.Namespace) -> GenerationOptions:
     return GenerationOptions(**given)
 
 
-def prompt_of(arguments: argparse.Namespace) -> str | tuple[int, ...]:
+def given_prompt(arguments: argparse.Namespace) -> str | tuple[int, ...]:
     """The prompt as text or ids; raises UserError for what is neither."""
     if arguments.prompt_ids is None:
         try:
@@ -205,7 +205,7 @@ def _spent(answer: Answer) -> str:
 async def main(arguments: argparse.Namespace) -> int:
     """Connect, stream the answer, print the figures."""
     options = generation_options(arguments)
-    prompt = prompt_of(arguments)
+    prompt = given_prompt(arguments)
     if not 0 <= arguments.wait <= 86_400:
         raise UserError(f"--wait is {arguments.wait}; it must be between 0 and 86400 seconds")
     async with settled_swarm(arguments, print_note, wait_s=arguments.wait) as swarm:
@@ -231,10 +231,7 @@ def _ids(token_ids: tuple[int, ...]) -> str:
     return "".join(f"{token_id} " for token_id in token_ids)
 
 
-def run() -> int:
-    """Run the command; returns its exit code."""
-    return run_command(parse, main)
-
+run = command_of(parse, main)
 
 if __name__ == "__main__":
     sys.exit(run())

@@ -4,7 +4,7 @@ import argparse
 import importlib
 import sys
 
-from dht.command_line import EXIT_DONE, Parser, add_model, add_swarm, run_command, settle_swarm
+from dht.command_line import EXIT_DONE, Parser, add_model, add_swarm, command_of, settle_swarm
 from dht.errors import UserError
 from dht.hub import served_name
 from dht.invitation import invitation_to, text_of
@@ -43,10 +43,7 @@ async def main(arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def run() -> int:
-    """Run the command; returns its exit code."""
-    return run_command(parse, main)
-
+run = command_of(parse, main)
 
 if __name__ == "__main__":
     sys.exit(run())

@@ -13,8 +13,8 @@ from dht.command_line import (
     EXIT_SWARM,
     Parser,
     add_swarm,
+    command_of,
     printable,
-    run_command,
     settle_swarm,
 )
 from dht.connecting import observe
@@ -78,10 +78,7 @@ def _served(model: ServedModel) -> str:
     return f"yes: {layers} layers, {model.replicas} times"
 
 
-def run() -> int:
-    """Run the command; returns its exit code."""
-    return run_command(parse, main)
-
+run = command_of(parse, main)
 
 if __name__ == "__main__":
     sys.exit(run())

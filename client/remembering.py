@@ -8,7 +8,7 @@ from typing import Any
 
 from client.swarm.swarm import Swarm, SwarmConfig
 from dht.command_line import printable
-from dht.hub import resolved
+from dht.hub import absolute_model
 from dht.identity.dialling import DialRule
 from dht.messages.types import RouteStage
 from dht.remembered import ADDRESSES_MAX, Remembered, remember
@@ -60,7 +60,7 @@ def remember_swarm(
         Remembered(
             network=arguments.network,
             initial_peers=tuple(dict.fromkeys((first, *told, *others)))[:ADDRESSES_MAX],
-            model=resolved(named),
+            model=absolute_model(named),
             model_name=swarm.text.name,
             fingerprint=spec.fingerprint,
         ),

@@ -10,7 +10,6 @@ import sys
 
 from client.health.history import History
 from client.health.prober import Prober, ProberConfig
-from client.health.state import Json
 from client.health.words import told
 from client.remembering import remember_swarm, settled_swarm
 from dht.command_line import (
@@ -19,10 +18,11 @@ from dht.command_line import (
     Parser,
     add_model,
     add_swarm,
+    command_of,
     printable,
-    run_command,
     settle_swarm,
 )
+from dht.json_file import Json
 from dht.messages.types import span_text
 
 PEERS_SHOWN_MAX = 16
@@ -103,10 +103,7 @@ def _speed(probes: Json) -> str:
     return f"{1 / tpot_s:.1f} tokens/s for one short answer, the first after {ttft_s:.2f} s"
 
 
-def run() -> int:
-    """Run the command; returns its exit code."""
-    return run_command(parse, main)
-
+run = command_of(parse, main)
 
 if __name__ == "__main__":
     sys.exit(run())

@@ -11,13 +11,13 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-from coordinator.election.election import ElectionConfig
+from coordinator.election.election import CATCH_UP_S
 from coordinator.election.leadership import Leadership, LeadershipRules
-from coordinator.failure.liveness import Liveness, LivenessConfig
+from coordinator.failure.liveness import Liveness
 from coordinator.planning.placement import why_uncoverable
 from coordinator.planning.solve import SolveAnswer, SolveRequest
 from coordinator.planning.solver_process import solve_apart
-from coordinator.plans.review import ReviewConfig, falls_short
+from coordinator.plans.review import falls_short
 from coordinator.plans.store import PlanStore
 from coordinator.plans.transition import (
     PERIODIC,
@@ -48,7 +48,7 @@ from dht.messages.types import (
     Problem,
 )
 from dht.records.directory import Directory
-from dht.supervision import Supervisor
+from dht.supervision import Supervisor, end_all
 from dht.transport.interface import Transport
 
 logger = logging.getLogger(__name__)
@@ -83,16 +83,13 @@ class CoordinatorConfig:
     weigh_per_peer_s: float = 1.0
     """Time per peer added to ``weigh_every_s``: the comparison takes longer with more peers, and
     more of them make it."""
-    review: ReviewConfig = field(default_factory=ReviewConfig)
     watchers: int = 8
     """Number of followers that ping the coordinator: those next in the succession."""
     witnesses: int = 3
     """Number of watchers that are asked before a silent coordinator counts as dead."""
     coordinators: frozenset[str] = frozenset()
     """Peers that may lead; empty: everybody."""
-    election: ElectionConfig = field(default_factory=ElectionConfig)
     transition: TransitionConfig = field(default_factory=TransitionConfig)
-    liveness: LivenessConfig = field(default_factory=LivenessConfig)
 
 
 class Coordinator:
@@ -119,7 +116,7 @@ class Coordinator:
         self._config = config
         self._on_event = on_event
         self._solve = solve or solve_apart
-        self._liveness = Liveness(transport, config.liveness, self._parts)
+        self._liveness = Liveness(transport, self._parts)
         self._leadership = Leadership(
             transport,
             directory,
@@ -127,7 +124,6 @@ class Coordinator:
             self._liveness,
             model=model,
             rules=LeadershipRules(
-                election=config.election,
                 transition=config.transition,
                 watchers=config.watchers,
                 witnesses=config.witnesses,
@@ -165,8 +161,7 @@ class Coordinator:
             await self._parts.run(self._lead, self._follow, ends_process=False)
         finally:
             if self._solving is not None:
-                self._solving.cancel()
-                await asyncio.gather(self._solving, return_exceptions=True)
+                await end_all((self._solving,))
             await self._liveness.close()
 
     async def _lead(self) -> None:
@@ -264,8 +259,7 @@ class Coordinator:
 
     @property
     def _republish_after_s(self) -> float:
-        config = self._config
-        return config.election.catch_up_s if self._behind else config.publish_every_s
+        return CATCH_UP_S if self._behind else self._config.publish_every_s
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -305,9 +299,7 @@ class Coordinator:
             known = {p: usable[p] for p in settled(usable, unix_s, self._config.transition)}
             weighed = plan.version, problem_of(plan.model, usable, links), known.keys()
             if weighed != self._weighed:  # the same input would give the same answer
-                self._poor = await asyncio.to_thread(
-                    falls_short, plan, usable, known, links, self._config.review
-                )
+                self._poor = await asyncio.to_thread(falls_short, plan, usable, known, links)
                 self._weighed = weighed
         return self._poor
 
@@ -352,8 +344,7 @@ class Coordinator:
         if self._solving is None:
             return
         change = self._change
-        self._solving.cancel()
-        await asyncio.gather(self._solving, return_exceptions=True)
+        await end_all((self._solving,))
         self._solving, self._change, self._retry_s = None, change, 0.0
 
     async def _plan(self, problem: Problem, usable: dict[str, NodeRecord], reason: str) -> None:

@@ -58,13 +58,13 @@ class _PlacementFile(msgspec.Struct):
     placement: dict[str, tuple[Layer, Layer]]
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command's arguments; raises UserError."""
+def options(prog: str, schedulers: Sequence[str] = SCHEDULERS, example: str = EXAMPLE) -> Parser:
+    """The options of a command that simulates a swarm; the first scheduler is the default."""
     parser = Parser(
-        prog="python -m coordinator.simulate",
+        prog=prog,
         usage="%(prog)s CLUSTER.json [options]",
         description="Simulate a swarm: tokens/s, latencies, how busy and full peers and links are.",
-        epilog=EXAMPLE,
+        epilog=example,
         exit_codes="0 done, 2 your mistake or too small, 130 interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -85,7 +85,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help=f"plan (default), a JSON file, or one of {', '.join(HEURISTICS)}",
     )
     for name, choices, default, what in (
-        ("--scheduler", SCHEDULERS, "anabranch", "how requests choose peers"),
+        ("--scheduler", schedulers, schedulers[0], "how requests choose peers"),
         ("--link-policy", WIRES, "framed", "what a link sends next"),
         ("--mode", ("offline", "online"), "offline", "under full load, or at --rate"),
     ):
@@ -105,12 +105,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--duration", type=_positive, default=600.0, metavar="S", help="(600)")
     parser.add_argument(
-        "--as-in-papers",
-        action="store_true",
-        help="Helix's batches, whole prompts and links in order; --scheduler helix, swarm, random,"
-        " shortest-queue",
-    )
-    parser.add_argument(
         "--chunk", type=int, metavar="N", help="tokens; 0: whole; without it as the stages choose"
     )
     parser.add_argument(
@@ -118,6 +112,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="pictures (needs matplotlib)")
+    return parser
+
+
+def parse(parser: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments of a command with these options; raises UserError."""
     arguments = parser.parse_args(argv)
     if arguments.mode == "online" and arguments.rate is None:
         raise UserError("--mode online needs --rate, the tokens/s that arrive")
@@ -182,8 +181,12 @@ def simulated_placement(
     return found
 
 
-def simulate(arguments: argparse.Namespace, progress: Callable[[float], None]) -> SimulationReport:
-    """Run the simulation that the arguments describe."""
+def read(
+    arguments: argparse.Namespace,
+) -> tuple[Problem, Profiles, Placement | tuple[Assignment, ...], Sequence[Request]]:
+    """The swarm, its placement, and the requests that the arguments name: the trace to draw from
+    for ``--mode offline``, otherwise requests at their arrival times. Raises UserError and
+    SwarmError."""
     problem, profiles = read_swarm(arguments.cluster, arguments.model)
     trace: Sequence[Request] = typical()
     if arguments.trace is not None:
@@ -191,33 +194,37 @@ def simulate(arguments: argparse.Namespace, progress: Callable[[float], None]) -
         if not trace:
             raise UserError("the trace has no request of 4-2048 input and 4-1024 output tokens")
     placement = simulated_placement(arguments.placement, problem, profiles, arguments.seed)
-    rules = Rules(
-        papers=arguments.as_in_papers,
-        scheduler=arguments.scheduler,
+    if arguments.mode == "online":
+        trace = resampled(
+            trace,
+            tokens_per_s=arguments.rate,
+            duration_s=arguments.warm_up + arguments.duration,
+            seed=arguments.seed,
+        )
+    return problem, profiles, placement, trace
+
+
+def rules_of(arguments: argparse.Namespace, scheduler: str) -> Rules:
+    """The rules that the arguments name, with one of our schedulers."""
+    return Rules(
+        scheduler=scheduler,
         links=arguments.link_policy,
         chunk_tokens=AS_CHOSEN if arguments.chunk is None else arguments.chunk or None,
     )
+
+
+def simulate(arguments: argparse.Namespace, progress: Callable[[float], None]) -> SimulationReport:
+    """Run the simulation that the arguments describe."""
+    problem, profiles, placement, requests = read(arguments)
+    rules = rules_of(arguments, arguments.scheduler)
+    warm_up_s, measured_s = arguments.warm_up, arguments.duration
     if arguments.mode == "offline":
-        offline_config = OfflineConfig(
-            seed=arguments.seed,
-            warm_up_s=arguments.warm_up,
-            measured_s=arguments.duration,
-            rules=rules,
+        config = OfflineConfig(
+            seed=arguments.seed, warm_up_s=warm_up_s, measured_s=measured_s, rules=rules
         )
-        return offline(problem, profiles, placement, trace, offline_config, progress)
-    arrivals = resampled(
-        trace,
-        tokens_per_s=arguments.rate,
-        duration_s=arguments.warm_up + arguments.duration,
-        seed=arguments.seed,
-    )
-    online_config = OnlineConfig(
-        seed=arguments.seed,
-        warm_up_s=arguments.warm_up,
-        measured_s=arguments.duration,
-        rules=rules,
-    )
-    return online(problem, profiles, placement, arrivals, online_config, progress)
+        return offline(problem, profiles, placement, requests, config, progress)
+    arrivals = OnlineConfig(warm_up_s=warm_up_s, measured_s=measured_s, rules=rules)
+    return online(problem, profiles, placement, requests, arrivals, progress)
 
 
 def report_json(report: SimulationReport) -> dict[str, object]:
@@ -285,13 +292,17 @@ def print_tables(report: SimulationReport) -> None:
     console.print(links)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
+def command(
+    parser: Parser,
+    simulate: Callable[[argparse.Namespace, Callable[[float], None]], SimulationReport],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Simulate what the arguments describe and print the report; returns the exit code."""
     from rich.console import Console
     from rich.progress import Progress
 
     def work() -> int:
-        arguments = parse(argv)
+        arguments = parse(parser, argv)
         if arguments.plot is not None:
             from coordinator.experiments.plots import draw_plots, need_matplotlib
 
@@ -308,6 +319,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_DONE
 
     return exit_code_of(work, of_swarm=EXIT_USER)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    return command(options("python -m coordinator.simulate"), simulate, argv)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
+class RateLimit:
     """A limit on what is taken: per second on average, and at once."""
 
     name: str
@@ -42,7 +42,7 @@ class Rate:
     all_burst: float = math.inf
 
 
-Limit = Amount | Rate
+Limit = Amount | RateLimit
 
 STREAMS = Amount(name="streams", unit="", per_peer=256, in_all=4096, crowded=2048, when_crowded=8)
 """Incoming streams: each holds two descriptors of this machine. A gateway has two per session, 64
@@ -58,22 +58,22 @@ FRAME_BYTES = Amount(
 )
 """Bytes of unfinished frames on streams to a stage; 1,024 tokens of a wide model are 16 MiB. A peer
 without a session here sends nothing longer than an open with its history, 1.25 MiB."""
-PINGS = Rate(name="pings", unit="", per_s=128, burst=1024)
+PINGS = RateLimit(name="pings", unit="", per_s=128, burst=1024)
 """Pings on streams to a stage: a gateway sends one in 2 s on each of its 128."""
 RECORD_STREAMS = Amount(name="record_streams", unit="", per_peer=4, in_all=512)
-RECORD_REQUESTS = Rate(name="record_requests", unit="", per_s=20, burst=200)
-RECORD_BYTES = Rate(name="record_bytes", unit="MB", per_s=1e6, burst=16e6)
-RECORD_STORES = Rate(name="record_stores", unit="", per_s=2, burst=32)
-RECORD_SEARCHES = Rate(
+RECORD_REQUESTS = RateLimit(name="record_requests", unit="", per_s=20, burst=200)
+RECORD_BYTES = RateLimit(name="record_bytes", unit="MB", per_s=1e6, burst=16e6)
+RECORD_STORES = RateLimit(name="record_stores", unit="", per_s=2, burst=32)
+RECORD_SEARCHES = RateLimit(
     name="record_searches", unit="", per_s=5, burst=20, all_per_s=50, all_burst=200
 )
 """Searches of the DHT: a tenth of all for each peer; a burst is four kinds of records of five
 models."""
-DHT_STORES = Rate(name="dht_stores", unit="", per_s=64, burst=1024)
+DHT_STORES = RateLimit(name="dht_stores", unit="", per_s=64, burst=1024)
 """Values that a peer stores here; at once as many as a neighbour hands over to a newcomer."""
-DHT_BULK_STORES = Rate(name="dht_bulk_stores", unit="", all_per_s=512, all_burst=4096)
+DHT_BULK_STORES = RateLimit(name="dht_bulk_stores", unit="", all_per_s=512, all_burst=4096)
 """Values in requests of more than a peer's own: each costs the check of a signature."""
-DHT_FIND_BYTES = Rate(
+DHT_FIND_BYTES = RateLimit(
     name="dht_find_bytes",
     unit="MiB",
     per_s=1 << 20,
@@ -82,16 +82,18 @@ DHT_FIND_BYTES = Rate(
     all_burst=64 << 20,
 )
 DIALS_BACK_OPEN = Amount(name="dials_back_open", unit="", per_peer=16, in_all=16)
-DIALS_BACK = Rate(name="dials_back", unit="", per_s=0.05, burst=3, all_per_s=2, all_burst=20)
-DIALS_BACK_TO = Rate(name="dials_back_to", unit="", per_s=0.05, burst=3)
+DIALS_BACK = RateLimit(name="dials_back", unit="", per_s=0.05, burst=3, all_per_s=2, all_burst=20)
+DIALS_BACK_TO = RateLimit(name="dials_back_to", unit="", per_s=0.05, burst=3)
 """Dials to one address, for all peers that ask."""
-DIALS = Rate(name="dials", unit="", per_s=1, burst=16, all_per_s=8, all_burst=64)
+DIALS = RateLimit(name="dials", unit="", per_s=1, burst=16, all_per_s=8, all_burst=64)
 """Dials, for a client, of peers that were not reached at the last try."""
-LAYER_CHECKS = Rate(name="layer_checks", unit="", per_s=0.1, burst=4, all_per_s=1, all_burst=16)
+LAYER_CHECKS = RateLimit(
+    name="layer_checks", unit="", per_s=0.1, burst=4, all_per_s=1, all_burst=16
+)
 """Requests to run a few rows through a few layers: neighbours ask before they give up layers."""
 TEXT_STREAMS = Amount(name="text_streams", unit="", per_peer=2, in_all=32)
 """Streams that ask for a model's text files."""
-TEXT_BYTES = Rate(
+TEXT_BYTES = RateLimit(
     name="text_bytes",
     unit="MiB",
     per_s=1 << 20,
@@ -211,7 +213,7 @@ class Buckets:
 class Taken:
     """What peers took of one resource lately, against its rates."""
 
-    def __init__(self, limit: Rate) -> None:
+    def __init__(self, limit: RateLimit) -> None:
         self.limit = limit
         self._peers = Buckets(limit.per_s, limit.burst)
         self._all = Buckets(limit.all_per_s, limit.all_burst)
@@ -240,13 +242,13 @@ class Budget:
         """``changed`` limits replace the defaults of the same names."""
         limits = {each.name: each for each in (*LIMITS, *changed)}
         self._held = {n: Held(each) for n, each in limits.items() if isinstance(each, Amount)}
-        self._taken = {n: Taken(each) for n, each in limits.items() if isinstance(each, Rate)}
+        self._taken = {n: Taken(each) for n, each in limits.items() if isinstance(each, RateLimit)}
 
     def held(self, limit: Amount) -> Held:
         """The meter of what is held."""
         return self._held[limit.name]
 
-    def rate(self, limit: Rate) -> Taken:
+    def rate(self, limit: RateLimit) -> Taken:
         """The meter of what is taken per second."""
         return self._taken[limit.name]
 

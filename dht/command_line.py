@@ -341,16 +341,17 @@ def _is_bare(model: str) -> bool:
     return HubId.parse(model) is None and local_path(model) is None
 
 
-def run_command(
+def command_of(
     parse: Callable[[], argparse.Namespace],
     main: Callable[[argparse.Namespace], Coroutine[Any, Any, int]],
-) -> int:
-    """Parse, run ``main`` in an event loop and return its exit code; errors go to stderr."""
-    level = logging.DEBUG if os.environ.get("ANABRANCH_DEBUG") else logging.WARNING
-    logging.basicConfig(level=level, handlers=[StderrHandler()])
-    raise_descriptor_limit()
+) -> Callable[[], int]:
+    """A function that runs a command: it parses, runs ``main`` in an event loop and returns its
+    exit code; errors go to stderr."""
 
     def work() -> int:
+        level = logging.DEBUG if os.environ.get("ANABRANCH_DEBUG") else logging.WARNING
+        logging.basicConfig(level=level, handlers=[StderrHandler()])
+        raise_descriptor_limit()
         arguments = parse()
         if getattr(arguments, "verbose", False):
             logging.getLogger().setLevel(min(level, logging.INFO))
@@ -358,7 +359,7 @@ def run_command(
         with asyncio.Runner(loop_factory=loop_factory(kind)) as runner:
             return runner.run(main(arguments))
 
-    return exit_code_of(work)
+    return partial(exit_code_of, work)
 
 
 def exit_code_of(work: Callable[[], int], *, of_swarm: int = EXIT_SWARM) -> int:

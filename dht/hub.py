@@ -96,7 +96,7 @@ def local_path(model: str) -> Path | None:
     return path if path.is_dir() or (path.suffix == GGUF and path.is_file()) else None
 
 
-def resolved(model: str) -> str:
+def absolute_model(model: str) -> str:
     """``model`` as other working directories know it: what is local, by its whole path."""
     path = local_path(model)
     return model if path is None else str(path.resolve() if path.is_dir() else path.absolute())

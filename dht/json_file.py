@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 import msgspec
 
 T = TypeVar("T")
+Json = dict[str, Any]
+"""A JSON object as Python has it."""
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> Json:
     """The JSON object in the file ``path``, with ``Infinity`` and ``NaN`` as Python writes them.
 
     Raises OSError where it cannot be read, and ValueError where it holds anything else.

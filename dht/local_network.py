@@ -71,7 +71,7 @@ def offer_of_peer(
     return replace(offer, name=printable or short_name(offer.peer_id))
 
 
-def properties_of(offer: Offer) -> dict[str, str]:
+def txt_of(offer: Offer) -> dict[str, str]:
     """The offer as the properties of a TXT record."""
     text = text_of(offer.invitation)
     parts = {f"i{n // PART_MAX}": text[n : n + PART_MAX] for n in range(0, len(text), PART_MAX)}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dht.errors import NetworkError
 from dht.identity.multiaddr import host_of
-from dht.local_network import SERVICE, Instances, Offer, properties_of, read_offer
+from dht.local_network import SERVICE, Instances, Offer, read_offer, txt_of
 
 if TYPE_CHECKING:
     from zeroconf import IPVersion, ServiceInfo
@@ -100,7 +100,7 @@ def _service(offer: Offer) -> "ServiceInfo":
         SERVICE,
         f"{offer.peer_id}.{SERVICE}",
         port=int(addresses[0].split("/")[4]),
-        properties=properties_of(offer),
+        properties=txt_of(offer),
         server=f"{offer.peer_id}.local.",
         addresses=[ipaddress.ip_address(host_of(each)).packed for each in addresses],
     )

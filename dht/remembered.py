@@ -21,17 +21,17 @@ FORMAT = 1
 FILE_BYTES_MAX = 16 << 10
 ADDRESSES_MAX = 8
 VARIABLE = "ANABRANCH_MEMORY"
-Line = Annotated[str, Meta(max_length=1024, pattern=r"^[^\x00-\x1f\x7f]*$")]
+OneLine = Annotated[str, Meta(max_length=1024, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
 class Remembered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A network, how to reach it, and the model that was used in it."""
 
     network: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f/]+$")]
-    initial_peers: Annotated[tuple[Line, ...], Meta(min_length=1, max_length=ADDRESSES_MAX)]
-    model: Line = ""
+    initial_peers: Annotated[tuple[OneLine, ...], Meta(min_length=1, max_length=ADDRESSES_MAX)]
+    model: OneLine = ""
     """The value of ``--model``: a whole path, a hub id or a name."""
-    model_name: Line = ""
+    model_name: OneLine = ""
     """The name that the model is served under."""
     fingerprint: Annotated[str, Meta(pattern="^([0-9a-f]{16,64})?$")] = ""
     """The fingerprint of the weights that were taken under that name."""

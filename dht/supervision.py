@@ -8,7 +8,7 @@ again must find in them all that it needs.
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,16 @@ RESTART_S = 5.0
 FAILURES_MAX, WITHIN_S = 3, 60.0
 """Number of unexpected errors of one part within this time that end the process."""
 
-Work = Callable[..., Coroutine[Any, Any, None]]
+PartFunction = Callable[..., Coroutine[Any, Any, None]]
 _log = logging.getLogger(__name__)
+
+
+async def end_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel tasks and wait until all have ended, however they end."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
 
 
 class Supervisor:
@@ -43,18 +51,18 @@ class Supervisor:
         self._on_error = on_error or (lambda part, error: None)
 
     @asynccontextmanager
-    async def beside(self, *works: Work, ends_process: bool = True) -> AsyncIterator[None]:
+    async def beside(self, *works: PartFunction, ends_process: bool = True) -> AsyncIterator[None]:
         """Keep ``works`` running during the block, which ends with the error of one that cannot
         be kept running; ``ends_process`` as in :meth:`keep`."""
         async with beside(*(partial(self.keep, work, ends_process=ends_process) for work in works)):
             yield
 
-    async def run(self, *works: Work, ends_process: bool = True) -> None:
+    async def run(self, *works: PartFunction, ends_process: bool = True) -> None:
         """Keep ``works`` running until cancelled; raises as :meth:`keep`."""
         async with self.beside(*works, ends_process=ends_process):
             await asyncio.Event().wait()
 
-    async def keep(self, work: Work, *given: str, ends_process: bool = True) -> None:
+    async def keep(self, work: PartFunction, *given: str, ends_process: bool = True) -> None:
         """Run ``work(*given)`` until it returns or this task is cancelled.
 
         ``ends_process=False`` is for work on what strangers send: no stranger may be able to end
@@ -110,7 +118,7 @@ class Supervisor:
 
 
 @asynccontextmanager
-async def beside(*works: Work) -> AsyncIterator[None]:
+async def beside(*works: PartFunction) -> AsyncIterator[None]:
     """Run ``works`` during the block; the error of one ends the block and is raised from it."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -125,7 +133,7 @@ async def beside(*works: Work) -> AsyncIterator[None]:
         raise first from first.__cause__
 
 
-def part_name(work: Work) -> str:
+def part_name(work: PartFunction) -> str:
     """The name of a part: that of the function which is its work."""
     while isinstance(work, partial):
         work = work.func

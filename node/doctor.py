@@ -19,8 +19,8 @@ from dht.command_line import (
     EXIT_MACHINE,
     Parser,
     add_swarm,
+    command_of,
     printable,
-    run_command,
     settle_swarm,
 )
 from dht.errors import NetworkError, UserError
@@ -223,10 +223,7 @@ async def network(arguments: argparse.Namespace) -> Finding:
         await transport.close()
 
 
-def run() -> int:
-    """Run the command; returns its exit code."""
-    return run_command(parse, main)
-
+run = command_of(parse, main)
 
 if __name__ == "__main__":
     sys.exit(run())

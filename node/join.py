@@ -14,7 +14,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from dht.command_line import EXIT_DONE, on_interrupt, run_command
+from dht.command_line import EXIT_DONE, command_of, on_interrupt
 from dht.errors import NetworkError, UserError
 from dht.messages.types import model_key
 from node.owner.reporter import Reporter, gibibytes
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dht.budget import Budget
     from dht.identity.peer_id import Identity
     from dht.records.directory import Directory
-    from dht.supervision import Supervisor, Work
+    from dht.supervision import PartFunction, Supervisor
     from dht.transport.interface import Transport
     from dht.transport.metered import ByteMeter
     from node.device.hardware import Machine
@@ -225,7 +225,6 @@ async def _serve(
     budget: "Budget",
     reporter: Reporter,
 ) -> None:
-    from coordinator.plans.review import ReviewConfig
     from coordinator.plans.reviewer import Reviewer
     from coordinator.plans.store import PlanStore
     from coordinator.runtime import Coordinator, CoordinatorConfig
@@ -268,7 +267,7 @@ async def _serve(
     plans = PlanStore(
         transport,
         directory,
-        review=Reviewer(transport, directory, ReviewConfig()),
+        review=Reviewer(transport, directory),
         model=spec,
         coordinators=coordinators,
     )
@@ -330,7 +329,7 @@ def _works_beside(
     directory: "Directory",
     peer: "Peer",
     reporter: Reporter,
-) -> "list[Work]":
+) -> "list[PartFunction]":
     """What runs beside the peer: remembering others, moving to another model, offering it here."""
     from coordinator.problem.model_pin import named_peers
     from dht.mdns import advertise
@@ -357,7 +356,9 @@ def _works_beside(
         allowed=allowed,
         stays_s=MOVED_S if arguments.moved else SETTLED_S,
     )
-    works: list[Work] = [partial(keep_remembering, arguments, transport, directory, spec, reporter)]
+    works: list[PartFunction] = [
+        partial(keep_remembering, arguments, transport, directory, spec, reporter)
+    ]
     if len(allowed) > 1:
         works.append(roamer.run)
     if arguments.local and (offer := offer_here(arguments, transport.addresses, spec, reporter)):
@@ -373,10 +374,7 @@ def _told(reporter: Reporter, event: str, **fields: object) -> None:
         reporter.say(f"No plan for all layers now: {fields['reason']}. Waiting for that.")
 
 
-def run() -> int:
-    """Run the command; returns its exit code."""
-    return run_command(parse, main)
-
+run = command_of(parse, main)
 
 if __name__ == "__main__":
     sys.exit(run())

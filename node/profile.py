@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import asdict
 
-from dht.command_line import EXIT_DONE, Parser, run_command
+from dht.command_line import EXIT_DONE, Parser, command_of
 from dht.hub import served_name
 from node.device.hardware import machine_of
 from node.engine.engine import Engine, EngineConfig
@@ -84,10 +84,7 @@ async def main(arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def run() -> int:
-    """Run the command; returns its exit code."""
-    return run_command(parse, main)
-
+run = command_of(parse, main)
 
 if __name__ == "__main__":
     sys.exit(run())

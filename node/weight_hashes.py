@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from dht.command_line import EXIT_DONE, Parser, run_command
+from dht.command_line import EXIT_DONE, Parser, command_of
 from dht.errors import UserError
 from dht.gguf_model import model_directory
 from dht.model_files import MANIFEST, read_config, read_manifest, shards_of
@@ -62,10 +62,7 @@ def _hash(model: Path, *, check: bool) -> int:
     return EXIT_DONE
 
 
-def run() -> int:
-    """Run the command; returns its exit code."""
-    return run_command(parse, main)
-
+run = command_of(parse, main)
 
 if __name__ == "__main__":
     sys.exit(run())

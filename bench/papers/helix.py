@@ -14,16 +14,9 @@ from bench.papers.clusters import (
     readme,
     searched,
 )
+from bench.papers.full_load import OURS, SCHEDULERS, PaperRules, offline, online
 from bench.papers.jobs import Job, Recipe, Row
-from coordinator.experiments.full_load import (
-    HELIX,
-    LIVING,
-    OfflineConfig,
-    OnlineConfig,
-    Rules,
-    offline,
-    online,
-)
+from coordinator.experiments.full_load import Rules
 from coordinator.simulator.core.report import SimulationReport
 from coordinator.simulator.core.trace import resampled
 
@@ -31,19 +24,18 @@ ONLINE_S = 1800.0
 README = "artifact README"
 PRINTED = "Helix's simulator"
 LADDER = {
-    "living batches, room and load": Rules(
-        scheduler="helix", links="in-order", chunk_tokens=None, hub=True
+    "living batches, room and load": PaperRules(
+        scheduler="helix", living=Rules(links="in-order", chunk_tokens=None, hub=True)
     ),
-    "and chunks": Rules(scheduler="helix", links="in-order", hub=True),
-    "and links": Rules(scheduler="helix", hub=True),
-    "and router": Rules(hub=True),
-    "and ring": LIVING,
+    "and chunks": PaperRules(scheduler="helix", living=Rules(links="in-order", hub=True)),
+    "and links": PaperRules(scheduler="helix", living=Rules(hub=True)),
+    "and router": PaperRules(living=Rules(hub=True)),
+    "and ring": OURS,
 }
 """From Helix's rules to the living ones, one at a time, all with Helix's plan."""
 RULES = {
-    "helix": HELIX,
-    "living": LIVING,
-    **{name: Rules(papers=True, scheduler=name) for name in ("swarm", "random", "shortest-queue")},
+    "living": OURS,
+    **{name: PaperRules(scheduler=name) for name in SCHEDULERS},
     **LADDER,
 }
 SEARCH_S = (1.0, 3.0, 10.0, 30.0)
@@ -82,18 +74,16 @@ def full_load(
     sessions: int = 180,
 ) -> Row:
     """One offline run: Helix's load for its rules, sessions without end for the others."""
-    config = OfflineConfig(rules=RULES[rules], sessions=sessions)
     found = find(cluster, model, placement)
     started_s = time.process_time()
-    report = offline(*found, azure(), config)
+    report = offline(*found, azure(), RULES[rules], sessions=sessions)
     return {
         "cluster": cluster,
         "model": model,
         "mode": "full load",
         "placement": placement,
         "rules": rules,
-        "scheduler": RULES[rules].scheduler,
-        "links": "in-order" if RULES[rules].papers else RULES[rules].links,
+        **RULES[rules].names(),
         "published_tokens_per_s": published_tokens_per_s,
         "source": source,
         "planned_s": planned_s(cluster, model) if placement == "ours" else None,
@@ -112,18 +102,16 @@ def at_their_times(
 ) -> Row:
     """One online run: the same arrivals, drawn from the trace, half an hour long, for everybody."""
     arrivals = resampled(azure(), tokens_per_s=rate, duration_s=ONLINE_S, seed=0)
-    config = OnlineConfig(rules=RULES[rules], measured_s=ONLINE_S)
     found = find(cluster, model, placement)
     started_s = time.process_time()
-    report = online(*found, arrivals, config)
+    report = online(*found, arrivals, RULES[rules], measured_s=ONLINE_S)
     return {
         "cluster": cluster,
         "model": model,
         "mode": f"{rate:g} tokens/s arrive",
         "placement": placement,
         "rules": rules,
-        "scheduler": RULES[rules].scheduler,
-        "links": "in-order" if RULES[rules].papers else RULES[rules].links,
+        **RULES[rules].names(),
         "published_tokens_per_s": published_tokens_per_s,
         "source": source,
         "planned_s": planned_s(cluster, model) if placement == "ours" else None,
@@ -135,7 +123,7 @@ def after_seconds(cluster: str, model: str, limit_s: float) -> Row:
     """What a plan serves that was searched for this number of seconds."""
     problem, profiles, placement, took_s = searched(cluster, model, limit_s)
     started_s = time.process_time()
-    report = offline(problem, profiles, placement, azure(), OfflineConfig())
+    report = offline(problem, profiles, placement, azure(), OURS)
     return {
         "cluster": cluster,
         "model": model,
@@ -165,8 +153,6 @@ def _offline(
             "model": model,
             "placement": placement,
             "rules": rules,
-            "scheduler": RULES[rules].scheduler,
-            "links": "in-order" if RULES[rules].papers else RULES[rules].links,
             "published_tokens_per_s": figure,
             "source": source if figure is not None else "",
             "sessions": sessions,
@@ -248,8 +234,6 @@ def _online_70b() -> Sequence[Job]:
                         "model": "70b",
                         "placement": placement,
                         "rules": rules,
-                        "scheduler": RULES[rules].scheduler,
-                        "links": "in-order" if RULES[rules].papers else RULES[rules].links,
                         "rate": rate,
                         "published_tokens_per_s": known,
                         "source": README if known is not None else "",

@@ -20,8 +20,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from bench.papers.jobs import Job, Recipe, Row
+from bench.simulated.clock import run_virtual
 from bench.stand_in import MBIT, Served, Setting, StandInSwarm, ask, floor, requests, serve, summary
-from dht.simulated.clock import run_virtual
 
 SOURCES = (
     "bench/stand_in.py",

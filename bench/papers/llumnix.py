@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from bench.papers.arrivals import heavy_tailed
 from bench.papers.freest import Freest
 from bench.papers.jobs import Job, Recipe, Row
 from bench.papers.moves import MoveRules, Moving
@@ -21,7 +22,6 @@ from coordinator.simulator.clients import Clients
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.core.report import latency
 from coordinator.simulator.core.swarm import LiveSwarm
-from coordinator.simulator.core.trace import heavy_tailed
 from coordinator.simulator.links.closed_form_wire import FramedWire
 from dht.messages.types import Assignment, Plan, Problem
 

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from bench.papers.arrivals import poisson
 from bench.papers.churn import ChurnConfig, Cut, with_churn
 from bench.papers.clusters import azure, cluster_path, ours
+from bench.papers.full_load import online
 from bench.papers.helix import RULES, figures, find
 from bench.papers.jobs import Job, Recipe, Row
-from coordinator.experiments.full_load import OnlineConfig, as_plan, online
+from coordinator.experiments.full_load import as_plan
 from coordinator.experiments.planner_view import service_of
 from coordinator.experiments.swarm_file import read_swarm
 from coordinator.planning.placement import Placement, best_placement
 from coordinator.simulator.core.profiles import Profiles
-from coordinator.simulator.core.trace import poisson
 from dht.messages.types import Problem
 
 HOUR_S = 3600.0
@@ -76,14 +77,12 @@ def crowd(placement: str, rules: str, per_s: float, crowd_per_s: float) -> Row:
     more = poisson(trace, per_s=crowd_per_s - per_s, duration_s=end_s - start_s, seed=1)
     shifted = [replace(request, arrival_s=start_s + request.arrival_s) for request in more]
     arrivals = sorted([*calm, *shifted], key=lambda request: request.arrival_s)
-    config = OnlineConfig(rules=RULES[rules])
     started_s = time.process_time()
-    report = online(*find("single24", "70b", placement), arrivals, config)
+    report = online(*find("single24", "70b", placement), arrivals, RULES[rules])
     return {
         "placement": placement,
         "rules": rules,
-        "scheduler": RULES[rules].scheduler,
-        "links": "in-order" if RULES[rules].papers else RULES[rules].links,
+        **RULES[rules].names(),
         "requests_per_s": per_s,
         "crowd_per_s": crowd_per_s,
         "requests": len(arrivals),

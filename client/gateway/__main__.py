@@ -23,12 +23,13 @@ from dht.command_line import (
     Parser,
     add_model,
     add_swarm,
+    command_of,
     on_interrupt,
-    run_command,
     settle_swarm,
 )
 from dht.errors import UserError
 from dht.secret_file import check_private
+from dht.supervision import end_all
 
 if TYPE_CHECKING:
     from client.gateway.answering.answers import Answers
@@ -251,9 +252,7 @@ async def serve(arguments: argparse.Namespace) -> int:
                 ending = asyncio.create_task(drain(gateway, answers, arguments.drain))
                 again = asyncio.create_task(interrupts.get())
                 await asyncio.wait({ending, again}, return_when=asyncio.FIRST_COMPLETED)
-                for task in (ending, again):
-                    task.cancel()
-                await asyncio.gather(ending, again, return_exceptions=True)
+                await end_all((ending, again))
         await models.close()
     return EXIT_DONE
 
@@ -297,10 +296,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def run() -> int:
-    """Run the command; returns its exit code."""
-    return run_command(parse, main)
-
+run = command_of(parse, main)
 
 if __name__ == "__main__":
     sys.exit(run())

@@ -24,8 +24,8 @@ BUSY_S = 5
 """When to come back where too many sessions are open: nobody knows when one ends."""
 MINUTE_S, DAY_S = 60, 86_400
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
-Limit = Annotated[int, Meta(ge=1, le=1 << 53)]
+KeyName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
+KeyLimit = Annotated[int, Meta(ge=1, le=1 << 53)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +46,14 @@ class Key:
 class _Entry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     key: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None = None
-    salt: Name | None = None
-    tokens_per_day: Limit | None = None
-    requests_per_minute: Limit | None = None
-    sessions: Limit | None = None
+    salt: KeyName | None = None
+    tokens_per_day: KeyLimit | None = None
+    requests_per_minute: KeyLimit | None = None
+    sessions: KeyLimit | None = None
 
 
 class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    keys: Annotated[dict[Name, _Entry], Meta(min_length=1, max_length=KEYS_MAX)]
+    keys: Annotated[dict[KeyName, _Entry], Meta(min_length=1, max_length=KEYS_MAX)]
 
 
 def key_digest(key: str) -> bytes:

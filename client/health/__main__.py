@@ -11,9 +11,9 @@ from dht.command_line import (
     Parser,
     add_model,
     add_swarm,
+    command_of,
     on_interrupt,
     printable,
-    run_command,
     settle_swarm,
 )
 from dht.errors import UserError
@@ -129,10 +129,7 @@ def _invitation(arguments: argparse.Namespace, model: str) -> str:
     return "" if made is None else text_of(made)
 
 
-def run() -> int:
-    """Run the command; returns its exit code."""
-    return run_command(parse, main)
-
+run = command_of(parse, main)
 
 if __name__ == "__main__":
     sys.exit(run())

@@ -1,12 +1,13 @@
 """The health page's HTTP side: page, API, metrics, health; headers that allow no foreign code."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import jinja2
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from client.health.drawing import (
@@ -16,17 +17,16 @@ from client.health.drawing import (
     latency_drawing,
     throughput_drawing,
 )
-from client.health.state import Json
 from client.health.words import FLAGS, told
 from client.pages.fixed import HEADERS, fixed_file
 from dht.invitation import SCHEME
+from dht.json_file import Json
 from dht.supervision import Supervisor
 
 HERE = Path(__file__).parent
 MATRIX_PEERS_MAX = 10
 INCIDENTS_OPEN = 5
 """Incidents that stand there without a click."""
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def long_duration(seconds: float | None) -> str:

@@ -4,13 +4,12 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from datetime import UTC, datetime
 from itertools import groupby
-from typing import Any
 
 from client.health.past import span_from_json
 from client.pages.clean import peer_name
+from dht.json_file import Json
 from dht.messages.types import SINK, SOURCE
 
-Json = dict[str, Any]
 WIDTH = 640
 BOX_WIDTH, BOX_HEIGHT, ROW, COLUMN = 104, 34, 52, 190
 LABEL_HEIGHT, CHAR_WIDTH = 13.0, 6.6

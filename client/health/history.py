@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from client.health.past import INCIDENTS_SHOWN_MAX, SPANS, SWARM, Incident, Past, Span
-from client.health.served import Served
+from client.health.served import ServedCounts
 from client.health.state import PROBES_S, VERSIONS_SHOWN_MAX, Probe
 from dht.errors import UserError
 from dht.messages.types import Plan
@@ -82,12 +82,12 @@ class History:
             self._db.execute("INSERT INTO probes VALUES (?, ?, ?, ?, ?)", row)
             self._db.execute("DELETE FROM probes WHERE at_unix_s < ?", (row[0] - KEPT_S,))
 
-    async def add_served(self, served: Served, now_unix_s: float) -> None:
+    async def add_served(self, served: ServedCounts, now_unix_s: float) -> None:
         """Add what the swarm served to this minute's sums; forget those of over 90 days ago."""
         async with self._lock:
             await asyncio.to_thread(self._add_served, served, now_unix_s)
 
-    def _add_served(self, served: Served, now_unix_s: float) -> None:
+    def _add_served(self, served: ServedCounts, now_unix_s: float) -> None:
         start_unix_s = int(now_unix_s) // SERVED_STEP_S * SERVED_STEP_S
         row = (start_unix_s, served.answers, served.tokens)
         with self._db:

@@ -1,16 +1,14 @@
 """The models of the watched network as JSON values, and how to ask and join each. Pure."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from client.pages.clean import clean_name
 from coordinator.catalogue.served import ServedModel
 from coordinator.problem.model_pin import DIGITS_MIN
 from dht.hub import HubId
 from dht.invitation import is_name
+from dht.json_file import Json
 from dht.messages.types import ModelSpec
-
-Json = dict[str, Any]
 
 
 def models_json(

@@ -5,9 +5,9 @@ Ends of edges are peers' cleaned ids, ``source`` or ``sink``; see ``docs/health.
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any
 
 from client.pages.clean import clean_id, clean_name, peer_name
+from dht.json_file import Json
 from dht.messages.types import (
     LINK_FRESH_MAX_S,
     SINK,
@@ -19,7 +19,6 @@ from dht.messages.types import (
     RouteStage,
 )
 
-Json = dict[str, Any]
 LINK_S = LINK_FRESH_MAX_S + 300.0
 """Older measurements are not shown: peers have measured such a link again."""
 ASSIGNMENTS_SHOWN_MAX = 1000

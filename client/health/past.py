@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from client.pages.clean import clean_name
+from dht.json_file import Json
 
-Json = dict[str, Any]
 INCIDENTS_SHOWN_MAX = 20
 LOST = "lost"
 SWARM = ""

@@ -4,19 +4,20 @@ import asyncio
 import logging
 import math
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from client.answer.generation import GenerationOptions
 from client.errors import UnavailableError
 from client.health.history import History
 from client.health.past import IncidentWatch
 from client.health.served import ServedTally
-from client.health.state import Json, Probe, SeenPeer, SwarmSnapshot, TokenTime, build_state
+from client.health.state import Probe, SeenPeer, SwarmSnapshot, TokenTime, build_state
 from client.swarm.swarm import Swarm
-from client.view.pinger import PingConfig, Pinger
+from client.view.pinger import Pinger
 from coordinator.catalogue.reading import network_models, served_models
 from coordinator.catalogue.served import ServedModel
 from dht.errors import NetworkError, PeerError, SwarmError, UserError
+from dht.json_file import Json
 from dht.messages.types import LeaseRecord, LinksRecord, NodeRecord, RouteStage, layers_text
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,6 @@ class ProberConfig:
     """Time between two looks at the DHT, each with a new state."""
     calm_s: float = 0.5
     """Least time between two new states, however much changes."""
-    pings: PingConfig = field(default_factory=PingConfig)
     answer_s: float = 20.0
     prompt_ids: tuple[int, ...] = (1, 2, 3, 4)
     new_tokens: int = 8
@@ -74,7 +74,7 @@ class Prober:
         self._watch: IncidentWatch | None = None
         self._changed = asyncio.Event()
         self._parts = swarm.reader.parts
-        self._pinger = Pinger(swarm.transport, self._changed.set, config.pings, self._parts)
+        self._pinger = Pinger(swarm.transport, self._changed.set, self._parts)
         self.state: Json = build_state(
             SwarmSnapshot(model_name=swarm.text.name, now_unix_s=swarm.transport.now())
         )

@@ -14,7 +14,7 @@ TOKENS_PER_S_MAX = 20_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServedCounts:
     """Answers and tokens between two looks."""
 
     answers: int = 0
@@ -28,7 +28,7 @@ class ServedTally:
     _last: dict[str, NodeRecord] = field(default_factory=dict)
     _looked_unix_s: float | None = None
 
-    def look(self, records: Iterable[NodeRecord], now_unix_s: float) -> Served:
+    def look(self, records: Iterable[NodeRecord], now_unix_s: float) -> ServedCounts:
         """What was served since the last look; nothing at the first one, which has no before.
 
         A peer that joined between two looks counts from its start, one that started again too.
@@ -51,7 +51,7 @@ class ServedTally:
             tokens += min(max(0, sampled), limit)
             answers += min(max(0, answered), limit)
         self._looked_unix_s = now_unix_s
-        return Served(answers=answers, tokens=tokens)
+        return ServedCounts(answers=answers, tokens=tokens)
 
     def forget(self, kept: Iterable[str]) -> None:
         """Keep what is known of these peers alone."""

@@ -31,6 +31,7 @@ from client.pages.clean import clean_id, clean_name, peer_name
 from client.view.ping_state import SILENT_MISSES
 from coordinator.catalogue.served import ServedModel
 from coordinator.plans.versions import number_max
+from dht.json_file import Json
 from dht.messages.types import (
     Assignment,
     LeaseRecord,
@@ -45,7 +46,6 @@ from dht.messages.types import (
     stage_bytes,
 )
 
-Json = dict[str, Any]
 RECORD_S = 60.0
 """A record that was not seen for this long counts for nothing."""
 ANSWER_S = 30.0

@@ -1,8 +1,7 @@
 """What people are told of a peer's state and flags; programs get the fields as they are. Pure."""
 
-from typing import Any
+from dht.json_file import Json
 
-Json = dict[str, Any]
 STATES = {"silent": "not answering", "unknown": "not asked yet"}
 """Words for states that are not their own words."""
 FLAGS = {"ghost": "not answering", "lying": "announces layers that it does not answer for"}

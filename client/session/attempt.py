@@ -7,7 +7,6 @@ from it.
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from client.session.events import (
@@ -44,22 +43,18 @@ from dht.messages.session import (
     Tokens,
     TokensAttach,
 )
+from dht.supervision import end_all
 from dht.transport.interface import SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream, Transport
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptConfig:
-    """Time limits of one attempt, in seconds. None of them depends on a connection breaking."""
-
-    connect_s: float = 4.0
-    open_s: float = 10.0
-    """Time for every stage to accept or refuse."""
-    watch: WatchConfig = field(default_factory=WatchConfig)
-    """When the first or the last stage counts as lost although its stream does not break."""
-    stall_s: float = 30.0
-    """Time without a new token, although the ends answer, after which the route is given up."""
-    stall_per_prompt_token_s: float = 0.1
-    """Added to ``stall_s`` until the first token, per prompt token."""
+CONNECT_S = 4.0
+OPEN_S = 10.0
+"""Time for every stage to accept or refuse."""
+WATCH = WatchConfig()
+"""When the first or the last stage counts as lost although its stream does not break."""
+STALL_S = 30.0
+"""Time without a new token, although the ends answer, after which the route is given up."""
+STALL_PER_PROMPT_TOKEN_S = 0.1
+"""Added to ``STALL_S`` until the first token, per prompt token."""
 
 
 CONTROL_BYTES_MAX = 1 << 16
@@ -81,7 +76,6 @@ class Attempt:
     def __init__(
         self,
         transport: Transport,
-        config: AttemptConfig,
         open_: SessionOpen,
         addresses: Mapping[str, tuple[str, ...]],
         post: Callable[[Event], None],
@@ -92,7 +86,6 @@ class Attempt:
         ids that a stage may send."""
         self._vocab = vocab
         self._transport = transport
-        self._config = config
         self._open_message = open_
         self._addresses = addresses
         self._post = post
@@ -249,7 +242,7 @@ class Attempt:
             raise _StageLost(self._peer(stage), reason) from error
 
     async def _open_stream(self, peer_id: str, protocol: str) -> Stream:
-        async with asyncio.timeout(self._config.connect_s):
+        async with asyncio.timeout(CONNECT_S):
             stream = await self._transport.open_stream(
                 peer_id, protocol, addresses=self._addresses.get(peer_id, ())
             )
@@ -258,7 +251,7 @@ class Attempt:
 
     async def _send(self, stage: int, stream: Stream, message: object) -> None:
         try:
-            async with asyncio.timeout(self._config.open_s):
+            async with asyncio.timeout(OPEN_S):
                 await codec.send_frame(stream, message)
         except (NetworkError, TimeoutError) as error:
             raise _StageLost(self._peer(stage), f"connection lost: {error}") from error
@@ -273,10 +266,10 @@ class Attempt:
         granted = grant(self._open_message, self._transport.sign, self._transport.now())
         await self._send(0, stream, granted)
         try:
-            async with asyncio.timeout(self._config.open_s):
+            async with asyncio.timeout(OPEN_S):
                 reply = (await codec.read_frame(stream)).message
         except TimeoutError:
-            reason = f"the route did not answer an open within {self._config.open_s:.0f} s"
+            reason = f"the route did not answer an open within {OPEN_S:.0f} s"
             accused = (first, *self._others(first))
             self._refused(accused, RefusalCode.UNREACHABLE, reason, 0.0)
             return
@@ -327,7 +320,7 @@ class Attempt:
     async def _watched(self, stage: int, stream: Stream) -> None:
         """Read one stream, and watch its peer; any end of it becomes an event."""
         loop = asyncio.get_running_loop()
-        watch = PeerWatch(config=self._config.watch, heard_s=loop.time())
+        watch = PeerWatch(config=WATCH, heard_s=loop.time())
         pings = asyncio.create_task(self._watch(stage, stream, watch))
         try:
             while True:
@@ -412,9 +405,7 @@ class Attempt:
         """End both streams; ``ends_session`` frees the route, too, by a close on the first."""
         tasks: list[asyncio.Task[Any]] = [*self._tasks]
         tasks += [self._last] if self._last is not None else []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)
         if self._first is not None and ends_session:
             close = SessionClose(session=self._open_message.session, attempt=self.attempt)
             self._first.write(codec.encode_frame(close))

@@ -38,7 +38,7 @@ from client.session.events import (
     RouteFound,
     TellWait,
 )
-from client.view.view import Route
+from coordinator.routing.affinity import Route
 from coordinator.routing.routes import NoRoute
 from dht.messages.session import NO_ROOM, RefusalCode
 from dht.messages.types import RouteStage

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from client.answer.generation import AnswerLog, AnswerRequest, PrefixCache
 from client.errors import StatusCallback, UnavailableError, no_route_text
-from client.session.attempt import Attempt, AttemptConfig
+from client.session.attempt import STALL_PER_PROMPT_TOKEN_S, STALL_S, Attempt
 from client.session.controller import ControllerState, RouteStatus, SessionController
 from client.session.events import (
     Avoid,
@@ -36,9 +36,9 @@ from client.session.events import (
 )
 from client.view.pinger import answering
 from client.view.prefixes import NamedPrompt
-from client.view.view import Route, SwarmView
+from client.view.view import SwarmView
 from coordinator.admission.lengths import ANSWER_TOKENS
-from coordinator.routing.affinity import KnownPrefix
+from coordinator.routing.affinity import KnownPrefix, Route
 from coordinator.routing.routes import NoRoute
 from dht.errors import NetworkError, SwarmError
 from dht.identity.peer_id import short_name
@@ -94,7 +94,6 @@ class SessionDriver:
         transport: Transport,
         view: SwarmView,
         request: AnswerRequest,
-        config: AttemptConfig,
         *,
         wait_s: float,
         look: Callable[[], Awaitable[None]],
@@ -105,7 +104,6 @@ class SessionDriver:
         self._transport = transport
         self._view = view
         self._request = request
-        self._config = config
         self._look = look
         self._on_status = on_status
         self.owner = SessionController(log=AnswerLog(request=request), wait_s=wait_s)
@@ -196,10 +194,9 @@ class SessionDriver:
 
     async def _next_event(self) -> Event:
         """What happens next; a loss when the route stalls although both its ends answer."""
-        config, owner = self._config, self.owner
-        limit_s = config.stall_s
+        owner, limit_s = self.owner, STALL_S
         if not owner.log.token_ids:
-            limit_s += config.stall_per_prompt_token_s * len(self._request.prompt_ids)
+            limit_s += STALL_PER_PROMPT_TOKEN_S * len(self._request.prompt_ids)
         try:
             # asyncio.wait_for loses a cancellation that comes with an event, until Python 3.12.
             async with asyncio.timeout(limit_s):
@@ -360,9 +357,7 @@ class SessionDriver:
 
     def _attempt_of(self, open_: SessionOpen) -> Attempt:
         vocab = self._request.model.vocab
-        return Attempt(
-            self._transport, self._config, open_, self._addresses, self._post, vocab=vocab
-        )
+        return Attempt(self._transport, open_, self._addresses, self._post, vocab=vocab)
 
     def _open_of(self, attempt: int, route: Route) -> SessionOpen:
         log, request = self.owner.log, self._request

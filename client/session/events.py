@@ -5,7 +5,7 @@ Plain data. :mod:`client.session.controller` decides, :mod:`client.session.drive
 
 from dataclasses import dataclass
 
-from client.view.view import Route
+from coordinator.routing.affinity import Route
 from coordinator.routing.routes import NoRoute
 from dht.messages.logprobs import TokenScore
 

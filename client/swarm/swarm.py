@@ -5,12 +5,11 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 from client.answer.generation import Answer, AnswerRequest, GenerationOptions, Piece
 from client.errors import StatusCallback
-from client.session.attempt import AttemptConfig
 from client.session.controller import RouteStatus, SessionController
 from client.session.driver import SessionDriver
 from client.swarm.narrator import Narrator
@@ -18,10 +17,10 @@ from client.swarm.peer_texts import fetched_texts
 from client.text.stop_strings import StopStrings
 from client.text.tokenizer import Detokenizer, ModelText
 from client.view.reader import ReaderConfig, SwarmReader
-from client.view.view import Route
 from coordinator.catalogue.reading import network_models
 from coordinator.catalogue.served import only_model
 from coordinator.problem.model_pin import ModelPin, checked_fingerprint, named_peers
+from coordinator.routing.affinity import Route
 from dht.command_line import settle_swarm
 from dht.connecting import observe
 from dht.errors import NetworkError, UserError
@@ -45,13 +44,12 @@ nobody, and is made again."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmConfig(ReaderConfig):
-    """How a client looks at the swarm, and how its sessions watch their routes."""
+    """How a client enters and looks at the swarm, and whose weights it wants."""
 
     transport: TransportKind = TransportKind.AUTO
     fingerprint: str = ""
     """Fingerprint of the model, or its first 16 digits or more. Empty: the model's files say which
     it is, or else the first of the named peers that serves it."""
-    attempt: AttemptConfig = field(default_factory=AttemptConfig)
 
 
 class Swarm:
@@ -220,7 +218,6 @@ class Swarm:
             self.transport,
             self.view,
             request,
-            self._config.attempt,
             wait_s=self._config.wait_s,
             look=self.reader.look,
             on_status=self.narrator,

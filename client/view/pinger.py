@@ -3,31 +3,27 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from client.view.ping_state import PingState
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.session import Ping, Pong
-from dht.supervision import Supervisor
+from dht.supervision import Supervisor, end_all
 from dht.transport.interface import PROBE_PROTOCOL, Transport
 
 PINGS_AT_ONCE = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PingConfig:
-    """Times in seconds."""
-
-    every_s: float = 3.0
-    again_s: float = 0.5
-    """Pause after a ping that failed: a dead peer is known as such after one of these."""
-    answer_s: float = 4.0
-    """Time for a peer to answer one ping, opening the stream included."""
-    share_s: float = 0.02
-    """Mean time between two pings of any peers: with more peers, each one's pauses are longer."""
-    most_s: float = 15.0
-    """Longest pause between two pings of one peer, however many there are."""
+PING_EVERY_S = 3.0
+PING_AGAIN_S = 0.5
+"""Pause after a ping that failed: a dead peer is known as such after one of these."""
+PONG_S = 4.0
+"""Time for a peer to answer one ping, opening the stream included."""
+PING_SHARE_S = 0.02
+"""Mean time between two pings of any peers: with more peers, each one's pauses are longer."""
+PING_MOST_S = 15.0
+"""Longest pause between two pings of one peer, however many there are."""
 
 
 class Pinger:
@@ -38,13 +34,11 @@ class Pinger:
         self,
         transport: Transport,
         on_change: Callable[[], None],
-        config: PingConfig | None = None,
         parts: Supervisor | None = None,
     ) -> None:
         self._parts = parts or Supervisor()
         self._transport = transport
         self._on_change = on_change
-        self._config = config or PingConfig()
         self._room = asyncio.Semaphore(PINGS_AT_ONCE)
         self._addresses: dict[str, tuple[str, ...]] = {}
         self._states: dict[str, PingState] = {}
@@ -69,9 +63,7 @@ class Pinger:
         """Stop all pings."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)
 
     async def _follow(self, peer_id: str) -> None:
         while True:
@@ -86,14 +78,14 @@ class Pinger:
             first = before.answered_unix_s is None and now.answered_unix_s is not None
             if first or now.silent != before.silent:
                 self._on_change()
-            shared_s = min(self._config.share_s * len(self._tasks), self._config.most_s)
-            pause_s = max(self._config.every_s, shared_s)
+            shared_s = min(PING_SHARE_S * len(self._tasks), PING_MOST_S)
+            pause_s = max(PING_EVERY_S, shared_s)
             doubtful = now.misses > 0 and not now.silent
-            await asyncio.sleep(self._config.again_s if doubtful else pause_s)
+            await asyncio.sleep(PING_AGAIN_S if doubtful else pause_s)
 
     async def _ping(self, peer_id: str) -> float | None:
         addresses = self._addresses.get(peer_id, ())
-        return await round_trip_s(self._transport, peer_id, addresses, self._config.answer_s)
+        return await round_trip_s(self._transport, peer_id, addresses, PONG_S)
 
 
 async def round_trip_s(

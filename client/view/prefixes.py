@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from coordinator.routing.affinity import Route
 from dht.messages.prefix import (
     BLOCK_TOKENS,
     BLOCKS_MAX,
@@ -17,9 +18,6 @@ from dht.messages.prefix import (
     answer_name,
     block_names,
 )
-from dht.messages.types import RouteStage
-
-Route = tuple[RouteStage, ...]
 
 KNOWN_BLOCKS_MAX = 1 << 16
 """Blocks that a client remembers, the longest unused forgotten first: a million tokens."""

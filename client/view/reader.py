@@ -5,11 +5,11 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from client.errors import StatusCallback, UnavailableError
-from client.view.pinger import PingConfig, Pinger
+from client.view.pinger import Pinger
 from client.view.view import NO_PIN, SwarmView
 from coordinator.plans.followed import FollowedPlans
 from coordinator.problem.model_pin import ModelPin, several
@@ -43,8 +43,6 @@ class ReaderConfig:
     """Time for which a peer that failed is avoided, unless it joins anew."""
     busy_s: float = 1.0
     """Time for which a peer without room is avoided."""
-    pings: PingConfig = field(default_factory=PingConfig)
-    """Times of pings to the peers that serve."""
     pings_always: bool = False
     """Whether to ping before anything failed, too, so that a dead peer is known before a request
     fails."""
@@ -71,7 +69,7 @@ class SwarmReader:
         self._on_status = on_status
         self.parts = Supervisor()
         """Keeps the client's loops running."""
-        self._pinger = pinger = Pinger(transport, self._heard, config.pings, self.parts)
+        self._pinger = pinger = Pinger(transport, self._heard, self.parts)
         self._says_which = not pin.root and not pin.fingerprint
         """Whether the user is still to be told whose word says which weights are meant."""
         self._plans_read, self._links_read = asyncio.Event(), asyncio.Event()

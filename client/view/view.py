@@ -13,7 +13,7 @@ from client.view.avoidance import Avoidance
 from client.view.blame import Blame
 from client.view.prefixes import PrefixMemory
 from coordinator.problem.model_pin import ModelPin, allowed_models
-from coordinator.routing.affinity import KnownPrefix, again
+from coordinator.routing.affinity import KnownPrefix, Route, again
 from coordinator.routing.balance import load_of, round_trips, swapped
 from coordinator.routing.quickest import LatePeers, OwnSessions, RingTimes, quicker
 from coordinator.routing.routes import (
@@ -31,11 +31,8 @@ from dht.messages.types import (
     NodeState,
     Plan,
     PlanVersion,
-    RouteStage,
 )
 from dht.records.directory import LIFETIME_S, RecordKind
-
-Route = tuple[RouteStage, ...]
 
 BUSY_MOST_S = 8.0
 """A peer without room is asked again after this long at the latest, whatever it expects."""

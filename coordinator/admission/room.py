@@ -392,13 +392,3 @@ class KvRoom:
         )
         if len(self._returns) > RETURNS_MAX:
             del self._returns[next(iter(self._returns))]
-
-    def check(self) -> None:
-        """Raise AssertionError if the accounts are inconsistent."""
-        for what, by_layer in (("held", self._held), ("charged", self._charged)):
-            for at, told in enumerate(by_layer):
-                over = [each for each in self._holders.values() if at in self._span(each.ask)]
-                if told != sum(getattr(each, what) for each in over):
-                    raise AssertionError(f"{what} of layer {self.start + at} does not add up")
-        if max(self._held, default=0) > self.pages:
-            raise AssertionError("more is held than there is")

@@ -43,7 +43,7 @@ class Work(Protocol):
         ...
 
 
-Item = TypeVar("Item", bound=Work)
+AnyWork = TypeVar("AnyWork", bound=Work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +98,13 @@ URGENT_STEPS = 2
 arrival: whatever calls itself urgent, a third of the steps is as if nothing were."""
 
 
-class Scheduler(Generic[Item]):
+class Scheduler(Generic[AnyWork]):
     """Queues work in order of arrival; a step takes only a session's oldest item."""
 
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
         self._busy_s = -math.inf
-        self._queues: dict[Hashable, deque[tuple[int, Item]]] = {}
+        self._queues: dict[Hashable, deque[tuple[int, AnyWork]]] = {}
         self._arrivals = itertools.count()
         self._urgent_steps = 0
 
@@ -117,7 +117,7 @@ class Scheduler(Generic[Item]):
         queued = (work for queue in self._queues.values() for _, work in queue)
         return sum(work.tokens for work in queued if not work.decodes)
 
-    def add(self, work: Item) -> None:
+    def add(self, work: AnyWork) -> None:
         """Queue ``work`` behind its session's earlier items."""
         queue = self._queues.get(work.session)
         if queue is None:
@@ -135,7 +135,7 @@ class Scheduler(Generic[Item]):
             return None
         return max(0.0, self._busy_s + BACKGROUND_QUIET_S - now_s)
 
-    def next_batch(self, now_s: float) -> list[Item]:
+    def next_batch(self, now_s: float) -> list[AnyWork]:
         """Take the items of the next step from the queue; empty if none may run now.
 
         The first waiting prefill is always among them: the oldest urgent one, or the oldest, which
@@ -143,9 +143,9 @@ class Scheduler(Generic[Item]):
         Background work adds at most one item, to a step that runs anyway or while the engine is
         quiet.
         """
-        decodes: list[Item] = []
-        prefills: list[Item] = []
-        behind: Item | None = None
+        decodes: list[AnyWork] = []
+        prefills: list[AnyWork] = []
+        behind: AnyWork | None = None
         urgent = False
         for _, work in sorted(queue[0] for queue in self._queues.values()):  # by arrival
             if work.background:
@@ -157,7 +157,7 @@ class Scheduler(Generic[Item]):
         if urgent_first:
             decodes.sort(key=_is_not_urgent)
             prefills.sort(key=_is_not_urgent)
-        chosen: list[Item] = []
+        chosen: list[AnyWork] = []
         rows = self._limits.decodes_max
         for work in decodes:
             if chosen and work.tokens > rows:

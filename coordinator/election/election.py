@@ -19,26 +19,22 @@ TERM_MAX = 1 << 48
 """Maximum term on the wire; :mod:`coordinator.plans.versions` bounds terms far below."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ElectionConfig:
-    """Times in seconds of a monotonic clock."""
+RENEW_S = 10.0
+UNRENEWED_S = 12.5
+"""Time without renewal after which a lease is void if its holder does not answer this peer,
+whatever others say.
 
-    renew_s: float = 10.0
-    unrenewed_s: float = 12.5
-    """Time without renewal after which a lease is void if its holder does not answer this peer,
-    whatever others say.
-
-    A renewed lease counts even if this peer cannot reach its holder: otherwise two peers that
-    cannot reach each other would take the lead from one another for ever.
-    """
-    fence_s: float = 20.0
-    """Time without a stored lease after which a leader stops acting: another may be elected."""
-    stagger_s: float = 5.0
-    """Time that a candidate waits per rank, so that mostly one of them tries."""
-    stagger_max_s: float = 60.0
-    """Maximum of that time: candidates that do not exist take places in the succession, too."""
-    catch_up_s: float = 20.0
-    """Minimum time between two moves of a leader's term past a higher one: claims may be false."""
+A renewed lease counts even if this peer cannot reach its holder: otherwise two peers that
+cannot reach each other would take the lead from one another for ever.
+"""
+FENCE_S = 20.0
+"""Time without a stored lease after which a leader stops acting: another may be elected."""
+STAGGER_S = 5.0
+"""Time that a candidate waits per rank, so that mostly one of them tries."""
+STAGGER_MAX_S = 60.0
+"""Maximum of that time: candidates that do not exist take places in the succession, too."""
+CATCH_UP_S = 20.0
+"""Minimum time between two moves of a leader's term past a higher one: claims may be false."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,19 +100,19 @@ class Elected:
     term: int
 
 
-Event = ElectionView | LeaseStored
-Effect = StoreLease | Elected
+ElectionEvent = ElectionView | LeaseStored
+ElectionEffect = StoreLease | Elected
 
 
 def step(
-    state: Election, event: Event, now_s: float, config: ElectionConfig
-) -> tuple[Election, tuple[Effect, ...]]:
+    state: Election, event: ElectionEvent, now_s: float
+) -> tuple[Election, tuple[ElectionEffect, ...]]:
     """The next state, and the effects to perform in order."""
     match event:
         case LeaseStored(term=term):
             return _stored(state, term, now_s), ()
         case ElectionView():
-            return _observed(state, event, now_s, config)
+            return _observed(state, event, now_s)
 
 
 def _stored(state: Election, term: int, now_s: float) -> Election:
@@ -134,16 +130,14 @@ def _note_renewals(state: Election, observed: ElectionView, now_s: float) -> Ele
     return replace(state, renewed=renewed, silent_since_s=since_s)
 
 
-def _void(
-    state: Election, observed: ElectionView, now_s: float, config: ElectionConfig
-) -> frozenset[str]:
+def _void(state: Election, observed: ElectionView, now_s: float) -> frozenset[str]:
     """Holders whose leases are void: they neither answer nor renew."""
     return frozenset(
         peer_id
         for peer_id, (_, seen_s) in state.renewed.items()
         if peer_id in observed.silent
         and (
-            now_s - seen_s >= config.unrenewed_s
+            now_s - seen_s >= UNRENEWED_S
             or (peer_id in observed.dead and seen_s <= state.silent_since_s[peer_id])
         )
     )
@@ -173,22 +167,22 @@ def succession(term: int, observed: ElectionView) -> list[str]:
 
 
 def _observed(
-    state: Election, observed: ElectionView, now_s: float, config: ElectionConfig
-) -> tuple[Election, tuple[Effect, ...]]:
+    state: Election, observed: ElectionView, now_s: float
+) -> tuple[Election, tuple[ElectionEffect, ...]]:
     observed = replace(observed, leases=_credible(observed))
     claims = [ls.term for ls in observed.leases.values()]
     claims += [observed.version.term] if observed.version.term <= observed.term_max else []
     state = replace(state, highest_term=max(claims, default=0))
     state = _note_renewals(state, observed, now_s)
-    best = _best(observed, _void(state, observed, now_s, config))
-    effects: list[Effect] = []
+    best = _best(observed, _void(state, observed, now_s))
+    effects: list[ElectionEffect] = []
     if state.leading or state.seeking:
-        state = _hold(state, best, observed, now_s, config, effects)
+        state = _hold(state, best, observed, now_s, effects)
     elif best is not None and best.peer_id != state.peer_id:
         state = replace(state, leaderless_since_s=None)
     else:
         followed = best is not None
-        state = _seek(state, observed, now_s, config, effects, followed=followed)
+        state = _seek(state, observed, now_s, effects, followed=followed)
     leader = state.peer_id if state.leading else None
     if leader is None and best is not None and best.peer_id != state.peer_id:
         leader = best.peer_id
@@ -203,32 +197,29 @@ def _hold(
     best: LeaseRecord | None,
     observed: ElectionView,
     now_s: float,
-    config: ElectionConfig,
-    effects: list[Effect],
+    effects: list[ElectionEffect],
 ) -> Election:
     """Renew, confirm or give up this peer's own lease."""
     mine = (state.term, -rank(state.peer_id, state.term))
     better = best is not None and (best.term, -rank(best.peer_id, best.term)) > mine
-    fenced = state.leading and now_s - state.stored_s > config.fence_s
+    fenced = state.leading and now_s - state.stored_s > FENCE_S
     if better or fenced:
         return replace(state, leading=False, seeking=False, leaderless_since_s=None)
     if best is not None and best.peer_id == state.peer_id and best.term == state.term:
         state = replace(state, leading=True, seeking=False)
-    if _must_catch_up(state, observed, now_s, config):
+    if _must_catch_up(state, observed, now_s):
         # A plan of a later term exists: this peer's plans would never be adopted again.
         state = replace(
             state, term=observed.version.term + 1, leading=False, seeking=True, caught_up_s=now_s
         )
         effects.append(StoreLease(term=state.term))
-    elif state.seeking or now_s - state.stored_s >= config.renew_s:
+    elif state.seeking or now_s - state.stored_s >= RENEW_S:
         effects.append(StoreLease(term=state.term))
     return state
 
 
-def _must_catch_up(
-    state: Election, observed: ElectionView, now_s: float, config: ElectionConfig
-) -> bool:
-    rested = state.caught_up_s is None or now_s - state.caught_up_s >= config.catch_up_s
+def _must_catch_up(state: Election, observed: ElectionView, now_s: float) -> bool:
+    rested = state.caught_up_s is None or now_s - state.caught_up_s >= CATCH_UP_S
     return state.term < observed.version.term < observed.term_max and rested
 
 
@@ -236,8 +227,7 @@ def _seek(
     state: Election,
     observed: ElectionView,
     now_s: float,
-    config: ElectionConfig,
-    effects: list[Effect],
+    effects: list[ElectionEffect],
     *,
     followed: bool,
 ) -> Election:
@@ -259,7 +249,7 @@ def _seek(
         distrusted=observed.distrusted - {state.peer_id},
     )
     place = 0 if followed else succession(term, itself).index(state.peer_id)
-    if now_s - since_s >= min(place * config.stagger_s, config.stagger_max_s):
+    if now_s - since_s >= min(place * STAGGER_S, STAGGER_MAX_S):
         effects.append(StoreLease(term=term))
         state = replace(state, term=term, seeking=True, stored_s=now_s)
     return state

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from coordinator.election.election import (
     Elected,
     Election,
-    ElectionConfig,
     ElectionView,
     LeaseStored,
     StoreLease,
@@ -27,7 +26,6 @@ from dht.transport.interface import Transport
 class LeadershipRules:
     """Who may lead (``coordinators``; empty: everybody), and how many peers watch the leader."""
 
-    election: ElectionConfig
     transition: TransitionConfig
     watchers: int
     witnesses: int
@@ -105,9 +103,7 @@ class Leadership:
             )
             if self.election.leader in observed.silent - observed.dead:
                 observed = await self._with_witnesses(observed, nodes)
-            self.election, effects = step(
-                self.election, observed, self._now(), self._rules.election
-            )
+            self.election, effects = step(self.election, observed, self._now())
             stored = False
             for effect in effects:
                 match effect:
@@ -151,7 +147,5 @@ class Leadership:
         )
         if not await self._directory.publish(lease):
             return False
-        self.election, _ = step(
-            self.election, LeaseStored(term=term), self._now(), self._rules.election
-        )
+        self.election, _ = step(self.election, LeaseStored(term=term), self._now())
         return True

@@ -1,4 +1,4 @@
-"""Experiments on paper: full load, arrivals, churn and moves, by the living rules or the papers'.
+"""Experiments on paper, by the rules that peers live by.
 
 :func:`coordinator.experiments.full_load.offline` simulates a placement under full load, ``online``
 under requests with arrival times.

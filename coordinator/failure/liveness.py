@@ -2,39 +2,30 @@
 
 import asyncio
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.peer import REQUESTS_MAX, Witness, WitnessRequest
 from dht.messages.session import Ping, Pong
-from dht.supervision import Supervisor
+from dht.supervision import Supervisor, end_all
 from dht.transport.interface import PLAN_PROTOCOL, Stream, Transport
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LivenessConfig:
-    """Times in seconds."""
-
-    every_s: float = 1.5
-    answer_s: float = 3.0
-    again_s: float = 0.5
-    """Pause before a ping is repeated that was refused at once, as when the process is gone."""
-    failures: int = 3
-    """Pings in a row without an answer after which a peer is silent."""
-    witness_s: float = 2.0
-    """Maximum wait for witnesses' answers on a silent peer."""
+EVERY_S = 1.5
+ANSWER_S = 3.0
+AGAIN_S = 0.5
+"""Pause before a ping is repeated that was refused at once, as when the process is gone."""
+FAILURES = 3
+"""Pings in a row without an answer after which a peer is silent."""
+WITNESS_S = 2.0
+"""Maximum wait for witnesses' answers on a silent peer."""
 
 
 class Liveness:
     """Pings the watched peers. A silent peer stays silent until it answers again."""
 
-    def __init__(
-        self, transport: Transport, config: LivenessConfig, parts: Supervisor | None = None
-    ) -> None:
+    def __init__(self, transport: Transport, parts: Supervisor | None = None) -> None:
         self._parts = parts or Supervisor()
         self._transport = transport
-        self._config = config
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._addresses: dict[str, tuple[str, ...]] = {}
         self._failures: dict[str, int] = {}
@@ -42,7 +33,7 @@ class Liveness:
     @property
     def silent(self) -> frozenset[str]:
         """Peers that did not answer lately. They stay watched until they answer."""
-        limit = self._config.failures
+        limit = FAILURES
         return frozenset(peer for peer, count in self._failures.items() if count >= limit)
 
     def watch(self, peers: Mapping[str, tuple[str, ...]], known: Collection[str]) -> None:
@@ -63,7 +54,7 @@ class Liveness:
         count = self._failures.get(peer_id)
         if count is None or peer_id not in self._tasks:
             return None
-        return True if count == 0 else False if count >= self._config.failures else None
+        return True if count == 0 else False if count >= FAILURES else None
 
     async def confirm_silent(
         self, peer_id: str, witnesses: Mapping[str, tuple[str, ...]]
@@ -83,7 +74,7 @@ class Liveness:
 
     async def _witness(self, witness: str, peer_id: str, addresses: tuple[str, ...]) -> bool | None:
         try:
-            async with asyncio.timeout(self._config.witness_s):
+            async with asyncio.timeout(WITNESS_S):
                 reply = await _ask(
                     self._transport, witness, addresses, WitnessRequest(peer_id=peer_id)
                 )
@@ -95,25 +86,23 @@ class Liveness:
         """Stop all pings; :meth:`watch` starts them again."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)
 
     async def _ping(self, peer_id: str) -> None:
         line = _Line(self._transport, peer_id)
         try:
             while True:
-                pause_s = self._config.every_s
+                pause_s = EVERY_S
                 try:
-                    async with asyncio.timeout(self._config.answer_s):
+                    async with asyncio.timeout(ANSWER_S):
                         await line.ping(self._addresses.get(peer_id, ()))
                     self._failures[peer_id] = 0
                 except (NetworkError, PeerError, TimeoutError) as error:
                     await line.close()
                     self._failures[peer_id] = self._failures.get(peer_id, 0) + 1
-                    silent = self._failures[peer_id] >= self._config.failures
+                    silent = self._failures[peer_id] >= FAILURES
                     if isinstance(error, NetworkError) and not silent:
-                        pause_s = self._config.again_s
+                        pause_s = AGAIN_S
                 await asyncio.sleep(pause_s)
         finally:
             await line.close()

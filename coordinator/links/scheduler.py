@@ -27,6 +27,11 @@ WINDOW_BYTES_INITIAL = 256 << 10
 URGENT_BYTES_MAX = 128 << 10
 """Maximum unread bytes beyond the window (two windows, if that is more). Beyond it even decodes
 wait here, where the other classes' shares still count."""
+PREFILL_SHARE = 0.2
+"""Share of the bytes for prefill while decodes wait too. Strict priority starves prefill near
+saturation."""
+BULK_SHARE = 0.1
+"""Share of bulk, of what decodes leave, while prefill waits too."""
 
 
 class TrafficClass(IntEnum):
@@ -38,16 +43,6 @@ class TrafficClass(IntEnum):
     PREFILL = 2
     BULK = 3
     """KV of sessions that move, weights."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """Shares of the bytes that waiting classes get while a more urgent one keeps the link busy."""
-
-    prefill: float = 0.2
-    """Share of prefill while decodes wait too. Strict priority starves prefill near saturation."""
-    bulk: float = 0.1
-    """Share of bulk, of what decodes leave, while prefill waits too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +75,8 @@ class LinkScheduler:
     messages of one class come in the order in which they were offered.
     """
 
-    def __init__(self, *, shares: Shares | None = None) -> None:
+    def __init__(self) -> None:
         self.delivery = DeliveryEstimator()
-        self._shares = shares or Shares()
         self._numbers = 0
         self._queues: dict[TrafficClass, deque[_Message]] = {
             traffic: deque() for traffic in TrafficClass
@@ -230,11 +224,11 @@ class LinkScheduler:
             ),
         }
         if traffic <= TrafficClass.DECODE:
-            self._owe(TrafficClass.PREFILL, size, self._shares.prefill, frame)
+            self._owe(TrafficClass.PREFILL, size, PREFILL_SHARE, frame)
         else:
             self._owed[TrafficClass.PREFILL] = max(0.0, self._owed[TrafficClass.PREFILL] - size)
             if traffic is TrafficClass.PREFILL:
-                self._owe(TrafficClass.BULK, size, self._shares.bulk, frame)
+                self._owe(TrafficClass.BULK, size, BULK_SHARE, frame)
             else:
                 self._owed[TrafficClass.BULK] = max(0.0, self._owed[TrafficClass.BULK] - size)
         for owed, waits in behind.items():

@@ -39,23 +39,18 @@ from dht.messages.types import (
     fits,
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReviewConfig:
-    """Slack for differences between the records that peers see."""
-
-    rate_slack: float = 1.1
-    """Maximum flow through a peer, as a multiple of the speed that it announced."""
-    link_slack: float = 4.0
-    """Maximum flow over a link, as a multiple of its measured bandwidth, which changes often."""
-    greedy_share_min: float = 0.8
-    """Minimum that a plan must serve, as a share of the greedy placement. Coordinators find at
-    least the greedy one, but move nobody for a gain below 10%, and saw other records."""
-    running_share_min: float = 0.5
-    """The same minimum for the running plan: peers that just moved stay for a while."""
-    known_for_s: float = 30.0
-    """Time since its offer was first seen after which a plan must count a peer, and must fit it
-    where it offered something else before."""
+RATE_SLACK = 1.1
+"""Maximum flow through a peer, as a multiple of the speed that it announced."""
+LINK_SLACK = 4.0
+"""Maximum flow over a link, as a multiple of its measured bandwidth, which changes often."""
+GREEDY_SHARE_MIN = 0.8
+"""Minimum that a plan must serve, as a share of the greedy placement. Coordinators find at
+least the greedy one, but move nobody for a gain below 10%, and saw other records."""
+RUNNING_SHARE_MIN = 0.5
+"""The same minimum for the running plan: peers that just moved stay for a while."""
+KNOWN_FOR_S = 30.0
+"""Time since its offer was first seen after which a plan must count a peer, and must fit it
+where it offered something else before."""
 
 
 class Opinion(StrEnum):
@@ -91,7 +86,6 @@ def review(
     gone: frozenset[str],
     changed: frozenset[str] = frozenset(),
     now_unix_s: float,
-    config: ReviewConfig,
 ) -> Verdict:
     """The verdict on ``plan``, whose shape was checked before.
 
@@ -102,7 +96,7 @@ def review(
     usable = usable_nodes(nodes, plan.model, gone | frozenset(plan.silent))
     problem = problem_of(plan.model, usable, links)
     wrong = _misordered(plan) or _beyond_announced(
-        plan, {p: r for p, r in usable.items() if p not in changed}, links, config
+        plan, {p: r for p, r in usable.items() if p not in changed}, links
     )
     if wrong:
         return Verdict(opinion=Opinion.IMPOSSIBLE, reason=wrong)
@@ -117,8 +111,8 @@ def review(
         share, what, yardstick = FLOW_USED_MIN, "the same placement", most
         served = _supported(plan, frozenset(usable))
     else:
-        share, what = config.greedy_share_min, "the greedy placement"
-        yardstick = _greedy_serves(plan, _long_known(usable, now_unix_s, config), links)
+        share, what = GREEDY_SHARE_MIN, "the greedy placement"
+        yardstick = _greedy_serves(plan, _long_known(usable, now_unix_s), links)
         served = _serves(plan, problem)
     if served < share * yardstick:
         return Verdict(
@@ -134,25 +128,22 @@ def falls_short(
     usable: Mapping[str, NodeRecord],
     settled: Mapping[str, NodeRecord],
     links: Mapping[str, LinksRecord],
-    config: ReviewConfig,
 ) -> bool:
     """Whether a running plan serves less than its share of what the greedy placement would with
     the ``settled`` peers of ``usable``, for whom alone others need be moved."""
     usable, counted = (
         {p: r for p, r in each.items() if p not in plan.silent} for each in (usable, settled)
     )
-    wanted = config.running_share_min * _greedy_serves(plan, counted, links)
+    wanted = RUNNING_SHARE_MIN * _greedy_serves(plan, counted, links)
     return _serves(plan, problem_of(plan.model, usable, links)) < wanted
 
 
-def _long_known(
-    usable: Mapping[str, NodeRecord], now_unix_s: float, config: ReviewConfig
-) -> dict[str, NodeRecord]:
+def _long_known(usable: Mapping[str, NodeRecord], now_unix_s: float) -> dict[str, NodeRecord]:
     """The peers of ``usable`` that were here long enough that a plan should count them."""
     return {
         peer_id: record
         for peer_id, record in usable.items()
-        if now_unix_s - record.joined_unix_s >= config.known_for_s
+        if now_unix_s - record.joined_unix_s >= KNOWN_FOR_S
     }
 
 
@@ -227,7 +218,6 @@ def _beyond_announced(
     plan: Plan,
     usable: Mapping[str, NodeRecord],
     links: Mapping[str, LinksRecord],
-    config: ReviewConfig,
 ) -> str:
     """The first peer that the plan gives more than it announced, or link with more flow than was
     measured; "": none. Peers that are not among ``usable`` are not looked at.
@@ -247,7 +237,7 @@ def _beyond_announced(
         if record is None:
             continue
         rate = record.tokens_per_s[a.end - a.start - 1]
-        if through[a.peer_id] > config.rate_slack * rate:
+        if through[a.peer_id] > RATE_SLACK * rate:
             return f"{a.peer_id} carries {through[a.peer_id]:.1f} of its {rate:.1f} tokens/s"
     measured = {
         (link.source, link.target): link.bandwidth_bytes_per_s
@@ -258,7 +248,7 @@ def _beyond_announced(
     for edge in plan.edges:
         bandwidth = measured.get((edge.tail, edge.head))
         bytes_per_s = edge.tokens_per_s * plan.model.activation_bytes
-        if bandwidth is not None and bytes_per_s > config.link_slack * bandwidth:
+        if bandwidth is not None and bytes_per_s > LINK_SLACK * bandwidth:
             return f"the link {edge.tail} to {edge.head} carries {bytes_per_s:.0f} bytes/s"
     return ""
 

@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterable
 
 from coordinator.failure.liveness import ask_ping
-from coordinator.plans.review import Opinion, ReviewConfig, Verdict, review
+from coordinator.plans.review import KNOWN_FOR_S, Opinion, Verdict, review
 from dht.errors import NetworkError, PeerError
 from dht.messages.types import NodeRecord, NodeState, Plan
 from dht.records.directory import Directory
@@ -19,10 +19,9 @@ PING_S = 3.0
 class Reviewer:
     """The review that a :class:`coordinator.plans.store.PlanStore` asks before it adopts a plan."""
 
-    def __init__(self, transport: Transport, directory: Directory, config: ReviewConfig) -> None:
+    def __init__(self, transport: Transport, directory: Directory) -> None:
         self._transport = transport
         self._directory = directory
-        self._config = config
         self._rng = random.Random(transport.peer_id)  # noqa: S311  (whom to ping first)
 
     async def __call__(self, plan: Plan, running: Plan | None) -> Verdict:
@@ -32,7 +31,7 @@ class Reviewer:
         )
         if self._transport.peer_id in plan.silent:
             return await self._left_out_as_silent(plan, nodes)
-        known_unix_s = self._transport.now() - self._config.known_for_s
+        known_unix_s = self._transport.now() - KNOWN_FOR_S
         changed = self._directory.sightings.changed_since(known_unix_s)
         gone: frozenset[str] = frozenset()
         while True:
@@ -45,7 +44,6 @@ class Reviewer:
                 gone=gone,
                 changed=changed,
                 now_unix_s=self._transport.now(),
-                config=self._config,
             )
             if verdict.opinion not in {Opinion.WORSE, Opinion.UNSURE} or gone:
                 return verdict

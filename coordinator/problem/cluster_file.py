@@ -45,12 +45,12 @@ HELIX_SCHEMA = "helix-cluster/1"
 OWN_SCHEMA = "anabranch-cluster/1"
 
 Rates = Annotated[tuple[Rate, ...], Meta(max_length=LAYERS_MAX)]
-Layers = Annotated[int, Meta(ge=1, le=LAYERS_MAX)]
+LayerCount = Annotated[int, Meta(ge=1, le=LAYERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Model:
-    layers: Layers
+    layers: LayerCount
     layer_bytes: Count | Annotated[tuple[Count, ...], Meta(min_length=1, max_length=LAYERS_MAX)]
     embed_bytes: Count = 0
     head_bytes: Count = 0
@@ -81,13 +81,13 @@ class _Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HelixGpu:
-    max_layers: Layers
+    max_layers: LayerCount
     tokens_per_s: Rates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HelixModel:
-    layers: Layers
+    layers: LayerCount
     token_bytes: Count
     activation_bytes: Count
     layer_bytes: Rate

@@ -40,14 +40,15 @@ NONE = -(10**6)
 
 Chain = tuple[Assignment, ...]
 Chains = tuple[Chain, ...]
-Judge = Callable[[Chains, float], float]
+"""The spans of each chain; flow stays within a chain."""
+BoundedWorth = Callable[[Chains, float], float]
 """The worth of chains, or any value below the second argument once the worth is surely below it."""
 _Table = Any
 """A numpy integer array; the entry [i, j] is about the peers from i to j - 1."""
 
 
 def chains_by_dp(
-    problem: Problem, *, judge: Judge, go_on: Callable[[int], bool]
+    problem: Problem, *, judge: BoundedWorth, go_on: Callable[[int], bool]
 ) -> Iterator[Chains]:
     """Chains over all peers, and chains side by side over disjoint sets of them.
 

@@ -12,9 +12,9 @@ from coordinator.evaluation.estimate import Estimate, added, estimate
 from coordinator.evaluation.max_flow import balanced_flow, flow_parts, solve_flow
 from coordinator.problem.service import Service
 from coordinator.search import local_moves
-from coordinator.search.chain_dp import Chain, chains_by_dp
+from coordinator.search.chain_dp import Chain, Chains, chains_by_dp
 from coordinator.search.pattern_cpsat import WORK_MAX
-from coordinator.search.pattern_search import Chains, search_patterns
+from coordinator.search.pattern_search import search_patterns
 from dht.messages.types import Assignment, FlowEdge, Problem
 
 MOVES_MAX = 2_000

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.search.pattern_search import Chains
+from coordinator.search.chain_dp import Chains
 from dht.messages.types import Assignment, PlannerNode, Problem, fits
 
 KICKS = 2

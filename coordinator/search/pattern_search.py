@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from coordinator.heuristics.peer_classes import PeerClass, peer_classes, regions
-from coordinator.search.chain_dp import disjoint
+from coordinator.search.chain_dp import Chains, disjoint
 from coordinator.search.pattern_cpsat import WORK_MAX, Limits, widest_chain
 from coordinator.search.stage_patterns import StagePattern, Terrain, place_chains, used
 from dht.messages.types import Assignment, Problem
@@ -31,17 +31,15 @@ COMBINED_MAX = 4
 """Maximum combinations of chains over disjoint kinds."""
 UNLIMITED_TOKENS = 1e15
 
-Chain = tuple[StagePattern, ...]
-Chains = tuple[tuple[Assignment, ...], ...]
-"""The spans of each chain; flow stays within a chain."""
-Judge = Callable[[Chains], float]
+PatternChain = tuple[StagePattern, ...]
+Worth = Callable[[Chains], float]
 """The worth of a candidate; larger is better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
     value: float
-    chain: Chain
+    chain: PatternChain
     counts: tuple[int, ...]
     stages_max: int
 
@@ -50,7 +48,7 @@ def search_patterns(
     problem: Problem,
     *,
     room_for: Callable[[str, int], float] | None,
-    judge: Judge,
+    judge: Worth,
     seed: int,
     go_on: Callable[[int], bool],
     work_max: float = WORK_MAX,
@@ -70,7 +68,7 @@ class _Search:
         self,
         problem: Problem,
         room_for: Callable[[str, int], float] | None,
-        judge: Judge,
+        judge: Worth,
         seed: int,
         go_on: Callable[[int], bool],
         work_max: float,
@@ -116,7 +114,7 @@ class _Search:
         for one in found[:REFINED]:
             yield from self._roomier(one)
 
-    def _spans(self, chains: Sequence[Chain]) -> Chains:
+    def _spans(self, chains: Sequence[PatternChain]) -> Chains:
         placed = place_chains(self.terrain, chains)
         spans: list[tuple[Assignment, ...]] = []
         at = 0
@@ -126,7 +124,7 @@ class _Search:
             at += count
         return tuple(spans)
 
-    def _chain(self, counts: Sequence[int], limits: Limits) -> Chain | None:
+    def _chain(self, counts: Sequence[int], limits: Limits) -> PatternChain | None:
         if not self._go_on(self._asked):
             return None
         self._asked += 1

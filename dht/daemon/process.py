@@ -25,6 +25,7 @@ from typing import ClassVar
 
 from dht.errors import AnabranchError, NetworkError, UserError
 from dht.identity.peer_id import Identity
+from dht.supervision import end_all
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _SECCOMP_MODE_FILTER = 2
@@ -123,8 +124,7 @@ class P2pDaemon:
                     process.kill()
                 await process.wait()
         if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
+            await end_all((self._reader,))
         self.ended.set()
         shutil.rmtree(self.directory, ignore_errors=True)
 

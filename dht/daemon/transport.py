@@ -25,7 +25,7 @@ from dht.messages.peer import SignedRecord
 from dht.records.access import AskedRecords, RecordAccess, SharedRecords
 from dht.records.helper import RecordHelper
 from dht.records.signed import RecordGuard, RecordSigner
-from dht.supervision import Work
+from dht.supervision import PartFunction
 from dht.transport.config import CONNECT_LIMIT_S, TransportConfig, expanded
 from dht.transport.interface import RECORDS_PROTOCOL, Stream, StreamHandler
 from dht.transport.streams import StreamHandlers
@@ -250,7 +250,7 @@ class HivemindTransport:
 
     async def _run(self, records: SharedRecords, peers: dict[str, tuple[bytes, ...]]) -> None:
         parts = self._config.parts
-        works: list[Work] = [partial(records.run, parts), self._keep_addresses]
+        works: list[PartFunction] = [partial(records.run, parts), self._keep_addresses]
         if peers:
             works.append(partial(self._keep_joined, peers))
         await parts.run(*works)

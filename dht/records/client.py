@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dht.errors import NetworkError, PeerError
@@ -31,6 +30,7 @@ from dht.records.directory import RecordKind
 from dht.records.helper import ANSWER_BYTES_MAX
 from dht.records.helper_choice import KNOWN_MAX, Chance, Helpers
 from dht.records.signed import TOTAL_BYTES_MAX, RecordError, RecordGuard, kind_of
+from dht.supervision import end_all
 from dht.transport.interface import RECORDS_PROTOCOL, Stream
 
 T = TypeVar("T")
@@ -45,18 +45,14 @@ LINES_MAX = 24
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordClientConfig:
-    """Times in seconds."""
-
-    answer_s: float = 5.0
-    """Time limit of one answer, including connecting."""
-    late_s: float = 1.0
-    """Maximum wait for the second helper after the first has answered."""
-    rounds: int = 3
-    """Maximum pairs of helpers that are tried for one read or write."""
-    clock_s: float = 10.0
-    """Difference of clocks above which to warn: records live for seconds."""
+ANSWER_S = 5.0
+"""Time limit of one answer, including connecting."""
+LATE_S = 1.0
+"""Maximum wait for the second helper after the first has answered."""
+ROUNDS = 3
+"""Maximum pairs of helpers that are tried for one read or write."""
+CLOCK_S = 10.0
+"""Difference of clocks above which to warn: records live for seconds."""
 
 
 class RecordClient:
@@ -68,7 +64,6 @@ class RecordClient:
         now: Callable[[], float],
         given: Mapping[str, tuple[str, ...]],
         rng: Chance,
-        config: RecordClientConfig | None = None,
         *,
         me: str = "",
         guard: RecordGuard | None = None,
@@ -79,7 +74,6 @@ class RecordClient:
         """
         self._open_stream = open_stream
         self._now = now
-        self._config = config or RecordClientConfig()
         self._helpers = Helpers(rng=rng, known_max=helpers_max)
         self._given = tuple(given)
         for peer_id, addresses in given.items():
@@ -112,7 +106,7 @@ class RecordClient:
         """
         self._learn(keys)
         tried, errors = set[str](), list[str]()
-        for _ in range(self._config.rounds):
+        for _ in range(ROUNDS):
             for peer_id in self._helpers.drawn(self._clock(), 1, tried):
                 tried.add(peer_id)
                 if await self._ask_one(peer_id, lambda line: self._read(line, keys), errors):
@@ -172,10 +166,7 @@ class RecordClient:
 
     async def close(self) -> None:
         """Close the streams to all helpers."""
-        late = list(self._late)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        await end_all(self._late)
         streams = [line.stream for line in self._lines.values() if line.stream is not None]
         self._lines.clear()
         await asyncio.gather(*(stream.close() for stream in streams))
@@ -184,7 +175,7 @@ class RecordClient:
         """The answers of one or two helpers; other pairs are tried where none answers."""
         tried: set[str] = set()
         errors: list[str] = []
-        for _ in range(self._config.rounds):
+        for _ in range(ROUNDS):
             pair = self._helpers.pair(self._clock(), tried)
             if not pair:
                 break
@@ -197,7 +188,7 @@ class RecordClient:
         raise NetworkError(f"no full peer answers: {'; '.join(errors[:4]) or 'none is known'}")
 
     async def _both(self, tasks: "list[asyncio.Task[list[T]]]") -> list[T]:
-        """The answers of all tasks, except those that take ``late_s`` longer than the first.
+        """The answers of all tasks, except those that take ``LATE_S`` longer than the first.
 
         A late task goes on in the background, and its records still count once they come.
         """
@@ -205,7 +196,7 @@ class RecordClient:
         try:
             while pending:
                 answered = any(task.done() and task.result() for task in tasks)
-                limit_s = self._config.late_s if answered else None
+                limit_s = LATE_S if answered else None
                 done, pending = await asyncio.wait(
                     pending, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -226,7 +217,7 @@ class RecordClient:
         in_time: bool = True,
     ) -> list[T]:
         line = self._line(peer_id)
-        limit_s = self._config.answer_s if in_time else None
+        limit_s = ANSWER_S if in_time else None
         try:
             async with asyncio.timeout(limit_s), line.lock:
                 if line.stream is None:
@@ -301,7 +292,7 @@ class RecordClient:
 
     def _mind_clock(self, theirs_unix_s: float) -> None:
         apart_s = theirs_unix_s - self._now()
-        if abs(apart_s) > self._config.clock_s and not self._warned:
+        if abs(apart_s) > CLOCK_S and not self._warned:
             self._warned = True
             _log.warning("this clock and a full peer's are %.0f s apart: set yours", abs(apart_s))
 

@@ -1,8 +1,9 @@
 """The transport interface: streams by protocol name, and a DHT of dictionaries.
 
-Adapters are :mod:`dht.simulated.network` (tests, simulation), :mod:`dht.daemon.transport` (libp2p
-through hivemind's daemon) and :mod:`dht.light.transport` (libp2p in Python alone, for Windows and
-macOS). A process has one adapter, chosen at start by :mod:`dht.connecting` and imported lazily.
+Adapters are :mod:`dht.daemon.transport` (libp2p through hivemind's daemon) and
+:mod:`dht.light.transport` (libp2p in Python alone, for Windows and macOS). A process has one
+adapter, chosen at start by :mod:`dht.connecting` and imported lazily. Tests and benchmarks have one
+of their own, :mod:`bench.simulated.network`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

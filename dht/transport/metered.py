@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 
 from dht.transport.interface import Stream, StreamHandler, Transport
 
-Count = Callable[[int], None]
+CountBytes = Callable[[int], None]
 
 
 class MeteredStream:
     """A stream that reports bytes as they are written and read."""
 
-    def __init__(self, inner: Stream, sent: Count, received: Count) -> None:
+    def __init__(self, inner: Stream, sent: CountBytes, received: CountBytes) -> None:
         self._inner = inner
         self._sent = sent
         self._received = received
@@ -43,7 +43,7 @@ class MeteredStream:
 class ByteMeter:
     """Calls ``sent`` and ``received`` with the bytes of all its streams."""
 
-    def __init__(self, sent: Count, received: Count) -> None:
+    def __init__(self, sent: CountBytes, received: CountBytes) -> None:
         self._sent = sent
         self._received = received
         self.purposes: Counter[str] = Counter()

@@ -8,20 +8,15 @@ than extra calls, they are read one after the other instead. The function is wri
 tensors' values, so that CUDA can record it.
 """
 
-import functools
-import logging
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from node.device.tensors import to_device
-
-logger = logging.getLogger(__name__)
 
 COPIED_BYTES_MAX = 4 << 20
 """Maximum bytes of keys per layer in a step's table on a CPU, so that they stay in its caches."""
@@ -182,16 +177,3 @@ def _weighed(
     scores = torch.cat([scores, beside.expand(grouped.size(0), -1, -1, -1)], dim=-1)
     shares = torch.softmax(scores, dim=-1).to(values.dtype)
     return torch.matmul(shares[..., :-1], values)
-
-
-@functools.cache
-def scripted() -> Callable[..., Any]:
-    """:func:`attend_rows` compiled by TorchScript, or as it is if torch cannot compile it."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            made: Callable[..., Any] = torch.jit.script(attend_rows)
-    except (RuntimeError, AttributeError, OSError) as error:
-        logger.warning("attention stays in Python: %s", str(error).splitlines()[0])
-        return attend_rows
-    return made

@@ -44,7 +44,7 @@ class MaskRule:
 CAUSAL = MaskRule()
 
 
-def settled(rule: MaskRule) -> MaskRule:
+def windowed(rule: MaskRule) -> MaskRule:
     """The same rule, as a plain window if its predicate is equal to one.
 
     ``rule.window`` is the length that the model's code names beside the predicate. Raises

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from node.attention.block_table import AttendPages, BlockTable
-from node.attention.decode_table import DecodeRows, attend_rows, scripted
+from node.attention.decode_table import DecodeRows, attend_rows
 from node.attention.mask_rules import CAUSAL, MaskRule, describe
+from node.device.scripted import scripted
 from node.kv.layer_pool import LayerPool
 from node.kv.session_state import SessionState
 
@@ -172,7 +173,7 @@ def paged_attention(
         assert isinstance(step.write_slots, torch.Tensor)  # noqa: S101 - a tensor in decode steps
         rows = (pool.keys, pool.values, step.write_slots, step.decode.spans, step.decode.table)
         # Scripted code may compile itself while it runs, which a CUDA graph cannot record.
-        attend = scripted() if query.device.type == "cpu" else attend_rows
+        attend = scripted(attend_rows) if query.device.type == "cpu" else attend_rows
         attended: torch.Tensor = attend(
             query, key, value, *rows, s_aux, rule.window, float(scale), float(softcap or 0.0)
         )

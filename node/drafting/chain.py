@@ -21,7 +21,7 @@ TIME_WEIGHT = 0.2
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Chain:
+class DraftChain:
     """Tokens drawn one behind the other. Its runner writes ``ran``, ``drawn``, ``spent_s`` and
     ``failed``; all else belongs to the event loop."""
 
@@ -89,7 +89,7 @@ class DraftRunner(Protocol):
         """Free what a session holds. Its chain must be stopped."""
         ...
 
-    def draw(self, chain: Chain, told: Callable[[], None]) -> None:
+    def draw(self, chain: DraftChain, told: Callable[[], None]) -> None:
         """Go on with a chain while it :attr:`~Chain.goes_on`. On the event loop, ``told`` is called
         at ``chain.wakes_at`` tokens and, ``running`` unset before, at the end."""
         ...
@@ -106,7 +106,7 @@ class ModelDrafts:
         self._key = key
         self._sampling = draft_sampling(sampling)
         self._told = told
-        self._chain: Chain | None = None
+        self._chain: DraftChain | None = None
         self._known = 0
         self.token_s: float | None = None
         """Time that a token takes to be drawn; None: not measured yet."""
@@ -144,7 +144,7 @@ class ModelDrafts:
             chain.stopped = True
             begin = min(chain.ran, chain.base + right, known - 1)
         self._known = known
-        self._chain = Chain(
+        self._chain = DraftChain(
             key=self._key,
             sampling=self._sampling,
             base=known,
@@ -164,20 +164,20 @@ class ModelDrafts:
         if self._chain is not None:
             self._chain.stopped = True
 
-    def _run(self, chain: Chain) -> None:
+    def _run(self, chain: DraftChain) -> None:
         chain.running = True
         self._runner.draw(chain, lambda: self._heard(chain))
 
-    def _go_on(self, chain: Chain) -> None:
+    def _go_on(self, chain: DraftChain) -> None:
         if not chain.running and chain.goes_on:
             self._run(chain)
 
-    def _heard(self, chain: Chain) -> None:
+    def _heard(self, chain: DraftChain) -> None:
         if chain is self._chain:
             self._go_on(chain)  # more may have been asked while it ended
             self._told()
 
-    def _time(self, chain: Chain) -> None:
+    def _time(self, chain: DraftChain) -> None:
         """Learn the time of a token, waits for other sessions included."""
         if not chain.drawn or len(chain.token_ids) > TIMED_ROWS_MAX:
             return

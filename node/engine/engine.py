@@ -1,7 +1,7 @@
 """The engine: runs batches of rows of many sessions through the layers that this peer holds.
 
-It is synchronous and used from one thread (:mod:`node.engine.worker`), except
-:meth:`Engine.reserve` and :meth:`Engine.free`, which :mod:`node.kv.pool` makes safe from another.
+It is synchronous and used from one thread (:mod:`node.engine.worker`), except its pool
+(:mod:`node.kv.pool`), in which sessions are opened and freed from another.
 Importable without hivemind.
 """
 
@@ -23,9 +23,8 @@ from node.engine.work_check import WorkBounds, is_unsound, work_refusal
 from node.engine.work_item import WorkItem, WorkResult
 from node.kernels.choice import experts_kernel, pages_kernel
 from node.kernels.moe import GroupedKernel
-from node.kv.export import KvBytes, KvRows
+from node.kv.export import KvRows
 from node.kv.layer_pool import LayerPool
-from node.kv.page_names import NO_NAMES, PageNames
 from node.kv.pool import KvPool
 from node.model.layer_range import LoadedRange, ModelLayout
 from node.weights.hashes import Progress
@@ -84,14 +83,16 @@ class Engine:
         self.layers_max = self._count_layers()
         self.held = (0, 0)
         self.bytes_loaded = 0
-        self._range = LoadedRange(self.layout, self.device)
+        self.loaded = LoadedRange(self.layout, self.device)
+        """The layers held, and the parts beside them."""
         self._attend_pages: AttendPages | None = None
         self._experts: GroupedKernel | None = None
         if config.kernels:
             self._attend_pages = pages_kernel(self.device, self.layout.dtype)
             self._experts = experts_kernel(self.device, self.layout.dtype)
         self._pools: dict[int, LayerPool] = {}
-        self._kv = self._kv_pool(0)
+        self.kv = self._kv_pool(0)
+        """The sessions' KV. A load makes another pool."""
         self._steps = self._step_run()
 
     def _count_layers(self) -> int:
@@ -120,32 +121,6 @@ class Engine:
         """Whether the kernel that reads contexts in place passed its trial on the layers held."""
         return self._steps.reads_in_place
 
-    @property
-    def stacks_rows(self) -> bool:
-        """Whether single rows of sessions that have states run together."""
-        return self._range.stacks_rows
-
-    def stack_rows(self, stacks: bool) -> None:
-        """Run such rows together or one by one; a load chooses by a trial."""
-        self._range.stack_rows(stacks)
-
-    @property
-    def kv_tokens_free(self) -> int:
-        """KV tokens that a new session could reserve here."""
-        return self._kv.free_tokens
-
-    @property
-    def loaded(self) -> LoadedRange:
-        """The layers held, and the parts beside them."""
-        return self._range
-
-    def fetch(self, start: int, end: int, progress: Progress | None = None) -> None:
-        """Download the files of layers ``[start, end)`` to this machine; may run beside steps.
-
-        Raises UserError and NetworkError.
-        """
-        self._range.fetch(start, end, progress)
-
     def load(
         self,
         start: int,
@@ -171,7 +146,7 @@ class Engine:
             raise UserError(self._too_little(layers_text((start, end)), least))
         self._drop_pools()
         try:
-            self.bytes_loaded = self._range.set(start, end, progress, made_up=made_up)
+            self.bytes_loaded = self.loaded.set(start, end, progress, made_up=made_up)
             self._pools.update((index, self._pool(pages, index)) for index in range(start, end))
             self._steps.warm_up()
             if self._experts is not None:
@@ -184,7 +159,7 @@ class Engine:
         except torch.OutOfMemoryError as error:
             reason = str(error).partition(". ")[0]  # the rest is about torch's settings
         else:
-            self._kv = self._kv_pool(pages)
+            self.kv = self._kv_pool(pages)
             self.held = (start, end)
             give_back()  # weights that were replaced, and copies made while loading
             return self.bytes_loaded
@@ -199,7 +174,7 @@ class Engine:
     def unload(self) -> None:
         """Free the memory of weights and KV; sessions must have ended."""
         self._drop_pools()
-        self._range.clear()
+        self.loaded.clear()
         gc.collect()
         give_back()
         if self.device.type == "cuda":
@@ -208,7 +183,7 @@ class Engine:
     def _drop_pools(self) -> None:
         """Drop the pools and all references to them: new weights may need their memory."""
         self.held, self._pools = (0, 0), {}
-        self._kv, self._steps = self._kv_pool(0), self._step_run()
+        self.kv, self._steps = self._kv_pool(0), self._step_run()
 
     def _pages_beside(self, start: int, end: int, left_bytes: int = 0) -> int:
         """Number of KV pages that fit in memory beside the weights of layers ``[start, end)``."""
@@ -224,77 +199,21 @@ class Engine:
 
     def _step_run(self) -> ModelRunner:
         return ModelRunner(
-            self._range, self.layout, self.spec, self._pools, self.config.page_tokens
+            self.loaded, self.layout, self.spec, self._pools, self.config.page_tokens
         )
 
     def _kv_pool(self, pages: int) -> KvPool:
-        return KvPool(self._pools, pages, self.config.page_tokens, self.layout.anatomy.new_state)
+        # Where keys depend on the context's length, equal tokens need not have equal ones; a state
+        # belongs to one position.
+        anatomy = self.layout.anatomy
+        keeps = self.config.keep_prefixes and not (anatomy.by_length or anatomy.keeps_state)
+        page_tokens = self.config.page_tokens
+        return KvPool(self._pools, pages, page_tokens, anatomy.new_state, keeps=keeps)
 
     def _pool(self, pages: int, layer: int) -> LayerPool:
         rows = pages * self.config.page_tokens + 1
         shape = self.layout.anatomy.kv_shapes[layer]
         return LayerPool.empty(shape, rows, self.layout.dtype, self.device)
-
-    @property
-    def kv_tokens(self) -> int:
-        """KV tokens that each layer held has room for."""
-        return self._kv.tokens
-
-    def reserve(self, session: str, tokens: int) -> str | None:
-        """Reserve KV for a whole session on all layers; if too little is free, return why and how
-        much is."""
-        return self._kv.reserve(session, tokens)
-
-    def open_kv(
-        self,
-        session: str,
-        tokens: int,
-        layers: tuple[int, int],
-        likely_tokens: int = 0,
-        names: PageNames = NO_NAMES,
-    ) -> int:
-        """Let a session take KV for up to ``tokens`` tokens on ``layers``; see :meth:`extend_kv`.
-
-        ``likely_tokens`` are kept together for it where that is possible. Returns the number of
-        leading tokens whose KV was kept here under ``names``: they need not run.
-        """
-        # Where keys depend on the context's length, equal tokens need not have equal ones; a state
-        # belongs to one position.
-        anatomy = self.layout.anatomy
-        keeps = self.config.keep_prefixes and not (anatomy.by_length or anatomy.keeps_state)
-        return self._kv.open(session, tokens, layers, likely_tokens, names if keeps else NO_NAMES)
-
-    def keep_no_more(self, session: str) -> None:
-        """Keep no further pages of a session for others."""
-        self._kv.keep_no_more(session)
-
-    def extend_kv(self, session: str, tokens: int) -> bool:
-        """Give an open session KV for its first ``tokens`` tokens; False if too little is free."""
-        return self._kv.extend(session, tokens)
-
-    def resumable(self, session: str, position: int) -> int:
-        """The last position up to ``position`` from which a session's rows can go on here: the
-        position itself, unless its layers keep a state, which is known at few positions."""
-        return self._kv.resumable(session, position)
-
-    def free(self, session: str) -> None:
-        """Free a session's KV at once. Its items that still come get an error."""
-        self._kv.free(session)
-
-    def export_kv(self, session: str, position: int, tokens: int) -> KvRows:
-        """Copy a session's KV of up to ``tokens`` tokens from ``position`` on; the KV stays here.
-
-        Raises KeyError if the session holds no KV, ValueError if nothing is written there yet.
-        """
-        return self._kv.take(session, position, tokens)
-
-    def import_kv(self, session: str, rows: KvRows | KvBytes) -> str | None:
-        """Append KV that another engine exported to a reservation; returns why if that fails.
-
-        Rows must follow the rows already written, cover the session's layers, be finite, and have
-        the pools' shape and dtype. The session then goes on as if it had run those tokens here.
-        """
-        return self._kv.put(session, rows)
 
     def step(self, items: Sequence[WorkItem]) -> list[WorkResult]:
         """Run one batch; results come in the order of the items.
@@ -317,14 +236,14 @@ class Engine:
             carried=self.layout.anatomy.carried,
         )
         for index, item in enumerate(items):
-            reservation = self._kv.get(item.session)
+            reservation = self.kv.get(item.session)
             error = work_refusal(item, reservation, bounds)
             if error is None and reservation is not None and item.position < reservation.written:
-                error = self._kv.rewind(item.session, reservation, item.position)
+                error = self.kv.rewind(item.session, reservation, item.position)
             if item.session in sessions:
                 error = "two items of one session in a step"
             if error is None and reservation is not None:
-                if self._kv.grow(item.session, reservation, item.position + item.tokens):
+                if self.kv.grow(item.session, reservation, item.position + item.tokens):
                     sessions.add(item.session)
                     rows.append(StepRows(index=index, item=item, reservation=reservation))
                     continue
@@ -338,7 +257,7 @@ class Engine:
                     if result.error is None:
                         row.reservation.layers = (item.start, item.end)
                         end = item.position + item.tokens
-                        self._kv.ran(item.session, row.reservation, item.position, end)
+                        self.kv.ran(item.session, row.reservation, item.position, end)
                     results[row.index] = result
         return [result for result in results if result is not None]
 
@@ -352,7 +271,7 @@ class Engine:
         name, anatomy = "rows", self.layout.anatomy
         if not self.held[0] <= start < end <= self.held[1]:
             return None
-        if self.reserve(name, len(rows)) is not None:
+        if self.kv.reserve(name, len(rows)) is not None:
             return None
         item = WorkItem(
             session=name,
@@ -365,7 +284,7 @@ class Engine:
         try:
             (result,) = self.step([item])
         finally:
-            self.free(name)
+            self.kv.free(name)
         if anatomy.carried is None or result.hidden is None:
             return result.hidden
         return result.hidden[:, : anatomy.carried.hidden.width]

@@ -93,7 +93,7 @@ class HeadDrafts:
 
     def fetch(self) -> None:
         """Download its files. Raises UserError and NetworkError."""
-        self._engine.fetch(0, 1)
+        self._engine.loaded.fetch(0, 1)
         head = self._head
         head.store.fetch(head.names.sources(head.part_parameters(ENTRY)))
 
@@ -124,13 +124,13 @@ class HeadDrafts:
         """Let a session of up to ``tokens`` tokens be drafted, as far as there is KV for it."""
         if self.held:
             most = min(tokens + DRAFT_TOKENS_MAX + 1, self._engine.spec.context_tokens)
-            self._engine.open_kv(key, most, (0, 1))
+            self._engine.kv.open(key, most, (0, 1))
             self._rows[key] = _Rows(most=most)
 
     def free(self, key: str) -> None:
         """Free what a session holds."""
         if self._rows.pop(key, None) is not None:
-            self._engine.free(key)
+            self._engine.kv.free(key)
 
     def follow(self, results: list[WorkResult]) -> list[WorkResult]:
         """Run the head over the rows that a step left; returns the step's results, with its drafts
@@ -226,7 +226,7 @@ class HeadDrafts:
     def _has_room(self, chain: _Chain) -> bool:
         end = chain.position + len(chain.token_ids) - chain.rows.first
         key, most = chain.result.item.session, chain.rows.most
-        if end <= most and self._engine.extend_kv(key, end):
+        if end <= most and self._engine.kv.extend(key, end):
             return True
         self._end(chain)
         return False

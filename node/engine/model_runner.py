@@ -106,14 +106,14 @@ class ModelRunner:
         anatomy = self._layout.anatomy
         zeros = torch.zeros(1, anatomy.row_width, dtype=self._layout.dtype, device=self.device)
         position = torch.zeros(1, dtype=torch.long, device=self.device)
-        self._loaded.stack_rows(False)
+        self._loaded.flow.stacks = False
         for index in self._pools:
             row = anatomy.trial_rows(index, zeros)
             step = Step(pools=self._pools, write_slots=ALONE, segments=[self._trial(0, 1)])
             kept = _tensors_kept(self._loaded.layers[index])
             try:
                 with torch.inference_mode():
-                    out = self._loaded.run(index, index + 1, step, row, position)
+                    out = self._loaded.flow.run(index, index + 1, step, row, position)
             except (torch.OutOfMemoryError, AcceleratorError):
                 raise  # tells nothing about the model
             except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
@@ -131,7 +131,7 @@ class ModelRunner:
                     " by one, beside another session's"
                 )
 
-        self._loaded.stack_rows(anatomy.may_stack and all(map(self._stacks, self._pools)))
+        self._loaded.flow.stacks = anatomy.may_stack and all(map(self._stacks, self._pools))
 
     def _stacks(self, layer: int) -> bool:
         """Whether single rows of two sessions give together what each gives alone."""
@@ -145,10 +145,10 @@ class ModelRunner:
             spans = [range(s.position, s.context_tokens) for s in segments]
             at = torch.tensor(list(itertools.chain.from_iterable(spans)), device=self.device)
             step = Step(pools=self._pools, write_slots=ALONE, segments=segments)
-            return self._loaded.run(layer, layer + 1, step, given, at).float()
+            return self._loaded.flow.run(layer, layer + 1, step, given, at).float()
 
         def last_rows(stacks: bool) -> torch.Tensor:
-            self._loaded.stack_rows(False)
+            self._loaded.flow.stacks = False
             ends = []
             for number, tokens in enumerate(lengths):
                 first = number * ROWS_TRIED
@@ -166,7 +166,7 @@ class ModelRunner:
                         begun, first=number, last=number + 1, context_tokens=tokens, slots=slots
                     )
                 )
-            self._loaded.stack_rows(stacks)
+            self._loaded.flow.stacks = stacks
             newest = [number * ROWS_TRIED + tokens - 1 for number, tokens in enumerate(lengths)]
             return made(ends, rows[newest])
 
@@ -205,7 +205,7 @@ class ModelRunner:
             segments = [self._trial(first, last, state)]
             step = Step(pools=self._pools, write_slots=slice(first, last), segments=segments)
             positions = torch.arange(first, last, device=self.device)
-            out = self._loaded.run(layer, layer + 1, step, rows[first:last], positions)
+            out = self._loaded.flow.run(layer, layer + 1, step, rows[first:last], positions)
             return out[:, : anatomy.width].float()  # not the order in which tokens were chosen
 
         def one(at: int, state: SessionState | None) -> torch.Tensor:
@@ -224,7 +224,7 @@ class ModelRunner:
                 parts = [made(0, half, state), made(half, ROWS_TRIED, state)]
                 exact = self._layout.dtype is torch.float32
                 if not is_same(parts, EXACT_LEAST if exact else AHEAD_LEAST):
-                    self._loaded.run_row_by_row()
+                    self._loaded.flow.row_by_row = True
             state = new_state()
             return is_same([one(at, state) for at in range(ROWS_TRIED)], AHEAD_LEAST)
 
@@ -273,7 +273,7 @@ class ModelRunner:
         )
         like = torch.zeros(1, anatomy.width, dtype=self._layout.dtype, device=self.device)
         with torch.inference_mode():
-            self._loaded.prepare(min(self._pools), max(self._pools) + 1, step, like)
+            self._loaded.flow.prepare(min(self._pools), max(self._pools) + 1, step, like)
 
     def _tried(self, without: str, trial: Callable[[], float]) -> float | None:
         """Result of ``trial``; None if it failed, having logged what runs ``without`` a kernel."""
@@ -321,7 +321,9 @@ class ModelRunner:
         embedded: Iterator[torch.Tensor] = iter(())
         if entering and self._loaded.embed is not None:
             token_ids = [item.token_ids for item in entering if item.token_ids is not None]
-            hidden = self._loaded.enter(token_ids, [item.position for item in entering])
+            hidden = self._loaded.flow.enter(
+                token_ids, [item.position for item in entering], self.device
+            )
             if len(entering) == len(rows):
                 return hidden
             embedded = iter(torch.split(hidden, [item.tokens for item in entering]))
@@ -360,7 +362,9 @@ class ModelRunner:
             whole = ELSEWHERE
         else:
             whole = pool_rows(pages, context, size)
-            if row.item.tokens > 1 or not self._loaded.has_graphs:  # a table needs it on the host
+            if (
+                row.item.tokens > 1 or self._loaded.flow.graphs is None
+            ):  # a table needs it on the host
                 whole = to_device(whole, self.device)
         return Segment(
             first=0,
@@ -396,12 +400,12 @@ class ModelRunner:
         segments = [row.segment for row in active]
         if at == total:
             step = self._step(segments, slots)
-            return self._loaded.run(start, end, step, hidden, positions)
+            return self._loaded.flow.run(start, end, step, hidden, positions)
         spans = [range(row.first, row.last) for row in active]
         chosen = to_device(list(itertools.chain.from_iterable(spans)), self.device)
         step = self._step(segments, self._rows_of(slots)[chosen])
         merged = hidden.clone()
-        rows = self._loaded.run(start, end, step, hidden[chosen], positions[chosen])
+        rows = self._loaded.flow.run(start, end, step, hidden[chosen], positions[chosen])
         merged[chosen] = rows
         return merged
 
@@ -419,7 +423,7 @@ class ModelRunner:
                 self._kv_bytes,
                 self._page_tokens,
                 self.device,
-                tables_only=self._loaded.has_graphs,
+                tables_only=self._loaded.flow.graphs is not None,
             )
         if step.decode is None or not self._by_pages_alone:
             for segment in segments:

@@ -313,40 +313,6 @@ class BlockManager:
         """A session's reservation; None if it has none, or no longer."""
         return self._reservations.get(session)
 
-    def check(self) -> None:
-        """Raise AssertionError if a page is lost or held too often."""
-        taken = np.zeros_like(self._state)
-        claimed = np.zeros_like(self._state)
-        kept = np.zeros_like(self._state)
-        holders = dict.fromkeys(self._names, 0)
-        for reservation in self._reservations.values():
-            if reservation.page_count > self._pages_of(reservation.tokens):
-                raise AssertionError("a session was given more than it may hold")
-            for page in (*reservation.pages, *reservation.given):
-                cell = (reservation.span, page)
-                if cell in holders:
-                    holders[cell] += 1
-                else:
-                    taken[self._rows(reservation.span), page] += 1
-            home = reservation.home
-            claimed[self._rows(reservation.span), home.start : home.stop] += 1
-        for (span, page), count in holders.items():
-            (taken if count else kept)[self._rows(span), page] += 1
-        if (taken + kept).max(initial=0) > 1:
-            raise AssertionError("a page is held twice")
-        if claimed.max(initial=0) > 1:
-            raise AssertionError("a page is claimed twice")
-        if holders != self._holders or set(self._unheld) != {
-            cell for cell, count in holders.items() if not count
-        }:
-            raise AssertionError("holders of sealed pages do not add up")
-        for cells, state in ((taken, _TAKEN), (kept, _KEPT), (claimed, _CLAIMED)):
-            if not np.array_equal(cells > 0, self._state & state > 0):
-                raise AssertionError("a page is lost")
-        named = {(span, page): name for (span, name), page in self._sealed.items()}
-        if named != self._names:
-            raise AssertionError("names do not add up")
-
 
 def _meet(one: Layers, other: Layers) -> bool:
     return one[0] < other[1] and other[0] < one[1]

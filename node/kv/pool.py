@@ -35,11 +35,15 @@ class KvPool:
         pages: int,
         page_tokens: int,
         new_state: Callable[[], SessionState | None] = lambda: None,
+        *,
+        keeps: bool = True,
     ) -> None:
-        """``new_state`` makes what a session keeps beside its pages."""
+        """``new_state`` makes what a session keeps beside its pages. ``keeps``: whether pages with
+        a name outlive their session while there is room."""
         self._pools = pools
         self._page_tokens = page_tokens
         self._new_state = new_state
+        self._keeps = keeps
         self._lock = threading.Lock()
         layers = (min(pools), max(pools) + 1) if pools else (0, 1)
         self._accounts = BlockManager(pages, page_tokens, layers)
@@ -75,13 +79,15 @@ class KvPool:
         session: str,
         tokens: int,
         layers: tuple[int, int],
-        likely_tokens: int,
+        likely_tokens: int = 0,
         names: PageNames = NO_NAMES,
     ) -> int:
-        """Let a session take pages on ``layers``; see :meth:`BlockManager.open`.
+        """Let a session take pages for up to ``tokens`` tokens on ``layers``; see :meth:`extend`.
 
-        Returns the number of leading tokens whose KV earlier sessions have left here.
+        Pages for ``likely_tokens`` are kept together for it where that is possible. Returns the
+        number of leading tokens whose KV was kept here under ``names``: they need not run.
         """
+        names = names if self._keeps else NO_NAMES
         with self._lock:
             found = names.found(self._page_tokens)
             pages = self._accounts.open(session, tokens, layers, likely_tokens, found)
@@ -95,7 +101,8 @@ class KvPool:
             reservation.state = self._new_state()
 
     def resumable(self, session: str, position: int) -> int:
-        """The last position up to ``position`` from which the session's rows can go on."""
+        """The last position up to ``position`` from which a session's rows can go on here: the
+        position itself, unless its layers keep a state, which is known at few positions."""
         with self._lock:
             reservation = self._accounts.get(session)
             if reservation is None or reservation.state is None:
@@ -116,7 +123,8 @@ class KvPool:
             )
 
     def free(self, session: str) -> None:
-        """Free all that a session holds, at once. Pages with a name stay while there is room."""
+        """Free all that a session holds, at once; its items that still come get an error. Pages
+        with a name stay while there is room."""
         with self._lock:
             reservation, names = self._accounts.get(session), self._names.pop(session, None)
             if reservation is not None and names is not None:
@@ -149,17 +157,15 @@ class KvPool:
                     self._pools[layer].copy(source, target, inside)
         return None
 
-    def check(self) -> None:
-        """Raise AssertionError if the accounts are inconsistent."""
-        with self._lock:
-            self._accounts.check()
-
     def slots(self, reservation: Reservation, tokens: int) -> torch.Tensor:
         """Pool rows of a session's first ``tokens`` tokens, on the CPU."""
         return pool_rows(reservation.pages, tokens, self._page_tokens)
 
     def take(self, session: str, position: int, tokens: int) -> KvRows:
-        """Export KV; see :meth:`node.engine.engine.Engine.export_kv`."""
+        """Copy a session's KV of up to ``tokens`` tokens from ``position`` on; the KV stays here.
+
+        Raises KeyError if the session holds no KV, ValueError if nothing is written there yet.
+        """
         reservation = self.get(session)
         if reservation is None:
             raise KeyError(session)
@@ -172,7 +178,11 @@ class KvPool:
         return export.take(self._pools, slots, *reservation.layers, position)
 
     def put(self, session: str, came: KvRows | KvBytes) -> str | None:
-        """Import KV; see :meth:`node.engine.engine.Engine.import_kv`."""
+        """Append KV that another pool gave to a session's; returns why if that fails.
+
+        Rows must follow the rows already written, cover the session's layers, be finite, and have
+        the pools' shape and dtype. The session then goes on as if it had run those tokens here.
+        """
         reservation = self.get(session)
         if reservation is None:
             return ENDED

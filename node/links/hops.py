@@ -29,7 +29,7 @@ from dht.messages.session import (
     SessionRefused,
 )
 from dht.messages.types import PEERS_MAX
-from dht.supervision import Supervisor
+from dht.supervision import Supervisor, end_all
 from dht.transport.interface import HOP_PROTOCOL, Stream, Transport
 from node.links.framed_stream import LinkSender
 from node.links.lent_traffic import LentTraffic as Lent
@@ -163,9 +163,7 @@ class Hop:
         except (NetworkError, PeerError) as error:
             return str(error)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_all(tasks)
             await stream.close()
 
     async def _read(self, stream: Stream, sender: LinkSender, watch: PeerWatch) -> str:
@@ -291,7 +289,4 @@ class HopTable:
 
     async def close(self) -> None:
         """End every hop."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(self._tasks)

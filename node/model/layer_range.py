@@ -6,7 +6,7 @@ whatever the model's own forward does around them (:mod:`node.model.inspection.s
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import nn
 from dht.errors import UserError
 from dht.messages.types import ModelSpec, with_layer_bytes
 from dht.model_files import sizes_of
-from node.attention.paged_attention import ATTENTION_NAME, Step, register_attention
+from node.attention.paged_attention import ATTENTION_NAME, register_attention
 from node.device.heap import give_back
 from node.device.tensors import DTYPES, is_finite
 from node.model.execution.cuda_graphs import CudaCapture
@@ -260,7 +260,8 @@ class LoadedRange:
 
     def __init__(self, layout: ModelLayout, device: torch.device) -> None:
         self._layout = layout
-        self._device = device
+        self.device = device
+        """Device on which parts are filled."""
         self.layers: dict[int, nn.Module] = {}
         self.parts: dict[str, nn.Module] = {}
         """Modules with weights beside the layers, by their names in the model."""
@@ -268,30 +269,8 @@ class LoadedRange:
         """Whether the model's own head is held and goes on from rows behind the last norm."""
         self._made_up = False
         capture = CudaCapture(device) if device.type == "cuda" else None
-        self._flow = LayerForward(layout.anatomy, layout.skeleton().to(device), capture)
-
-    @property
-    def device(self) -> torch.device:
-        """Device on which parts are filled."""
-        return self._device
-
-    def run_row_by_row(self) -> None:
-        """From now on run rows that follow others of their session alone."""
-        self._flow.row_by_row = True
-
-    @property
-    def stacks_rows(self) -> bool:
-        """Whether single rows of sessions that have states run together."""
-        return self._flow.stacks
-
-    def stack_rows(self, stacks: bool) -> None:
-        """From now on run single rows of sessions that have states together, or not."""
-        self._flow.stacks = stacks
-
-    @property
-    def has_graphs(self) -> bool:
-        """Whether decode steps are captured; such steps must come with tables."""
-        return self._flow.graphs is not None
+        self.flow = LayerForward(layout.anatomy, layout.skeleton().to(device), capture)
+        """Runs rows through what is held."""
 
     @property
     def embed(self) -> nn.Module | None:
@@ -303,28 +282,6 @@ class LoadedRange:
         """The output head, if the last layer is held."""
         return self.parts.get(self._layout.head_name)
 
-    def enter(self, token_ids: Sequence[Sequence[int]], starts: Sequence[int]) -> torch.Tensor:
-        """Input of layer 0 for several sessions' tokens, ``[tokens, hidden]``.
-
-        ``starts``: position of each session's first token.
-        """
-        return self._flow.enter(token_ids, starts, self._device)
-
-    def run(
-        self, start: int, end: int, step: Step, hidden: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
-        """Output ``[tokens, hidden]`` of layers ``[start, end)``, which must be held."""
-        return self._flow.run(self.layers, start, end, step, hidden, positions)
-
-    def prepare(self, start: int, end: int, step: Step, like: torch.Tensor) -> None:
-        """Capture decode steps through layers ``[start, end)`` before they come, if possible; see
-        :meth:`node.model.execution.cuda_graphs.CudaGraphs.prepare`."""
-        self._flow.prepare(self.layers, start, end, step, like)
-
-    def leave(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits ``[rows, vocabulary]`` from output rows of the last layer."""
-        return self._flow.leave(hidden)
-
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
         """Rows of the last layer behind the model's last norm, where nothing else but the head is
         behind that layer."""
@@ -333,7 +290,8 @@ class LoadedRange:
         return hidden
 
     def fetch(self, start: int, end: int, progress: Progress | None = None) -> None:
-        """Download the files that layers ``[start, end)`` need beyond what is held."""
+        """Download the files that layers ``[start, end)`` need beyond what is held; may run beside
+        steps. Raises UserError and NetworkError."""
         if self._made_up:
             self.layers, self.parts, self._made_up = {}, {}, False
         names = [name for part in self._missing(start, end, None) for name in part.names]
@@ -356,11 +314,11 @@ class LoadedRange:
             self.layers, self.parts = {}, {}
         self._made_up = made_up
         self.layers = {i: layer for i, layer in self.layers.items() if start <= i < end}
-        self._flow.keep(list(self.layers))
+        self.flow.keep(self.layers)
         shared = self._tied_weight()
         beside = self._beside(start, end)
         self.parts = {path: part for path, part in self.parts.items() if path in beside}
-        self._flow.hold(self.parts)  # drops the other parts
+        self.flow.hold(self.parts)  # drops the other parts
         missing = self._missing(start, end, shared)
         entries = [store.tensors[n] for part in missing for n in part.names if n in store.tensors]
         meter = _Meter(sum(entry.size_bytes for entry in entries), progress)
@@ -372,7 +330,7 @@ class LoadedRange:
                 module = quantize_linears(module, self._layout.quantize)
                 run_packed_experts(module)
             elif part.layer is not None:
-                module = self._flow.prepared(part.layer, module, self._layout.dtype, self._device)
+                module = self.flow.prepared(part.layer, module, self._layout.dtype, self.device)
             elif not self._layout.tied:
                 module = favour_few_rows(module)
             if part.layer is not None:
@@ -382,7 +340,7 @@ class LoadedRange:
             shared = shared if shared is not None else self._tied_weight()
             del tensors, module
             give_back()  # what the sources of this part took, before those of the next
-        self._flow.hold(self.parts)
+        self.flow.hold(self.parts)
         return store.bytes_read - before
 
     def lend(self, parts: Mapping[str, nn.Module]) -> None:
@@ -398,8 +356,8 @@ class LoadedRange:
     def clear(self) -> None:
         """Hold nothing; the memory is free once nobody uses the parts."""
         self.layers, self.parts, self._made_up = {}, {}, False
-        self._flow.keep([])
-        self._flow.hold({})
+        self.flow.keep(self.layers)
+        self.flow.hold({})
 
     def _beside(self, start: int, end: int) -> list[str]:
         """Modules beside the layers that ``[start, end)`` needs."""
@@ -488,12 +446,12 @@ class LoadedRange:
         if turned is None or isinstance(weight, PackedTensor):
             return weight
         rows = weight.transpose(1, 2) if turned else weight
-        packed = quantised(rows, self._layout.quantize or "", self._device)
+        packed = quantised(rows, self._layout.quantize or "", self.device)
         return packed.transpose(1, 2) if turned else packed
 
     def _moved(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         dtype = self._layout.dtype_of(name)
-        moved = tensor.to(self._device, dtype)
+        moved = tensor.to(self.device, dtype)
         if isinstance(moved, PackedTensor):
             finite = moved.is_finite
         else:
@@ -523,7 +481,7 @@ class LoadedRange:
         for inner in module.modules():
             for name, buffer in inner.named_buffers(recurse=False):
                 if buffer.device.type != "meta":  # computed by the model's code, not stored
-                    inner._buffers[name] = buffer.to(self._device)
+                    inner._buffers[name] = buffer.to(self.device)
         left = [name for name, tensor in _tensors(module) if tensor.device.type == "meta"]
         if left:
             raise UserError(

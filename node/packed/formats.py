@@ -10,8 +10,8 @@ import torch
 from dht.errors import UserError
 from dht.gguf_model import ARCHITECTURE
 from node.packed.ggml import ggml_rules
-from node.packed.packing import Packing
-from node.packed.stored import Described, Parts, Rule, Stored, read_names, settings_of
+from node.packed.packing import Packing, Parts
+from node.packed.stored import Described, Rule, Stored, read_names, settings_of
 from node.packed.tensor import PackedTensor
 
 GROUP_MAX = 1 << 20

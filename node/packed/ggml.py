@@ -15,7 +15,6 @@ import torch
 
 from dht.gguf_header import known_kinds
 from node.packed.packing import Affine, Parts, Room, random_bytes
-from node.packed.stored import Parts as StoredParts
 from node.packed.stored import Rule
 from node.packed.tensor import PackedTensor
 
@@ -232,7 +231,7 @@ def ggml_rules() -> list[Rule]:
     ]
 
 
-def _packed(packing: BlockPacking, parts: StoredParts) -> torch.Tensor:
+def _packed(packing: BlockPacking, parts: Parts) -> torch.Tensor:
     return PackedTensor(packing, parts)
 
 

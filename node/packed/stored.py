@@ -13,6 +13,7 @@ import torch
 
 from dht.errors import UserError
 from node.device.tensors import stored_dtype
+from node.packed.packing import Parts
 from node.packed.tensor import PackedTensor
 
 NAME_CHARACTERS = 120
@@ -28,7 +29,6 @@ class Described(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-Parts = Mapping[str, torch.Tensor]
 Make = Callable[[Parts], torch.Tensor]
 
 

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from zlib import crc32
 
 from dht.errors import NetworkError
@@ -26,18 +26,13 @@ STEADY_S = 0.005
 """Difference of two round trips that is none: plans are the same."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkKeeperConfig:
-    """Intervals of a link keeper."""
-
-    every_s: float = 30.0
-    fresh_s: float = 1200.0
-    """Age below which a measured link is not probed again; links in use measure themselves. It
-    doubles each time that a probe finds a link as it was."""
-    fresh_max_s: float = LINK_FRESH_MAX_S
-    publish_s: float = 120.0
-    """Interval at which links are published even if unchanged: their record lives for 5 min."""
-    per_round: int = 8
+EVERY_S = 30.0
+FRESH_S = 1200.0
+"""Age below which a measured link is not probed again; links in use measure themselves. It
+doubles each time that a probe finds a link as it was."""
+PUBLISH_S = 120.0
+"""Interval at which links are published even if unchanged: their record lives for 5 min."""
+PER_ROUND = 8
 
 
 def probe_order(me: str, others: Iterable[str]) -> list[str]:
@@ -64,13 +59,11 @@ class LinkKeeper:
         directory: Directory,
         stage: StageServer,
         measured: MeasuredLinks,
-        config: LinkKeeperConfig,
     ) -> None:
         """Probes are written to ``measured``."""
         self._transport = transport
         self._directory = directory
         self._stage = stage
-        self._config = config
         self._measured = measured
         self._probed: dict[str, tuple[Link, float]] = {}
         """Each neighbour's last probe, and the age up to which it is fresh."""
@@ -83,10 +76,10 @@ class LinkKeeper:
                 await self._round()
             except NetworkError as error:
                 logger.info("cannot measure links: %s", error)
-            await asyncio.sleep(self._config.every_s)
+            await asyncio.sleep(EVERY_S)
 
     async def _round(self) -> None:
-        config, me = self._config, self._transport.peer_id
+        me = self._transport.peer_id
         nodes = await self._directory.nodes()
         now_s = self._transport.now()
         self._probed = {peer_id: each for peer_id, each in self._probed.items() if peer_id in nodes}
@@ -97,7 +90,7 @@ class LinkKeeper:
         }
         missing = [peer_id for peer_id in nodes if peer_id not in fresh | {me: None}]
         missing = probe_order(me, missing)
-        room = min(config.per_round, LINKS_MAX - len(fresh))
+        room = min(PER_ROUND, LINKS_MAX - len(fresh))
         for peer_id in missing[: max(0, room)]:
             try:
                 link = await measure_link(self._transport, peer_id, nodes[peer_id].addresses)
@@ -110,7 +103,7 @@ class LinkKeeper:
         changed = fresh != self._measured.links
         self._measured.links = fresh
         busy = self._busy(nodes)
-        due = now_s - self._published_s > config.publish_s
+        due = now_s - self._published_s > PUBLISH_S
         if (fresh or busy) and (changed or busy or due):
             newest = sorted(fresh.values(), key=lambda link: -link.measured_unix_s)
             links = (*busy, *newest)[:LINKS_MAX]
@@ -119,10 +112,10 @@ class LinkKeeper:
 
     def _fresh_s(self, link: Link) -> float:
         """The age up to which a new probe is fresh."""
-        config, before = self._config, self._probed.get(link.source)
+        before = self._probed.get(link.source)
         if before is None or not is_steady(before[0], link):
-            return config.fresh_s
-        return min(2 * before[1], config.fresh_max_s)
+            return FRESH_S
+        return min(2 * before[1], LINK_FRESH_MAX_S)
 
     def _busy(self, nodes: Mapping[str, NodeRecord]) -> list[Link]:
         """Links from here that sessions fill, as measured by their schedulers."""

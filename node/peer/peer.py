@@ -16,7 +16,7 @@ from dht.budget import Budget
 from dht.errors import MachineError, NetworkError
 from dht.messages.types import NodeRecord, NodeState, Reach
 from dht.records.directory import Directory
-from dht.supervision import Supervisor, Work, beside
+from dht.supervision import PartFunction, Supervisor, beside
 from dht.transport.interface import Transport
 from node.links.lent_traffic import SAVE_EVERY_S
 from node.links.measured_links import MeasuredLinks
@@ -28,12 +28,12 @@ from node.owner.live_panel import Figures, holders
 from node.owner.reporter import Reporter, counted
 from node.peer.announcer import Announcer
 from node.peer.balancer import Balancer
-from node.peer.link_keeper import LinkKeeper, LinkKeeperConfig
+from node.peer.link_keeper import LinkKeeper
 from node.peer.plan_follower import FollowConfig, PlanFollower
 from node.stage.layer_check import LayerCheckServer
 from node.stage.local_engine import LocalEngine
 from node.stage.server import StageServer
-from node.stage.streams import StageStreams, StreamLimits
+from node.stage.streams import StageStreams
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,6 @@ class PeerConfig:
     """Timings of a peer, in seconds."""
 
     announce_every_s: float = 15.0
-    links: LinkKeeperConfig = field(default_factory=LinkKeeperConfig)
     follow: FollowConfig = field(default_factory=FollowConfig)
     use: UseConfig = field(default_factory=UseConfig)
     """When to step aside for the machine's owner."""
@@ -129,7 +128,7 @@ class Peer:
             config=config.follow,
         )
         self._measured = measured
-        self._links = LinkKeeper(transport, directory, stage, measured, config.links)
+        self._links = LinkKeeper(transport, directory, stage, measured)
         self._balancer = Balancer(directory, stage, lambda: self._announcer.record)
         self._reach = ReachKeeper(transport, directory, self._note_reach, relays=Relays(transport))
 
@@ -146,14 +145,14 @@ class Peer:
             self._hurry.set()
         self._leaving.set()
 
-    async def run(self, *others: Work) -> None:
+    async def run(self, *others: PartFunction) -> None:
         """Serve until :meth:`leave` is called, then drain and return. ``others`` run meanwhile.
 
         Raises NetworkError where this peer is cut off for good, and UserError or MachineError where
         a part of it cannot go on.
         """
         await ProbeServer(self._transport, self._stage.traffic).start()
-        await StageStreams(self._transport, self._stage, StreamLimits(), self._budget).start()
+        await StageStreams(self._transport, self._stage, self._budget).start()
         await ReachServer(self._transport, budget=self._budget).start()
         await LayerCheckServer(self._transport, self._engine, self._budget).start()
         work = (

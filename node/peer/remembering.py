@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from dht.errors import NetworkError
-from dht.hub import resolved
+from dht.hub import absolute_model
 from dht.identity.dialling import DialRule
 from dht.json_file import decode_json
 from dht.messages.types import ModelSpec, NodeState
@@ -61,7 +61,7 @@ def remember_served(arguments: argparse.Namespace, spec: ModelSpec, reporter: Re
         return
     served = Served(
         network=arguments.network,
-        model=resolved(arguments.model),
+        model=absolute_model(arguments.model),
         model_name=spec.name,
         fingerprint=spec.fingerprint,
     )
@@ -158,7 +158,7 @@ def remember_network(
         Remembered(
             network=arguments.network,
             initial_peers=kept,
-            model=resolved(arguments.model),
+            model=absolute_model(arguments.model),
             model_name=spec.name,
             fingerprint=spec.fingerprint,
         ),

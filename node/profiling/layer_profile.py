@@ -176,20 +176,20 @@ class EngineLayer:
             yield lambda batch: self._time(items[:batch])
         finally:
             for name in names:
-                self._engine.free(name)
+                self._engine.kv.free(name)
 
     def chunk_s(self, before: int, tokens: int) -> float:
         """See :meth:`TimedLayer.chunk_s`; raises UserError if the step fails."""
         self._hold("prefill", before, rows=tokens)
         took_s = self._time([self._item("prefill", before, self._hidden(tokens))])
-        self._engine.free("prefill")
+        self._engine.kv.free("prefill")
         return took_s
 
     def _hold(self, name: str, context: int, *, rows: int) -> None:
         """Reserve KV for a session with ``context`` tokens of zeros written, and ``rows`` more."""
-        refused = self._engine.reserve(name, context + rows)
+        refused = self._engine.kv.reserve(name, context + rows)
         if refused is None and context > 0:
-            refused = self._engine.import_kv(name, self._empty_kv(context))
+            refused = self._engine.kv.put(name, self._empty_kv(context))
         if refused is not None:
             raise UserError(f"a layer could not be timed: {refused}")
 

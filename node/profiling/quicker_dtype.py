@@ -25,7 +25,7 @@ CHUNK_TOKENS = 128
 TIMINGS = 3
 """Others' work only ever adds to a timing, so the minimum counts."""
 
-Clock = Callable[[], float]
+Timer = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class DefaultDtype:
 
 
 def default_dtype(
-    store: WeightStore, machine: Machine, threads: int | None, clock: Clock = time.perf_counter
+    store: WeightStore, machine: Machine, threads: int | None, clock: Timer = time.perf_counter
 ) -> DefaultDtype:
     """The default dtype for the model in ``store`` on ``machine``. Raises UserError."""
     if machine.device.kind != "cpu" or not _is_packed(store):
@@ -65,7 +65,7 @@ def default_dtype(
     refused: UserError | None = None
     for dtype in TRIED:
         try:
-            seconds[dtype] = answer_s(Engine(replace(config, dtype=dtype)), clock)
+            seconds[dtype] = layer_answer_s(Engine(replace(config, dtype=dtype)), clock)
         except UserError as error:  # its layers do not fit
             refused = refused or error
     if not seconds and refused is not None:
@@ -73,7 +73,7 @@ def default_dtype(
     return DefaultDtype(dtype=min(seconds, key=seconds.__getitem__), seconds=seconds)
 
 
-def answer_s(engine: Engine, clock: Clock = time.perf_counter) -> float:
+def layer_answer_s(engine: Engine, clock: Timer = time.perf_counter) -> float:
     """Seconds that one layer of ``engine`` takes for a typical answer, alone.
 
     A chunk of the prompt and a step of one row are timed.

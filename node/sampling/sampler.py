@@ -24,10 +24,10 @@ FEW = 1024
 """Maximum ``top_k`` for which finding the likeliest tokens costs about one pass over a row."""
 
 Floats = npt.NDArray[np.float64]
-Ids = npt.NDArray[np.int64]
+IdArray = npt.NDArray[np.int64]
 
 
-def noise(seed: int, position: int, ids: Ids) -> Floats:
+def noise(seed: int, position: int, ids: IdArray) -> Floats:
     """A number in (0, 1) for each of ``ids``, which ascend, by ``(seed, position, id)``."""
     bits = np.random.Philox(key=seed & _MASK, counter=(position & _MASK) << 128)
     raw = bits.random_raw(int(ids[-1]) + 1)[ids]
@@ -71,7 +71,7 @@ def _first(luck: Floats, weights: Floats) -> int:
         return int(rivals[np.argmin(-np.log(luck[rivals]) / weights[rivals])])
 
 
-def _likeliest(row: torch.Tensor, top_k: int) -> Ids:
+def _likeliest(row: torch.Tensor, top_k: int) -> IdArray:
     """Ids of the ``top_k`` likeliest tokens (0: of all) in order."""
     raw = row.numpy()
     vocab = len(raw)
@@ -86,7 +86,7 @@ def _likeliest(row: torch.Tensor, top_k: int) -> Ids:
     return np.flatnonzero(kept)
 
 
-def _tempered(row: torch.Tensor, ids: Ids, temperature: float) -> Floats:
+def _tempered(row: torch.Tensor, ids: IdArray, temperature: float) -> Floats:
     greatest = float(row.max())
     with np.errstate(over="ignore"):
         scores: Floats = (row.numpy()[ids].astype(np.float64) - greatest) / temperature

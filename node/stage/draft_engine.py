@@ -16,7 +16,7 @@ from dht.json_file import read_object
 from dht.messages.session import DRAFT_TOKENS_MAX
 from dht.messages.types import ModelSpec, stage_bytes
 from dht.model_files import library_config, sizes_of
-from node.drafting.chain import Chain
+from node.drafting.chain import DraftChain
 from node.engine.engine import Engine, EngineConfig
 from node.engine.work_item import WorkItem
 from node.model import lean_transformers
@@ -124,7 +124,7 @@ class DraftEngine:
             self._held = wanted
 
     def _load(self) -> None:
-        self._engine.fetch(*self._layers)
+        self._engine.loaded.fetch(*self._layers)
         self._engine.load(*self._layers)
 
     def _unload(self) -> None:
@@ -144,20 +144,20 @@ class DraftEngine:
         if not self._held or len(self._open) >= SESSIONS_MAX:
             return False
         most = min(tokens + 2 * DRAFT_TOKENS_MAX + 1, self._engine.spec.context_tokens)
-        self._engine.open_kv(key, most, self._layers)
+        self._engine.kv.open(key, most, self._layers)
         self._open.add(key)
         return True
 
     def free(self, key: str) -> None:
         """Free what a session holds."""
         self._open.discard(key)
-        self._engine.free(key)
+        self._engine.kv.free(key)
 
-    def draw(self, chain: Chain, told: Callable[[], None]) -> None:
+    def draw(self, chain: DraftChain, told: Callable[[], None]) -> None:
         """Go on with a chain, behind those that came before it."""
         self._thread.submit(self._draw, chain, told, time.perf_counter())
 
-    def _draw(self, chain: Chain, told: Callable[[], None], since_s: float) -> None:
+    def _draw(self, chain: DraftChain, told: Callable[[], None], since_s: float) -> None:
         try:
             while chain.goes_on:
                 self._step(chain)
@@ -181,11 +181,11 @@ class DraftEngine:
         except RuntimeError:
             logger.debug("the event loop ended before a draft was handed over")
 
-    def _step(self, chain: Chain) -> None:
+    def _step(self, chain: DraftChain) -> None:
         """Run the chain's next rows, and draw a token behind the last one."""
         token_ids, draws = chain.rows()
         end = chain.ran + len(token_ids)
-        if not self._engine.extend_kv(chain.key, end):
+        if not self._engine.kv.extend(chain.key, end):
             chain.failed = True
             return
         item = WorkItem(

@@ -165,7 +165,7 @@ class LocalEngine:
 
     @property
     def kv_tokens(self) -> int:
-        return self._engine.kv_tokens
+        return self._engine.kv.tokens
 
     @property
     def page_tokens(self) -> int:
@@ -225,7 +225,7 @@ class LocalEngine:
         def report(done_bytes: int, total_bytes: int) -> None:
             loop.call_soon_threadsafe(progress, done_bytes, total_bytes)
 
-        await asyncio.to_thread(self._engine.fetch, start, end, report)
+        await asyncio.to_thread(self._engine.loaded.fetch, start, end, report)
         if self.heads is not None and self._left_for_head(start, end):
             await asyncio.to_thread(self.heads.fetch)
 
@@ -296,20 +296,20 @@ class LocalEngine:
         likely_tokens: int,
         names: PageNames = NO_NAMES,
     ) -> int:
-        kept = self._engine.open_kv(key, tokens, layers, likely_tokens, names)
+        kept = self._engine.kv.open(key, tokens, layers, likely_tokens, names)
         if self.heads is not None and layers[1] == self._engine.spec.layers:
             self.heads.open(key, tokens)
         return kept
 
     def keep_no_more(self, key: str) -> None:
-        self._engine.keep_no_more(key)
+        self._engine.kv.keep_no_more(key)
 
     def extend_kv(self, key: str, tokens: int) -> bool:
-        return self._engine.extend_kv(key, tokens)
+        return self._engine.kv.extend(key, tokens)
 
     def free(self, key: str) -> None:
         self._worker.drop(key)
-        self._engine.free(key)
+        self._engine.kv.free(key)
         if self.heads is not None:
             self.heads.free(key)
 
@@ -324,24 +324,24 @@ class LocalEngine:
         return self._engine.state_tokens
 
     def resumable(self, key: str, position: int) -> int:
-        return self._engine.resumable(key, position)
+        return self._engine.kv.resumable(key, position)
 
     def kv_row_bytes(self, start: int, end: int) -> int:
         return self._engine.spec.kv_bytes_per_token_layer * (end - start)
 
     async def export_kv(self, key: str, position: int, tokens: int) -> bytes:
-        """Read a session's KV between steps; see :meth:`node.engine.engine.Engine.export_kv`."""
+        """Read a session's KV between steps; see :meth:`node.kv.pool.KvPool.take`."""
         engine = self._engine
-        return await self._worker.call(lambda: pack_kv(engine.export_kv(key, position, tokens)))
+        return await self._worker.call(lambda: pack_kv(engine.kv.take(key, position, tokens)))
 
     async def import_kv(
         self, key: str, layers: tuple[int, int], position: int, tokens: int, body: bytes
     ) -> str | None:
-        """Append KV to a reservation; see :meth:`node.engine.engine.Engine.import_kv`."""
+        """Append KV to a reservation; see :meth:`node.kv.pool.KvPool.put`."""
         packed = KvBytes(
             start=layers[0], end=layers[1], position=position, tokens=tokens, body=body
         )
-        return await self._worker.call(lambda: self._engine.import_kv(key, packed))
+        return await self._worker.call(lambda: self._engine.kv.put(key, packed))
 
     async def run_rows(self, start: int, end: int, rows: torch.Tensor) -> torch.Tensor | None:
         """Run rows between steps; see :meth:`node.engine.engine.Engine.run_rows`."""

@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from dht.budget import FRAME_BYTES, PINGS, Budget
 from dht.errors import NetworkError, PeerError
@@ -27,6 +26,7 @@ from dht.messages.session import (
     SessionRefused,
     TokensAttach,
 )
+from dht.supervision import end_all
 from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import (
     HOP_PROTOCOL,
@@ -47,20 +47,16 @@ TOKEN_ID_BYTES_MAX = 5
 """Bytes of the longest token id in a message."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamLimits:
-    """Time limits of streams."""
-
-    first_frame_s: float = 15.0
-    """A stream is closed when its first frame does not come within ``first_frame_s``."""
-    credit_s: float = 0.02
-    """Interval at which held-back credit is looked at again."""
-    client_silence_s: float = 30.0
-    """A client silent for ``client_silence_s`` is gone (clients ping); its session is freed."""
-    hop_silence_s: float = 120.0
-    """Silence after which a hop is closed; stages ping hops in use, close others after a minute."""
-    part_s: float = 60.0
-    """Longest pause within a frame that comes in parts."""
+FIRST_FRAME_S = 15.0
+"""Time within which the first frame of a stream must come; otherwise it is closed."""
+CREDIT_S = 0.02
+"""Interval at which held-back credit is looked at again."""
+CLIENT_SILENCE_S = 30.0
+"""Silence after which a client is gone (clients ping) and its session is freed."""
+HOP_SILENCE_S = 120.0
+"""Silence after which a hop is closed; stages ping hops in use, close others after a minute."""
+PART_S = 60.0
+"""Longest pause within a frame that comes in parts."""
 
 
 class StageStreams:
@@ -70,13 +66,11 @@ class StageStreams:
         self,
         transport: Transport,
         stage: StageServer,
-        limits: StreamLimits,
         budget: Budget | None = None,
     ) -> None:
         """``budget`` bounds what unfinished frames take."""
         self._transport = transport
         self._stage = stage
-        self._limits = limits
         self._budget = budget or Budget()
 
     async def start(self) -> None:
@@ -110,8 +104,7 @@ class StageStreams:
 
         A close alone frees a stage that is no longer on the session's route.
         """
-        limits = self._limits
-        frame = await self._read(stream, limits.first_frame_s, codec.FRAME_BYTES_MAX)
+        frame = await self._read(stream, FIRST_FRAME_S, codec.FRAME_BYTES_MAX)
         open_ = frame.message
         if isinstance(open_, SessionClose):
             self._stage.close_for(open_, stream.remote_peer_id)
@@ -154,9 +147,7 @@ class StageStreams:
             )
             await codec.send_frame(stream, told)
         finally:
-            for task in (copying, gone):
-                task.cancel()
-            await asyncio.gather(copying, gone, return_exceptions=True)
+            await end_all((copying, gone))
 
     async def _take_from_client(
         self, stream: Stream, open_: SessionOpen, sender: FrameSender
@@ -165,7 +156,7 @@ class StageStreams:
         await sender.room()
         token_ids = min(open_.prompt_tokens, PROMPT_TOKENS_MAX)
         longest = CONTROL_BYTES_MAX + TOKEN_ID_BYTES_MAX * token_ids
-        frame = await self._read(stream, self._limits.client_silence_s, longest)
+        frame = await self._read(stream, CLIENT_SILENCE_S, longest)
         mine = (open_.session, open_.attempt)
         match frame.message:
             case Prompt() as prompt if (prompt.session, prompt.attempt) == mine:
@@ -180,8 +171,7 @@ class StageStreams:
 
     async def _serve_tokens(self, stream: Stream) -> None:
         """Send the tokens of a session, whose last stage is here, to its client."""
-        limits = self._limits
-        attach = (await self._read(stream, limits.first_frame_s, CONTROL_BYTES_MAX)).message
+        attach = (await self._read(stream, FIRST_FRAME_S, CONTROL_BYTES_MAX)).message
         if not isinstance(attach, TokensAttach):
             raise codec.MalformedError("a token stream starts with an attach")
         async with _sending(stream) as sender:
@@ -198,7 +188,7 @@ class StageStreams:
             try:
                 while True:
                     await sender.room()
-                    frame = await self._read(stream, limits.client_silence_s, CONTROL_BYTES_MAX)
+                    frame = await self._read(stream, CLIENT_SILENCE_S, CONTROL_BYTES_MAX)
                     if not isinstance(frame.message, Ping):
                         raise codec.MalformedError("only pings follow an attach")
                     await self._pong(stream, frame.message, sender)
@@ -208,13 +198,12 @@ class StageStreams:
     async def _serve_hop(self, stream: Stream) -> None:
         """Serve the stage before: opens, activations, ring tokens and closes of many sessions."""
         peer_id = stream.remote_peer_id
-        limits = self._limits
         reader = LinkReader(stream, self._budget)
         async with _sending(stream) as sender:
             held = asyncio.Event()
             crediting = asyncio.create_task(self._keep_crediting(reader, sender, held))
             try:
-                limit_s = limits.first_frame_s
+                limit_s = FIRST_FRAME_S
                 while True:
                     async with asyncio.timeout(limit_s):
                         frame = await reader.read()
@@ -225,12 +214,11 @@ class StageStreams:
                     self._credit(reader, sender)
                     if reader.holds:
                         held.set()
-                    limit_s = limits.part_s if reader.unfinished else limits.hop_silence_s
+                    limit_s = PART_S if reader.unfinished else HOP_SILENCE_S
                     await sender.room()
             finally:
                 reader.close()
-                crediting.cancel()
-                await asyncio.gather(crediting, return_exceptions=True)
+                await end_all((crediting,))
                 self._stage.upstream_lost(peer_id, sender)
 
     async def _pong(self, stream: Stream, ping: Ping, sender: FrameSender) -> None:
@@ -252,7 +240,7 @@ class StageStreams:
         """Give held-back credit as soon as this stage has caught up."""
         while True:
             await held.wait()
-            await asyncio.sleep(self._limits.credit_s)
+            await asyncio.sleep(CREDIT_S)
             self._credit(reader, sender)
             if not reader.holds:
                 held.clear()

@@ -10,7 +10,8 @@ import pytest
 from bench import paper_health
 from bench.browser import PageServer
 from client.health.past import SPANS
-from client.health.state import Json, build_state
+from client.health.state import build_state
+from dht.json_file import Json
 from tests.browser.conftest import HIT, contrast, serious_findings
 
 pytestmark = pytest.mark.browser

@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import pytest
 
-from coordinator.plans.review import ReviewConfig
 from coordinator.plans.reviewer import Reviewer
 from coordinator.plans.store import PlanStore
 from dht.budget import DHT_FIND_BYTES
@@ -337,7 +336,7 @@ def test_forged_identities_nearest_to_the_plan_key_neither_hide_nor_forge_a_plan
             assert await directories[author.peer_id].publish(await source.add(good))
             for peer in (honest[0], *honest[2:]):
                 directory = directories[peer.peer_id]
-                store = PlanStore(peer, directory, review=Reviewer(peer, directory, ReviewConfig()))
+                store = PlanStore(peer, directory, review=Reviewer(peer, directory))
                 for _ in range(8):
                     await store.refresh()
                     await asyncio.sleep(0.5)

@@ -15,12 +15,12 @@ from client.health.app import Page, metrics_text
 from client.health.served import ServedTally
 from client.health.state import Probe, SeenPeer, SwarmSnapshot, build_state
 from client.view.view import SwarmView
-from coordinator.election.election import Election, ElectionConfig, ElectionView, step
+from coordinator.election.election import Election, ElectionView, step
 from coordinator.evaluation.plan_check import check_shape
 from coordinator.planning.solve import SolveRequest, solve_request
 from coordinator.plans.announced_problem import announced_problem
 from coordinator.plans.move_waits import MoveWaitConfig, why_wait
-from coordinator.plans.review import ReviewConfig, falls_short, review
+from coordinator.plans.review import falls_short, review
 from coordinator.plans.transition import TransitionConfig, settled, usable_nodes, with_effects
 from coordinator.problem.from_records import problem_of
 from coordinator.problem.model_pin import ModelPin
@@ -234,7 +234,7 @@ def _elect(seen: Seen, me: str) -> None:
     state = Election(peer_id=me)
     view = ElectionView(leases=seen.leases, candidates=frozenset(seen.nodes))
     for now_s in (0.0, 20.0, 40.0):
-        state, _ = step(state, view, now_s, ElectionConfig())
+        state, _ = step(state, view, now_s)
 
 
 def _balance(seen: Seen, mine: NodeRecord) -> None:
@@ -296,7 +296,6 @@ def test_a_strangers_plan_is_reviewed(drawn: Choices) -> None:
     if check_shape(plan):
         return
     gone = frozenset(drawn.one_of(NAMES) for _ in range(drawn.below(3)))
-    config = ReviewConfig()
     verdict = review(
         plan,
         seen.nodes,
@@ -304,13 +303,12 @@ def test_a_strangers_plan_is_reviewed(drawn: Choices) -> None:
         running=None if running is None or check_shape(running) else running,
         gone=gone,
         now_unix_s=NOW_S,
-        config=config,
     )
     assert len(verdict.reason) < 1 << 16
     Router(plan).next_route(seen.nodes)
     usable = usable_nodes(seen.nodes, plan.model, gone)
     stay = settled(usable, NOW_S, TransitionConfig())
-    falls_short(plan, usable, {p: usable[p] for p in stay}, seen.links, config)
+    falls_short(plan, usable, {p: usable[p] for p in stay}, seen.links)
     with_effects(plan, usable)
     for mine in seen.nodes.values():
         why_wait(plan, mine, seen.nodes, seen.nodes, NOW_S, MoveWaitConfig())

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator.election.election import (
+    CATCH_UP_S,
     Elected,
     Election,
-    ElectionConfig,
     ElectionView,
     LeaseStored,
     StoreLease,
@@ -32,6 +32,7 @@ from coordinator.plans.transition import (
 )
 from coordinator.plans.versions import believed, next_version, number_max, plausible, rank
 from coordinator.problem.from_records import problem_of
+from coordinator.simulator.core import event_log
 from dht.messages.types import (
     NO_VERSION,
     Assignment,
@@ -45,7 +46,6 @@ from dht.messages.types import (
     Problem,
 )
 from dht.records.sightings import Sightings
-from dht.simulated import event_log
 
 LAYERS = 4
 START_UNIX_S = 1.7e9
@@ -67,7 +67,6 @@ MODEL = ModelSpec(
     context_tokens=64,
     vocab=32,
 )
-ELECTION = ElectionConfig()
 TRANSITION = TransitionConfig(elder_s=60.0)
 TURN = MoveWaitConfig(earlier_waves_s=20.0, rest_s=5.0)
 
@@ -234,7 +233,7 @@ class World:
                 term_max=number_max(unix_s),
                 elders=elders(nodes, unix_s, TRANSITION),
             )
-            member.election, effects = step(member.election, observed, clock_s, ELECTION)
+            member.election, effects = step(member.election, observed, clock_s)
             stored = False
             for effect in effects:
                 match effect:
@@ -245,7 +244,7 @@ class World:
                         if self.write(member, "lease", lease, LEASE_LIFE_S):
                             stored = True
                             done = LeaseStored(term=term)
-                            member.election, _ = step(member.election, done, clock_s, ELECTION)
+                            member.election, _ = step(member.election, done, clock_s)
                     case Elected(peer_id=peer_id, term=term):
                         self.note(f"{member.name} follows {peer_id} {term}")
             again = self.read(member, "lease") if stored else None
@@ -261,7 +260,7 @@ class World:
         versions = [believed(record.plan_version, self.unix_s(member)) for record in nodes.values()]
         seen = max([member.version, *versions])
         behind = member.version < seen and seen.term <= member.election.term
-        every_s = ELECTION.catch_up_s if behind else PUBLISH_S
+        every_s = CATCH_UP_S if behind else PUBLISH_S
         republish = self.now_s - member.published_s >= every_s
         if not joined and not lost and not republish:
             return

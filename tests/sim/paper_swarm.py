@@ -16,17 +16,16 @@ from dataclasses import dataclass, field
 
 import torch
 
+from bench.simulated.network import MemoryNetwork, MemoryTransport
 from client import Swarm, SwarmConfig
 from client.text.tokenizer import ModelText
-from client.view.pinger import PingConfig
 from dht.budget import Budget
 from dht.messages.session import RouteStage
 from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
 from dht.records.directory import Directory
-from dht.simulated.network import MemoryNetwork, MemoryTransport
 from dht.transport.interface import Transport
 from node.device.tensors import DTYPES
-from node.drafting.chain import Chain
+from node.drafting.chain import DraftChain
 from node.drafting.drafter import Draft
 from node.drafting.suffix import SuffixDrafter
 from node.engine.work_item import WorkItem, WorkResult
@@ -36,7 +35,7 @@ from node.links.probe import ProbeServer
 from node.peer.balancer import Balancer
 from node.stage.open_checks import StageView
 from node.stage.server import StageConfig, StageServer
-from node.stage.streams import StageStreams, StreamLimits
+from node.stage.streams import StageStreams
 
 LAYERS = 8
 VOCAB = 1000
@@ -319,10 +318,10 @@ class PaperDrafts:
     def free(self, key: str) -> None:
         del self.rows[key]
 
-    def draw(self, chain: Chain, told: Callable[[], None]) -> None:
+    def draw(self, chain: DraftChain, told: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_later(self.token_s, self._step, chain, told)
 
-    def _step(self, chain: Chain, told: Callable[[], None]) -> None:
+    def _step(self, chain: DraftChain, told: Callable[[], None]) -> None:
         if chain.goes_on:
             self._run(chain)
             if chain.goes_on:
@@ -333,7 +332,7 @@ class PaperDrafts:
         chain.running = False
         told()
 
-    def _run(self, chain: Chain) -> None:
+    def _run(self, chain: DraftChain) -> None:
         token_ids, draws = chain.rows()
         rows = self.rows[chain.key]
         assert chain.ran <= len(rows), "rows are lacking"
@@ -472,7 +471,7 @@ class PaperSwarm:
             budget=self.budget,
             bandwidth_from=lambda _: peer.bandwidth,
         )
-        await StageStreams(transport, stage, StreamLimits(), self.budget).start()
+        await StageStreams(transport, stage, self.budget).start()
         await ProbeServer(transport).start()
         peer = PaperPeer(
             transport=transport,
@@ -514,7 +513,7 @@ class PaperSwarm:
         self,
         *,
         wait_s: float = 60.0,
-        pings: PingConfig | None = None,
+        pings_always: bool = False,
         on_status: Callable[[str], None] | None = None,
         text: ModelText = NAME_ALONE,
         named: tuple[str, ...] = (),
@@ -524,8 +523,7 @@ class PaperSwarm:
         config = SwarmConfig(
             network=NETWORK,
             wait_s=wait_s,
-            pings=pings or PingConfig(),
-            pings_always=pings is not None,
+            pings_always=pings_always,
             fingerprint=fingerprint,
         )
         transport = transport or self.network.transport()

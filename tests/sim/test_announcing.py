@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
+from bench.simulated.clock import run_virtual
 from dht.messages.types import NodeRecord
 from dht.records.directory import Directory
-from dht.simulated.clock import run_virtual
 from node.peer.announcer import BUSIER, Announcer
 from tests.sim.paper_swarm import NETWORK, SPEC, paper_swarm
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryTransport
 from coordinator.plans.store import PlanStore
 from coordinator.plans.versions import number_max
 from dht.errors import NetworkError
@@ -14,8 +16,6 @@ from dht.messages.peer import Witness, WitnessRequest
 from dht.messages.session import Ping, Pong
 from dht.messages.types import NO_VERSION, FlowEdge, LeaseRecord, NodeState, Plan, PlanVersion
 from dht.records.directory import Directory
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryTransport
 from dht.transport.interface import PLAN_PROTOCOL, Stream
 from tests.unit.coordinator.conftest import Make
 from tests.unit.coordinator.test_runtime import Swarm

@@ -7,10 +7,10 @@ import pytest
 import torch
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from bench.simulated.clock import run_virtual
 from client import GenerationOptions
 from dht.errors import SwarmError
 from dht.messages.session import RefusalCode, Sampling
-from dht.simulated.clock import run_virtual
 from node.engine.batch_output import draw_of
 from node.engine.work_item import WorkItem, WorkResult
 from node.sampling.grammar import GrammarError, GrammarState

@@ -17,6 +17,8 @@ import msgspec
 import pytest
 import torch
 
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryTransport
 from client.errors import UnavailableError
 from client.session.controller import GRAMMAR_TRIES
 from client.text.tokenizer import ModelText
@@ -49,8 +51,6 @@ from dht.messages.session import (
 )
 from dht.messages.types import ModelSpec, RouteStage
 from dht.records.directory import Directory
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryTransport
 from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import HOP_PROTOCOL, SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream
 from dht.transport.streams import HEARD_LIMIT_S
@@ -58,7 +58,7 @@ from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import DIALS_REFUSED
 from node.stage.config import StageConfig
 from node.stage.opening import close_of
-from node.stage.streams import StreamLimits
+from node.stage.streams import HOP_SILENCE_S, PART_S
 from tests.sim.paper_swarm import (
     LAYERS,
     NETWORK,
@@ -843,9 +843,9 @@ def test_a_hop_that_says_nothing_is_closed(part: bool) -> None:
                 await codec.send_frame(stream, begun, b"x")
             else:
                 await codec.send_frame(stream, Ping(nonce=1))
-            await asyncio.sleep(StreamLimits().part_s / 2)
+            await asyncio.sleep(PART_S / 2)
             assert not target.stage.counters["streams_silent"]
-            await asyncio.sleep(StreamLimits().hop_silence_s)
+            await asyncio.sleep(HOP_SILENCE_S)
             assert target.stage.counters["streams_silent"] == 1
             await ended(stream)
 

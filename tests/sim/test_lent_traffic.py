@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork
 from coordinator.links.scheduler import LinkScheduler
 from coordinator.links.token_bucket import Allowance
 from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.messages.session import ActivationItem, Activations, Ping
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork
 from dht.transport.metered import ByteMeter, MeteredStream, MeteredTransport
 from dht.transport.streams import stream_pair
 from node.links.framed_stream import STALLED_S, LinkReader, LinkSender

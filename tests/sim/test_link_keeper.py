@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from dht.messages.types import Link, LinksRecord, NodeRecord
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork
+from dht.messages.types import LINK_FRESH_MAX_S, Link, LinksRecord, NodeRecord
 from dht.transport.interface import Transport
 from node.links.lent_traffic import LentTraffic
 from node.links.measured_links import MeasuredLinks
 from node.links.probe import PROBE_BYTES_MAX
 from node.peer import link_keeper
-from node.peer.link_keeper import LinkKeeper, LinkKeeperConfig, is_steady
+from node.peer.link_keeper import EVERY_S, LinkKeeper, is_steady
 from tests.unit.records import record_of
 
 pytestmark = pytest.mark.sim
@@ -58,15 +58,15 @@ def probed_s(
 
     async def scenario() -> None:
         stage: Any = SimpleNamespace(traffic=LentTraffic(), flow=SimpleNamespace(links=lambda: {}))
-        config, there = LinkKeeperConfig(), directory.records
+        there = directory.records
         here: Any = directory
         transport = MemoryNetwork(random.Random(1)).transport()
-        keeper = LinkKeeper(transport, here, stage, MeasuredLinks(), config)
+        keeper = LinkKeeper(transport, here, stage, MeasuredLinks())
         task = asyncio.create_task(keeper.run())
         if away_s > 0:
             await asyncio.sleep(away_s)
             directory.records = {}
-            await asyncio.sleep(2 * config.every_s)
+            await asyncio.sleep(2 * EVERY_S)
             directory.records = there
         await asyncio.sleep(hours * HOUR_S - max(0.0, away_s))
         task.cancel()
@@ -112,6 +112,6 @@ def test_small_differences_are_none() -> None:
 
 def test_the_documents_say_what_it_costs() -> None:
     probe = sum((128 << 10) * 4**n for n in range(3)) + PROBE_BYTES_MAX
-    month = 2 * 20 * probe * 30 * 24 * HOUR_S / LinkKeeperConfig().fresh_max_s
+    month = 2 * 20 * probe * 30 * 24 * HOUR_S / LINK_FRESH_MAX_S
     assert probe / 1e6 == pytest.approx(7, abs=0.1)
     assert month / 1e9 == pytest.approx(33, abs=0.5)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from bench.simulated.clock import run_virtual
 from coordinator.plans.store import PlanStore
 from dht.messages.types import Assignment, NodeState, Plan, PlanVersion
 from dht.records.directory import Directory
-from dht.simulated.clock import run_virtual
 from node.owner.reporter import Reporter
 from node.peer.announcer import Announcer
 from node.peer.plan_follower import UNTOLD_S, FollowConfig, PlanFollower

@@ -5,8 +5,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from bench.simulated.clock import run_virtual
 from client import Swarm, UnavailableError
-from dht.simulated.clock import run_virtual
 from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import held, until
 

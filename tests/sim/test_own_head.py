@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from bench.simulated.clock import run_virtual
 from client import GenerationOptions
-from dht.simulated.clock import run_virtual
 from node.engine.engine import Engine
 from node.engine.head_drafts import HeadDrafts
 from node.engine.work_item import WorkItem, WorkResult
@@ -37,7 +37,7 @@ class RealEngine(PaperEngine):
     def __init__(self, peer_id: str, start: int, end: int, *, kv_tokens: int, step_s: float):
         super().__init__(peer_id, start, end, kv_tokens=kv_tokens, step_s=step_s)
         self.engine: Engine = self.model.engine(start, end)
-        self.kv_tokens = self.engine.kv_tokens
+        self.kv_tokens = self.engine.kv.tokens
         self.heads: HeadDrafts | None = None
         if end == LAYERS:
             self.heads = self.model.heads(self.engine)
@@ -64,17 +64,17 @@ class RealEngine(PaperEngine):
     ) -> int:
         if self.heads is not None:
             self.heads.open(key, tokens)
-        return self.engine.open_kv(key, tokens, layers, likely_tokens, names)
+        return self.engine.kv.open(key, tokens, layers, likely_tokens, names)
 
     def keep_no_more(self, key: str) -> None:
-        self.engine.keep_no_more(key)
+        self.engine.kv.keep_no_more(key)
 
     def extend_kv(self, key: str, tokens: int) -> bool:
-        return self.engine.extend_kv(key, tokens)
+        return self.engine.kv.extend(key, tokens)
 
     def free(self, key: str) -> None:
         self.queued.pop(key, None)
-        self.engine.free(key)
+        self.engine.kv.free(key)
         if self.heads is not None:
             self.heads.free(key)
 
@@ -82,7 +82,7 @@ class RealEngine(PaperEngine):
         return self.engine.spec.kv_bytes_per_token_layer * (end - start)
 
     async def export_kv(self, key: str, position: int, tokens: int) -> bytes:
-        return pack_kv(self.engine.export_kv(key, position, tokens))
+        return pack_kv(self.engine.kv.take(key, position, tokens))
 
     async def import_kv(
         self, key: str, layers: tuple[int, int], position: int, tokens: int, body: bytes
@@ -90,7 +90,7 @@ class RealEngine(PaperEngine):
         packed = KvBytes(
             start=layers[0], end=layers[1], position=position, tokens=tokens, body=body
         )
-        return self.engine.import_kv(key, packed)
+        return self.engine.kv.put(key, packed)
 
     def _run(self, item: WorkItem) -> WorkResult:
         results = self.engine.step([item])

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from client.view.view import Route, SwarmView
-from dht.simulated.clock import run_virtual
+from bench.simulated.clock import run_virtual
+from client.view.view import SwarmView
+from coordinator.routing.affinity import Route
 from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
 
 pytestmark = pytest.mark.sim

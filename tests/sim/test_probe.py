@@ -4,12 +4,12 @@ import random
 
 import pytest
 
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import LinkModel, MemoryNetwork
 from dht.errors import NetworkError, PeerError
 from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.messages.peer import ProbeRequest
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import LinkModel, MemoryNetwork
 from dht.transport.interface import PROBE_PROTOCOL
 from dht.transport.metered import ByteMeter, MeteredTransport
 from node.links.lent_traffic import LentTraffic

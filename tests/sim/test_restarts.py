@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork
 from client import Swarm, SwarmConfig
 from client.health.history import History
 from client.health.prober import Prober, ProberConfig
@@ -17,12 +19,10 @@ from client.text.tokenizer import ModelText
 from client.view.pinger import Pinger
 from client.view.reader import SwarmReader
 from coordinator.election.leadership import Leadership
-from coordinator.failure.liveness import Liveness, LivenessConfig, _Line
+from coordinator.failure.liveness import Liveness, _Line
 from coordinator.plans.store import PlanStore
 from dht.errors import MachineError, SwarmError
 from dht.records.directory import LIFETIME_S, Directory, RecordKind
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork
 from dht.supervision import RESTART_S, Supervisor
 from node.links.lent_traffic import LentTraffic
 from node.links.reachability import ReachKeeper
@@ -43,7 +43,7 @@ def test_who_is_watched_again_is_pinged_again() -> None:
         network = MemoryNetwork(random.Random(1))
         here, there = network.transport(), network.transport()
         await PlanStore(there, Directory(there, NETWORK, SPEC.key)).serve()
-        liveness = Liveness(here, LivenessConfig())
+        liveness = Liveness(here)
         peers: dict[str, tuple[str, ...]] = {there.peer_id: ()}
         liveness.watch(peers, peers)
         await asyncio.sleep(10)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import LinkModel
 from client import Answer, GenerationOptions, TokenScore
 from dht.messages.logprobs import unpack_scores
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import LinkModel
 from node.engine.batch_output import draw_of
 from node.engine.work_item import WorkItem, WorkResult
 from node.sampling.logprobs import score_prompt, score_rows

@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork, MemoryTransport
 from coordinator.evaluation.plan_check import check_shape
 from coordinator.plans.store import PlanStore
 from coordinator.runtime import Coordinator, CoordinatorConfig
 from dht.errors import MachineError, UserError
 from dht.messages.types import SINK, SOURCE, Assignment, DeviceSpec, FlowEdge, NodeRecord, NodeState
 from dht.records.directory import Directory
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork, MemoryTransport
 from dht.supervision import Supervisor
 from node.engine.worker import WorkerTimes
 from node.links.hops import HopConfig

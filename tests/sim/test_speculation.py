@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import LinkModel
 from client import GenerationOptions, Swarm
 from dht.messages.session import DRAFT_TOKENS_MAX, ActivationItem, Activations, RingToken
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import LinkModel
 from node.drafting.drafter import Draft
 from node.sessions.session import StageSession
 from node.stage.server import StageServer

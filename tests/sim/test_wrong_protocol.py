@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 
+from bench.simulated.clock import run_virtual
 from coordinator.plans.store import PlanStore
 from dht.messages.peer import SignedRecord
 from dht.records.helper import RecordHelper, SignedRecords
-from dht.simulated.clock import run_virtual
 from dht.transport.interface import HOP_PROTOCOL, RECORDS_PROTOCOL
 from node.links.reachability import ReachServer
 from node.stage.layer_check import LayerCheckServer

@@ -29,6 +29,7 @@ COMMANDS = (
     "coordinator.simulate",
     "bench.demo",
     "bench.fleet",
+    "bench.papers.simulate",
     "models.sample",
     "models.stories",
     "models.train",

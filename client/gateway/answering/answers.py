@@ -13,6 +13,7 @@ from client.swarm.swarm import Swarm
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason
+from dht.supervision import end_all
 
 RETRY_AFTER_S = 5
 PIECES_QUEUED_MAX = 64
@@ -97,9 +98,7 @@ class Answers:
                 left -= part.answer is not None
                 yield part
         finally:
-            for each in running:
-                each.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await end_all(running)
 
     async def _run(
         self, swarm: Swarm, task: ChoiceTask, queue: "asyncio.Queue[ChoicePart | ApiError]"

@@ -11,13 +11,13 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from client.gateway.answering.service import CompletionService
 from client.gateway.errors import ApiError, unavailable
 from client.swarm.swarm import Swarm
 from client.view.view import SwarmView
 from coordinator.catalogue.served import ServedModel, served_model
+from dht.json_file import Json
 from dht.messages.types import ModelSpec, NodeRecord
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,6 @@ RETRY_AFTER_S = 5
 NAMED_MAX = 16
 FIGURES = ("fingerprint", "layers", "covered", "replicas", "tokens_per_s", "precisions")
 """What the list of models says of each, as ``anabranch models --json`` does."""
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from client.gateway.answering.answers import Answers, ChoicePart, ChoiceTask, as
 from client.gateway.answering.text_threads import TextThreads
 from client.gateway.errors import bad_request
 from client.gateway.protocols.answer_bodies import (
+    ChunkHead,
     CompletionLogprobs,
-    Head,
     Usage,
     chat_logprobs,
     finish_of,
@@ -47,19 +47,18 @@ from client.swarm.swarm import Swarm
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import Tokenizer
 from dht.errors import NetworkError, SwarmError, UserError
+from dht.json_file import Json
 from dht.messages.logprobs import TokenScore
 
 CALL_ID_CHARS = 9
 """Some templates take ids of this length alone."""
-
-Json = dict[str, Any]
 
 
 @dataclass(slots=True, kw_only=True)
 class Job:
     """A request that was understood: what to run, and how its answers are written."""
 
-    head: Head
+    head: ChunkHead
     tasks: list[ChoiceTask]
     usage: Usage
     """Tokens used so far; all prompts count from the beginning."""
@@ -219,11 +218,11 @@ class CompletionService:
             raise bad_request("response_format and such tools cannot be followed at once", "tools")
         return wanted or calls
 
-    def _head(self, is_chat: bool, streams: bool) -> Head:
+    def _head(self, is_chat: bool, streams: bool) -> ChunkHead:
         kind = "text_completion"
         if is_chat:
             kind = "chat.completion.chunk" if streams else "chat.completion"
-        return Head(
+        return ChunkHead(
             id=("chatcmpl-" if is_chat else "cmpl-") + secrets.token_hex(12),
             object=kind,
             created=int(time.time()),

@@ -19,7 +19,7 @@ BytesOf = Callable[[int], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class ChunkHead:
     """What all chunks of one answer repeat."""
 
     id: str

@@ -18,12 +18,12 @@ from client.gateway.protocols.requests import (
     Message,
     Stop,
     StreamOptions,
-    Tokens,
+    TokenCount,
     ToolCall,
     ToolChoice,
 )
+from dht.json_file import Json
 
-Json = dict[str, Any]
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 DELTAS = {
     Kind.THOUGHT: ("thinking_delta", "thinking"),
@@ -103,7 +103,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
 class MessagesRequest(CountRequest, kw_only=True):
     """``/v1/messages``."""
 
-    max_tokens: Tokens
+    max_tokens: TokenCount
     stream: bool | None = None
     stop_sequences: Annotated[list[Stop], Meta(max_length=STOPS_MAX)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -111,7 +111,7 @@ class MessagesRequest(CountRequest, kw_only=True):
     top_k: int | None = None
 
 
-def chat_of(request: MessagesRequest) -> ChatRequest:
+def chat_of_messages(request: MessagesRequest) -> ChatRequest:
     """The same request to ``/v1/chat/completions``; raises ApiError (400)."""
     return msgspec.structs.replace(
         prompt_of(request),

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, Protocol
+from typing import Protocol
 
 from client.gateway.errors import ApiError
 from client.gateway.protocols.requests import (
@@ -14,8 +14,7 @@ from client.gateway.protocols.requests import (
     Tool,
     ToolCall,
 )
-
-Json = dict[str, Any]
+from dht.json_file import Json
 
 
 class HasText(Protocol):

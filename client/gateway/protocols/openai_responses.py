@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from client.gateway.errors import ApiError, bad_request
-from client.gateway.protocols.blocks import Json, Kind, PartWriter, message_from, text_in, tool_from
+from client.gateway.protocols.blocks import Kind, PartWriter, message_from, text_in, tool_from
 from client.gateway.protocols.requests import (
     MESSAGES_MAX,
     SALT_CHARS_MAX,
@@ -21,6 +21,7 @@ from client.gateway.protocols.requests import (
     ToolCall,
     ToolChoice,
 )
+from dht.json_file import Json
 
 NOT_HERE = {
     "background": "an answer is made while its request is open",
@@ -48,7 +49,7 @@ class Part(msgspec.Struct, kw_only=True):
     text: str
 
 
-Parts = Annotated[list[Part], Meta(max_length=MESSAGES_MAX)]
+ContentParts = Annotated[list[Part], Meta(max_length=MESSAGES_MAX)]
 
 
 class Item(msgspec.Struct, kw_only=True):
@@ -56,12 +57,12 @@ class Item(msgspec.Struct, kw_only=True):
 
     type: Literal["message", "reasoning", "function_call", "function_call_output"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | Parts | None = None
-    summary: Parts | None = None
+    content: str | ContentParts | None = None
+    summary: ContentParts | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | Parts | None = None
+    output: str | ContentParts | None = None
 
 
 class ResponseTool(msgspec.Struct, kw_only=True):
@@ -119,7 +120,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     prefix_cache: Literal["own", "shared", "off"] | None = None
 
 
-def chat_of(request: ResponsesRequest) -> ChatRequest:
+def chat_of_response(request: ResponsesRequest) -> ChatRequest:
     """The same request to ``/v1/chat/completions``; raises ApiError (400)."""
     for name, reason in NOT_HERE.items():
         if bytes(getattr(request, name)) not in NOTHING:

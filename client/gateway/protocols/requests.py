@@ -49,7 +49,7 @@ says; KV is reserved for all of it at every stage."""
 TokenIds = Annotated[list[int], Meta(max_length=PROMPT_TOKENS_MAX)]
 Choices = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
 Stop = Annotated[str, Meta(max_length=STOP_CHARS_MAX)]
-Tokens = Annotated[int, Meta(ge=0, le=1 << 22)]
+TokenCount = Annotated[int, Meta(ge=0, le=1 << 22)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -131,12 +131,12 @@ class Sampled(msgspec.Struct, kw_only=True):
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
-    max_tokens: Tokens | None = None
+    max_tokens: TokenCount | None = None
     # vLLM's
     top_k: int | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
-    min_tokens: Tokens | None = None
+    min_tokens: TokenCount | None = None
     stop_token_ids: Annotated[list[int], Meta(max_length=32)] | None = None
     ignore_eos: bool | None = None
     priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
@@ -226,7 +226,7 @@ class ChatRequest(Sampled, kw_only=True):
     """``/v1/chat/completions``."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MESSAGES_MAX)]
-    max_completion_tokens: Tokens | None = None
+    max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
@@ -251,7 +251,7 @@ class ChatRequest(Sampled, kw_only=True):
         return {tool.function.name: tool.function.parameters or {} for tool in self.offered}
 
 
-Request = TypeVar("Request", bound=msgspec.Struct)
+AnyRequest = TypeVar("AnyRequest", bound=msgspec.Struct)
 
 
 @cache
@@ -286,7 +286,7 @@ def _check_sizes(shape: msgspec.Struct) -> None:
         raise bad_request(f"prompt has more than {PROMPTS_MAX} prompts", "prompt")
 
 
-def parse_request(body: bytes, kind: type[Request]) -> Request:
+def parse_request(body: bytes, kind: type[AnyRequest]) -> AnyRequest:
     """The request in ``body``; raises ApiError (400) that names the field at fault."""
     try:
         _check_sizes(msgspec.json.decode(body, type=_shape(kind)))

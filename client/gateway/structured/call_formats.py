@@ -29,7 +29,7 @@ class Hole(Enum):
     """White space that may be there; beside a value one line break, which is no part of it."""
 
 
-Step = str | Hole
+MarkOrHole = str | Hole
 """A mark, or a hole between marks."""
 
 
@@ -180,7 +180,7 @@ def call_format(template: str) -> CallFormat | None:
 
 
 @cache
-def steps_of(form: str) -> tuple[Step, ...]:
+def steps_of(form: str) -> tuple[MarkOrHole, ...]:
     """The marks and holes of a form, in their order."""
     holes = {hole.value: hole for hole in Hole}
     parts = re.split("(" + "|".join(map(re.escape, holes)) + ")", form)

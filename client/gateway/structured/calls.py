@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from client.gateway.structured.call_formats import CallFormat, Hole, Step, steps_of
+from client.gateway.structured.call_formats import CallFormat, Hole, MarkOrHole, steps_of
 from client.gateway.structured.schemas import TYPES, Schema, properties_of, types_of
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}(?![A-Za-z0-9_.-])")
@@ -192,7 +192,7 @@ class _Reading:
         self.at = found.end()
         return found[0]
 
-    def _until(self, steps: tuple[Step, ...]) -> str:
+    def _until(self, steps: tuple[MarkOrHole, ...]) -> str:
         """The text before the next mark of ``steps``."""
         mark = next(step for step in steps if isinstance(step, str))
         end = self._text.index(mark, self.at)

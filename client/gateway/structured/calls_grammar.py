@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from client.gateway.errors import bad_request
-from client.gateway.structured.call_formats import CallFormat, Hole, Step, steps_of
+from client.gateway.structured.call_formats import CallFormat, Hole, MarkOrHole, steps_of
 from client.gateway.structured.channels import Channels
 from client.gateway.structured.grammar import literal, of_schema
 from client.gateway.structured.schemas import Schema, properties_of, resolved, types_of
@@ -189,7 +189,7 @@ class _CallsGrammar:
         self._rules.append(f"{name}: {term}")
         return name
 
-    def _terms(self, steps: Sequence[Step], holes: Mapping[Hole, str]) -> str:
+    def _terms(self, steps: Sequence[MarkOrHole], holes: Mapping[Hole, str]) -> str:
         terms = []
         for step in steps:
             match step:

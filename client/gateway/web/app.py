@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
-    Awaitable,
     Callable,
     Mapping,
     Sequence,
@@ -21,10 +20,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from client.errors import no_route_text
 from client.gateway.answering.answers import RETRY_AFTER_S, Answers
-from client.gateway.answering.models import GatewayModels, Json
+from client.gateway.answering.models import GatewayModels
 from client.gateway.errors import ApiError, bad_request, too_many, unavailable
 from client.gateway.keys import Key, Keys
 from client.gateway.metrics import Metrics
@@ -37,12 +37,12 @@ from client.gateway.web.request_log import HUNG_UP, Asked
 from client.pages.fixed import fixed_file
 from client.swarm.swarm import Swarm
 from coordinator.routing.routes import NoRoute
+from dht.json_file import Json
 
 logger = logging.getLogger(__name__)
 requests = logging.getLogger(f"{__name__}.requests")
 """A line per request, without anything that a client wrote."""
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 CHAT = Path(__file__).parents[1] / "static"
 CHAT_FILES = {"/": "chat.html", "/static/chat.css": "chat.css", "/static/chat.js": "chat.js"}
 """The page to chat on, by path."""
@@ -71,12 +71,12 @@ CHATS = Dialect(kind=ChatRequest)
 COMPLETIONS = Dialect(kind=CompletionRequest)
 MESSAGES = Dialect(
     kind=anthropic_messages.MessagesRequest,
-    chat_of=anthropic_messages.chat_of,
+    chat_of=anthropic_messages.chat_of_messages,
     writer=anthropic_messages.MessageWriter,
 )
 RESPONSES = Dialect(
     kind=openai_responses.ResponsesRequest,
-    chat_of=openai_responses.chat_of,
+    chat_of=openai_responses.chat_of_response,
     writer=openai_responses.ResponseWriter,
     params=openai_responses.PARAMS,
 )

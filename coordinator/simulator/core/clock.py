@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from dht.simulated.event_log import listened, log_event
+from coordinator.simulator.core.event_log import listened, log_event
 
 
 class Clock:

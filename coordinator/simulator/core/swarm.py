@@ -32,8 +32,8 @@ AS_CHOSEN = 0
 
 INFINITE = float("inf")
 
-Frame = tuple[SimulatedPeer | None, list[SimulatedPiece]]
-Groups = dict[SimulatedLink | None, list[SimulatedPiece]]
+PieceFrame = tuple[SimulatedPeer | None, list[SimulatedPiece]]
+PiecesByLink = dict[SimulatedLink | None, list[SimulatedPiece]]
 """Pieces by the link that they leave by; None: they stay at their peer."""
 
 
@@ -202,7 +202,7 @@ class LiveSwarm(Clock):
         """Send the next token of a session that waited at its last stage."""
         session.waits = False
         last = session.hops[-1]
-        tokens: Groups = {}
+        tokens: PiecesByLink = {}
         self._to_first(session, last, tokens)
         for link, pieces in tokens.items():
             self._pass_on(last.peer, link, pieces, self._id_bytes, TrafficClass.CONTROL)
@@ -307,7 +307,7 @@ class LiveSwarm(Clock):
 
     # Steps
 
-    def arrived(self, frame: Frame) -> None:
+    def arrived(self, frame: PieceFrame) -> None:
         """Take in the pieces that came together, and begin a step where the peer is idle."""
         peer, pieces = frame
         if peer is None:
@@ -376,8 +376,8 @@ class LiveSwarm(Clock):
         peer.running = ()
         self._learn(peer, batch)
         fed = [(p.session, p.hop) for p in batch if p.prefill and p.hop.first]
-        tokens: Groups = {}
-        decodes: Groups = {}
+        tokens: PiecesByLink = {}
+        decodes: PiecesByLink = {}
         prompts: list[tuple[SimulatedLink | None, SimulatedPiece]] = []
         for piece in batch:
             if piece.dead:
@@ -427,7 +427,7 @@ class LiveSwarm(Clock):
         if not batch[-1].background:  # such rows, the last of a batch, wait on purpose
             peer.sizer.ran(peer.rows, now_s - peer.began_s, decodes_only=peer.decodes_only)
 
-    def _at_last(self, piece: SimulatedPiece, hop: SimulatedHop, tokens: Groups) -> None:
+    def _at_last(self, piece: SimulatedPiece, hop: SimulatedHop, tokens: PiecesByLink) -> None:
         """At the last stage: send the session's new token to the first stage."""
         if self._hub:
             tokens.setdefault(hop.link, []).append(piece)
@@ -435,7 +435,7 @@ class LiveSwarm(Clock):
         if self._ran(piece):
             self._to_first(piece.session, hop, tokens)
 
-    def _to_first(self, session: SimulatedSession, hop: SimulatedHop, tokens: Groups) -> None:
+    def _to_first(self, session: SimulatedSession, hop: SimulatedHop, tokens: PiecesByLink) -> None:
         first = session.entry
         session.decode.hop = first
         link = hop.link

@@ -15,8 +15,6 @@ INPUT_TOKENS = (4, 2048)
 OUTPUT_TOKENS = (4, 1024)
 """Bounds within which Helix and MoLink keep a trace's requests (Helix §6.2)."""
 REQUESTS_MAX = 10_000_000
-TAIL_SHAPE = 1.2
-LONGEST_TOKENS = 6000
 AT = (0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1)
 INPUT_QUANTILES = (
     7,
@@ -99,26 +97,6 @@ def sampled(trace: Sequence[Request], seed: int) -> Iterator[Request]:
         yield trace[draw.randint(0, len(trace) - 1)]
 
 
-def poisson(
-    trace: Sequence[Request], *, per_s: float, duration_s: float, seed: int
-) -> tuple[Request, ...]:
-    """Poisson arrivals at ``per_s`` for ``duration_s``, with lengths drawn from a trace."""
-    draw = random.Random(seed)  # noqa: S311
-    found: list[Request] = []
-    at_s = draw.expovariate(per_s)
-    while at_s < duration_s:
-        request = trace[draw.randint(0, len(trace) - 1)]
-        found.append(
-            Request(
-                arrival_s=at_s,
-                input_tokens=request.input_tokens,
-                output_tokens=request.output_tokens,
-            )
-        )
-        at_s += draw.expovariate(per_s)
-    return tuple(found)
-
-
 def resampled(
     trace: Sequence[Request], *, tokens_per_s: float, duration_s: float, seed: int
 ) -> tuple[Request, ...]:
@@ -149,35 +127,6 @@ def resampled(
                     output_tokens=lengths.output_tokens,
                 )
             )
-    return tuple(found)
-
-
-def heavy_tailed(
-    *, per_s: float, duration_s: float, mean_tokens: float, urgent: float, seed: int
-) -> tuple[Request, ...]:
-    """Poisson arrivals with heavy-tailed lengths, as in Llumnix's traces (OSDI'24, §6.1).
-
-    Input and output are Pareto-distributed with mean ``mean_tokens`` (before they are cut to
-    :data:`LONGEST_TOKENS`); a share ``urgent`` of the requests has high priority.
-    """
-    draw = random.Random(seed)  # noqa: S311
-    least = mean_tokens * (TAIL_SHAPE - 1) / TAIL_SHAPE
-    found: list[Request] = []
-    at_s = draw.expovariate(per_s)
-    while at_s < duration_s:
-        lengths = [
-            min(LONGEST_TOKENS, max(4, round(least * draw.paretovariate(TAIL_SHAPE))))
-            for _ in range(2)
-        ]
-        found.append(
-            Request(
-                arrival_s=at_s,
-                input_tokens=lengths[0],
-                output_tokens=lengths[1],
-                urgent=draw.random() < urgent,
-            )
-        )
-        at_s += draw.expovariate(per_s)
     return tuple(found)
 
 

@@ -11,14 +11,13 @@ from coordinator.links.scheduler import (
     FRAME_BYTES_MAX,
     FRAME_BYTES_MIN,
     FRAME_US,
-    Shares,
+    PREFILL_SHARE,
     TrafficClass,
 )
 from coordinator.simulator.core.parts import SimulatedLink, SimulatedPiece, SimulatedSession
 from coordinator.simulator.core.swarm import LiveSwarm
 
 PREFILL = TrafficClass.PREFILL
-SHARE = Shares().prefill
 
 
 class FramedWire:
@@ -63,13 +62,15 @@ class FramedWire:
         if start_s > now_s:
             end_s = start_s + took_s
             if prompts:  # decodes queue up: the prompt sends its share between them
-                self._decodes_until_s = start_s + took_s / (1 - SHARE)
+                self._decodes_until_s = start_s + took_s / (1 - PREFILL_SHARE)
                 self._prompt_until_s += took_s
             else:
                 self._decodes_until_s = end_s
         elif prompts:
             start_s = now_s + (self._prompt_until_s - now_s) % _slice_s(prompts[0][0].bytes_per_s)
-            start_s += took_s * SHARE / (1 - SHARE)  # the prompt's share of bytes, on average
+            start_s += (
+                took_s * PREFILL_SHARE / (1 - PREFILL_SHARE)
+            )  # the prompt's share of bytes, on average
             self._decodes_until_s = end_s = start_s + took_s
             self._prompt_until_s += took_s
         else:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from coordinator.simulator.clients import RequestScheduler
 from coordinator.simulator.core.parts import SimulatedSession, Stage
 from coordinator.simulator.core.report import LinkUse, PeerUse, SimulationReport, latency
+from coordinator.simulator.core.swarm import Observer
 from coordinator.simulator.core.trace import Request
 from coordinator.simulator.runs.kv_peaks import KvPeaks
 
@@ -19,6 +20,10 @@ KNOCK_S = 0.5
 SAMPLE_S = 1.0
 """Interval at which KV use and sessions in flight are sampled."""
 BUCKET_S = 10.0
+STEP_S = 60.0
+"""Interval at which progress is told and a run looks whether it is over."""
+DRAIN_S = 4 * 3600.0
+"""Maximum time after ``end_s`` until the last request is served."""
 
 
 class Simulation(Protocol):
@@ -39,6 +44,8 @@ class Simulation(Protocol):
     def cancel(self, session: SimulatedSession) -> None: ...
 
     def go_round(self, session: SimulatedSession) -> None: ...
+
+    def run(self, until_s: float, observer: Observer) -> int: ...
 
 
 class Run:
@@ -166,6 +173,25 @@ class Run:
         """Called when a session has ended; a feeder may send another request."""
 
     # Counts
+
+    @property
+    def all_done(self) -> bool:
+        """Whether no request is left; those that are fed without end do not count."""
+        return True
+
+    def measure(self, progress: Callable[[float], None] | None = None) -> SimulationReport:
+        """Run up to ``end_s`` and until all is done, for ``DRAIN_S`` more at most; returns the
+        report. ``progress`` is called with the share of the time up to ``end_s`` that is over."""
+        engine, end_s = self.engine, self.end_s
+        events = 0
+        self.sample()
+        while engine.now_s < end_s:
+            events += engine.run(min(end_s, engine.now_s + STEP_S), self)
+            if progress is not None:
+                progress(engine.now_s / end_s)
+        while not self.all_done and engine.now_s < end_s + DRAIN_S:
+            events += engine.run(engine.now_s + STEP_S, self)
+        return self.report(events)
 
     def sample(self) -> None:
         """Sample KV use and sessions now, and again every ``SAMPLE_S``."""

@@ -24,7 +24,7 @@ from node.attention.block_table import BlockTable
 from node.attention.decode_table import TABLE_BYTES_MAX, DecodeRows
 from node.attention.mask_rules import MaskRule
 from node.attention.paged_attention import Step
-from node.model.inspection.argument_tracing import Arguments, Constant
+from node.model.inspection.argument_tracing import ArgumentOrigins, Constant
 from node.model.inspection.structure import ModelStructure
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ BYTES_MAX = TABLE_BYTES_MAX
 WARM_UPS = 3
 """Number of runs before a capture, in which libraries choose kernels and allocate workspaces."""
 
-Run = Callable[[int, int, Step, Tensor, Tensor], Tensor]
+StepFunction = Callable[[int, int, Step, Tensor, Tensor], Tensor]
 """(start, end, step, hidden ``[rows, hidden]``, positions ``[rows]``) → ``[rows, hidden]``."""
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """Captures a function's operations on tensors and returns a function that repeats them."""
@@ -78,7 +78,7 @@ def recordable(anatomy: ModelStructure, start: int, end: int) -> bool:
     )
 
 
-def looks_at_sessions(call: Arguments) -> bool:
+def looks_at_sessions(call: ArgumentOrigins) -> bool:
     """Whether a layer's mask is a predicate, which is evaluated session by session."""
     origins = [*call.positional, *(origin for _, origin in call.named)]
     rules = [o.value for o in origins if isinstance(o, Constant) and isinstance(o.value, MaskRule)]
@@ -178,7 +178,7 @@ class _Graph:
 class CudaGraphs:
     """Graphs of the layers held, captured when a step of their size first comes."""
 
-    def __init__(self, run: Run, capture: Capture) -> None:
+    def __init__(self, run: StepFunction, capture: Capture) -> None:
         """``run`` runs layers without a graph; for ``capture`` see :data:`Capture`."""
         self._run = run
         self._capture = capture

@@ -74,10 +74,11 @@ class LayerForward:
             self.traced.add(index, layer, dtype)
         return layer
 
-    def keep(self, layers: Sequence[int]) -> None:
-        """Forget what was made of all other layers, and all graphs."""
-        self._layers = {}
-        self.traced.keep(layers)
+    def keep(self, layers: dict[int, nn.Module]) -> None:
+        """Run these layers from now on, and those that are added to them later; forget what was
+        made of all others, and all graphs."""
+        self._layers = layers
+        self.traced.keep(list(layers))
         if self.graphs is not None:
             self.graphs.clear()
 
@@ -136,18 +137,12 @@ class LayerForward:
         return heard.logits[0]
 
     def run(
-        self,
-        layers: dict[int, nn.Module],
-        start: int,
-        end: int,
-        step: Step,
-        hidden: torch.Tensor,
-        positions: torch.Tensor,
+        self, start: int, end: int, step: Step, hidden: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Output of layers ``[start, end)`` for input ``hidden``; ``positions`` is ``[tokens]``."""
+        """Output ``[tokens, hidden]`` of layers ``[start, end)``, which must be held, for input
+        ``hidden``; ``positions`` is ``[tokens]``."""
         if not self._anatomy.packed:
-            return self._session_by_session(layers, start, end, step, hidden, positions)
-        self._layers = layers
+            return self._session_by_session(start, end, step, hidden, positions)
         if self.graphs is not None and recordable(self._anatomy, start, end):
             replayed = self.graphs.run(start, end, step, hidden, positions)
             if replayed is not None:
@@ -162,11 +157,9 @@ class LayerForward:
             return done[0]
         return self._as_they_are(start, end, step, hidden, positions)
 
-    def prepare(
-        self, layers: dict[int, nn.Module], start: int, end: int, step: Step, like: torch.Tensor
-    ) -> None:
-        """Capture decode steps like ``step`` through layers ``[start, end)``, if possible."""
-        self._layers = layers
+    def prepare(self, start: int, end: int, step: Step, like: torch.Tensor) -> None:
+        """Capture decode steps like ``step`` through layers ``[start, end)`` before they come, if
+        possible; see :meth:`node.model.execution.cuda_graphs.CudaGraphs.prepare`."""
         if self.graphs is not None and recordable(self._anatomy, start, end):
             self.graphs.prepare(start, end, step, like)
 
@@ -232,13 +225,7 @@ class LayerForward:
         return [_one_row(segment, at) for at in range(segment.rows)]
 
     def _session_by_session(
-        self,
-        layers: dict[int, nn.Module],
-        start: int,
-        end: int,
-        step: Step,
-        hidden: torch.Tensor,
-        positions: torch.Tensor,
+        self, start: int, end: int, step: Step, hidden: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
         """Run each session alone: the model's own forward around the layers ``[start, end)``.
 
@@ -246,7 +233,7 @@ class LayerForward:
         """
         stacked = [s for s in step.segments if s.rows == 1 and s.position > 0]
         if self.stacks and len(stacked) > 1:
-            made = self._stacked(layers, start, end, step, stacked, hidden, positions)
+            made = self._stacked(start, end, step, stacked, hidden, positions)
             others = [s for s in step.segments if s.rows > 1 or s.position == 0]
             if not others:
                 return made
@@ -254,7 +241,7 @@ class LayerForward:
             merged[[segment.first for segment in stacked]] = made
             for segment in others:
                 alone = replace(step, segments=[segment])
-                rows = self._session_by_session(layers, start, end, alone, hidden, positions)
+                rows = self._session_by_session(start, end, alone, hidden, positions)
                 merged[segment.first : segment.last] = rows
             return merged
         out = []
@@ -262,7 +249,9 @@ class LayerForward:
             rows = hidden[segment.first : segment.last]
             cache = PoolCache(step.pools, segment)
             tuples = self._anatomy.tuples
-            inside = LayersInside(self._carried, layers, start, end, rows, cache, tuples=tuples)
+            inside = LayersInside(
+                self._carried, self._layers, start, end, rows, cache, tuples=tuples
+            )
             self._skeleton.run(
                 **self._blank(rows),
                 positions=positions[None, segment.first : segment.last],
@@ -274,7 +263,6 @@ class LayerForward:
 
     def _stacked(
         self,
-        layers: dict[int, nn.Module],
         start: int,
         end: int,
         step: Step,
@@ -288,7 +276,7 @@ class LayerForward:
         cache = BatchedCache(step.pools, segments, rows.device)
         tuples = self._anatomy.tuples
         inside = LayersInside(
-            self._carried, layers, start, end, rows, cache, tuples=tuples, stacked=True
+            self._carried, self._layers, start, end, rows, cache, tuples=tuples, stacked=True
         )
         self._skeleton.run(
             embedded=rows.new_zeros(len(chosen), 1, self._embed_width),

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from node.attention.decode_table import DecodeRows
 from node.attention.paged_attention import Step, set_step
 from node.kv.layer_pool import LayerPool
-from node.model.inspection.argument_tracing import Arguments
+from node.model.inspection.argument_tracing import ArgumentOrigins
 from node.model.inspection.layer_traits import FAILURES
 from node.model.inspection.structure import LayerSource, ModelStructure
 
@@ -228,7 +228,7 @@ def _flat(
     index: int,
     holder: Sequence[nn.Module],
     names: Sequence[str],
-    call: Arguments,
+    call: ArgumentOrigins,
     counts: Sequence[int],
 ) -> Recorded:
     """The one layer in ``holder`` as a function of tensors alone. Outputs of sources, by

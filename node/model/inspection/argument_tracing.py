@@ -57,7 +57,7 @@ Origin = Constant | Hidden | Positions | OutputOf | Several
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arguments:
+class ArgumentOrigins:
     """Origins of a call's arguments beside the hidden states."""
 
     positional: tuple[Origin, ...]
@@ -102,9 +102,9 @@ class Tracer:
         """Set the calls whose outputs may be arguments."""
         self._offered = list(calls)
 
-    def arguments(self, positional: Sequence[Any], named: dict[str, Any]) -> Arguments:
+    def arguments(self, positional: Sequence[Any], named: dict[str, Any]) -> ArgumentOrigins:
         """Origins of a call's arguments. Raises Untraceable."""
-        return Arguments(
+        return ArgumentOrigins(
             positional=tuple(self._origin(value, "") for value in positional),
             named=tuple((name, self._origin(value, name)) for name, value in named.items()),
         )
@@ -138,13 +138,13 @@ class Tracer:
         raise Untraceable(f"its layers are given {name or 'a tensor'}, made beside them")
 
     def _settled(self, rule: MaskRule) -> MaskRule:
-        from node.attention.mask_rules import settled
+        from node.attention.mask_rules import windowed
 
         for seen, found in self._rules:
             if seen == rule:
                 return found
         try:
-            found = settled(rule)
+            found = windowed(rule)
         except (LookupError, RuntimeError, TypeError) as error:
             raise Untraceable(f"its mask depends on the input ({error})") from error
         self._rules.append((rule, found))

@@ -19,7 +19,7 @@ from node.kv.layer_pool import KvShape
 from node.model.carried import Argument, Carried, Chosen, NoForm, Pair, Shared, TokenForm
 from node.model.inspection.argument_tracing import same
 from node.model.inspection.layer_traits import FAILURES, on_meta
-from node.model.inspection.skeleton import Answer, Heard, LayerCall, Skeleton, argument_of
+from node.model.inspection.skeleton import Heard, LayerCall, LayerFunction, Skeleton, argument_of
 
 IDS, OTHER_IDS = (0, 1, 2), (2, 0, 1)
 
@@ -82,8 +82,8 @@ class SessionInspection:
         states_per_layer: int,
         context_tokens: int,
         own_layer: Callable[[int], Any],
-        answer: Answer,
-        other_answer: Answer,
+        answer: LayerFunction,
+        other_answer: LayerFunction,
     ) -> None:
         """``own_layer`` makes an empty cache layer of ``transformers``; ``answer`` and
         ``other_answer`` are outputs of layers that differ."""
@@ -99,7 +99,7 @@ class SessionInspection:
         self,
         ids: Sequence[int],
         context_tokens: int = 0,
-        answer: Answer | None = None,
+        answer: LayerFunction | None = None,
         beside: Sequence[Any] = (),
     ) -> Heard:
         """A forward pass over ``ids`` at the end of a context."""

@@ -17,7 +17,7 @@ from torch import nn
 
 from node.model.lean_transformers import without_compiler
 
-Answer = Callable[[int, torch.Tensor], torch.Tensor]
+LayerFunction = Callable[[int, torch.Tensor], torch.Tensor]
 """(layer, its input hidden states) → its output hidden states."""
 Perform = Callable[[int, torch.Tensor, tuple[Any, ...], dict[str, Any]], Any]
 """(layer, its input hidden states, arguments beside them) → all that the layer returns."""
@@ -221,7 +221,7 @@ class Skeleton:
         self._heard.layers.append(LayerCall(hidden=hidden, positional=positional, named=named))
         return self._perform(index, hidden, positional, named)
 
-    def _answering(self, answer: Answer | None, beside: Sequence[Any] = ()) -> Perform:
+    def _answering(self, answer: LayerFunction | None, beside: Sequence[Any] = ()) -> Perform:
         def perform(index: int, hidden: torch.Tensor, *_: Any) -> Any:
             out = hidden if answer is None else answer(index, hidden)
             return (out, beside[index] if beside else None) if self.tuples else out
@@ -236,7 +236,7 @@ class Skeleton:
         positions: torch.Tensor,
         cache: Any = None,
         mask: torch.Tensor | None = None,
-        answer: Answer | None = None,
+        answer: LayerFunction | None = None,
         beside: Sequence[Any] = (),
         perform: Perform | None = None,
         listen: bool = False,

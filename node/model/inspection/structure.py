@@ -21,7 +21,7 @@ from node.kv.layer_pool import KvShape
 from node.kv.session_state import SessionState
 from node.model.carried import Carried, TokenForm
 from node.model.inspection.argument_tracing import (
-    Arguments,
+    ArgumentOrigins,
     Hidden,
     Positions,
     Tracer,
@@ -36,7 +36,7 @@ from node.model.inspection.layer_traits import (
     traits_of,
 )
 from node.model.inspection.session_inspection import SessionFlow, SessionInspection, Unservable
-from node.model.inspection.skeleton import Answer, Heard, PartCall, Skeleton, blank_input
+from node.model.inspection.skeleton import Heard, LayerFunction, PartCall, Skeleton, blank_input
 from node.model.lean_transformers import without_compiler
 
 TOKENS = 3
@@ -47,7 +47,7 @@ class LayerSource:
     """A weightless module that computes arguments from positions, such as a rotary embedding."""
 
     name: str
-    arguments: Arguments
+    arguments: ArgumentOrigins
     token_dims: tuple[int, ...]
     """Dimension of each output tensor that counts the tokens."""
     by_length: bool
@@ -73,7 +73,7 @@ class ModelStructure:
     plain_entry: bool
     plain_tail: bool
     sources: tuple[LayerSource, ...] = ()
-    calls: tuple[Arguments, ...] = ()
+    calls: tuple[ArgumentOrigins, ...] = ()
     """Arguments of each layer, if ``packed``."""
     kv_shapes: tuple[KvShape, ...] = ()
     """What each layer keeps per token."""
@@ -149,7 +149,7 @@ def _positions(start: int, tokens: int) -> torch.Tensor:
     return torch.arange(start, start + tokens)[None]
 
 
-def _noisy(seed: int) -> Answer:
+def _noisy(seed: int) -> LayerFunction:
     """Layers that output their input plus noise; the noise depends on the layer."""
 
     def answer(index: int, hidden: torch.Tensor) -> torch.Tensor:
@@ -311,7 +311,7 @@ class _Inspection:
     def _embedded_width(self) -> int:
         return int(self._part_calls()[0].output.shape[-1])
 
-    def _traced(self) -> tuple[tuple[LayerSource, ...], tuple[Arguments, ...]]:
+    def _traced(self) -> tuple[tuple[LayerSource, ...], tuple[ArgumentOrigins, ...]]:
         weightless = [
             call
             for call in self._first.parts
@@ -331,7 +331,7 @@ class _Inspection:
         self._check_traced(sources, calls)
         return sources, calls
 
-    def _source(self, call: PartCall, arguments: Arguments) -> LayerSource:
+    def _source(self, call: PartCall, arguments: ArgumentOrigins) -> LayerSource:
         module = self._skeleton.module(call.name)
         if not any(isinstance(origin, Positions) for origin in _origins(arguments)):
             raise Unservable(f"{call.name} does not go by positions")
@@ -364,7 +364,9 @@ class _Inspection:
             recordable=ran_without_numbers(module, *call.positional, **call.named),
         )
 
-    def _check_traced(self, sources: Sequence[LayerSource], calls: Sequence[Arguments]) -> None:
+    def _check_traced(
+        self, sources: Sequence[LayerSource], calls: Sequence[ArgumentOrigins]
+    ) -> None:
         """Raise Untraceable if traced arguments differ from the model's at other positions."""
         start = 7
         heard = self._heard(self._skeleton, seed=2, start=start)
@@ -488,5 +490,5 @@ def _cache_layer(model: Any, index: int) -> Any:
     return DynamicCache(config=model.config).layers[index]
 
 
-def _origins(arguments: Arguments) -> list[Any]:
+def _origins(arguments: ArgumentOrigins) -> list[Any]:
     return [*arguments.positional, *(origin for _, origin in arguments.named)]

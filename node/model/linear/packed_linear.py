@@ -2,13 +2,11 @@
 
 import functools
 import logging
-import warnings
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 
+from node.device.scripted import scripted
 from node.packed.tensor import is_packed
 
 logger = logging.getLogger(__name__)
@@ -40,7 +38,7 @@ class PackedLinear(nn.Module):
         self.register_buffer("bias", None if linear.bias is None else linear.bias.data)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = _scripted()(rows, self.weight, self.bias, self.in_features)
+        out: torch.Tensor = scripted(packed_product)(rows, self.weight, self.bias, self.in_features)
         return out
 
 
@@ -56,19 +54,6 @@ def packed_product(
     shape = list(rows.size())
     shape[-1] = out.size(1)
     return out.narrow(0, 0, count).view(shape)
-
-
-@functools.cache
-def _scripted() -> Callable[..., Any]:
-    """:func:`packed_product` compiled by TorchScript, or as it is if torch cannot compile it."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            made: Callable[..., Any] = torch.jit.script(packed_product)
-    except (RuntimeError, AttributeError, OSError) as error:
-        logger.warning("products stay in Python: %s", str(error).splitlines()[0])
-        return packed_product
-    return made
 
 
 def favour_few_rows(module: nn.Module) -> nn.Module:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.simulated.network import MemoryNetwork
 from client.swarm.peer_texts import BYTES_MAX, LIST, checked, fetched_texts
 from dht.budget import TEXT_BYTES, TEXT_STREAMS, Budget
 from dht.errors import NetworkError
@@ -25,7 +26,6 @@ from dht.messages.peer import (
 )
 from dht.messages.session import Ping
 from dht.model_files import root_of
-from dht.simulated.network import MemoryNetwork
 from dht.text_files import digest_of, text_hashes
 from dht.transport.interface import TEXT_PROTOCOL, Stream, Transport
 from node.links.text_server import ServedTexts, TextServer

@@ -7,18 +7,17 @@ from itertools import count
 
 import pytest
 
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork, MemoryTransport
 from coordinator.evaluation.plan_check import check_shape
 from coordinator.planning.solve import SolveAnswer, SolveRequest, solve_request
 from coordinator.planning.solver_process import solve_apart
-from coordinator.plans.review import ReviewConfig
 from coordinator.plans.reviewer import Reviewer
 from coordinator.plans.store import PlanStore
 from coordinator.plans.transition import TransitionConfig
 from coordinator.runtime import Coordinator, CoordinatorConfig, Solver
 from dht.messages.types import NodeRecord, NodeState, PlanVersion
 from dht.records.directory import Directory
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork, MemoryTransport
 
 pytestmark = pytest.mark.sim
 
@@ -54,7 +53,7 @@ class Member:
 
     def __post_init__(self) -> None:
         self.directory = Directory(self.transport, "net", self.record.model.key)
-        review = Reviewer(self.transport, self.directory, ReviewConfig())
+        review = Reviewer(self.transport, self.directory)
         self.plans = PlanStore(self.transport, self.directory, review=review)
         self.coordinator = Coordinator(
             self.transport,

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork
 from coordinator.plans.store import PlanStore
 from coordinator.plans.transition import TransitionConfig
 from dht.messages import codec
 from dht.messages.peer import PlanBody, PlanRequest
 from dht.messages.types import Plan
 from dht.records.directory import Directory
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork
 from dht.transport.interface import PLAN_PROTOCOL, Stream
 from tests.unit.coordinator.test_runtime import Swarm
 

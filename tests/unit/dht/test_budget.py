@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dht.budget import LIMITS, STREAMS, Amount, Buckets, Budget, Limit, Rate, Taken
+from dht.budget import LIMITS, STREAMS, Amount, Buckets, Budget, Limit, RateLimit, Taken
 from dht.errors import NetworkError
 
 THREATS = Path(__file__).parents[3] / "docs" / "threat-model.md"
@@ -41,7 +41,7 @@ def test_names_are_bounded_and_the_silent_are_forgotten_first() -> None:
 
 
 def test_what_is_above_a_peers_own_rate_takes_nothing_from_the_others() -> None:
-    taken = Taken(Rate(name="x", unit="", per_s=0, burst=2, all_per_s=0, all_burst=5))
+    taken = Taken(RateLimit(name="x", unit="", per_s=0, burst=2, all_per_s=0, all_burst=5))
     assert [taken.take("greedy", 1, 0.0) for _ in range(10)] == [*[True] * 2, *[False] * 8]
     assert [taken.take(name, 1, 0.0) for name in "abcd"] == [True, True, True, False]
     assert taken.refused == 9
@@ -106,7 +106,7 @@ def told(limit: Limit) -> list[str]:
                 number(limit.per_peer) + stranger,
                 number(limit.in_all) + crowded,
             ]
-        case Rate():
+        case RateLimit():
             return [
                 f"`{limit.name}`",
                 rate(limit.per_s, limit.burst),

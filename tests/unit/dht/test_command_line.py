@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dht.command_line import loop_factory, printable, run_command
+from dht.command_line import command_of, loop_factory, printable
 from dht.errors import SwarmError
 
 TITLE = "no room\x1b]0;owned\x07\x9b2J\u202eback\r"
@@ -39,7 +39,7 @@ def test_what_others_say_steers_no_terminal(capsys: pytest.CaptureFixture[str]) 
     root = logging.getLogger()
     before, root.handlers = root.handlers, []
     try:
-        assert run_command(argparse.Namespace, refused) == 3
+        assert command_of(argparse.Namespace, refused)() == 3
     finally:
         root.handlers = before
     said = capsys.readouterr().err

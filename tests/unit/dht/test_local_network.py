@@ -19,8 +19,8 @@ from dht.local_network import (
     Offer,
     chosen,
     offer_of_peer,
-    properties_of,
     read_offer,
+    txt_of,
 )
 
 PEERS = tuple(Identity(bytes([number]) * 32).peer_id for number in range(1, 7))
@@ -44,7 +44,7 @@ def read(
 
 
 def encoded(made: Offer) -> dict[bytes, bytes | None]:
-    return {key.encode(): value.encode() for key, value in properties_of(made).items()}
+    return {key.encode(): value.encode() for key, value in txt_of(made).items()}
 
 
 def test_an_offer_is_read_as_it_was_made_and_shown_whole() -> None:

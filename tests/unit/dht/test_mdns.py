@@ -11,7 +11,7 @@ import pytest
 
 from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
-from dht.local_network import HEARD_MAX, SERVICE, Offer, offer_of_peer, properties_of
+from dht.local_network import HEARD_MAX, SERVICE, Offer, offer_of_peer, txt_of
 from dht.mdns import advertise, look
 
 GROUP, PORT = "224.0.0.251", 5353
@@ -95,7 +95,7 @@ def flood() -> Iterator[set[str]]:
     packets: list[bytes] = []
     text = b"".join(
         bytes([len(entry)]) + entry
-        for key, value in properties_of(offer(1)).items()
+        for key, value in txt_of(offer(1)).items()
         for entry in [f"{key}={value}".encode()]
     )
     peer_ids = {made_up(1000 + number) for number in range(500)}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dht.command_line import EXIT_MACHINE, EXIT_USER, run_command
+from bench.simulated.clock import run_virtual
+from dht.command_line import EXIT_MACHINE, EXIT_USER, command_of
 from dht.errors import MachineError, NetworkError, PeerError, SwarmError, UserError
-from dht.simulated.clock import run_virtual
 from dht.supervision import FAILURES_MAX, RESTART_S, WITHIN_S, Supervisor, beside
 
 EMFILE = OSError(24, "Too many open files")
@@ -166,6 +166,6 @@ def test_a_command_ends_in_one_plain_line(
             await asyncio.Event().wait()
         return 0
 
-    assert run_command(argparse.Namespace, main) == code
+    assert command_of(argparse.Namespace, main)() == code
     (line,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith("error: ")]
     assert "Traceback" not in line

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from bench.papers.arrivals import poisson
 from bench.papers.churn import ChurnConfig, Cut, stays, with_churn
 from coordinator.experiments.full_load import as_plan
 from coordinator.problem.service import KvCapacity
@@ -15,7 +16,7 @@ from coordinator.simulator.core.profiles import (
     StepLimits,
     default_client_links,
 )
-from coordinator.simulator.core.trace import poisson, typical
+from coordinator.simulator.core.trace import typical
 from dht.messages.types import Assignment, ModelSpec, Plan, PlannerNode, Problem
 
 

@@ -2,14 +2,16 @@
 
 import pytest
 
+from bench.papers.arrivals import heavy_tailed
 from bench.papers.freest import Freest
 from bench.papers.llumnix import pipelines
 from bench.papers.moves import MoveRules, Moving
 from coordinator.simulator.clients import Clients
 from coordinator.simulator.core.parts import SimulatedSession
 from coordinator.simulator.core.swarm import LiveSwarm
-from coordinator.simulator.core.trace import Request, heavy_tailed
+from coordinator.simulator.core.trace import Request
 from coordinator.simulator.links.closed_form_wire import FramedWire
+from tests.unit.coordinator.admission.accounts import check_room
 
 LONGEST_S = 4000.0
 
@@ -28,7 +30,7 @@ class Counted(Moving):
         self.asked[session.number] = session.output_tokens
         if session.left_tokens % 64 == 0:
             for room in self._clients.rooms.values():
-                room.check()
+                check_room(room)
         super().token_done(session, now_s, issued_s)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from bench.local_swarm import ROOT
+from bench.simulated.network import MemoryNetwork
 from client.answer.defaults import SamplingDefaults
 from client.answer.generation import AnswerRequest
 from client.gateway.answering.answers import Answers
@@ -19,17 +20,15 @@ from client.gateway.metrics import Metrics
 from client.gateway.protocols.requests import CHAT_TOKENS_DEFAULT
 from client.gateway.web.app import Gateway, GatewayConfig
 from client.gateway.web.server import serving
-from client.session.attempt import AttemptConfig
 from client.session.controller import ControllerState
 from client.session.driver import SessionDriver
 from client.swarm.swarm import Swarm, SwarmConfig
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import ModelText, Tokenizer
-from client.view.view import Route
+from coordinator.routing.affinity import Route
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import Sampling
 from dht.messages.types import ModelSpec, RouteStage
-from dht.simulated.network import MemoryNetwork
 from dht.supervision import Supervisor
 from tests.unit.records import record_of
 
@@ -120,7 +119,6 @@ class PaperSession(SessionDriver):
             swarm.transport,
             swarm.view,
             request,
-            AttemptConfig(),
             wait_s=0.0,
             look=swarm.reader.look,
             on_status=print,

@@ -8,7 +8,7 @@ from bench.paper_health import NOW_S, record
 from client.health.app import Page
 from client.health.history import KEPT_S, History
 from client.health.past import WEEK, Past
-from client.health.served import TOKENS_PER_S_MAX, Served, ServedTally
+from client.health.served import TOKENS_PER_S_MAX, ServedCounts, ServedTally
 from client.health.state import SwarmSnapshot, build_state
 
 OLD = replace(record(0, 0, 32), answers=40, answer_tokens=9000, joined_unix_s=NOW_S - 7200)
@@ -17,47 +17,47 @@ NEW = replace(record(1, 0, 32), answers=1, answer_tokens=25, joined_unix_s=NOW_S
 
 def test_only_what_came_between_two_looks_counts() -> None:
     tally = ServedTally()
-    assert tally.look([OLD], NOW_S) == Served()
+    assert tally.look([OLD], NOW_S) == ServedCounts()
     more = replace(OLD, answers=42, answer_tokens=9100)
-    assert tally.look([more, NEW], NOW_S + 30) == Served(answers=3, tokens=125)
-    assert tally.look([more, NEW], NOW_S + 60) == Served()
+    assert tally.look([more, NEW], NOW_S + 30) == ServedCounts(answers=3, tokens=125)
+    assert tally.look([more, NEW], NOW_S + 60) == ServedCounts()
 
 
 def test_a_peer_that_starts_again_counts_from_nothing() -> None:
     tally = ServedTally()
     tally.look([OLD], NOW_S)
     again = replace(OLD, answers=2, answer_tokens=60, joined_unix_s=NOW_S + 20)
-    assert tally.look([again], NOW_S + 30) == Served(answers=2, tokens=60)
+    assert tally.look([again], NOW_S + 30) == ServedCounts(answers=2, tokens=60)
 
 
 def test_a_peer_seen_late_brings_no_past() -> None:
     tally = ServedTally()
     tally.look([], NOW_S)
-    assert tally.look([OLD], NOW_S + 30) == Served()
-    assert tally.look([replace(OLD, answer_tokens=9001)], NOW_S + 60) == Served(tokens=1)
+    assert tally.look([OLD], NOW_S + 30) == ServedCounts()
+    assert tally.look([replace(OLD, answer_tokens=9001)], NOW_S + 60) == ServedCounts(tokens=1)
 
 
 def test_sums_that_fall_or_leap_are_bounded() -> None:
     tally = ServedTally()
     tally.look([OLD], NOW_S)
-    assert tally.look([replace(OLD, answers=0, answer_tokens=0)], NOW_S + 30) == Served()
+    assert tally.look([replace(OLD, answers=0, answer_tokens=0)], NOW_S + 30) == ServedCounts()
     leap = replace(OLD, answers=1 << 40, answer_tokens=1 << 40)
     most = int(TOKENS_PER_S_MAX * 30)
-    assert tally.look([leap], NOW_S + 60) == Served(answers=most, tokens=most)
+    assert tally.look([leap], NOW_S + 60) == ServedCounts(answers=most, tokens=most)
 
 
 def test_what_was_forgotten_is_new() -> None:
     tally = ServedTally()
     tally.look([OLD], NOW_S)
     tally.forget([])
-    assert tally.look([replace(OLD, answer_tokens=9500)], NOW_S + 30) == Served()
+    assert tally.look([replace(OLD, answer_tokens=9500)], NOW_S + 30) == ServedCounts()
 
 
 def test_steps_add_up_over_a_restart_and_are_trimmed(tmp_path: Path) -> None:
     async def scenario() -> None:
         for at_s in (NOW_S - KEPT_S - 7200, NOW_S, NOW_S + 1):
             history = History(tmp_path / "health.sqlite")
-            await history.add_served(Served(answers=1, tokens=50), at_s)
+            await history.add_served(ServedCounts(answers=1, tokens=50), at_s)
             history.close()
         history = History(tmp_path / "health.sqlite")
         for past in await history.past(NOW_S + 2):

@@ -17,7 +17,6 @@ from client.health.app import Page, metrics_text
 from client.health.drawing import flow_drawing, use_kind
 from client.health.history import KEPT_S, History
 from client.health.state import (
-    Json,
     Probe,
     SeenPeer,
     SwarmSnapshot,
@@ -29,6 +28,7 @@ from client.health.words import told
 from client.pages.clean import clean_name
 from client.pages.fixed import CSP
 from client.status import screen
+from dht.json_file import Json
 from dht.messages.types import (
     Assignment,
     DeviceSpec,

@@ -40,7 +40,7 @@ from client.session.events import (
     Refused,
     RouteFound,
 )
-from client.view.view import Route
+from coordinator.routing.affinity import Route
 from coordinator.routing.routes import NoRoute
 from dht.messages.session import RefusalCode, Sampling
 from dht.messages.types import RouteStage

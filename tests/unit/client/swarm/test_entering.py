@@ -7,13 +7,13 @@ from typing import cast
 
 import pytest
 
+from bench.simulated.clock import run_virtual
 from client.swarm import swarm
 from client.swarm.narrator import SILENT_S, Narrator
 from client.swarm.swarm import REFUSED_S, SwarmConfig
 from dht.errors import NetworkError, UserError
 from dht.invitation import invitation_to, text_of
 from dht.remembered import Remembered, remember
-from dht.simulated.clock import run_virtual
 from dht.transport.config import TransportKind
 from dht.transport.interface import Transport
 

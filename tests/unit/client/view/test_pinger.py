@@ -3,12 +3,10 @@
 import asyncio
 import random
 
-from client.view.pinger import PingConfig, Pinger, answering
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork, MemoryTransport
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork, MemoryTransport
+from client.view.pinger import PING_AGAIN_S, PING_EVERY_S, PING_SHARE_S, PONG_S, Pinger, answering
 from node.links.probe import ProbeServer
-
-CONFIG = PingConfig()
 
 
 async def peers_of(network: MemoryNetwork, count: int) -> list[MemoryTransport]:
@@ -23,7 +21,7 @@ def test_a_killed_and_a_frozen_peer_are_silent_soon_and_one_that_thaws_is_not() 
         network = MemoryNetwork(random.Random(1))
         changed = asyncio.Event()
         loop = asyncio.get_running_loop()
-        pinger = Pinger(network.transport(), changed.set, CONFIG)
+        pinger = Pinger(network.transport(), changed.set)
         killed, frozen, well = await peers_of(network, 3)
         pinger.watch({peer.peer_id: () for peer in (killed, frozen, well)})
         await asyncio.sleep(1)
@@ -38,8 +36,8 @@ def test_a_killed_and_a_frozen_peer_are_silent_soon_and_one_that_thaws_is_not() 
 
         network.freeze(frozen.peer_id)
         network.kill(killed.peer_id)
-        await until_silent(killed.peer_id, CONFIG.every_s + CONFIG.again_s + 0.1)
-        both_s = CONFIG.every_s + CONFIG.again_s + 2 * CONFIG.answer_s
+        await until_silent(killed.peer_id, PING_EVERY_S + PING_AGAIN_S + 0.1)
+        both_s = PING_EVERY_S + PING_AGAIN_S + 2 * PONG_S
         await until_silent(frozen.peer_id, both_s)
         assert pinger.state_of(well.peer_id).misses == 0
         network.thaw(frozen.peer_id)
@@ -57,12 +55,12 @@ def test_a_killed_and_a_frozen_peer_are_silent_soon_and_one_that_thaws_is_not() 
 def test_many_peers_are_asked_less_often() -> None:
     async def scenario() -> None:
         network = MemoryNetwork(random.Random(1))
-        pinger = Pinger(network.transport(), lambda: None, CONFIG)
+        pinger = Pinger(network.transport(), lambda: None)
         peers = await peers_of(network, 400)
         pinger.watch({peer.peer_id: () for peer in peers})
         await asyncio.sleep(1)
         first = pinger.state_of(peers[0].peer_id).answered_unix_s
-        await asyncio.sleep(400 * CONFIG.share_s - 2)
+        await asyncio.sleep(400 * PING_SHARE_S - 2)
         assert pinger.state_of(peers[0].peer_id).answered_unix_s == first
         await asyncio.sleep(2)
         assert pinger.state_of(peers[0].peer_id).answered_unix_s != first

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork, MemoryTransport
 from client.view.reader import ReaderConfig, SwarmReader
 from client.view.view import SwarmView
 from coordinator.plans.store import PlanStore
@@ -14,8 +16,6 @@ from coordinator.routing.routes import NoRoute
 from dht.messages.session import RefusalCode
 from dht.messages.types import FlowEdge, NodeRecord, Plan, PlanVersion
 from dht.records.directory import Directory
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork, MemoryTransport
 from dht.transport.interface import PLAN_PROTOCOL, Stream
 from tests.unit.coordinator.conftest import Make
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from coordinator.election.election import (
+    STAGGER_MAX_S,
+    STAGGER_S,
     Elected,
     Election,
-    ElectionConfig,
     ElectionView,
     LeaseStored,
     StoreLease,
@@ -17,7 +18,6 @@ from coordinator.election.election import (
 from coordinator.plans.versions import rank
 from dht.messages.types import NO_VERSION, LeaseRecord, PlanVersion
 
-CONFIG = ElectionConfig()
 TTL_S = 30.0
 RECORD_S = 60.0
 
@@ -33,10 +33,10 @@ def observed(*leases: LeaseRecord, peers: str = "abc", **more) -> ElectionView:
 
 
 def lead(peer_id: str, peers: str = "a") -> Election:
-    state, effects = step(Election(peer_id=peer_id), observed(peers=peers), 0.0, CONFIG)
+    state, effects = step(Election(peer_id=peer_id), observed(peers=peers), 0.0)
     assert effects == (StoreLease(term=1),)
-    state, _ = step(state, LeaseStored(term=1), 0.0, CONFIG)
-    state, effects = step(state, observed(lease(peer_id, 1), peers=peers), 0.1, CONFIG)
+    state, _ = step(state, LeaseStored(term=1), 0.0)
+    state, effects = step(state, observed(lease(peer_id, 1), peers=peers), 0.1)
     assert effects[-1] == Elected(peer_id=peer_id, term=1)
     assert state.leading
     return state
@@ -50,42 +50,42 @@ def test_candidates_wait_their_turn():
     order = sorted("abc", key=lambda peer: rank(peer, 1))
     for place, peer in enumerate(order):
         state = Election(peer_id=peer)
-        state, effects = step(state, observed(), 0.0, CONFIG)
+        state, effects = step(state, observed(), 0.0)
         assert bool(effects) == (place == 0)
-        _, effects = step(state, observed(), place * CONFIG.stagger_s, CONFIG)
+        _, effects = step(state, observed(), place * STAGGER_S)
         assert effects == (StoreLease(term=1),)
 
 
 def test_a_crowd_of_candidates_holds_nobody_up_for_longer_than_the_limit():
     """Names cost nothing: a thousand that do not exist are before and behind it."""
     crowd = replace(observed(), candidates=frozenset(["a", *map(str, range(1000))]))
-    state, effects = step(Election(peer_id="a"), crowd, 0.0, CONFIG)
+    state, effects = step(Election(peer_id="a"), crowd, 0.0)
     assert effects == ()
-    _, effects = step(state, crowd, CONFIG.stagger_max_s, CONFIG)
+    _, effects = step(state, crowd, STAGGER_MAX_S)
     assert effects == (StoreLease(term=1),)
 
 
 def test_elders_go_first():
     for peer in "ab":
-        _, effects = step(Election(peer_id=peer), observed(elders=frozenset("c")), 0.0, CONFIG)
+        _, effects = step(Election(peer_id=peer), observed(elders=frozenset("c")), 0.0)
         assert effects == ()
-    _, effects = step(Election(peer_id="c"), observed(elders=frozenset("c")), 0.0, CONFIG)
+    _, effects = step(Election(peer_id="c"), observed(elders=frozenset("c")), 0.0)
     assert effects == (StoreLease(term=1),)
 
 
 def test_a_leader_renews_and_fences_itself():
     state = lead("a")
-    state, effects = step(state, observed(lease("a", 1), peers="a"), 9.9, CONFIG)
+    state, effects = step(state, observed(lease("a", 1), peers="a"), 9.9)
     assert effects == ()
-    state, effects = step(state, observed(lease("a", 1), peers="a"), 10.0, CONFIG)
+    state, effects = step(state, observed(lease("a", 1), peers="a"), 10.0)
     assert effects == (StoreLease(term=1),)
-    state, _ = step(state, observed(lease("a", 1), peers="a"), 20.1, CONFIG)
+    state, _ = step(state, observed(lease("a", 1), peers="a"), 20.1)
     assert not state.leading
 
 
 def test_a_leader_yields_to_a_higher_term():
     state = lead("a")
-    state, effects = step(state, observed(lease("a", 1), lease("b", 2)), 1.0, CONFIG)
+    state, effects = step(state, observed(lease("a", 1), lease("b", 2)), 1.0)
     assert not state.leading
     assert effects == (Elected(peer_id="b", term=2),)
 
@@ -93,9 +93,9 @@ def test_a_leader_yields_to_a_higher_term():
 def test_a_leader_moves_its_term_past_a_higher_version():
     state = lead("a")
     seen = observed(lease("a", 1), peers="a", version=PlanVersion(term=7, counter=3))
-    state, effects = step(state, seen, 1.0, CONFIG)
+    state, effects = step(state, seen, 1.0)
     assert effects == (StoreLease(term=8),)
-    state, _ = step(state, observed(lease("a", 8), peers="a"), 1.1, CONFIG)
+    state, _ = step(state, observed(lease("a", 8), peers="a"), 1.1)
     assert state.leading
     assert state.term == 8
 
@@ -103,28 +103,28 @@ def test_a_leader_moves_its_term_past_a_higher_version():
 def test_a_lease_is_void_when_its_holder_neither_answers_nor_renews():
     state = Election(peer_id="b")
     silent = frozenset("a")
-    state, _ = step(state, observed(lease("a", 1), peers="ab"), 0.0, CONFIG)
-    state, effects = step(state, observed(lease("a", 1), peers="ab", silent=silent), 12.4, CONFIG)
+    state, _ = step(state, observed(lease("a", 1), peers="ab"), 0.0)
+    state, effects = step(state, observed(lease("a", 1), peers="ab", silent=silent), 12.4)
     assert effects == ()
-    _, effects = step(state, observed(lease("a", 1), peers="ab", silent=silent), 12.5, CONFIG)
+    _, effects = step(state, observed(lease("a", 1), peers="ab", silent=silent), 12.5)
     assert effects == (StoreLease(term=2),)
     # …and one that is renewed stands, though this peer cannot reach its holder.
     renewed = observed(lease("a", 1, 104.0), peers="ab", silent=silent)
-    _, effects = step(state, renewed, 12.5, CONFIG)
+    _, effects = step(state, renewed, 12.5)
     assert effects == ()
 
 
 def test_a_lease_is_void_at_once_when_nobody_reaches_its_holder():
     state = Election(peer_id="b")
     dead = {"silent": frozenset("a"), "dead": frozenset("a")}
-    state, _ = step(state, observed(lease("a", 1), peers="ab"), 0.0, CONFIG)
-    after, effects = step(state, observed(lease("a", 1), peers="ab", **dead), 4.0, CONFIG)
+    state, _ = step(state, observed(lease("a", 1), peers="ab"), 0.0)
+    after, effects = step(state, observed(lease("a", 1), peers="ab", **dead), 4.0)
     assert effects == (StoreLease(term=2),)
     # It was renewed after it fell silent to this peer: somebody can reach it, others or not.
     silent = observed(lease("a", 1), peers="ab", silent=frozenset("a"))
-    state, _ = step(state, silent, 4.0, CONFIG)
+    state, _ = step(state, silent, 4.0)
     renewed = observed(lease("a", 1, 104.0), peers="ab", **dead)
-    after, effects = step(state, renewed, 5.0, CONFIG)
+    after, effects = step(state, renewed, 5.0)
     assert effects == ()
     assert after.leader == "a"
 
@@ -135,40 +135,40 @@ def test_who_yielded_to_a_leader_that_is_lost_stands_again_at_once():
     lost = next(peer for peer in "abc" if peer != last)
     state = Election(peer_id=last, term=1)
     leases = lease(last, 1), lease(lost, 2)
-    state, effects = step(state, observed(*leases), 0.0, CONFIG)
+    state, effects = step(state, observed(*leases), 0.0)
     assert effects == (Elected(peer_id=lost, term=2),)
     gone = {"silent": frozenset({lost}), "dead": frozenset({lost})}
     for peer in set("abc") - {last, lost}:
-        other, _ = step(Election(peer_id=peer), observed(*leases), 0.0, CONFIG)
-        _, effects = step(other, observed(*leases, **gone), 1.0, CONFIG)
+        other, _ = step(Election(peer_id=peer), observed(*leases), 0.0)
+        _, effects = step(other, observed(*leases, **gone), 1.0)
         assert effects == (Elected(peer_id=last, term=1),)
-    _, effects = step(state, observed(*leases, **gone), 1.0, CONFIG)
+    _, effects = step(state, observed(*leases, **gone), 1.0)
     assert effects == (StoreLease(term=3),)
 
 
 def test_terms_that_cannot_be_honest_count_for_nothing():
     made_up = observed(lease("a", 1 << 48), peers="ab", term_max=100)
-    state, effects = step(Election(peer_id="b"), made_up, 0.0, CONFIG)
+    state, effects = step(Election(peer_id="b"), made_up, 0.0)
     made_up = replace(made_up, version=PlanVersion(term=1 << 48))
-    state, effects = step(state, made_up, 5.0, CONFIG)
+    state, effects = step(state, made_up, 5.0)
     assert effects == (StoreLease(term=1),)
 
 
 def test_a_claim_of_the_last_term_costs_one_second():
     dead = {"silent": frozenset("a"), "dead": frozenset("a")}
-    state, _ = step(Election(peer_id="b"), observed(lease("a", 100), term_max=100), 0.0, CONFIG)
-    state, effects = step(state, observed(lease("a", 100), term_max=100, **dead), 5.0, CONFIG)
+    state, _ = step(Election(peer_id="b"), observed(lease("a", 100), term_max=100), 0.0)
+    state, effects = step(state, observed(lease("a", 100), term_max=100, **dead), 5.0)
     assert state.highest_term == 100
     assert effects == ()
     later = observed(lease("a", 100), term_max=101, **dead)
-    assert step(state, later, 16.0, CONFIG)[1] == (StoreLease(term=101),)
+    assert step(state, later, 16.0)[1] == (StoreLease(term=101),)
 
 
 def test_a_distrusted_leader_is_not_followed():
-    state, _ = step(Election(peer_id="b"), observed(lease("a", 9), peers="ab"), 0.0, CONFIG)
+    state, _ = step(Election(peer_id="b"), observed(lease("a", 9), peers="ab"), 0.0)
     assert state.leader == "a"
     distrusted = observed(lease("a", 9), peers="ab", distrusted=frozenset("a"))
-    state, effects = step(state, distrusted, 1.0, CONFIG)
+    state, effects = step(state, distrusted, 1.0)
     assert effects == (StoreLease(term=1),)
 
 
@@ -178,14 +178,14 @@ def test_claims_make_a_leader_change_its_term_seldom():
         claim = PlanVersion(term=state.term + 1)
         seen = observed(lease("a", state.term), peers="a", version=claim)
         before = state.term
-        state, _ = step(state, seen, 1.0 + second, CONFIG)
-        state, _ = step(state, LeaseStored(term=state.term), 1.0 + second, CONFIG)
+        state, _ = step(state, seen, 1.0 + second)
+        state, _ = step(state, LeaseStored(term=state.term), 1.0 + second)
         stored += state.term != before
     assert stored == 3
 
 
 def test_a_lease_without_a_node_record_counts_for_nothing():
-    _, effects = step(Election(peer_id="b"), observed(lease("a", 1), peers="b"), 0.0, CONFIG)
+    _, effects = step(Election(peer_id="b"), observed(lease("a", 1), peers="b"), 0.0)
     assert effects == (StoreLease(term=1),)
 
 
@@ -259,12 +259,10 @@ class World:
             return  # nothing could be read
         sight = self.observe(name)
         for _ in range(self.rng.choice((1, 1, 2)) if self.faults else 1):  # repeated now and then
-            peer.election, effects = step(peer.election, sight, clock_s, CONFIG)
+            peer.election, effects = step(peer.election, sight, clock_s)
             for effect in effects:
                 if isinstance(effect, StoreLease) and self.store(name, effect.term):
-                    peer.election, _ = step(
-                        peer.election, LeaseStored(term=effect.term), clock_s, CONFIG
-                    )
+                    peer.election, _ = step(peer.election, LeaseStored(term=effect.term), clock_s)
         if peer.election.leading and self.rng.random() < 0.3:
             highest = max(sight.version, peer.version)
             version = PlanVersion(

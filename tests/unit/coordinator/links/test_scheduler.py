@@ -10,7 +10,6 @@ from coordinator.links.bandwidth_estimator import CreditError
 from coordinator.links.scheduler import (
     FRAME_BYTES_MAX,
     LinkScheduler,
-    Shares,
     Slice,
     TrafficClass,
 )
@@ -83,8 +82,11 @@ def test_no_more_than_one_frame_goes_before_a_waiting_decode() -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.25])
-def test_prefill_gets_its_share_under_endless_decode(share: float) -> None:
-    scheduler = LinkScheduler(shares=Shares(prefill=share))
+def test_prefill_gets_its_share_under_endless_decode(
+    monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    monkeypatch.setattr("coordinator.links.scheduler.PREFILL_SHARE", share)
+    scheduler = LinkScheduler()
     link = PaperLink(scheduler, lambda _: 100 * MBIT, 2_000)
     link.offer(TrafficClass.PREFILL, 1 << 30)
 

@@ -7,11 +7,10 @@ import pytest
 from coordinator.evaluation.plan_check import check_shape
 from coordinator.heuristics.heuristics import greedy
 from coordinator.planning.placement import Placement, make_plan
-from coordinator.plans.review import Opinion, ReviewConfig, known_part, review
+from coordinator.plans.review import Opinion, known_part, review
 from coordinator.problem.from_records import problem_of
 from dht.messages.types import Link, LinksRecord, PlanVersion
 
-CONFIG = ReviewConfig()
 NOW_S = 1e6
 
 
@@ -31,7 +30,6 @@ def judge(make, nodes):
             gone=frozenset(gone),
             changed=frozenset(changed),
             now_unix_s=now_s,
-            config=CONFIG,
         )
         return verdict.opinion
 

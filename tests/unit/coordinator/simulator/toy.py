@@ -137,5 +137,5 @@ def saturated(seed: int = 3) -> tuple[Problem, Profiles, tuple[Assignment, ...],
         token_bytes=2,
         client_bandwidth_bytes_per_s=1e9,
     )
-    config = OfflineConfig(seed=seed, warm_up_s=10.0, measured_s=30.0, first_requests=5)
+    config = OfflineConfig(seed=seed, warm_up_s=10.0, measured_s=30.0)
     return problem, Profiles(peers=profiles.peers, client_links=quick), held, config

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
+from bench.simulated.clock import run_virtual
 from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
 from dht.light.transport import LightTransport
 from dht.messages.types import ADDRESSES_MAX
-from dht.simulated.clock import run_virtual
 from dht.transport.config import TransportConfig
 from dht.transport.interface import RECORDS_PROTOCOL
 

@@ -5,6 +5,8 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import LinkModel, MemoryNetwork
 from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.messages.peer import RecordsFound, RecordStore, RecordStored, SignedRecord
@@ -12,8 +14,6 @@ from dht.records.access import PUSHED_TO, SEARCH_PERIOD_S, AskedRecords, SharedR
 from dht.records.directory import RecordKind, record_key
 from dht.records.helper import RecordHelper
 from dht.records.signed import RecordError, RecordGuard, RecordSigner, sign_record
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import LinkModel, MemoryNetwork
 from dht.transport.interface import RECORDS_PROTOCOL, Stream
 from tests.unit.records import record_of
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork, MemoryTransport
 from dht.budget import RECORD_REQUESTS, RECORD_SEARCHES, RECORD_STREAMS, Buckets, Budget
 from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
@@ -16,8 +18,6 @@ from dht.messages.session import Ping, Pong
 from dht.records.client import RecordClient
 from dht.records.helper import ANSWER_BYTES_MAX, SEND_LIMIT_S, RecordHelper
 from dht.records.signed import RecordError, RecordGuard, sign_record
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork, MemoryTransport
 from dht.transport.interface import RECORDS_PROTOCOL, Stream
 
 KEY = "net/model/links"

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.simulated.network import MemoryNetwork
 from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
 from dht.messages import codec
-from dht.simulated.network import MemoryNetwork
 from dht.transport.interface import Stream
 from dht.transport.relay_reservation import (
     ANSWER_BYTES_MAX,

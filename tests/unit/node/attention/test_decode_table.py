@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.attention import decode_table as module
-from node.attention.decode_table import attend_rows, decode_rows, scripted
+from node.attention.decode_table import attend_rows, decode_rows
+from node.device.scripted import scripted
 from tests.examples import examples
 
 PAGE, KV_HEADS, GROUP, WIDTH = 4, 2, 3, 8
@@ -103,7 +104,7 @@ def test_every_way_gives_the_same(
     query = torch.randn(1, KV_HEADS * GROUP, len(lengths), WIDTH)
     key, value = torch.randn(2, 1, KV_HEADS, len(lengths), WIDTH)
     sink = torch.randn(KV_HEADS * GROUP) if sinks else None
-    attend = scripted() if in_script else attend_rows
+    attend = scripted(attend_rows) if in_script else attend_rows
     out = attend(
         query, key, value, keys, values, slots, rows.spans, rows.table, sink, window, 0.3, softcap
     )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dht.messages.session import Sampling
-from node.drafting.chain import ROWS_MAX, Chain, ModelDrafts
+from node.drafting.chain import ROWS_MAX, DraftChain, ModelDrafts
 from node.drafting.pace import MODEL_GRADE, PLAIN_EVERY, DraftOffer, DraftPace
 from node.drafting.session_drafts import SessionDrafts, Wait
 from node.drafting.suffix import SuffixDrafter
@@ -28,7 +28,7 @@ class Runner:
         self.rows: list[int] = []
         self.token_s = token_s
         self.broken = False
-        self._jobs: list[tuple[Chain, Callable[[], None]]] = []
+        self._jobs: list[tuple[DraftChain, Callable[[], None]]] = []
         self._busy_until_s = 0.0
 
     def open(self, key: str, tokens: int) -> bool:
@@ -37,7 +37,7 @@ class Runner:
     def free(self, key: str) -> None:
         pass
 
-    def draw(self, chain: Chain, told: Callable[[], None]) -> None:
+    def draw(self, chain: DraftChain, told: Callable[[], None]) -> None:
         self._jobs.append((chain, told))
 
     def step(self) -> bool:

@@ -38,7 +38,7 @@ def answer(
     """Tokens, scores, and rounds; what is drafted comes from ``told``, with faults."""
     rng = random.Random(len(told))
     for engine in engines:
-        assert engine.reserve("s", len(prompt) + NEW + DRAFT_TOKENS_MAX) is None
+        assert engine.kv.reserve("s", len(prompt) + NEW + DRAFT_TOKENS_MAX) is None
     history = TokenHistory(prompt)
     tokens: list[int] = []
     scores: list[bytes] = []
@@ -56,7 +56,7 @@ def answer(
         right = told[len(tokens) : len(tokens) + most]
         drafts = tuple((n + (rng.random() < 0.15)) % VOCAB for n in right)
     for engine in engines:
-        engine.free("s")
+        engine.kv.free("s")
     return tuple(tokens), scores, rounds
 
 

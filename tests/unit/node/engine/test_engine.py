@@ -145,7 +145,7 @@ def generate(
     engines: list[Engine], ids: tuple[int, ...], new: int, chunk: int = CONTEXT
 ) -> list[int]:
     for engine in engines:
-        assert engine.reserve("s", len(ids) + new) is None
+        assert engine.kv.reserve("s", len(ids) + new) is None
     for at in range(0, len(ids), chunk):
         part = ids[at : at + chunk]
         result = through(engines, at, part, GREEDY if at + len(part) == len(ids) else None)
@@ -154,7 +154,7 @@ def generate(
         result = through(engines, len(ids) + len(answer) - 1, (answer[-1],), GREEDY)
         answer.append(result.token_id)
     for engine in engines:
-        engine.free("s")
+        engine.kv.free("s")
     return answer
 
 
@@ -187,7 +187,7 @@ def hidden_after(family: Family, ids: tuple[int, ...], layers: int) -> torch.Ten
 def test_hidden_states_and_logits_are_close(family: Family) -> None:
     ids = prompt_of(60)
     engine = family.engine()
-    engine.reserve("s", 60)
+    engine.kv.reserve("s", 60)
     parts = []
     for at in range(0, 60, 25):
         item = WorkItem(session="s", start=0, end=3, position=at, token_ids=ids[at : at + 25])
@@ -195,10 +195,10 @@ def test_hidden_states_and_logits_are_close(family: Family) -> None:
     hidden = torch.cat([part for part in parts if part is not None])
     torch.testing.assert_close(hidden, hidden_after(family, ids, 3), atol=1e-4, rtol=1e-4)
     logits: list[torch.Tensor] = []
-    head = engine._range.head
+    head = engine.loaded.head
     assert head is not None
     head.register_forward_hook(lambda module, given, out: logits.append(out))
-    engine.reserve("rest", 60)
+    engine.kv.reserve("rest", 60)
     item = WorkItem(session="rest", start=3, end=4, position=0, hidden=hidden, sampling=GREEDY)
     only(engine.step([item]))
     torch.testing.assert_close(logits[0][0], family.logits(ids)[-1], atol=1e-4, rtol=1e-4)
@@ -210,7 +210,7 @@ def test_sessions_at_other_positions_and_sub_ranges_share_a_step(family: Family)
     prompts = {name: prompt_of(n, seed=n) for name, (n, _, _) in lengths.items()}
     entering = {n: hidden_after(family, prompts[n], s) for n, (_, s, _) in lengths.items()}
     for name, (tokens, _, _) in lengths.items():
-        assert engine.reserve(name, tokens) is None
+        assert engine.kv.reserve(name, tokens) is None
     done = dict.fromkeys(lengths, 0)
     chunks = {"a": 13, "b": 9, "c": 7, "d": 1, "e": 1}
     leaving: dict[str, list[torch.Tensor]] = {name: [] for name in lengths}
@@ -252,11 +252,11 @@ def test_scattered_pages_give_the_same_answer(family: Family) -> None:
     expected = family.greedy(ids, 6)
     engine = family.engine()
     page = engine.config.page_tokens
-    pages = engine.kv_tokens_free // page
+    pages = engine.kv.free_tokens // page
     for index in range(pages):  # every second page stays held
-        assert engine.reserve(f"hold-{index}", page) is None
+        assert engine.kv.reserve(f"hold-{index}", page) is None
     for index in range(0, pages, 2):
-        engine.free(f"hold-{index}")
+        engine.kv.free(f"hold-{index}")
     assert generate([engine], ids, 6) == expected
     assert generate([engine], ids, 6, chunk=33) == expected
 
@@ -265,7 +265,7 @@ def test_a_bad_item_leaves_the_others_untouched(llama: Family) -> None:
     ids = prompt_of(12)
     engine = llama.engine()
     for name in ("good", "long", "outside", "vocabulary", "width", "negative", "empty", "both"):
-        assert engine.reserve(name, 16) is None
+        assert engine.kv.reserve(name, 16) is None
     width = SHAPE["hidden_size"]
     whole = {"start": 0, "end": LAYERS, "position": 0}
     bad = {
@@ -293,7 +293,7 @@ def test_a_bad_item_leaves_the_others_untouched(llama: Family) -> None:
 
 def test_two_items_of_a_session_in_one_step_are_refused(llama: Family) -> None:
     engine = llama.engine()
-    engine.reserve("s", 8)
+    engine.kv.reserve("s", 8)
     item = WorkItem(session="s", start=0, end=LAYERS, position=0, token_ids=(1, 2))
     first, second = engine.step([item, item])
     assert first.error is None
@@ -302,8 +302,8 @@ def test_two_items_of_a_session_in_one_step_are_refused(llama: Family) -> None:
 
 def test_a_freed_session_gets_an_error(llama: Family) -> None:
     engine = llama.engine()
-    engine.reserve("s", 8)
-    engine.free("s")
+    engine.kv.reserve("s", 8)
+    engine.kv.free("s")
     item = WorkItem(session="s", start=0, end=LAYERS, position=0, token_ids=(1,))
     assert engine.step([item])[0].error is not None
 
@@ -313,11 +313,11 @@ def test_an_item_that_skips_positions_is_refused(llama: Family) -> None:
     ids = prompt_of(30)
     engine = llama.engine()
     for name in ("before", "gap"):
-        assert engine.reserve(name, 40) is None
+        assert engine.kv.reserve(name, 40) is None
         whole = {"session": name, "start": 0, "end": LAYERS}
         only(engine.step([WorkItem(position=0, token_ids=ids[:20], **whole)]))
         if name == "before":
-            engine.free(name)
+            engine.kv.free(name)
     skipping = WorkItem(position=21, token_ids=ids[21:], **whole)
     assert "21" in (engine.step([skipping])[0].error or "")
     item = WorkItem(position=20, token_ids=ids[20:], sampling=GREEDY, **whole)

@@ -46,19 +46,19 @@ def test_what_leaves_is_gone_before_anything_comes(
     """Two sets of pages, or of embeddings, do not fit a GPU."""
     engine = engine_of(directory)
     for session in "ab":  # so that steps have been run over what leaves
-        assert engine.reserve(session, 16) is None
+        assert engine.kv.reserve(session, 16) is None
     engine.step(items("ab"))
     leaving = [weakref.ref(pool.keys) for pool in engine._pools.values()]
-    leaving += [weakref.ref(part.weight) for part in engine._range.parts.values()]  # type: ignore[arg-type]
+    leaving += [weakref.ref(part.weight) for part in engine.loaded.parts.values()]  # type: ignore[arg-type]
     alive: list[int] = []
-    fill = engine._range._fill
+    fill = engine.loaded._fill
 
     def filling(*given: Any) -> torch.nn.Module:
         alive.append(sum(ref() is not None for ref in leaving))
         return fill(*given)
 
-    monkeypatch.setattr(engine._range, "_fill", filling)
-    engine._range.layers = {}  # so that there is something to fill
+    monkeypatch.setattr(engine.loaded, "_fill", filling)
+    engine.loaded.layers = {}  # so that there is something to fill
     engine.load(1, 2)
     assert alive == [0]
 
@@ -81,7 +81,7 @@ def test_a_load_that_does_not_fit_is_a_refusal_that_leaves_nothing(
     with pytest.raises(MachineError, match=r"ran out of memory with layers 0-3 of .*--memory"):
         engine.load(0, LAYERS)
     assert [ref() for ref in refs] == [None, None]
-    assert not engine._range.layers
+    assert not engine.loaded.layers
     assert engine.held == (0, 0)
     assert engine.step(items("a"))[0].error is not None
     engine.load(0, 2)
@@ -107,7 +107,7 @@ def test_where_a_step_does_not_fit_its_halves_have_its_memory(
 
     monkeypatch.setattr(engine._steps, "run", short)
     for session in "abcd":
-        assert engine.reserve(session, 16) is None
+        assert engine.kv.reserve(session, 16) is None
     assert [result.error for result in engine.step(items("abcd"))] == [None] * 4
     assert sizes == [4, 2, 1, 1, 2, 1, 1]
 
@@ -123,7 +123,7 @@ def test_a_device_that_fails_for_good_is_no_sessions_fault(
 
     monkeypatch.setattr(engine._steps, "run", fails)
     for session in "ab":
-        assert engine.reserve(session, 16) is None
+        assert engine.kv.reserve(session, 16) is None
     if not lost:  # what was wrong is over: others are served
         errors = [result.error or "" for result in engine.step(items("ab"))]
         assert all("unspecified launch failure" in error for error in errors)

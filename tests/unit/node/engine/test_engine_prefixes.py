@@ -16,6 +16,7 @@ from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.kv.page_names import PageNames
 from node.weights.store import WeightStore
 from tests.examples import examples
+from tests.unit.node.kv.accounts import check_pool
 
 LAYERS, VOCAB = 3, 61
 PROMPT = tuple(n * 11 % VOCAB for n in range(1, 54))
@@ -53,7 +54,7 @@ class Session:
     def __init__(self, engine: Engine, name: str, ids: Sequence[int], names: PageNames) -> None:
         self.engine, self.name = engine, name
         self.found = [
-            engine.open_kv(f"{name} {span}", 200, span, len(ids), names) for span in SPANS
+            engine.kv.open(f"{name} {span}", 200, span, len(ids), names) for span in SPANS
         ]
         self.tokens = list(ids)
         self.rows = 0
@@ -66,7 +67,7 @@ class Session:
         for span, found in zip(SPANS, self.found, strict=True):
             at = max(position, found)
             key = f"{self.name} {span}"
-            assert self.engine.extend_kv(key, end)
+            assert self.engine.kv.extend(key, end)
             item = WorkItem(
                 session=key,
                 start=span[0],
@@ -91,8 +92,8 @@ class Session:
 
     def end(self) -> None:
         for span in SPANS:
-            self.engine.free(f"{self.name} {span}")
-        self.engine._kv.check()
+            self.engine.kv.free(f"{self.name} {span}")
+        check_pool(self.engine.kv)
 
 
 def test_later_sessions_run_what_is_new_and_answer_the_same(directory: Path) -> None:
@@ -113,10 +114,10 @@ def test_later_sessions_run_what_is_new_and_answer_the_same(directory: Path) -> 
             if live:
                 assert session.found == [found, found], name
             sessions.append(session)
-            engine._kv.check()
+            check_pool(engine.kv)
         for session in sessions:
             session.end()
-    assert engine.kv_tokens_free == engine.kv_tokens
+    assert engine.kv.free_tokens == engine.kv.tokens
 
 
 def test_an_answer_is_kept_under_its_session(directory: Path) -> None:
@@ -157,10 +158,10 @@ def test_names_that_lie_harm_their_own_space_alone(directory: Path) -> None:
 def test_pages_go_when_others_need_them_and_never_before(directory: Path) -> None:
     engine = engine_of(directory)
     Session(engine, "old", PROMPT, names_of("old", PROMPT)).end()
-    assert engine.kv_tokens_free == engine.kv_tokens
-    assert engine.reserve("all", engine.kv_tokens) is None
-    engine._kv.check()
-    engine.free("all")
+    assert engine.kv.free_tokens == engine.kv.tokens
+    assert engine.kv.reserve("all", engine.kv.tokens) is None
+    check_pool(engine.kv)
+    engine.kv.free("all")
     assert Session(engine, "late", PROMPT, names_of("late", PROMPT)).found == [0, 0]
 
 

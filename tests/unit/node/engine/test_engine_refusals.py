@@ -38,12 +38,12 @@ def whole(session: str, position: int, ids: tuple[int, ...]) -> WorkItem:
 
 def test_a_session_beyond_the_pool_is_told_how_much_is_free(directory: Path) -> None:
     engine = engine_of(directory)
-    free = engine.kv_tokens_free
-    assert engine.reserve("half", free // 2) is None
-    left = engine.kv_tokens_free
-    assert engine.reserve("more", left + 1) == f"{left + 1} tokens of KV asked, {left} are free"
-    engine.free("half")
-    assert engine.kv_tokens_free == free
+    free = engine.kv.free_tokens
+    assert engine.kv.reserve("half", free // 2) is None
+    left = engine.kv.free_tokens
+    assert engine.kv.reserve("more", left + 1) == f"{left + 1} tokens of KV asked, {left} are free"
+    engine.kv.free("half")
+    assert engine.kv.free_tokens == free
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_a_bad_item_is_named_and_its_neighbour_answers(
 ) -> None:
     engine = engine_of(directory)
     for name in ("good", "bad"):
-        assert engine.reserve(name, 64) is None
+        assert engine.kv.reserve(name, 64) is None
     alone = engine_of(directory)
-    alone.reserve("good", 64)
+    alone.kv.reserve("good", 64)
     expected = alone.step([whole("good", 0, IDS)])[0].token_id
     bad, good = engine.step([item, whole("good", 0, IDS)])
     assert good.error is None
@@ -86,7 +86,7 @@ def test_a_bad_item_is_named_and_its_neighbour_answers(
 def test_chunks_come_in_order_and_a_session_may_go_back(directory: Path) -> None:
     """As over a mended route: what comes again is run again, and what was behind it is gone."""
     engine = engine_of(directory)
-    engine.reserve("s", 64)
+    engine.kv.reserve("s", 64)
     assert engine.step([whole("s", 0, IDS)])[0].error is None
     assert engine.step([whole("s", 7, IDS[7:10])])[0].error is None
     gone = engine.step([whole("s", 12, IDS[12:])])[0].error
@@ -96,7 +96,7 @@ def test_chunks_come_in_order_and_a_session_may_go_back(directory: Path) -> None
     other = WorkItem(session="s", start=1, end=2, position=10, hidden=torch.zeros(1, WIDTH))
     assert "the session runs layers [0, 3]" in str(engine.step([other])[0].error)
     alone = engine_of(directory)
-    alone.reserve("s", 64)
+    alone.kv.reserve("s", 64)
     expected = alone.step([whole("s", 0, IDS)])[0].token_id
     assert engine.step([whole("s", 10, IDS[10:])])[0].token_id == expected
 
@@ -108,7 +108,7 @@ def test_what_raises_takes_nobody_with_it(
     engine = engine_of(directory)
     names = [f"good-{n}" for n in range(sessions)]
     for name in ("bad", *names):
-        assert engine.reserve(name, 64) is None
+        assert engine.kv.reserve(name, 64) is None
     run: Any = engine._steps.run
 
     def breaks(rows: list[Any]) -> Any:
@@ -124,15 +124,15 @@ def test_what_raises_takes_nobody_with_it(
     monkeypatch.undo()
     alone = engine_of(directory)
     for n, (name, result) in enumerate(zip(names, good, strict=True)):
-        alone.reserve(name, 64)
+        alone.kv.reserve(name, 64)
         assert alone.step([whole(name, 0, IDS[: 3 + n])])[0].token_id == result.token_id
 
 
 def test_layers_that_make_no_number_are_named(directory: Path) -> None:
     engine = engine_of(directory)
     for name in ("bad", "good"):
-        engine.reserve(name, 8)
-    for parameter in engine._range.layers[1].parameters():
+        engine.kv.reserve(name, 8)
+    for parameter in engine.loaded.layers[1].parameters():
         parameter.fill_(math.nan)
     bad, good = engine.step(
         [

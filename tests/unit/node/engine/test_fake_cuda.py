@@ -67,7 +67,7 @@ def engine_of(directory: Path, dtype: str, **more: Any) -> Engine:
 
 
 def graphs_of(engine: Engine) -> CudaGraphs:
-    graphs = engine._range._flow.graphs
+    graphs = engine.loaded.flow.graphs
     assert graphs is not None
     return graphs
 
@@ -152,7 +152,7 @@ def test_steps_by_pages_are_captured_at_load(
         assert len(seen.captures) == len(graphs_of(engine)) == 3
         assert len(set(seen.captures)) == 1
         for n in range(3):
-            assert engine.reserve(str(n), 200) is None
+            assert engine.kv.reserve(str(n), 200) is None
             step(engine, seen, [item(engine, str(n), (1,) * 100, 0)])
         for turn in range(40):
             step(engine, seen, [item(engine, str(n), (1,), 100 + turn) for n in range(3)])
@@ -175,13 +175,13 @@ def test_scattered_pages_are_found_on_the_device(
         monkeypatch.setattr(cuda_graphs, "ROW_BUCKETS", (1, 2, 4))
     with fake_cuda() as seen:
         engine = engine_of(tmp_path, "bfloat16")
-        names = [f"fragment {n}" for n in range(engine.kv_tokens_free // PAGE)]
+        names = [f"fragment {n}" for n in range(engine.kv.free_tokens // PAGE)]
         for fragment in names:
-            assert engine.reserve(fragment, PAGE) is None
+            assert engine.kv.reserve(fragment, PAGE) is None
         for fragment in names[::2]:
-            engine.free(fragment)
+            engine.kv.free(fragment)
         for session in "abc":
-            assert engine.reserve(session, 4 * PAGE) is None
+            assert engine.kv.reserve(session, 4 * PAGE) is None
             step(engine, seen, [item(engine, session, (1,) * 40, 0)])
         for turn in range(3):
             step(engine, seen, [item(engine, session, (1,), 40 + turn) for session in "ab"])
@@ -198,7 +198,7 @@ def every_kind_of_step(name: str, tmp_path: Path) -> None:
         layers = engine.spec.layers
         own_waits = WAITING.get(name, 0) * layers
         for session in "abc":
-            assert engine.reserve(session, 64) is None
+            assert engine.kv.reserve(session, 64) is None
         step(engine, seen, [item(engine, "a", (1, 2, 3), 0), item(engine, "b", (4,) * 20, 0)])
         assert len(seen.waits) <= 1 + 2 * own_waits
         both = [item(engine, "a", (1,), 3), item(engine, "b", (5,), 20)]
@@ -219,14 +219,14 @@ def every_kind_of_step(name: str, tmp_path: Path) -> None:
         # Another part of the layers for each: rows pass through those that they do not need.
         half, anatomy = layers // 2, engine.layout.anatomy
         rows = anatomy.trial_rows(half, torch.zeros(1, anatomy.row_width))
-        engine.free("a")
-        assert engine.reserve("a", 64) is None
+        engine.kv.free("a")
+        assert engine.kv.reserve("a", 64) is None
         parts = [
             item(engine, "b", (5,), 23),
             WorkItem(session="a", start=half, end=layers, position=0, hidden=rows, sampling=GREEDY),
         ]
         step(engine, seen, parts)
-        assert engine.reserve("d", 64) is None
+        assert engine.kv.reserve("d", 64) is None
         leaving = step(engine, seen, [item(engine, "d", (9,), 0, end=half, sampling=None)])
         assert leaving[0].hidden is not None
         assert leaving[0].hidden.device.type == "cpu"
@@ -240,7 +240,7 @@ def test_float32_and_graphs(name: str, tmp_path: Path) -> None:
     with fake_cuda(capability=(9, 0)) as seen:
         engine = engine_of(tmp_path, "float32")
         for n in range(3):
-            assert engine.reserve(str(n), 200) is None
+            assert engine.kv.reserve(str(n), 200) is None
             step(engine, seen, [item(engine, str(n), (1,) * 100, 0)])
         for turn in range(40):
             sessions = 1 if turn < 2 else 3
@@ -254,7 +254,7 @@ def test_float32_and_graphs(name: str, tmp_path: Path) -> None:
         assert seen.streams.keys() == {1}  # nothing was asked of GPU 0
         engine.load(0, engine.spec.layers)
         assert not graphs_of(engine)
-        assert engine.reserve("0", 64) is None
+        assert engine.kv.reserve("0", 64) is None
         step(engine, seen, [item(engine, "0", (1,), 0)])
         assert len(set(seen.captures)) == 2  # nobody kept the old one alive
 
@@ -265,7 +265,7 @@ def test_what_waits_is_found_before_anything_is_captured(tmp_path: Path) -> None
     for capability, captures in (((8, 6), 0), ((7, 5), 0), ((9, 0), 1)):
         with fake_cuda(capability) as seen:
             engine = engine_of(tmp_path, "bfloat16")
-            assert engine.reserve("a", 64) is None
+            assert engine.kv.reserve("a", 64) is None
             for at in range(3):
                 step(engine, seen, [item(engine, "a", (1,), at)])
             assert len(seen.captures) == captures
@@ -281,7 +281,7 @@ def test_experts_need_not_wait(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(moe, "ERROR_MAX", 1.0)
     with fake_cuda(capability=(8, 6)) as seen:
         engine = engine_of(tmp_path, "bfloat16")
-        assert engine.reserve("a", 64) is None
+        assert engine.kv.reserve("a", 64) is None
         for at in range(3):
             step(engine, seen, [item(engine, "a", (1,), at)])
             assert seen.waits == ["a list is read"]
@@ -302,7 +302,7 @@ def test_a_stream_is_put_back_where_capturing_fails(
 
     with fake_cuda() as seen:
         engine = engine_of(tmp_path, "float32")
-        assert engine.reserve("a", 64) is None
+        assert engine.kv.reserve("a", 64) is None
         monkeypatch.setattr(paged_attention, "attend_rows", fails)
         before = torch.cuda.current_stream(torch.device(DEVICE))
         step(engine, seen, [item(engine, "a", (1,), 0)])
@@ -317,11 +317,11 @@ def test_a_session_moves(tmp_path: Path) -> None:
     with fake_cuda() as seen:
         one, other = engine_of(tmp_path, "bfloat16"), engine_of(tmp_path, "bfloat16")
         for engine in (one, other):
-            assert engine.reserve("a", 64) is None
+            assert engine.kv.reserve("a", 64) is None
         step(one, seen, [item(one, "a", (1,) * 20, 0)])
-        rows = one.export_kv("a", 0, 20)
+        rows = one.kv.take("a", 0, 20)
         assert {part.device.type for kept in rows.layers for part in kept} == {"cpu"}
-        assert other.import_kv("a", rows) is None
+        assert other.kv.put("a", rows) is None
         step(other, seen, [item(other, "a", (1,), 20)])
 
 
@@ -337,7 +337,7 @@ def test_an_own_heads_steps_stay_on_the_device(name: str, tmp_path: Path) -> Non
         heads = HeadDrafts(engine.layout, layout, engine.config)
         heads.load(engine.loaded)
         for session in "ab":
-            assert engine.reserve(session, 64) is None
+            assert engine.kv.reserve(session, 64) is None
             heads.open(session, 64)
             ids = (1,) * 9
             begun = item(engine, session, ids, 0, foretells=True, following=ids[1:])
@@ -361,7 +361,7 @@ def test_quantised_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with fake_cuda() as seen:
         engine = engine_of(directory, "bfloat16", quantize="int8")
         for session in "ab":
-            assert engine.reserve(session, 32) is None
+            assert engine.kv.reserve(session, 32) is None
             step(engine, seen, [item(engine, session, (1,) * 9, 0)])
         for at in (9, 10):
             step(engine, seen, [item(engine, session, (1,), at) for session in "ab"])
@@ -381,7 +381,7 @@ def test_a_tensor_left_on_the_cpu_is_found(tmp_path: Path, monkeypatch: pytest.M
     )
     with fake_cuda():
         engine = engine_of(tmp_path, "float32")
-        assert engine.reserve("a", 64) is None
+        assert engine.kv.reserve("a", 64) is None
         found = engine.step([item(engine, "a", (1, 2), 0)])[0].error
         assert "device" in (found or "")
 
@@ -397,7 +397,7 @@ def test_a_wait_within_the_layers_is_found(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(paged_attention, "attend_rows", looks)
     with fake_cuda() as seen:
         engine = engine_of(tmp_path, "float32")
-        assert engine.reserve("a", 64) is None
+        assert engine.kv.reserve("a", 64) is None
         step(engine, seen, [item(engine, "a", (1,), 0)])
         assert not seen.captures
         step(engine, seen, [item(engine, "a", (1,), 1)])

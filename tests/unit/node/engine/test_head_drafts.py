@@ -161,7 +161,7 @@ def answer(
     tokens: list[int] = []
     told = Told(())
     for engine in engines:
-        assert engine.reserve("s", len(prompt) + NEW + DRAFT_TOKENS_MAX) is None
+        assert engine.kv.reserve("s", len(prompt) + NEW + DRAFT_TOKENS_MAX) is None
     if heads is not None:
         heads.open("s", len(prompt) + NEW)
     drafts: tuple[int, ...] = ()
@@ -194,7 +194,7 @@ def answer(
         drafts = result.foretold[: max(0, NEW - len(tokens) - 1)]
         told.drafted += len(drafts)
     for engine in engines:
-        engine.free("s")
+        engine.kv.free("s")
     if heads is not None:
         heads.free("s")
     told.tokens = tuple(tokens[:NEW])
@@ -205,7 +205,7 @@ def test_it_drafts_what_transformers_head_drafts(headed: Headed) -> None:
     expected, engine = reference(headed), headed.engine(0, LAYERS)
     heads = headed.heads(engine)
     ids = list(prompt_of(30, seed=4))
-    assert engine.reserve("s", 60) is None
+    assert engine.kv.reserve("s", 60) is None
     heads.open("s", 60)
     same, position = 0, 0
     for end in (11, 30):  # a prompt in two chunks, then tokens one by one
@@ -237,7 +237,7 @@ def test_its_drafts_change_no_token_and_are_accepted_where_it_is_right(
 def test_ids_of_another_vocabulary_are_left_out(right: Headed) -> None:
     engine, ids = right.engine(0, LAYERS), prompt_of(9)
     heads = right.heads(engine)
-    assert engine.reserve("s", 40) is None
+    assert engine.kv.reserve("s", 40) is None
     heads.open("s", 40)
     for strange in (VOCAB, 1 << 24):
         result = step([engine], heads, 0, ids, (), GREEDY, (*ids[1:], strange))
@@ -256,7 +256,7 @@ def test_sessions_of_one_step_are_drafted_as_each_alone(right: Headed) -> None:
             items = []
             for name in batch:
                 ids = prompts[name]
-                assert engine.reserve(name, 40) is None
+                assert engine.kv.reserve(name, 40) is None
                 if name != "c":  # one that the head has no room for
                     heads.open(name, 40)
                 items.append(
@@ -275,7 +275,7 @@ def test_sessions_of_one_step_are_drafted_as_each_alone(right: Headed) -> None:
                 assert result.error is None
                 told[result.item.session] = result.foretold
         for name in names:
-            engine.free(name)
+            engine.kv.free(name)
             heads.free(name)
         return told
 
@@ -296,7 +296,7 @@ def test_a_packed_head_drafts_what_its_numbers_draft(tmp_path: Path, packing: st
         engine = headed.engine(0, LAYERS)
         heads = headed.heads(engine)
         assert is_packed(heads._engine.loaded.layers[0]) == (name == "packed")
-        assert engine.reserve("s", 40) is None
+        assert engine.kv.reserve("s", 40) is None
         heads.open("s", 40)
         result = step([engine], heads, 0, ids, (), GREEDY, ids[1:])
         told.append((result.token_ids, result.foretold))
@@ -310,15 +310,15 @@ def test_it_drafts_no_further_than_the_context_and_its_room(
     engine = right.engine(0, LAYERS)
     heads, most = right.heads(engine), engine.spec.context_tokens
     ids = prompt_of(most - 1)
-    assert engine.reserve("s", most) is None
+    assert engine.kv.reserve("s", most) is None
     heads.open("s", most)
     result = step([engine], heads, 0, ids, (), GREEDY, ids[1:])
     assert len(result.foretold) == 2, "one behind the last row, and one behind the last position"
-    engine.free("s")
+    engine.kv.free("s")
     heads.free("s")
     page_tokens = engine.config.page_tokens
-    assert heads._engine.reserve("rest", heads._engine.kv_tokens_free - page_tokens) is None
-    assert engine.reserve("s", most) is None
+    assert heads._engine.kv.reserve("rest", heads._engine.kv.free_tokens - page_tokens) is None
+    assert engine.kv.reserve("s", most) is None
     heads.open("s", most)
     result = step([engine], heads, 0, ids[:64], (), GREEDY, ids[1:64])
     assert result.foretold == (), "the prompt has no room"
@@ -342,7 +342,7 @@ def test_a_head_that_fails_in_a_session_is_not_tried_again_there(
         monkeypatch.setattr(heads._engine._steps, "run", fail)
     else:
         monkeypatch.setattr(heads, "_entry", fail)
-    assert engine.reserve("s", 16) is None
+    assert engine.kv.reserve("s", 16) is None
     heads.open("s", 16)
     first = step([engine], heads, 0, ids, (), GREEDY, ids[1:])
     second = step([engine], heads, 8, first.token_ids, (), GREEDY)
@@ -350,8 +350,8 @@ def test_a_head_that_fails_in_a_session_is_not_tried_again_there(
     assert first.foretold == second.foretold == ()
     assert len(tried) == 1
     monkeypatch.undo()
-    for name in (engine, heads):
-        name.free("s")
-    assert engine.reserve("s", 16) is None
+    for holder in (engine.kv, heads):
+        holder.free("s")
+    assert engine.kv.reserve("s", 16) is None
     heads.open("s", 16)
     assert step([engine], heads, 0, ids, (), GREEDY, ids[1:]).foretold, "others are drafted"

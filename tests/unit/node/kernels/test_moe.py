@@ -68,7 +68,7 @@ def engine_by_kernel(directory: Path, kernel: GroupedKernel = triton_grouped_gem
 def used(engine: Engine) -> list[str]:
     return [
         module.config._experts_implementation
-        for layer in engine._range.layers.values()
+        for layer in engine.loaded.layers.values()
         for module in layer.modules()
         if hasattr(module, "_apply_gate")
     ]

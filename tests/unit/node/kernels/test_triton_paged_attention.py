@@ -210,11 +210,11 @@ def test_answers_are_the_same(family: str, tmp_path: Path) -> None:
 def fragments(engine: Engine) -> None:
     """Leave only single pages free, and no two of them beside each other."""
     page = engine.config.page_tokens
-    names = [f"fragment {n}" for n in range(engine.kv_tokens_free // page)]
+    names = [f"fragment {n}" for n in range(engine.kv.free_tokens // page)]
     for name in names:
-        assert engine.reserve(name, page) is None
+        assert engine.kv.reserve(name, page) is None
     for name in names[::2]:
-        engine.free(name)
+        engine.kv.free(name)
 
 
 @pytest.mark.usefixtures("_small_trial")

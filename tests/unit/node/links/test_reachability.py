@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from bench.simulated.network import MemoryNetwork
 from dht.errors import NetworkError, UserError
 from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.messages.peer import ReachAnswer, ReachRequest
 from dht.messages.session import Ping
-from dht.simulated.network import MemoryNetwork
 from dht.transport.streams import stream_pair
 from node.links.dial_back_findings import is_public
 from node.links.reachability import GREETING, ReachLimits, ReachServer, greeter, port_of

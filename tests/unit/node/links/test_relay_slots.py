@@ -4,13 +4,13 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork, MemoryTransport
 from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.messages.peer import ReachAnswer, ReachRequest
 from dht.messages.types import NodeRecord, Reach
 from dht.records.directory import Directory
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork, MemoryTransport
 from dht.transport.interface import REACH_PROTOCOL, Stream
 from dht.transport.relay_reservation import RELAY_PROTOCOL, RESERVE
 from node.links.reachability import ReachKeeper

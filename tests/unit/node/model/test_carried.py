@@ -128,8 +128,8 @@ def test_a_peer_that_sends_tokens_nobody_chose_fails_its_own_session_alone(tmp_p
             for name, hidden in rows.items()
         ]
         for item in items:
-            engine.free(item.session)
-            assert engine.reserve(item.session, 8) is None
+            engine.kv.free(item.session)
+            assert engine.kv.reserve(item.session, 8) is None
         return dict(zip(rows, engine.step(items), strict=True))
 
     alone = results(sound=sound)["sound"]

@@ -114,7 +114,7 @@ def serve(engines: list[Engine], sessions: list[Session]) -> None:
     """Answer all sessions together; each step takes the next chunk of every one."""
     for engine in engines:
         for session in sessions:
-            assert engine.reserve(session.name, len(session.prompt) + NEW_TOKENS) is None
+            assert engine.kv.reserve(session.name, len(session.prompt) + NEW_TOKENS) is None
     done = {session.name: 0 for session in sessions}
     while True:
         work = []
@@ -130,7 +130,7 @@ def serve(engines: list[Engine], sessions: list[Session]) -> None:
         step_all(engines, work)
     for engine in engines:
         for session in sessions:
-            engine.free(session.name)
+            engine.kv.free(session.name)
 
 
 def prompt_of(tokens: int, seed: int = 0) -> tuple[int, ...]:
@@ -169,13 +169,13 @@ def rows_of(model: Any, prompt: tuple[int, ...], answer: list[int]) -> torch.Ten
 
 def listen(engine: Engine, logits: list[torch.Tensor]) -> None:
     """Note what the engine draws from."""
-    leave = engine._range.leave
+    leave = engine.loaded.flow.leave
 
     def listening(hidden: torch.Tensor) -> torch.Tensor:
         logits.append(leave(hidden))
         return logits[-1]
 
-    engine._range.leave = listening  # type: ignore[method-assign]
+    engine.loaded.flow.leave = listening  # type: ignore[method-assign]
 
 
 on_cuda = pytest.param(
@@ -237,7 +237,7 @@ def test_behind_the_longest_context_nothing_is_read(tmp_path: Path) -> None:
     """Where positions are learned there are no more."""
     make(tmp_path, "gpt2")
     engine = engine_of(tmp_path, 0, 4)
-    assert engine.reserve("s", CONTEXT + 1) is None
+    assert engine.kv.reserve("s", CONTEXT + 1) is None
     whole = WorkItem(session="s", start=0, end=4, position=0, token_ids=prompt_of(CONTEXT))
     assert engine.step([whole])[0].error is None
     more = WorkItem(session="s", start=0, end=4, position=CONTEXT, token_ids=(1,))

@@ -68,7 +68,7 @@ def written(
 def packed_weights(engine: Engine) -> list[PackedTensor]:
     return [
         weight.data
-        for layer in engine._range.layers.values()
+        for layer in engine.loaded.layers.values()
         for weight in layer.parameters()
         if isinstance(weight.data, PackedTensor)
     ]
@@ -84,7 +84,7 @@ def check(file: Path, chunks: tuple[int, ...] = (7, 64)) -> list[Engine]:
     ranges = split(rng, layers)
     engines = [engine_of(file, start, end) for start, end in ranges]
     for engine in engines:
-        of_layers = [bytes_of(layer) for layer in engine._range.layers.values()]
+        of_layers = [bytes_of(layer) for layer in engine.loaded.layers.values()]
         assert max(of_layers) <= engine.spec.layer_bytes
     sessions = [
         Session(name=f"{n}/{chunk}", prompt=p, chunk=chunk, spans=route(rng, ranges, layers))
@@ -143,7 +143,7 @@ def test_rows_and_columns_of_heads_move_packed(
     plain = [
         name
         for engine in engines
-        for layer in engine._range.layers.values()
+        for layer in engine.loaded.layers.values()
         for name, weight in layer.named_parameters()
         if weight.dim() > 1 and not isinstance(weight.data, PackedTensor)
     ]
@@ -161,7 +161,7 @@ def test_layers_are_held_in_the_bits_of_the_file(family: str, tmp_path: Path) ->
         for name, entry in engine.config.store.tensors.items()
         if name.startswith("blk.")
     )
-    assert sum(bytes_of(layer) for layer in engine._range.layers.values()) == published
+    assert sum(bytes_of(layer) for layer in engine.loaded.layers.values()) == published
     assert len(packed_weights(engine)) >= 4 * 4
     assert {weight.packing for weight in packed_weights(engine)} == {BlockPacking(kind="Q4_0")}
 
@@ -171,11 +171,11 @@ def test_random_weights_to_time_with_are_packed_alike(tmp_path: Path) -> None:
     store = WeightStore.open(str(file))
     engine = Engine(EngineConfig(store=store, name="tiny", memory_bytes=64 << 20))
     engine.load(1, 2, made_up=True)
-    made_up = bytes_of(engine._range.layers[1])
+    made_up = bytes_of(engine.loaded.layers[1])
     assert all(weight.dequantised().abs().max() < 10 for weight in packed_weights(engine))
     assert store.bytes_read == 0
     engine.load(1, 2)
-    assert bytes_of(engine._range.layers[1]) == made_up
+    assert bytes_of(engine.loaded.layers[1]) == made_up
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

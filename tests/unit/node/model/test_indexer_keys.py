@@ -26,7 +26,7 @@ def engine_of(directory: Path) -> Engine:
     store = WeightStore.open(str(directory))
     engine = Engine(EngineConfig(store=store, name="tiny", memory_bytes=16 << 20))
     engine.load(0, LAYERS)
-    assert engine.reserve("s", 64) is None
+    assert engine.kv.reserve("s", 64) is None
     return engine
 
 
@@ -46,11 +46,9 @@ def test_a_session_goes_on_elsewhere_and_from_an_earlier_position(directory: Pat
     assert shape.indexer_width == SPARSE["index_head_dim"]
     assert here.spec.kv_bytes_per_token_layer == shape.numbers * 4, "they are charged"
     run(here, 0, PROMPT[:30])
-    body = pack_kv(here.export_kv("s", 0, 30))
+    body = pack_kv(here.kv.take("s", 0, 30))
     assert len(body) == 30 * LAYERS * here.spec.kv_bytes_per_token_layer
-    assert (
-        there.import_kv("s", KvBytes(start=0, end=LAYERS, position=0, tokens=30, body=body)) is None
-    )
+    assert there.kv.put("s", KvBytes(start=0, end=LAYERS, position=0, tokens=30, body=body)) is None
     expected = run(here, 30, PROMPT[30:])
     assert run(there, 30, PROMPT[30:]) == expected
     run(there, 33, (5, 6, 7))  # drafts that are taken back
@@ -60,9 +58,9 @@ def test_a_session_goes_on_elsewhere_and_from_an_earlier_position(directory: Pat
 def test_keys_and_values_without_their_indexer_keys_are_refused(directory: Path) -> None:
     here, there = engine_of(directory), engine_of(directory)
     run(here, 0, PROMPT)
-    rows = here.export_kv("s", 0, len(PROMPT))
+    rows = here.kv.take("s", 0, len(PROMPT))
     bare = replace(rows, layers=tuple(parts[:2] for parts in rows.layers))
-    assert "2 parts of layer 0 came, 3 expected" in str(there.import_kv("s", bare))
+    assert "2 parts of layer 0 came, 3 expected" in str(there.kv.put("s", bare))
     rows.layers[2][2][4] = torch.nan
-    assert "indexer keys of layer 2 are not finite" in str(there.import_kv("s", rows))
-    assert there.import_kv("s", here.export_kv("s", 0, len(PROMPT))) is None
+    assert "indexer keys of layer 2 are not finite" in str(there.kv.put("s", rows))
+    assert there.kv.put("s", here.kv.take("s", 0, len(PROMPT))) is None

@@ -47,12 +47,12 @@ def engine_of(directory: Path, memory_bytes: int = 64 << 20) -> Engine:
 
 
 def sampled(engine: Engine) -> int | None:
-    assert engine.reserve("s", len(IDS)) is None
+    assert engine.kv.reserve("s", len(IDS)) is None
     item = WorkItem(
         session="s", start=0, end=LAYERS, position=0, token_ids=IDS, sampling=Sampling()
     )
     result = engine.step([item])[0]
-    engine.free("s")
+    engine.kv.free("s")
     assert result.error is None, result.error
     return result.token_id
 
@@ -148,7 +148,7 @@ def test_the_memory_that_is_named_would_do(tmp_path: Path) -> None:
     engine = engine_of(tmp_path, memory_bytes=int(float(named[1]) * 2**30))
     assert engine.layers_max >= 1
     engine.load(1, 2)
-    assert engine.kv_tokens_free >= engine.kv_tokens_min
+    assert engine.kv.free_tokens >= engine.kv_tokens_min
 
 
 def test_a_range_that_does_not_fit_names_what_would_do(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_load_that_fails_holds_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         engine.load(0, 3)
     assert engine.held == (0, 0)
-    assert engine.kv_tokens_free == 0
+    assert engine.kv.free_tokens == 0
     (tmp_path / "away").rename(tmp_path / "model.safetensors")
     engine.load(0, LAYERS)
     sampled(engine)

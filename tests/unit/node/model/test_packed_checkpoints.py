@@ -79,7 +79,7 @@ def test_answers_are_those_of_the_numbers(name: str, family: str, tmp_path: Path
     ranges = split(rng, LAYERS)
     engines = [engine_of(packed, start, end) for start, end in ranges]
     for engine in engines:
-        of_layers = [bytes_of(layer) for layer in engine._range.layers.values()]
+        of_layers = [bytes_of(layer) for layer in engine.loaded.layers.values()]
         assert max(of_layers) <= engine.spec.layer_bytes
     model = theirs(name, packed, tmp_path / "meant")
     prompts = [prompt_of(tokens, seed=tokens) for tokens in (1, 13, 33)]
@@ -112,7 +112,7 @@ def test_layers_are_held_in_the_bits_of_the_files(name: str, family: str, tmp_pa
         for key, entry in entries
         if ".layers." in key and not key.endswith((".g_idx", "_shape"))
     )
-    layers = engine._range.layers.values()
+    layers = engine.loaded.layers.values()
     held = sum(bytes_of(layer) for layer in layers)
     # Tiny groups weigh more than published ones: zero points take a byte here, half of one there,
     # and a number for the whole matrix is kept per row.
@@ -140,10 +140,10 @@ def test_random_weights_to_time_with_are_packed_alike(tmp_path: Path) -> None:
     store = WeightStore.open(str(tmp_path / "packed"))
     engine = Engine(EngineConfig(store=store, name="tiny", memory_bytes=64 << 20))
     engine.load(1, 2, made_up=True)
-    made_up = bytes_of(engine._range.layers[1])
+    made_up = bytes_of(engine.loaded.layers[1])
     assert store.bytes_read == 0
     engine.load(1, 2)
-    assert bytes_of(engine._range.layers[1]) == made_up
+    assert bytes_of(engine.loaded.layers[1]) == made_up
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -163,7 +163,7 @@ def test_other_dtypes_compute_with_the_same_bits(dtype: str, tmp_path: Path) -> 
         assert engine.spec.layer_bytes < 100_000 or name == "meant"
         hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(1))
         with torch.inference_mode():
-            layer = engine._range.layers[0]
+            layer = engine.loaded.layers[0]
             attention: Any = layer.self_attn
             logits.append(attention.q_proj(hidden.to(store_dtype(dtype))).float())
     torch.testing.assert_close(*logits, atol=0.02, rtol=0.02)

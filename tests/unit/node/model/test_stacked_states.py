@@ -25,12 +25,12 @@ def test_rows_of_sessions_of_any_length_share_a_pass(
 ) -> None:
     model = make(tmp_path, name)
     engines = [engine_of(tmp_path, 0, 2), engine_of(tmp_path, 2, LAYERS)]
-    assert all(engine.stacks_rows for engine in engines)
+    assert all(engine.loaded.flow.stacks for engine in engines)
     together: list[int] = []
     stacked = LayerForward._stacked
 
     def counting(self: LayerForward, *given: object) -> torch.Tensor:
-        together.append(len(given[4]))  # type: ignore[arg-type]
+        together.append(len(given[3]))  # type: ignore[arg-type]
         return stacked(self, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LayerForward, "_stacked", counting)
@@ -51,4 +51,4 @@ def test_rows_of_sessions_of_any_length_share_a_pass(
 
 def test_a_model_that_keeps_no_state_is_not_stacked(tmp_path: Path) -> None:
     make(tmp_path, "bloom")
-    assert not engine_of(tmp_path, 0, 1).stacks_rows
+    assert not engine_of(tmp_path, 0, 1).loaded.flow.stacks

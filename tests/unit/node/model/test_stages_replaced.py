@@ -36,7 +36,7 @@ def run(engine: Engine, position: int, rows: tuple[int, ...] | torch.Tensor) -> 
 
 def last_stage(directory: Path, layers: int) -> Engine:
     engine = engine_of(directory, CUT, layers)
-    assert engine.reserve("s", 64) is None
+    assert engine.kv.reserve("s", 64) is None
     return engine
 
 
@@ -48,7 +48,7 @@ def test_the_session_goes_on(name: str, tmp_path: Path) -> None:
     model = make(tmp_path, name)
     layers = model.config.get_text_config().num_hidden_layers
     first, last = engine_of(tmp_path, 0, CUT), last_stage(tmp_path, layers)
-    assert first.reserve("s", 64) is None
+    assert first.kv.reserve("s", 64) is None
     answer: list[int] = []
     log: list[torch.Tensor] = []
     ids = PROMPT
@@ -62,10 +62,10 @@ def test_the_session_goes_on(name: str, tmp_path: Path) -> None:
             for at in range(0, position, 7):
                 run(last, at, known[at : min(at + 7, position)])
         if step == 4:  # the stage leaves, its KV is copied
-            body = pack_kv(last.export_kv("s", 0, position))
+            body = pack_kv(last.kv.take("s", 0, position))
             last = last_stage(tmp_path, layers)
             came = KvBytes(start=CUT, end=layers, position=0, tokens=position, body=body)
-            assert last.import_kv("s", came) is None
+            assert last.kv.put("s", came) is None
         token = run(last, position, hidden)
         assert isinstance(token, int)
         answer.append(token)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench.simulated.clock import run_virtual
 from dht.messages.types import NodeState
-from dht.simulated.clock import run_virtual
 from node.owner.contribution import Contribution, load, save
 from node.owner.contribution_watch import ContributionWatch
 from node.owner.live_panel import Figures

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
+from bench.simulated.network import MemoryNetwork
 from dht.errors import UserError
 from dht.identity.peer_id import Identity
 from dht.messages.types import ModelSpec
 from dht.records.directory import Directory
-from dht.simulated.network import MemoryNetwork
 from dht.transport.config import TransportKind
 from node.owner.reporter import Reporter
 from node.peer.inviting import offer_here, refuse_other_weights

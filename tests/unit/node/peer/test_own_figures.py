@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 
+from bench.simulated.clock import run_virtual
 from coordinator.links.token_bucket import Allowance
 from dht.messages.types import NodeRecord
-from dht.simulated.clock import run_virtual
 from node.links.lent_traffic import LentTraffic
 from node.links.own_rate import WINDOW_S
 from node.peer.own_figures import OwnFigures

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork
 from dht.errors import NetworkError
 from dht.identity.dialling import DialRule
 from dht.messages.types import NodeState
 from dht.records.directory import Directory
 from dht.remembered import ADDRESSES_MAX
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork
 from node.owner.reporter import Reporter
 from node.peer.remembering import (
     LOOK_S,

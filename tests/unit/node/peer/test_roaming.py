@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.simulated.network import MemoryNetwork
 from dht.messages.types import ModelRecord, NodeRecord
 from dht.model_files import directory_root
 from dht.records.directory import Directory
-from dht.simulated.network import MemoryNetwork
 from node.peer.roaming import LASTS_S, TURN_S, TURNS_MAX, Roamer, turn_of
 from tests.unit.records import MODEL, record_of
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.random_model import make_llama
-from dht.command_line import EXIT_DONE, EXIT_USER, run_command
+from dht.command_line import EXIT_DONE, EXIT_USER
 from node import profile
 from node.engine.engine import Engine, EngineConfig
 from node.profiling import layer_profile
@@ -54,7 +54,7 @@ def test_more_layers_are_slower_and_all_that_fit_are_listed(
     rates = tokens_per_s(engine, measure(engine))
     assert len(rates) == engine.layers_max
     assert all(a > b > 0 for a, b in itertools.pairwise(rates))
-    assert engine.kv_tokens_free >= engine.kv_tokens_min  # no session of the profile is left
+    assert engine.kv.free_tokens >= engine.kv_tokens_min  # no session of the profile is left
 
 
 @given(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=len(BATCHES)))
@@ -108,7 +108,7 @@ def test_a_real_engine_is_timed_at_every_point_and_nothing_is_left(tmp_path: Pat
     assert measured.fit_error is not None
     assert measured.fit_error >= 0
     start, end = engine.held
-    assert engine.kv_tokens_free == engine.kv_tokens_beside(start, end)
+    assert engine.kv.free_tokens == engine.kv_tokens_beside(start, end)
     assert set(measured.layer_s()) == {1, 4, 16, *CHUNKS}
     for times, rows in ((measured.decode_times, BATCHES), (measured.prompt_times, CHUNKS)):
         assert tuple(count for count, _, _ in times) == rows
@@ -143,13 +143,13 @@ def test_the_command_prints_one_object(
 ) -> None:
     arguments = ["profile", str(directory), "--cpu", "--memory", "0.05"]
     monkeypatch.setattr(sys, "argv", [*arguments, "--json"])
-    assert run_command(profile.parse, profile.main) == EXIT_DONE
+    assert profile.run() == EXIT_DONE
     told = json.loads(capsys.readouterr().out)
     assert len(told["tokens_per_s"]) == told["layers_max"] == LAYERS
     assert {point["batch"] for point in told["points"]} == set(BATCHES)
     assert told["fit_error"] >= 0
     monkeypatch.setattr(sys, "argv", arguments)
-    assert run_command(profile.parse, profile.main) == EXIT_DONE
+    assert profile.run() == EXIT_DONE
     assert "6 layers:" in capsys.readouterr().out
 
 
@@ -157,5 +157,5 @@ def test_the_command_names_a_mistake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["profile", str(tmp_path / "nowhere")])
-    assert run_command(profile.parse, profile.main) == EXIT_USER
+    assert profile.run() == EXIT_USER
     assert capsys.readouterr().err.startswith("error: ")

@@ -6,9 +6,9 @@ from typing import cast
 
 import pytest
 
+from bench.simulated.clock import run_virtual
 from coordinator.admission.rules import CROWD_REST_S, REST_S, UNTRIED_S, StageLoad
 from dht.messages.session import Priority
-from dht.simulated.clock import run_virtual
 from dht.transport.frame_sender import FrameSender
 from node.sessions import session_table
 from node.sessions.activation_log import ActivationLog

@@ -36,7 +36,7 @@ async def prepared(family: Family, lent_bytes: int = LENT_BYTES) -> DraftEngine:
 def drawn(family: Family, prompt: Sequence[int], new: int, sampling: Sampling) -> tuple[int, ...]:
     """What plain decoding draws behind ``prompt``."""
     engine = family.engine()
-    assert engine.reserve("s", len(prompt) + new) is None
+    assert engine.kv.reserve("s", len(prompt) + new) is None
     tokens, position, ids = list(prompt), 0, tuple(prompt)
     for _ in range(new):
         item = WorkItem(

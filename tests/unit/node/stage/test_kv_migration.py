@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from bench.simulated.clock import run_virtual
 from dht.messages.kv import KvCopy, KvPages, KvTaken
 from dht.messages.session import RefusalCode, SessionRefused
-from dht.simulated.clock import run_virtual
 from dht.transport.frame_sender import FrameSender
 from node.links.hops import HopTable
 from node.sessions.activation_log import ActivationLog

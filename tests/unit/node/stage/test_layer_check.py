@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from bench.simulated.clock import run_virtual
+from bench.simulated.network import MemoryNetwork
 from bench.tiny_families import make
 from dht.errors import PeerError
 from dht.messages import codec
 from dht.messages.peer import LayerCheck, LayerRows
-from dht.simulated.clock import run_virtual
-from dht.simulated.network import MemoryNetwork
 from dht.transport.interface import LAYERS_PROTOCOL, Stream
 from node.engine.engine import Engine, EngineConfig
 from node.links.wire_rows import join_rows

@@ -116,7 +116,7 @@ def test_what_the_own_head_foretells_comes_with_the_token(headed: Headed, start:
         hidden, ids = None, prompt_of(9)
         if before is not None:
             assert not await held(before, 0, start)
-            before._engine.reserve("s", 40)
+            before._engine.kv.reserve("s", 40)
             item = WorkItem(session="s", start=0, end=start, position=0, token_ids=ids)
             (result,) = before._engine.step([item])
             hidden = result.hidden

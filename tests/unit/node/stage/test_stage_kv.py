@@ -10,6 +10,8 @@ from node.kv.block_manager import BlockManager
 from node.kv.page_names import NO_NAMES, PageNames
 from node.stage.open_checks import StageView
 from node.stage.stage_kv import StageKv
+from tests.unit.coordinator.admission.accounts import check_room
+from tests.unit.node.kv.accounts import check_pages
 
 PAGES, PAGE_TOKENS = 40, 16
 
@@ -87,8 +89,8 @@ def test_kept_pages_are_free_and_sharers_are_charged_as_if_alone(
         assert kv.room.charged_of(name) == alone
         assert kv.room.held_of(name) == 144
         assert kv.room.charged_tokens == at * alone, "though they hold the same pages"
-    engine.pages.check()
-    kv.room.check()
+    check_pages(engine.pages)
+    check_room(kv.room)
     assert engine.pages.free_tokens == engine.kv_tokens - 144
 
 
@@ -101,7 +103,7 @@ def test_what_is_kept_keeps_nobody_out(stage: tuple[Accounts, StageKv]) -> None:
     kv.free("first")
     assert kv.admit(ask("stranger", whole), 0.0, may_be_urgent=True) == 0
     assert kv.take("stranger", engine.kv_tokens)
-    engine.pages.check()
+    check_pages(engine.pages)
 
 
 def test_where_others_borrow_the_room_nothing_is_found(stage: tuple[Accounts, StageKv]) -> None:
@@ -114,4 +116,4 @@ def test_where_others_borrow_the_room_nothing_is_found(stage: tuple[Accounts, St
     kv.room._held = [PAGES - 4] * 2
     assert kv.admit(ask("second", 160), 0.0, may_be_urgent=True, names=names(160)) == 0
     assert engine.pages.get("second") is not None
-    engine.pages.check()
+    check_pages(engine.pages)

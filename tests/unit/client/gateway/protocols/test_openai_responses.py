@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from client.gateway.protocols.openai_responses import ResponsesRequest, chat_of
+from client.gateway.protocols.openai_responses import ResponsesRequest, chat_of_response
 from client.gateway.protocols.requests import parse_request
 from dht.errors import SwarmError
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
@@ -246,7 +246,7 @@ def test_a_mistake_is_named(body: dict[str, Any], param: str, said: str) -> None
 
 def test_what_asks_for_nothing_is_no_mistake() -> None:
     body = {"input": "x", "background": False, "previous_response_id": None, "store": True}
-    asked = chat_of(parse_request(json.dumps(body).encode(), ResponsesRequest))
+    asked = chat_of_response(parse_request(json.dumps(body).encode(), ResponsesRequest))
     assert [message.as_dict() for message in asked.messages] == [{"role": "user", "content": "x"}]
 
 
@@ -271,7 +271,7 @@ def test_turns_are_parted_where_the_model_began_anew() -> None:
             {"role": "system", "content": "Be brief."},
         ]
     }
-    asked = chat_of(parse_request(json.dumps(body).encode(), ResponsesRequest))
+    asked = chat_of_response(parse_request(json.dumps(body).encode(), ResponsesRequest))
     assert [(each.role, each.content) for each in asked.messages] == [
         ("user", "x"),
         ("assistant", "one"),

@@ -25,6 +25,7 @@ from node.model.execution.cuda_graphs import (
     row_bucket,
 )
 from node.weights.store import WeightStore
+from tests.unit.node.kv.accounts import check_pool
 
 LAYERS = 4
 
@@ -45,7 +46,7 @@ def again(body: Callable[[], None]) -> Callable[[], None]:
 
 
 def with_graphs(engine: Engine, capture: Callable[..., Callable[[], None]] = again) -> CudaGraphs:
-    flow = engine._range._flow
+    flow = engine.loaded.flow
     flow.graphs = CudaGraphs(flow._as_they_are, capture)
     return flow.graphs
 
@@ -56,7 +57,7 @@ def answers(
     """Greedy answers; each session one token further in each step once its prompt is through."""
     out: list[list[int]] = []
     for n, prompt in enumerate(prompts):
-        assert engine.reserve(str(n), len(prompt) + new) is None
+        assert engine.kv.reserve(str(n), len(prompt) + new) is None
         out.append([])
     for turn in range(new):
         items = [
@@ -71,9 +72,9 @@ def answers(
         for n, result in enumerate(engine.step(items)):
             assert result.token_id is not None, result.error
             out[n].append(result.token_id)
-    engine._kv.check()
+    check_pool(engine.kv)
     for n in range(len(prompts)):
-        engine.free(str(n))
+        engine.kv.free(str(n))
     return out
 
 
@@ -139,16 +140,16 @@ def test_padding_writes_to_nobodys_rows(tmp_path: Path) -> None:
         pool.keys[:-1], pool.values[:-1] = 5.0, 6.0
         pool.keys[-1], pool.values[-1] = 0.0, 0.0
     for n in range(3):
-        assert engine.reserve(str(n), 8) is None
+        assert engine.kv.reserve(str(n), 8) is None
     items = [
         WorkItem(session=str(n), start=0, end=LAYERS, position=0, token_ids=(n + 1,))
         for n in range(3)
     ]
     assert [result.error for result in engine.step(items)] == [None] * 3
-    written = {engine._kv.get(str(n)).pages[0] * engine.config.page_tokens for n in range(3)}  # type: ignore[union-attr]
+    written = {engine.kv.get(str(n)).pages[0] * engine.config.page_tokens for n in range(3)}  # type: ignore[union-attr]
     assert len(graphs) == 1
     for pool in engine._pools.values():
-        assert pool.scrap_row == engine.kv_tokens_free + 3 * engine.config.page_tokens
+        assert pool.scrap_row == engine.kv.free_tokens + 3 * engine.config.page_tokens
         changed = (pool.keys[:-1] != 5.0).flatten(1).any(1) | (pool.values[:-1] != 6.0).flatten(
             1
         ).any(1)
@@ -247,7 +248,7 @@ def test_what_a_predicate_masks_is_never_captured(
 def test_captured_steps_answer_as_on_the_cpu(family: str, tmp_path: Path) -> None:
     make(tmp_path, family)
     engine = engine_of(tmp_path, "cuda")
-    graphs = engine._range._flow.graphs
+    graphs = engine.loaded.flow.graphs
     assert graphs is not None
     assert isinstance(graphs._capture, CudaCapture)
     assert answers(engine, PROMPTS, 6) == answers(engine_of(tmp_path), PROMPTS, 6)

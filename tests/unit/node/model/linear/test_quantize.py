@@ -116,7 +116,7 @@ def test_an_engine_holds_what_its_spec_promises(kind: str, tmp_path: Path) -> No
     assert packed.spec.fingerprint == whole.spec.fingerprint
     assert packed.spec == in_precision_of(whole.spec, packed.spec)
     packed.load(0, 4)
-    layers = [packed._range.layers[index] for index in range(4)]
+    layers = [packed.loaded.layers[index] for index in range(4)]
     sizes = [
         size_bytes(layer) for layer in layers
     ]  # a CPU may pack scales closer in its first step
@@ -126,9 +126,9 @@ def test_an_engine_holds_what_its_spec_promises(kind: str, tmp_path: Path) -> No
     before = packed.config.store.bytes_read
     packed.load(1, 4)
     assert packed.config.store.bytes_read - before <= 4 * 128 * 97  # layers stay, quantised
-    assert all(packed._range.layers[index] is layers[index] for index in range(1, 4))
+    assert all(packed.loaded.layers[index] is layers[index] for index in range(1, 4))
     item = WorkItem(session="s", start=1, end=3, position=0, hidden=torch.randn(5, 128))
-    assert packed.reserve("s", 5) is None
+    assert packed.kv.reserve("s", 5) is None
     result = packed.step([item])[0]
     assert result.hidden is not None
     assert torch.isfinite(result.hidden).all()

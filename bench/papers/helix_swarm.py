@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from coordinator.experiments.papers.batching import next_batch
+from bench.papers.helix_batches import next_batch
 from coordinator.simulator.core.clock import Clock
 from coordinator.simulator.core.parts import (
     DECODE_TABLE_TOKENS,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from coordinator.experiments.papers.helix import HelixScheduler
+from bench.papers.helix_scheduler import HelixScheduler
 from coordinator.simulator.clients import RequestScheduler
 from coordinator.simulator.core.trace import Request
 from coordinator.simulator.runs.runs import Run, Simulation

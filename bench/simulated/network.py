@@ -1,9 +1,9 @@
 """Simulates a network within one process, for tests and the simulator.
 
 It has links with delay, bandwidth and loss, partitions, dead and frozen peers, and a DHT with the
-real one's rules for records. Time is the event loop's, so under :mod:`dht.simulated.clock` nothing
-really waits; randomness comes from the given generator. Streams are reliable: a loss costs time, as
-with TCP.
+real one's rules for records. Time is the event loop's, so under :mod:`bench.simulated.clock`
+nothing really waits; randomness comes from the given generator. Streams are reliable: a loss costs
+time, as with TCP.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from coordinator.simulator.core.event_log import log_event
 from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
 from dht.messages.peer import SignedRecord
 from dht.records.signed import RecordError, RecordGuard, RecordSigner
-from dht.simulated.event_log import log_event
 from dht.transport.interface import Stream, StreamHandler
 from dht.transport.streams import PIPE_BYTES_MAX, Pipe, PipeStream, StreamHandlers
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.experiments.papers.helix_swarm import HelixSwarm
+from bench.papers.helix_swarm import HelixSwarm
 from coordinator.simulator.core.profiles import StepLimits
 from coordinator.simulator.core.trace import Request
 from tests.examples import examples

@@ -6,7 +6,7 @@ They choose hop by hop in Helix's simulator; here they use what is known at arri
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from coordinator.experiments.papers.helix_swarm import HelixLink, HelixSwarm
+from bench.papers.helix_swarm import HelixLink, HelixSwarm
 from coordinator.simulator.clients import GROWN, Growth
 from coordinator.simulator.core.parts import SimulatedPiece, SimulatedSession, Stage
 from coordinator.simulator.core.profiles import Profiles

@@ -121,7 +121,7 @@ async def _alone(coro: Coroutine[Any, Any, T]) -> T:
 @contextmanager
 def _drawn_by_number() -> Iterator[None]:
     """Replace the operating system's random numbers by seeded ones, for keys and session names."""
-    drawn, system, state = random.Random(0), os.urandom, random.getstate()  # noqa: S311
+    drawn, system, state = random.Random(0), os.urandom, random.getstate()
     os.urandom = random._urandom = drawn.randbytes  # type: ignore[attr-defined]
     random.seed(0)
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.papers.clusters import AZURE, REFERENCE, published
-from coordinator.experiments.full_load import HELIX, OfflineConfig, offline
+from bench.papers.full_load import offline
 from coordinator.simulator.core.trace import as_in_papers, read_trace
 
 CASES = {
@@ -28,7 +28,7 @@ def test_expected_figures_are_those_of_the_reference_file() -> None:
 def test_published_plans_serve_what_helix_says_within_5_percent(case: str) -> None:
     trace = as_in_papers(read_trace(Path(AZURE).read_bytes()))
     problem, profiles, plan = published(case)
-    report = offline(problem, profiles, plan, trace, OfflineConfig(rules=HELIX))
+    report = offline(problem, profiles, plan, trace)
     assert report.decode_tokens_per_s == pytest.approx(CASES[case], rel=0.05)
     assert all(use.kv_peak <= 1 for use in report.peers.values())
 
@@ -39,6 +39,6 @@ def test_three_replicas_of_30b_serve_what_helix_says_within_5_percent() -> None:
     total = 0.0
     for gpu in ("a100", "l4", "t4"):
         problem, profiles, plan = published(f"single24_sub_{gpu}/30b/helix")
-        report = offline(problem, profiles, plan, trace, OfflineConfig(rules=HELIX))
+        report = offline(problem, profiles, plan, trace)
         total += report.decode_tokens_per_s
     assert total == pytest.approx(339.6, rel=0.05)

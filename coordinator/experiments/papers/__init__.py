@@ -1,1 +1,0 @@
-"""The rules of the papers that the project compares itself with, as published."""
