@@ -30,7 +30,7 @@ class StepRows:
         ``[tokens, width]``."""
         wanted = self.item.features
         if wanted is not None and layer in wanted.layers:
-            # A step that is replayed writes its output where the step before did.
+            # A copy: few of the rows are kept, and a layer may write over its input.
             self.features.append(hidden[self.last - wanted.rows : self.last].clone())
 
     def joined_features(self, like: torch.Tensor) -> torch.Tensor | None:

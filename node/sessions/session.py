@@ -487,9 +487,11 @@ class StageSession:
         if not layers or self.is_warming or not self.open.draft_tokens:
             return None
         here = tuple(layer for layer in layers if stage.start <= layer < stage.end)
-        rows = end - max(position, self.open.prompt_tokens - FEATURED_PROMPT_TOKENS)
+        rows = end - position
         if layers[0] < stage.start:
             rows = 0 if came is None else len(came)
+        elif not self.is_last:
+            rows = end - max(position, self.open.prompt_tokens - FEATURED_PROMPT_TOKENS)
         if rows < 1 or not (here or layers[0] < stage.start):
             return None
         return Features(layers=here, rows=rows, came=came)

@@ -212,7 +212,8 @@ class StagePipeline:
         """What a head takes of an item's last rows, as it came from a stage that may be a
         stranger's: where it is not that, answers go on without it."""
         came = live.session.came(vectors, rows)
-        self._counters["strange_features"] += came is None
+        if came is None:
+            self._counters["strange_features"] += 1
         return came
 
     def drop(self, key: str) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,26 @@ def test_rows_carry_what_was_seen_before_and_plain_sessions_nothing(
                 # In front of layer 3 the state in front of layer 2, in front of 5 that of 4, too.
                 assert set(vectors) == ({1, 2} if speculate else set())
                 assert vectors[1] == vectors[2]
+
+    run_virtual(scenario(), limit_s=2000)
+
+
+@pytest.mark.parametrize("right", [True], indirect=True)
+@pytest.mark.usefixtures("right")
+def test_rows_in_8_bits_are_the_same_with_features_beside_them() -> None:
+    async def scenario() -> None:
+        async with headed_swarm(*SPANS) as swarm, swarm.client() as client:
+            for peer in swarm.peers:
+                peer.stage.flow._config = replace(peer.stage.flow._config, int8="all")
+            plain, drafted = [
+                await client.generate(
+                    PROMPT, GenerationOptions(max_new_tokens=NEW, speculate=speculate)
+                )
+                for speculate in (False, True)
+            ]
+            assert plain.token_ids == drafted.token_ids
+            assert counted(swarm)["accepted_by_head"] > 0
+            assert counted(swarm)["malformed"] == 0
 
     run_virtual(scenario(), limit_s=2000)
 
