@@ -100,6 +100,7 @@ async def open_engine(
             refresh_profile=arguments.refresh_profile,
             foretells=arguments.draft != "none",
             head=drafting.head,
+            insists=arguments.draft is not None,
         )
         engine.drafts = drafting.engine
     fastest = max(engine.tokens_per_s)
@@ -116,7 +117,7 @@ async def open_engine(
         f" {engine.tokens_per_s[-1]:.0f} tokens/s with all of them, {fastest:.0f} with one"
     )
     if engine.heads is not None:
-        head = drafting.model if drafting.head is not None else "The model's own head"
+        head = drafting.model if engine.heads.feature_layers else "The model's own head"
         reporter.say(f"{head} drafts for it where this machine holds the last layer")
     reporter.say(f"It serves {engine.spec.name} with fingerprint {engine.spec.fingerprint}")
     return engine

@@ -74,15 +74,21 @@ def step_seen(
     )
 
 
-def _head_of(engine: Engine, head: WeightStore | None) -> DraftHead | None:
+def _head_of(engine: Engine, head: WeightStore | None, *, insists: bool) -> DraftHead | None:
     """The head that drafts at the last stage, if there is one. Raises UserError where ``head`` is
-    none for this model."""
-    if engine.state_tokens:  # rows of wrong drafts are taken back, and a state cannot be
-        if head is not None:
+    none for this model, if the owner ``insists`` on it."""
+    stateful = engine.state_tokens > 0  # rows of wrong drafts are taken back; a state cannot be
+    try:
+        if head is not None and stateful:
             where = head.directory
             raise UserError(f"{where} cannot draft: the model's layers keep a state")
-        return None
-    return own_head(engine.layout) if head is None else eagle_head(engine.layout, head)
+        if head is not None:
+            return eagle_head(engine.layout, head)
+    except UserError as error:
+        if insists:
+            raise
+        logger.warning("a head is left out: %s", error)
+    return None if stateful else own_head(engine.layout)
 
 
 class LocalEngine:
@@ -138,12 +144,14 @@ class LocalEngine:
         refresh_profile: bool = False,
         foretells: bool = True,
         head: WeightStore | None = None,
+        insists: bool = True,
     ) -> "LocalEngine":
         """Build the engine and measure it, in a thread. Raises UserError.
 
         A profile in the folder ``profiles`` (default: the user's cache) saves the measurement.
         ``foretells``: whether a head may draft: the EAGLE-3 head in ``head``, or the model's own,
-        if its checkpoint has one.
+        if its checkpoint has one. ``insists``: whether a ``head`` that is none for the model is an
+        error.
         """
 
         def build() -> tuple[Engine, HeadDrafts | None, Profile, bool]:
@@ -162,7 +170,7 @@ class LocalEngine:
             )
             folder = profiles or default_folder()
             profile, remembered = profiled(engine, folder, refresh=refresh_profile)
-            found = _head_of(engine, head) if foretells else None
+            found = _head_of(engine, head, insists=insists) if foretells else None
             heads = None if found is None else HeadDrafts(found, engine.config)
             return engine, heads, profile, remembered
 

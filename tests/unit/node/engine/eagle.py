@@ -16,7 +16,7 @@ from bench.tiny_families import VOCAB, make
 LAYERS = 8
 FEATURES = (2, 4, 5)
 """In front of these layers of a model of eight."""
-HEADS, KV_HEADS, EPSILON, THETA = 4, 2, 1e-6, 1e4
+HEADS, KV_HEADS, EPSILON, THETA = 4, 2, 1e-6, 5e2
 KNOWN = 80
 """Tokens that a head knows."""
 

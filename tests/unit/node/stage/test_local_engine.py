@@ -41,6 +41,7 @@ async def opened(
     lent_bytes: int = LENT_BYTES,
     foretells: bool = True,
     head: Path | None = None,
+    insists: bool = True,
 ) -> LocalEngine:
     return await LocalEngine.open(
         WeightStore.open(str(headed.directory)),
@@ -52,6 +53,7 @@ async def opened(
         profiles=headed.directory / "profiles",
         foretells=foretells,
         head=None if head is None else WeightStore.open(str(head)),
+        insists=insists,
     )
 
 
@@ -123,8 +125,27 @@ def test_where_layers_keep_a_state_no_head_is_held(tmp_path: Path) -> None:
         assert engine.state_tokens
         assert not await held(engine, 0, LAYERS)
         engine.close()
+        head = write_head(tmp_path / "head", model.directory)
         with pytest.raises(UserError, match="layers keep a state"):
-            await opened(model, head=write_head(tmp_path / "head", model.directory))
+            await opened(model, head=head)
+        engine = await opened(model, head=head, insists=False)
+        assert engine.heads is None
+        engine.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_head_for_another_model_is_an_error_where_it_was_asked_for(
+    headed: Headed, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        head = write_head(tmp_path, headed.directory)  # it looks in front of layers that lack here
+        with pytest.raises(UserError, match="cannot draft for"):
+            await opened(headed, head=head)
+        engine = await opened(headed, head=head, insists=False)
+        assert engine.heads is not None
+        assert engine.heads.feature_layers == (), "the model's own"
+        engine.close()
 
     asyncio.run(scenario())
 
