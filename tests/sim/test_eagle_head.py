@@ -105,7 +105,7 @@ def test_tokens_are_those_of_plain_decoding_whatever_is_lost(
 def test_rows_carry_what_was_seen_before_and_plain_sessions_nothing(
     sent: list[tuple[Activations, int]],
 ) -> None:
-    prompt = tuple(n % 50 for n in range(150))
+    prompt = tuple(n % 50 for n in range(110))
 
     async def scenario() -> None:
         async with headed_swarm(*SPANS) as swarm, swarm.client() as client:
