@@ -76,7 +76,11 @@ def quantized(body: bytes | memoryview, dtype: str, hidden: int) -> bytes:
 
     The result takes half of float16's bytes, a quarter of float32's.
     """
-    values = torch.frombuffer(bytearray(body), dtype=DTYPES[dtype]).view(-1, hidden).float()
+    return _quantized(torch.frombuffer(bytearray(body), dtype=DTYPES[dtype]).view(-1, hidden))
+
+
+def _quantized(rows: torch.Tensor) -> bytes:
+    values = rows.float()
     scales = values.abs().amax(dim=1, keepdim=True) / 127
     whole = (values / scales.clamp_min(torch.finfo(torch.float32).tiny)).round().to(torch.int8)
     packed = torch.cat([scales.view(torch.uint8), whole.view(torch.uint8)], dim=1)
@@ -89,8 +93,7 @@ def packed_features(features: torch.Tensor) -> bytes:
     exact; empty where a number is not finite."""
     if not features.numel() or not is_finite(features):
         return b""
-    blocks = features.float().reshape(-1, _block(features.shape[-1]))
-    return quantized(join_rows([blocks]), "float32", blocks.shape[-1])
+    return _quantized(features.reshape(-1, _block(features.shape[-1])))
 
 
 def split_features(
