@@ -110,12 +110,10 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
         await _import_slow_modules()
         from node.peer.loading import open_drafts, open_engine
 
-        drafts = await open_drafts(arguments, store, machine, reporter)
-        if drafts is not None:
-            machine = replace(machine, lend_bytes=machine.lend_bytes - drafts.memory_bytes)
+        drafting = await open_drafts(arguments, store, machine, reporter)
+        machine = drafting.left(machine)
         with held_to(machine.driver_name, arguments.power_limit):
-            engine = await open_engine(arguments, store, machine, reporter)
-            engine.drafts = drafts
+            engine = await open_engine(arguments, store, drafting, machine, reporter)
             try:
                 metered = MeteredTransport(transport, meter)
                 texts = ServedTexts.of(store.directory, store.weights_digest)

@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from msgspec import UNSET, UnsetType
+
 from client.answer.generation import AnswerLog, AnswerRequest, PrefixCache
 from client.errors import StatusCallback, UnavailableError, no_route_text
 from client.session.attempt import STALL_PER_PROMPT_TOKEN_S, STALL_S, Attempt
@@ -44,6 +46,7 @@ from dht.errors import NetworkError, SwarmError
 from dht.identity.peer_id import short_name
 from dht.messages import codec
 from dht.messages.session import HISTORY_TOKENS_MAX, Priority, SessionClose, SessionOpen
+from dht.messages.types import looks_within
 from dht.transport.interface import SESSION_PROTOCOL, Transport
 
 logger = logging.getLogger(__name__)
@@ -383,9 +386,19 @@ class SessionDriver:
             priority=request.priority,
             draft_tokens=request.draft_tokens,
             prompt_ids=self._told_to(route),
+            feature_layers=self._seen_by(route),
             blocks=b"" if self._named is None else b"".join(self._named.names),
             shares_prefix=self._named is not None and self._named.is_shared,
         )
+
+    def _seen_by(self, route: Route) -> tuple[int, ...] | UnsetType:
+        """Layers in front of which the last stage's head looks, if it has one that does and says
+        what can be."""
+        request, last = self._request, self._view.nodes.get(route[-1].peer_id)
+        if last is None or not last.foretells or not request.draft_tokens:
+            return UNSET
+        sound = looks_within(last.feature_layers, request.model.layers)
+        return last.feature_layers if last.feature_layers and sound else UNSET
 
     def _told_to(self, route: Route) -> tuple[int, ...]:
         """The tokens so far, where the last stage foretells and has them from nowhere else."""

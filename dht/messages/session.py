@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from dht.messages import codec
 from dht.messages.prefix import BLOCKS_MAX, NAME_BYTES
 from dht.messages.types import (
     CONTEXT_TOKENS_MAX,
+    FEATURE_LAYERS_MAX,
     Count,
+    LayerIndex,
     LeaseRecord,
     LinksRecord,
     ModelRecord,
@@ -166,18 +168,29 @@ class SessionOpen:
     draft_tokens: Annotated[int, Meta(ge=0, le=DRAFT_TOKENS_MAX)] = 0
     """Maximum tokens that the first stage may draft beyond the newest one; 0: plain decoding."""
     prompt_ids: Annotated[tuple[TokenId, ...], Meta(max_length=HISTORY_TOKENS_MAX)] = ()
-    """Token ids of the whole prompt, for a last stage that foretells with the model's own head and
-    has them from nowhere else; empty: it is not told them. With ``history`` they are
+    """Token ids of the whole prompt, for a last stage that foretells with a head and has them from
+    nowhere else; empty: it is not told them. With ``history`` they are
     ``HISTORY_TOKENS_MAX`` at most."""
     blocks: Annotated[bytes, Meta(max_length=BLOCKS_MAX * NAME_BYTES)] = b""
     """Names of the prompt's leading blocks (:mod:`dht.messages.prefix`), packed: a stage keeps
     their KV under these names, and finds what it kept. Empty: it does neither."""
     shares_prefix: bool = False
     """Whether the blocks' KV may be used by other clients' sessions, whose names are the same."""
+    feature_layers: (
+        Annotated[tuple[LayerIndex, ...], Meta(min_length=1, max_length=FEATURE_LAYERS_MAX)]
+        | UnsetType
+    ) = UNSET
+    """Layers in front of which the hidden states of the newest tokens go to the last stage, whose
+    head takes them, ascending. Unset: none do, and nothing of it travels."""
     expires_unix_s: Seconds = 0.0
     """End of the grant, in Unix seconds."""
     grant: Annotated[bytes, Meta(max_length=64)] = b""
     """Signature of the client over this open (:mod:`dht.identity.grant`)."""
+
+    @property
+    def featured(self) -> tuple[int, ...]:
+        """The :attr:`feature_layers`; () where none are set."""
+        return () if isinstance(self.feature_layers, UnsetType) else self.feature_layers
 
     @property
     def history_tokens(self) -> int:
@@ -318,6 +331,23 @@ class Activations:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FeaturedActivations(Activations):
+    """Activations with hidden states in front of earlier layers, for a head at the last stage.
+
+    They are behind the rows in the body, in the order of the items, as
+    :mod:`node.links.wire_rows` packs them: of each of an item's last rows, one vector of ``hidden``
+    numbers for each layer of the session's :attr:`SessionOpen.feature_layers` in front of which
+    stages so far looked.
+    """
+
+    features: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=FEATURE_LAYERS_MAX << 16)], ...],
+        Meta(min_length=1, max_length=ITEMS_MAX),
+    ]
+    """Number of vectors of each item."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RingToken:
     """A session's newest tokens, from ``position`` on, on their way from the last stage to the
     first: the drafts that were accepted, and one more."""
@@ -327,7 +357,7 @@ class RingToken:
     position: Position
     token_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=1 + DRAFT_TOKENS_MAX)]
     foretold: Annotated[tuple[TokenId, ...], Meta(max_length=DRAFT_TOKENS_MAX)] = ()
-    """Tokens that the model's own head, at the last stage, drafts behind them."""
+    """Tokens that a head at the last stage drafts behind them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -440,6 +470,7 @@ for _kind, _cls in {
     "leaving": SessionLeaving,
     "migration-ready": MigrationReady,
     "acts": Activations,
+    "acts-features": FeaturedActivations,
     "ring": RingTokens,
     "attach": TokensAttach,
     "tokens": Tokens,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Annotated
 
 from msgspec import Meta
@@ -36,6 +36,8 @@ lost."""
 FLOW_SHARE = 1e-9
 """Worth of one token/s of flow, in tokens/s, where the estimate is that nothing is served."""
 LAYER_TIMES_MAX = 12
+FEATURE_LAYERS_MAX = 3
+"""Maximum layers in front of which a head takes a token's hidden states."""
 FAR_TOKENS = 4096
 """Context of a layer's second announced time; between and beyond both, time is linear in it."""
 NANOSECONDS_MAX = 1 << 50
@@ -215,7 +217,10 @@ class NodeRecord:
     relays: bool = False
     """Whether the peer is a relay for peers that others cannot reach."""
     foretells: bool = False
-    """Whether the peer holds the model's own head, and drafts with it as a last stage."""
+    """Whether the peer holds a head of the model, and drafts with it as a last stage."""
+    feature_layers: Annotated[tuple[LayerIndex, ...], Meta(max_length=FEATURE_LAYERS_MAX)] = ()
+    """Layers in front of which that head takes a token's hidden states, ascending; (): it takes
+    none."""
 
     def holds(self, start: int, end: int) -> bool:
         """Whether this peer now serves all layers of ``[start, end)``."""
@@ -396,6 +401,12 @@ class Problem:
     token_bytes: Count = 8
     """Bytes of one token id on a link to or from the clients."""
     client_bandwidth_bytes_per_s: Rate = 12.5e6
+
+
+def looks_within(feature_layers: tuple[int, ...], layers: int) -> bool:
+    """Whether a head can look in front of these of a model's ``layers``: they ascend, and the model
+    has them."""
+    return all(one < other for one, other in pairwise((-1, *feature_layers, layers)))
 
 
 def model_key(name: str) -> str:

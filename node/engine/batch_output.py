@@ -37,6 +37,7 @@ def results_of(
     returned = [row.item.end < spec.layers or row.item.returns_rows for row in rows]
     if any(returned):
         passed_on = to_host(hidden)
+    features = {row.index: _features(row, hidden) for row in rows if row.item.end < spec.layers}
     known: list[int] = torch.cat([finite, greedy]).tolist()
     sampled = _sampled(drawn, logits, known[len(hidden) :]) if drawn else {}
     results = []
@@ -52,6 +53,7 @@ def results_of(
             WorkResult(
                 item=row.item,
                 hidden=passed_on[row.first : row.last] if returns else None,
+                features=features.get(row.index),
                 behind=_behind(row, hidden, loaded),
                 token_ids=token_ids,
                 scores=scores,
@@ -92,10 +94,16 @@ def _sampled(
     }
 
 
+def _features(row: StepRows, hidden: torch.Tensor) -> torch.Tensor | None:
+    """The item's features for the next stage, on the host."""
+    features = row.joined_features(hidden)
+    return None if features is None else to_host(features)
+
+
 def _behind(row: StepRows, hidden: torch.Tensor, loaded: LoadedRange) -> torch.Tensor | None:
-    if not (row.item.foretells and loaded.is_drafted):
+    if loaded.behind is None or not row.item.foretells:
         return None
-    return loaded.normed(hidden[row.first : row.last])
+    return loaded.behind(hidden[row.first : row.last], row.joined_features(hidden))
 
 
 def _prompt_scores(row: StepRows, hidden: torch.Tensor, loaded: LoadedRange, vocab: int) -> bytes:

@@ -1,4 +1,5 @@
-"""Drafts by the model's own head (:mod:`node.model.own_head`), behind the steps of a last stage.
+"""Drafts by a head, behind the steps of a last stage: the model's own (:mod:`node.model.own_head`)
+or an EAGLE-3 head (:mod:`node.model.eagle_head`).
 
 The head's layer has a row for each position whose next token is known, and KV of its own for them.
 In a session it begins with the first row that runs here. Where rows are missing it begins anew
@@ -8,11 +9,10 @@ drafted tokens are written behind the certain ones, which overwrite them as they
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import nn
 
 from dht.messages.session import DRAFT_TOKENS_MAX
 from dht.messages.types import ModelSpec, stage_bytes
@@ -22,8 +22,8 @@ from node.drafting.head_pace import HeadPace
 from node.engine.batch_rows import joined
 from node.engine.engine import Engine, EngineConfig
 from node.engine.work_item import WorkItem, WorkResult
-from node.model.layer_range import LoadedRange, ModelLayout
-from node.model.own_head import ENTRY, entry_of
+from node.model.draft_head import DraftHead, Enter
+from node.model.layer_range import LoadedRange
 
 logger = logging.getLogger(__name__)
 
@@ -55,36 +55,42 @@ class _Chain:
     token_ids: tuple[int, ...]
     """Ids of the tokens behind those rows."""
     behind: torch.Tensor
-    """Rows behind the last norm that the head joins with these tokens, one for each."""
+    """What the head joins with these tokens, a row for each."""
     count: int
     drawn: list[int] = field(default_factory=list)
 
 
 class HeadDrafts:
-    """Runs a model's own head in the engine's thread, over what a step left."""
+    """Runs a head in the engine's thread, over what a step left."""
 
-    def __init__(self, main: ModelLayout, head: ModelLayout, config: EngineConfig) -> None:
-        """``main`` and ``config``: of the engine whose sessions are drafted."""
-        self._main = main
+    def __init__(self, head: DraftHead, config: EngineConfig) -> None:
+        """``config``: of the engine whose sessions are drafted."""
         self._head = head
-        spec = head.spec(config.name)
+        spec = head.layout.spec(config.name)
         self._config = replace(
-            config, layout=head, keep_prefixes=False, threads=None, memory_bytes=head_bytes(spec)
+            config,
+            layout=head.layout,
+            store=head.layout.store,
+            keep_prefixes=False,
+            threads=None,
+            memory_bytes=head_bytes(spec),
         )
         self._engine = Engine(self._config)
         self._vocab = spec.vocab
-        self._entry: nn.Module | None = None
+        self._entry: Enter | None = None
         self._beside: LoadedRange | None = None
         self._rows: dict[str, _Rows] = {}
         """Rows of sessions by name; only the event loop's thread adds and removes sessions."""
 
-    def left_bytes(self, start: int) -> int:
-        """Memory that the head takes beside layers from ``start`` to the last one: it shares their
-        output head, and the embedding where that is here, too."""
-        spec, here = self._engine.spec, self._main.tied or start == 0
-        entry = sum(p.numel() for p in self._head.model.get_submodule(ENTRY).parameters())
-        shared = spec.head_bytes + (spec.embed_bytes if here else 0)
-        return self._config.memory_bytes - shared + entry * self._main.dtype.itemsize
+    def left_bytes(self, *, embeds: bool) -> int:
+        """Memory that the head takes beside the last layer, with which it may share parts;
+        ``embeds``: whether the model's embedding is there, too."""
+        return self._config.memory_bytes + self._head.more_bytes(embeds=embeds)
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Layers in front of which the head takes a token's hidden states."""
+        return self._head.feature_layers
 
     @property
     def held(self) -> bool:
@@ -94,30 +100,24 @@ class HeadDrafts:
     def fetch(self) -> None:
         """Download its files. Raises UserError and NetworkError."""
         self._engine.loaded.fetch(0, 1)
-        head = self._head
-        head.store.fetch(head.names.sources(head.part_parameters(ENTRY)))
+        self._head.fetch()
 
     def load(self, beside: LoadedRange) -> None:
         """Hold the head, with the parts of ``beside`` that it shares. Sessions must have ended.
 
         Raises UserError, MachineError and NetworkError.
         """
-        self._engine.loaded.lend(self._shared(beside.parts))
+        self._beside, loaded = beside, self._engine.loaded
+        loaded.lend(self._head.lent(beside))
         self._engine.load(0, 1)
-        self._entry = entry_of(self._engine.loaded)
-        self._beside = beside
-        beside.is_drafted = self._engine.loaded.is_drafted = True
-
-    def _shared(self, parts: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-        main = self._main
-        shared = {main.embed_name, main.head_name}
-        return {name: part for name, part in parts.items() if name in shared}
+        with torch.inference_mode():
+            self._entry = self._head.entered(loaded, beside)
 
     def unload(self) -> None:
         """Free its memory; sessions must have ended."""
         self._entry = None
         if self._beside is not None:
-            self._beside.is_drafted = False
+            self._beside.behind = None
         self._engine.unload()
 
     def open(self, key: str, tokens: int) -> None:
@@ -141,7 +141,7 @@ class HeadDrafts:
             with torch.inference_mode():
                 told = self._foretold(results)
         except Exception:  # whatever the head does, answers go on without it
-            logger.exception("the model's own head failed")
+            logger.exception("the head that drafts failed")
             told = {}
             for result in results:
                 if (rows := self._rows.get(result.item.session)) is not None:
@@ -173,12 +173,14 @@ class HeadDrafts:
         if rows is None or not rows.most:
             return None
         drawn = result.token_ids
+        lacking = item.tokens - len(result.behind)  # rows at the beginning without what it joins
         certain = item.tokens - len(item.drafts) + max(0, len(drawn) - 1)
         begin = certain - len(drawn)  # the first row of which the draw tells what followed
         ids = drawn
         sound = all(0 <= each < self._vocab for each in item.following)  # a client told them
         if sound and len(item.following) >= begin:
             ids, begin = (*item.following[:begin], *drawn), 0
+        ids, begin = ids[max(0, lacking - begin) :], max(lacking, begin)
         if not ids:
             return None
         position = item.position + begin
@@ -192,7 +194,7 @@ class HeadDrafts:
             rows=rows,
             position=position,
             token_ids=ids,
-            behind=result.behind[begin:end],
+            behind=result.behind[begin - lacking : end - lacking],
             count=rows.pace.count if drawn else 0,
         )
 
@@ -233,12 +235,10 @@ class HeadDrafts:
 
     def _items(self, chains: Sequence[_Chain]) -> list[WorkItem]:
         """Work for the chains' next rows, whose input is made in one go."""
-        embed = self._engine.loaded.embed
-        assert embed is not None  # noqa: S101 - for the type checker: it is held
-        assert self._entry is not None  # noqa: S101 - likewise
+        assert self._entry is not None  # noqa: S101 - for the type checker: it is held
         ids = list(itertools.chain.from_iterable(chain.token_ids for chain in chains))
         behind = joined([chain.behind for chain in chains])
-        entered = self._entry(embed(to_device(ids, self._engine.device)), behind)
+        entered = self._entry(to_device(ids, self._engine.device), behind)
         parts = torch.split(entered, [len(chain.token_ids) for chain in chains])
         return [
             WorkItem(

@@ -308,8 +308,12 @@ class ModelRunner:
         hidden = self._embed(ordered)
         positions = self._positions(ordered)
         slots = self._slots(ordered)
-        cuts = sorted({r.item.start for r in ordered} | {r.item.end for r in ordered})
-        for start, end in itertools.pairwise(cuts):
+        featured = [row for row in ordered if row.item.features is not None]
+        for row in featured:  # an attempt that failed has left some
+            row.features.clear()
+        for start, end in itertools.pairwise(_cuts(ordered)):
+            for row in featured:
+                row.look(start, hidden)
             active = [r for r in ordered if r.item.start <= start < r.item.end]
             if active:
                 hidden = self._run_layers(start, end, active, at, hidden, positions, slots)
@@ -430,3 +434,12 @@ class ModelRunner:
                 if isinstance(segment.slots, torch.Tensor):
                     segment.slots = to_device(segment.slots, self.device)
         return step
+
+
+def _cuts(rows: Sequence[StepRows]) -> list[int]:
+    """Layers between which all rows of a step run together."""
+    cuts = {row.item.start for row in rows} | {row.item.end for row in rows}
+    for row in rows:
+        if row.item.features is not None:
+            cuts.update(row.item.features.layers)
+    return sorted(cuts)

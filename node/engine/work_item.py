@@ -11,6 +11,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """Hidden states of an item's last rows in front of some layers, for a head at the last
+    stage."""
+
+    layers: tuple[int, ...]
+    """Those of the layers that the item runs itself, ascending."""
+    rows: int
+    """Number of rows, the item's last ones."""
+    came: "Tensor | None" = None
+    """The hidden states in front of layers of stages before, ``[rows, width × layers]``; None where
+    there are no such layers."""
+
+    def without_last(self, rows: int) -> "Features | None":
+        """The features without the last ``rows`` rows; None if nothing is left."""
+        if rows >= self.rows:
+            return None
+        came = None if self.came is None else self.came[: self.rows - rows]
+        return replace(self, rows=self.rows - rows, came=came)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkItem:
     """Rows of one session from ``position`` on, to run through layers ``[start, end)``.
 
@@ -35,9 +56,10 @@ class WorkItem:
     """At the last stage: tokens of the prompt against which rows are scored."""
     returns_rows: bool = False
     """Whether the hidden states behind the last layer are returned, too."""
+    features: Features | None = None
+    """What a head at the last stage takes from within the stack."""
     foretells: bool = False
-    """At the last stage: whether the model's own head drafts what may come next, where one is
-    held."""
+    """At the last stage: whether a head drafts what may come next, where one is held."""
     following: tuple[int, ...] = ()
     """At the last stage, if ``foretells``: ids of the tokens behind the first rows, one for each,
     as far as they are known before anything is drawn."""
@@ -88,6 +110,7 @@ class WorkItem:
             drafts=self.drafts[:count],
             token_ids=None if self.token_ids is None else self.token_ids[:-dropped],
             hidden=None if self.hidden is None else self.hidden[:-dropped],
+            features=None if self.features is None else self.features.without_last(dropped),
         )
 
 
@@ -103,10 +126,13 @@ class WorkResult:
     """Packed score of each token (:mod:`dht.messages.logprobs`), if ``sampling`` asks for it."""
     prompt_scores: bytes = b""
     """Packed scores of the item's ``targets``."""
+    features: "Tensor | None" = None
+    """The item's features so far, ``[rows, width × layers]``, for the next stage."""
     behind: "Tensor | None" = None
-    """Rows behind the last norm, ``[tokens, width]``, on the device, where the item foretells."""
+    """What a head joins with the tokens behind the last rows, ``[rows, width]``, on the device,
+    where the item foretells."""
     foretold: tuple[int, ...] = ()
-    """Tokens that the model's own head drafts behind ``token_ids``."""
+    """Tokens that a head drafts behind ``token_ids``."""
     error: str | None = None
     unsound_input: bool = False
     """Whether the rows that came in caused the error, or may have: they, or what was computed from

@@ -6,7 +6,7 @@ whatever the model's own forward does around them (:mod:`node.model.inspection.s
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +40,10 @@ from node.weights.store import WeightStore
 STATE_TOKENS = 1024
 """Tokens that a session is charged with where a model keeps states alone."""
 CPU = torch.device("cpu")
+Behind = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor | None]
+"""(rows of the last layer, ``[rows, width]``, the hidden states of the last of them in front of
+earlier layers, if there are any) → what a head joins with the tokens behind the last rows; None
+where it lacks something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,8 +269,8 @@ class LoadedRange:
         self.layers: dict[int, nn.Module] = {}
         self.parts: dict[str, nn.Module] = {}
         """Modules with weights beside the layers, by their names in the model."""
-        self.is_drafted = False
-        """Whether the model's own head is held and goes on from rows behind the last norm."""
+        self.behind: Behind | None = None
+        """Makes what a head that is held joins with tokens; None where there is no head."""
         self._made_up = False
         capture = CudaCapture(device) if device.type == "cuda" else None
         self.flow = LayerForward(layout.anatomy, layout.skeleton().to(device), capture)
@@ -349,9 +353,12 @@ class LoadedRange:
         self.parts |= parts
 
     def filled(self, path: str) -> nn.Module:
-        """A module that is no part of the model's own forward, filled on the device."""
-        part = self._part(path)
-        return self._fill(part, self._tensors(part, None, _Meter(0, None)))
+        """A module, filled on the device beside the parts that are held; the tied matrix, if it is
+        here, is not read again."""
+        layout, shared = self._layout, self._tied_weight()
+        tied = shared is not None and path in (layout.embed_name, layout.head_name)
+        part = self._part(path, shares=tied)
+        return self._fill(part, self._tensors(part, shared, _Meter(0, None)))
 
     def clear(self) -> None:
         """Hold nothing; the memory is free once nobody uses the parts."""

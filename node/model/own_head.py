@@ -20,6 +20,7 @@ from torch import nn
 from dht.errors import UserError
 from dht.model_files import library_config
 from node.attention.paged_attention import ATTENTION_NAME
+from node.model.draft_head import Enter
 from node.model.inspection.layer_traits import FAILURES
 from node.model.inspection.meta_model import model_of
 from node.model.inspection.session_inspection import Unservable
@@ -86,9 +87,43 @@ class HeadEntry(nn.Module):
         return joined
 
 
-def own_head(main: ModelLayout) -> ModelLayout | None:
-    """The head of the model ``main`` as a model of one layer; None if its checkpoint has none that
-    can be run here."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnHead:
+    """Implements :class:`node.model.draft_head.DraftHead` over a model's own checkpoint."""
+
+    main: ModelLayout
+    layout: ModelLayout
+    feature_layers: tuple[int, ...] = ()
+
+    def more_bytes(self, *, embeds: bool) -> int:
+        spec = self.layout.spec("")
+        entry = sum(part.numel() for part in self.layout.model.get_submodule(ENTRY).parameters())
+        shared = spec.head_bytes + (spec.embed_bytes if embeds else 0)
+        return entry * self.main.dtype.itemsize - shared
+
+    def fetch(self) -> None:
+        layout = self.layout
+        layout.store.fetch(layout.names.sources(layout.part_parameters(ENTRY)))
+
+    def lent(self, beside: LoadedRange) -> dict[str, nn.Module]:
+        shared = {self.main.embed_name, self.main.head_name}
+        return {name: part for name, part in beside.parts.items() if name in shared}
+
+    def entered(self, loaded: LoadedRange, beside: LoadedRange) -> Enter:
+        entry, embed = loaded.filled(ENTRY), loaded.embed
+        assert embed is not None  # noqa: S101 - for the type checker: its first layer is held
+        loaded.behind = lambda hidden, _: loaded.normed(hidden)
+        beside.behind = lambda hidden, _: beside.normed(hidden)
+
+        def enter(token_ids: torch.Tensor, behind: torch.Tensor) -> torch.Tensor:
+            rows: torch.Tensor = entry(embed(token_ids), behind)
+            return rows
+
+        return enter
+
+
+def own_head(main: ModelLayout) -> OwnHead | None:
+    """The head of the model ``main``; None if its checkpoint has none that can be run here."""
     config = main.config
     stored = stored_weights(str(main.store.directory), main.store.config, main.store.tensors)
     given = _names(stored, len(main.layers))
@@ -98,7 +133,8 @@ def own_head(main: ModelLayout) -> ModelLayout | None:
     if config.get_text_config() is config and _is_plain(main):
         for packed in (True, False):
             try:
-                return _head_of(main, given, stored, packed=packed)
+                layout = _head_of(main, given, stored, packed=packed)
+                return OwnHead(main=main, layout=layout)
             except (Unservable, *FAILURES, OSError, UserError) as error:
                 reason = (str(error).strip().splitlines() or [repr(error)])[0]
     logger.info("the model's own head is left out: %s", reason[:200])
@@ -136,11 +172,6 @@ def _head_of(
         name for path in (ENTRY, f"{stack}.0", norm) for name in made.part_parameters(path)
     )
     return made
-
-
-def entry_of(loaded: LoadedRange) -> nn.Module:
-    """The head's entry, filled, on the device of its other parts."""
-    return loaded.filled(ENTRY)
 
 
 def _names(stored: Iterable[str], layers: int) -> HeadNames | None:

@@ -74,8 +74,8 @@ def join_parser() -> Parser:
     )
     rare("--yes", action="store_true", help="take one of --models without being asked")
     rare("--model-name", metavar="NAME", help="serve it as NAME (its hub id or directory's name)")
-    small = "small model of the same tokens that drafts for it (draft/ in the model's), or none"
-    rare("--draft", metavar="M", help=small)
+    drafts = "small model of the same tokens or EAGLE-3 head that drafts for it (draft/), or none"
+    rare("--draft", metavar="M", help=drafts)
     device = parser.add_mutually_exclusive_group()
     device.add_argument("--gpu", type=int, metavar="N", help="compute on GPU number N")
     device.add_argument("--cpu", action="store_true", help="compute on the CPU")

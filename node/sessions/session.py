@@ -22,7 +22,7 @@ from dht.messages.prefix import (
 )
 from dht.messages.session import FinishReason, SessionOpen
 from dht.messages.types import RouteStage
-from node.engine.work_item import WorkItem, WorkResult
+from node.engine.work_item import Features, WorkItem, WorkResult
 from node.sampling.token_history import PromptTargets, TokenHistory
 
 if TYPE_CHECKING:
@@ -80,6 +80,12 @@ TRANSITIONS: dict[StageState, dict[StageEvent, StageState]] = {
     StageState.CLOSED: {},
 }
 """Transitions by state and event; :meth:`StageSession.on` ignores all others."""
+
+
+FEATURED_PROMPT_TOKENS = 128
+"""Number of a prompt's last tokens whose hidden states go to a head at the last stage, beside those
+of all tokens of the answer. Those of a whole prompt would make it take half as long again and more,
+and with a small head for the bundled model more than 64 of them made no draft better."""
 
 
 class UnsoundTokensError(Exception):
@@ -388,10 +394,15 @@ class StageSession:
         return self._work(position, end + len(drafts), token_ids=token_ids, drafts=drafts)
 
     def take_rows(
-        self, position: int, hidden: "Tensor", drafts: tuple[int, ...] = ()
+        self,
+        position: int,
+        hidden: "Tensor",
+        drafts: tuple[int, ...] = (),
+        features: "Tensor | None" = None,
     ) -> WorkItem | None:
         """At later stages: take rows ``[tokens, hidden]``, the last of which were drafted as
-        ``drafts``; None if they are not the next ones.
+        ``drafts``; None if they are not the next ones. ``features``: what came of the last rows for
+        a head at the last stage (:meth:`came`).
 
         The next ones after drafted rows begin behind those that were accepted. Raises
         UnsoundTokensError for more rows behind the prompt than one and its drafts.
@@ -416,7 +427,14 @@ class StageSession:
                 raise UnsoundTokensError(f"{rows} rows came as {len(drafts)} drafts of {most}")
         if self.drafts:
             self.done_position = position
-        return self._work(position, end, hidden=hidden, drafts=drafts)
+        return self._work(position, end, hidden=hidden, drafts=drafts, came=features)
+
+    def came(self, features: "Tensor", rows: int) -> "Tensor | None":
+        """Vectors ``[vectors, hidden]`` that came with ``rows`` rows as what a head takes of the
+        last of these, ``[their number, layers × hidden]``; None where they are not that."""
+        layers = sum(layer < self.stage.start for layer in self.open.featured)
+        count, rest = divmod(len(features), layers) if layers else (0, 0)
+        return None if rest or not 0 < count <= rows else features.reshape(count, -1)
 
     def shortened(self, work: WorkItem, drafts: int) -> WorkItem:
         """The chunk taken last with its first ``drafts`` drafts alone."""
@@ -439,6 +457,7 @@ class StageSession:
         token_ids: tuple[int, ...] | None = None,
         hidden: "Tensor | None" = None,
         drafts: tuple[int, ...] = (),
+        came: "Tensor | None" = None,
     ) -> WorkItem:
         self.next_position, self.drafts = end, drafts
         samples = self.is_last and end >= self.open.prompt_tokens and not self.is_warming
@@ -454,6 +473,7 @@ class StageSession:
             sampling=self.open.sampling if samples else None,
             history=self.history,
             targets=self._targets(position) if self.is_last else None,
+            features=self._features(position, end, came),
             foretells=foretells,
             following=self._following(position, end) if foretells else (),
             background=self.is_warming,
@@ -461,8 +481,24 @@ class StageSession:
             owner=self,
         )
 
+    def _features(self, position: int, end: int, came: "Tensor | None") -> Features | None:
+        """What a head at the last stage takes of the rows ``[position, end)``; None if nothing, or
+        if what stages before saw of it did not come."""
+        layers, stage = self.open.featured, self.stage
+        if not layers or self.is_warming or not self.open.draft_tokens:
+            return None
+        here = tuple(layer for layer in layers if stage.start <= layer < stage.end)
+        rows = end - position
+        if layers[0] < stage.start:
+            rows = 0 if came is None else len(came)
+        elif not self.is_last:
+            rows = end - max(position, self.open.prompt_tokens - FEATURED_PROMPT_TOKENS)
+        if rows < 1 or not (here or layers[0] < stage.start):
+            return None
+        return Features(layers=here, rows=rows, came=came)
+
     def _following(self, position: int, end: int) -> tuple[int, ...]:
-        """Ids of the prompt's tokens behind the rows ``[position, end)``, for the model's own head;
+        """Ids of the prompt's tokens behind the rows ``[position, end)``, for a head that drafts;
         none where not all of them are known."""
         known = self.inputs if self.is_first else self.open.prompt_ids or self.open.history
         first = 0 if self.is_first else self.open.prompt_tokens - len(known)

@@ -21,7 +21,6 @@ from node.engine.engine import Engine, EngineConfig
 from node.engine.work_item import WorkItem
 from node.model import lean_transformers
 from node.model.layer_range import ModelLayout
-from node.model.opening import open_lean
 from node.weights.store import WeightStore
 
 logger = logging.getLogger(__name__)
@@ -72,17 +71,23 @@ class DraftEngine:
 
     @classmethod
     async def prepared(
-        cls, model: str, store: WeightStore, *, device: str, dtype: str, memory_bytes: int
+        cls,
+        model: str,
+        drafts: WeightStore,
+        store: WeightStore,
+        *,
+        device: str,
+        dtype: str,
+        memory_bytes: int,
     ) -> "DraftEngine":
-        """The draft model ``model``, a directory or a hub id, for the model in ``store``; without
-        weights until :meth:`hold`.
+        """The draft model in ``drafts``, which was named ``model``, for the model in ``store``;
+        without weights until :meth:`hold`.
 
         It takes :attr:`memory_bytes`, of ``memory_bytes`` at most. Raises UserError where it has
         other tokens, keeps a state that cannot be cut, or does not fit; NetworkError.
         """
 
         def build() -> tuple[Engine, int]:
-            drafts = open_lean(model)
             vocab = _shared_vocabulary(model, drafts.directory, store.directory)
             layout = ModelLayout.of(drafts, dtype, device=device)
             spec = layout.spec(model)

@@ -22,6 +22,8 @@ from node.engine.work_item import WorkItem, WorkResult
 from node.engine.worker import Worker, WorkerTimes
 from node.kv.export import KvBytes, pack_kv
 from node.kv.page_names import NO_NAMES, PageNames
+from node.model.draft_head import DraftHead
+from node.model.eagle_head import eagle_head
 from node.model.own_head import own_head
 from node.profiling.layer_profile import Profile, tokens_per_s
 from node.profiling.profile_cache import default_folder, profiled
@@ -39,8 +41,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 HEAD_KV_SHARE_LEAST = 0.5
-"""Minimum share of the KV room beside the last layer that the model's own head must leave: a
-session that finds no room has nothing of drafts."""
+"""Minimum share of the KV room beside the last layer that a head must leave: a session that finds
+no room has nothing of drafts."""
 
 STEPS_MAX = 2048
 """Maximum steps that are kept until the next look at them, the newest."""
@@ -72,6 +74,23 @@ def step_seen(
     )
 
 
+def _head_of(engine: Engine, head: WeightStore | None, *, insists: bool) -> DraftHead | None:
+    """The head that drafts at the last stage, if there is one. Raises UserError where ``head`` is
+    none for this model, if the owner ``insists`` on it."""
+    stateful = engine.state_tokens > 0  # rows of wrong drafts are taken back; a state cannot be
+    try:
+        if head is not None and stateful:
+            where = head.directory
+            raise UserError(f"{where} cannot draft: the model's layers keep a state")
+        if head is not None:
+            return eagle_head(engine.layout, head)
+    except UserError as error:
+        if insists:
+            raise
+        logger.warning("a head is left out: %s", error)
+    return None if stateful else own_head(engine.layout)
+
+
 class LocalEngine:
     """A :class:`node.stage.config.StageEngine` with an engine in this process."""
 
@@ -83,8 +102,8 @@ class LocalEngine:
         remembered: bool = False,
         heads: HeadDrafts | None = None,
     ) -> None:
-        """``remembered``: whether the profile is from an earlier join; ``heads``: the model's own
-        head, held beside the last layer where it leaves enough room for KV."""
+        """``remembered``: whether the profile is from an earlier join; ``heads``: the head that
+        drafts, held beside the last layer where it leaves enough room for KV."""
         self._engine = engine
         self.heads = heads
         self._serving = (0, 0)
@@ -124,11 +143,15 @@ class LocalEngine:
         profiles: Path | None = None,
         refresh_profile: bool = False,
         foretells: bool = True,
+        head: WeightStore | None = None,
+        insists: bool = True,
     ) -> "LocalEngine":
         """Build the engine and measure it, in a thread. Raises UserError.
 
         A profile in the folder ``profiles`` (default: the user's cache) saves the measurement.
-        ``foretells``: whether the model's own head may draft, if its checkpoint has one.
+        ``foretells``: whether a head may draft: the EAGLE-3 head in ``head``, or the model's own,
+        if its checkpoint has one. ``insists``: whether a ``head`` that is none for the model is an
+        error.
         """
 
         def build() -> tuple[Engine, HeadDrafts | None, Profile, bool]:
@@ -147,9 +170,8 @@ class LocalEngine:
             )
             folder = profiles or default_folder()
             profile, remembered = profiled(engine, folder, refresh=refresh_profile)
-            # Drafted rows are taken back where they are wrong, and a state cannot be.
-            layout = None if engine.state_tokens or not foretells else own_head(engine.layout)
-            heads = None if layout is None else HeadDrafts(engine.layout, layout, engine.config)
+            found = _head_of(engine, head, insists=insists) if foretells else None
+            heads = None if found is None else HeadDrafts(found, engine.config)
             return engine, heads, profile, remembered
 
         engine, heads, profile, remembered = await asyncio.to_thread(build)
@@ -243,18 +265,18 @@ class LocalEngine:
         )
 
     def _left_for_head(self, start: int, end: int) -> int:
-        """Bytes of the lent memory that the model's own head takes beside layers ``[start, end)``;
-        0 where it is not held."""
+        """Bytes of the lent memory that the head takes beside layers ``[start, end)``; 0 where it
+        is not held."""
         engine = self._engine
         if self.heads is None or end != engine.spec.layers:
             return 0
-        left_bytes = self.heads.left_bytes(start)
+        left_bytes = self.heads.left_bytes(embeds=start == 0 or engine.layout.tied)
         tokens = engine.kv_tokens_beside(start, end, left_bytes)
         least = max(engine.kv_tokens_min, HEAD_KV_SHARE_LEAST * engine.kv_tokens_beside(start, end))
         return left_bytes if tokens >= least else 0
 
     def _load(self, start: int, end: int, report: Progress) -> int:
-        """Load layers ``[start, end)``, and beside the last one the model's own head."""
+        """Load layers ``[start, end)``, and beside the last one the head that drafts."""
         if self.heads is not None:
             self.heads.unload()
         left_bytes = self._left_for_head(start, end)
@@ -265,7 +287,7 @@ class LocalEngine:
             except DeviceLostError:
                 raise
             except (UserError, MachineError, NetworkError, RuntimeError, OSError):
-                logger.exception("the model's own head cannot be loaded")
+                logger.exception("the head that drafts cannot be loaded")
                 self.heads.unload()
         return read_bytes
 
@@ -374,6 +396,7 @@ class LocalEngine:
             decode_layer_ns=self._times.decode_times,
             prompt_layer_ns=self._times.prompt_times,
             foretells=self.heads is not None and self.heads.held,
+            feature_layers=self.heads.feature_layers if self.heads and self.heads.held else (),
         )
 
     def _step(self, batch: Sequence[WorkItem]) -> list[WorkResult]:

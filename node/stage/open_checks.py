@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from dht.messages.logprobs import SCORED_VALUES_MAX, scored_values
 from dht.messages.prefix import BLOCK_TOKENS, NAME_BYTES
 from dht.messages.session import HISTORY_TOKENS_MAX, RefusalCode, SessionOpen
+from dht.messages.types import looks_within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,8 @@ def refusal_of(
         return RefusalCode.BAD_REQUEST, "this stage belongs to another peer"
     if open_.fingerprint != view.fingerprint:
         return RefusalCode.NOT_HELD, "this peer serves other weights under that name"
-    if (unsound := _refuse_blocks(open_) or _refuse_sampling(open_)) is not None:
+    unsound = _refuse_blocks(open_) or _refuse_sampling(open_) or _refuse_features(open_, view)
+    if unsound is not None:
         return RefusalCode.BAD_REQUEST, unsound
     if taken_over:
         return None
@@ -71,6 +73,13 @@ def _refuse_blocks(open_: SessionOpen) -> str | None:
     if len(open_.blocks) > open_.prompt_tokens // BLOCK_TOKENS * NAME_BYTES:
         return f"{len(open_.blocks) // NAME_BYTES} blocks in {open_.prompt_tokens} tokens of prompt"
     return None
+
+
+def _refuse_features(open_: SessionOpen, view: StageView) -> str | None:
+    """Why a head cannot look in front of the layers that the open names, or None."""
+    if looks_within(open_.featured, view.layers):
+        return None
+    return f"hidden states in front of layers {list(open_.featured)} of {view.layers} asked"
 
 
 def _refuse_sampling(open_: SessionOpen) -> str | None:

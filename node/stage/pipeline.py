@@ -9,6 +9,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from torch import Tensor
+
 from coordinator.failure.detector import EnginePace, StepTimes
 from coordinator.links.chunk_sizer import RESENT_TOKENS, ChunkSizer
 from coordinator.links.scheduler import LinkScheduler, TrafficClass
@@ -17,6 +19,7 @@ from dht.messages.session import (
     STEP_S_MAX,
     ActivationItem,
     Activations,
+    FeaturedActivations,
     MigrationReady,
     PromptScores,
     RingToken,
@@ -27,7 +30,15 @@ from dht.messages.session import (
 from node.device.tensors import DTYPES
 from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import Hop, HopTable
-from node.links.wire_rows import INT8, RowsError, quantized, split_rows
+from node.links.wire_rows import (
+    INT8,
+    RowsError,
+    feature_bytes,
+    packed_features,
+    quantized,
+    split_features,
+    split_rows,
+)
 from node.sessions.session import StageSession, StageState, UnsoundTokensError
 from node.sessions.session_table import Live, SessionTable
 from node.stage.config import StageConfig, StageEngine
@@ -159,14 +170,16 @@ class StagePipeline:
             )
         started_s = time.perf_counter()
         counts = [item.tokens for item in activations.items]
+        features: Sequence[Tensor | None] = [None] * len(counts)
+        dtype = self._engine.wire_dtype
         try:
-            parts = split_rows(
-                body, activations.dtype, activations.hidden, counts, self._engine.wire_dtype
-            )
+            if isinstance(activations, FeaturedActivations):
+                body, features = _parted(activations, body, dtype)
+            parts = split_rows(body, activations.dtype, activations.hidden, counts, dtype)
         except RowsError as error:
             raise codec.MalformedError(str(error)) from error
         self.serialisation_s += time.perf_counter() - started_s
-        for item, rows in zip(activations.items, parts, strict=True):
+        for item, rows, vectors in zip(activations.items, parts, features, strict=True):
             live = self._table.find(item.session, item.attempt)
             if live is None:
                 self._counters["stale_activations"] += 1
@@ -175,8 +188,9 @@ class StagePipeline:
                 self._counters["foreign_frames"] += 1
                 continue
             certain = live.session.done_position
+            came = None if vectors is None else self._came(live, vectors, item.tokens)
             try:
-                work = live.session.take_rows(item.position, rows, item.drafts)
+                work = live.session.take_rows(item.position, rows, item.drafts, came)
             except UnsoundTokensError as error:
                 self._counters["unsound_drafts"] += 1
                 self._refuse(live, peer_id, str(error))
@@ -193,6 +207,14 @@ class StagePipeline:
                 self._run_copies(live)
             else:
                 self._submit(work)
+
+    def _came(self, live: Live, vectors: Tensor, rows: int) -> Tensor | None:
+        """What a head takes of an item's last rows, as it came from a stage that may be a
+        stranger's: where it is not that, answers go on without it."""
+        came = live.session.came(vectors, rows)
+        if came is None:
+            self._counters["strange_features"] += 1
+        return came
 
     def drop(self, key: str) -> None:
         """Forget what a session still had to run."""
@@ -352,6 +374,11 @@ class StagePipeline:
         took_s, now_s = self._time_step([result.item for result in results])
         outbox, started_s = Outbox(), time.perf_counter()
         bodies = rows_bytes(results)
+        features = {
+            index: packed_features(result.features.reshape(-1, self._engine.hidden))
+            for index, result in enumerate(results)
+            if result.features is not None
+        }
         self.serialisation_s += time.perf_counter() - started_s
         for index, result in enumerate(results):
             item = result.item
@@ -372,7 +399,8 @@ class StagePipeline:
             session.ran(item, len(result.token_ids))
             spent_s = item.spent_s(took_s, now_s)
             if index in bodies and session.next_peer is not None:
-                self._send_rows(live, item, spent_s, bodies[index], outbox)
+                vectors = features.get(index, b"")
+                self._send_rows(live, item, spent_s, bodies[index], vectors, outbox)
             if result.prompt_scores:
                 session.add_prompt_scores(result)
                 self.send_tokens(live)
@@ -411,6 +439,7 @@ class StagePipeline:
         ran: WorkItem,
         spent_s: tuple[float, float],
         body: memoryview,
+        features: bytes,
         outbox: Outbox,
     ) -> None:
         session = live.session
@@ -428,7 +457,9 @@ class StagePipeline:
         else:
             item = _item(session.open, position, ran.tokens - skip, ran.drafts, spent_s)
             prefill = not ran.decodes or position < session.open.prompt_tokens
-            outbox.add_rows(session.next_peer, item, rest, prefill=prefill)
+            if ran.features is not None and ran.features.rows > item.tokens:
+                features = b""  # of rows that the next stage has
+            outbox.add_rows(session.next_peer, item, rest, prefill=prefill, features=features)
 
     def _send(
         self,
@@ -440,8 +471,9 @@ class StagePipeline:
         """Hand one frame to the link, as int8 if so configured."""
         quantize = traffic is TrafficClass.PREFILL or self._config.int8 == "all"
         if self._config.int8 != "off" and quantize and isinstance(message, Activations):
-            body = quantized(body, message.dtype, message.hidden)
-            message = replace(message, dtype=INT8)
+            rows = sum(item.tokens for item in message.items) * row_bytes_of(self._engine)
+            made = quantized(body[:rows], message.dtype, message.hidden)
+            body, message = b"".join((made, body[rows:])), replace(message, dtype=INT8)
         self._hops.get(peer_id).send(message, body, traffic=traffic)
 
     def _take_sampled(
@@ -511,6 +543,25 @@ class StagePipeline:
         )
         live.attached_position += len(token_ids)
         live.computed_s = live.waited_s = 0.0
+
+
+def _parted(
+    activations: FeaturedActivations, body: bytes | memoryview, dtype: str
+) -> tuple[memoryview, Sequence[Tensor | None]]:
+    """The rows of a body, and in ``dtype`` each item's vectors behind them, ``[vectors, hidden]``,
+    or None where it has none.
+
+    Raises RowsError where they are others than announced.
+    """
+    hidden, counts = activations.hidden, activations.features
+    if len(counts) != len(activations.items):
+        raise RowsError(f"features of {len(counts)} items of {len(activations.items)}")
+    whole, size = memoryview(body), sum(counts) * feature_bytes(hidden)
+    rows = max(0, len(whole) - size)
+    parts = split_features(whole[rows:], hidden, counts, dtype)
+    return whole[:rows], [
+        part if count else None for part, count in zip(parts, counts, strict=True)
+    ]
 
 
 def _item(

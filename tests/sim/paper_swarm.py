@@ -99,7 +99,9 @@ class PaperEngine:
         """What sessions are charged with for a state that cannot be cut; 0: they have none."""
         self.queued: dict[str, deque[tuple[float, asyncio.TimerHandle]]] = {}
         self.foretells = 0
-        """Number of tokens that the model's own head drafts at a last stage."""
+        """Number of tokens that a head drafts at a last stage."""
+        self.feature_layers: tuple[int, ...] = ()
+        """Layers in front of which that head looks, as the peer says."""
         self.chance = random.Random(7)
         self.known: dict[str, tuple[int, int]] = {}
         """Positions at which each session's state is known."""
@@ -383,6 +385,7 @@ class PaperPeer:
             addresses=self.transport.addresses,
             joined_unix_s=self.joined_unix_s,
             foretells=self.engine.foretells > 0,
+            feature_layers=self.engine.feature_layers,
         )
 
     def fill(self) -> None:

@@ -41,6 +41,7 @@ class RealEngine(PaperEngine):
         self.heads: HeadDrafts | None = None
         if end == LAYERS:
             self.heads = self.model.heads(self.engine)
+            self.feature_layers = self.heads.feature_layers
 
     @property
     def view(self) -> StageView:

@@ -35,6 +35,7 @@ from dht.messages.session import (
     ActivationItem,
     Activations,
     Delivered,
+    FeaturedActivations,
     FinishReason,
     FramePart,
     Ping,
@@ -193,7 +194,7 @@ GOLDEN: list[tuple[Any, str]] = [
             up_bytes_per_s=12.5,
             state=NodeState.WAITING,
         ),
-        "9303a46e6f6465de001ea7706565725f6964a470656572a46e616d65a16eb0736f6674776172655f76657273"
+        "9303a46e6f6465de001fa7706565725f6964a470656572a46e616d65a16eb0736f6674776172655f76657273"
         "696f6ea131a664657669636583a46b696e64a463756461a46e616d65a25434ac6d656d6f72795f6279746573"
         "10a56d6f64656c8ca46e616d65a16da4726f6f74a172a66c617965727302ab6c617965725f627974657303ab"
         "6c617965725f73697a6573920203ab6c617965725f6b696e6473c4020100ab656d6265645f627974657304aa"
@@ -208,7 +209,7 @@ GOLDEN: list[tuple[Any, str]] = [
         "657373696f6e7300a961646472657373657390ad6a6f696e65645f756e69785f73cb0000000000000000ac6d"
         "6f7665645f756e69785f73cb0000000000000000a7616e737765727300ad616e737765725f746f6b656e7300"
         "ac6c6f6164735f626573696465c2a56c69676874c2a57265616368a7756e6b6e6f776ea672656c617973c2a9"
-        "666f726574656c6c73c2",
+        "666f726574656c6c73c2ae666561747572655f6c617965727390",
     ),
     (
         Prompt(session=S, attempt=0, position=0, token_ids=(1, 2, 300)),
@@ -234,6 +235,46 @@ GOLDEN: list[tuple[Any, str]] = [
         "9303a46163747383a56974656d739187a773657373696f6ea973657373696f6e2d31a7617474656d707400a8"
         "706f736974696f6e05a6746f6b656e7302a66472616674739107aa636f6d70757465645f73cb3fe000000000"
         "0000a87761697465645f73cb3fd0000000000000a56474797065a862666c6f61743136a668696464656e40",
+    ),
+    (
+        FeaturedActivations(
+            items=(ActivationItem(session=S, attempt=0, position=5, tokens=2, drafts=(7,)),),
+            dtype="bfloat16",
+            hidden=64,
+            features=(4,),
+        ),
+        "9303ad616374732d666561747572657384a56974656d739187a773657373696f6ea973657373696f6e2d31a7"
+        "617474656d707400a8706f736974696f6e05a6746f6b656e7302a66472616674739107aa636f6d7075746564"
+        "5f73cb0000000000000000a87761697465645f73cb0000000000000000a56474797065a862666c6f61743136"
+        "a668696464656e40a866656174757265739104",
+    ),
+    (
+        SessionOpen(
+            session=S,
+            attempt=1,
+            client="me",
+            fingerprint="f",
+            route=(RouteStage(peer_id="peer", start=0, end=2),),
+            hop=0,
+            prompt_tokens=3,
+            max_new_tokens=4,
+            sampling=Sampling(),
+            draft_tokens=3,
+            feature_layers=(1,),
+        ),
+        "9303a46f70656ede0017a773657373696f6ea973657373696f6e2d31a7617474656d707401a6636c69656e74"
+        "a26d65ab66696e6765727072696e74a166a5726f7574659183a7706565725f6964a470656572a57374617274"
+        "00a3656e6402a3686f7000ad70726f6d70745f746f6b656e7303ae6d61785f6e65775f746f6b656e7304a873"
+        "616d706c696e678eab74656d7065726174757265cb0000000000000000a5746f705f6b00a5746f705f70cb3f"
+        "f0000000000000a47365656400ae73746f705f746f6b656e5f69647390a56d696e5f70cb0000000000000000"
+        "b272657065746974696f6e5f70656e616c7479cb3ff0000000000000b070726573656e63655f70656e616c74"
+        "79cb0000000000000000b16672657175656e63795f70656e616c7479cb0000000000000000aa6c6f6769745f"
+        "6269617390ae6d696e5f6e65775f746f6b656e7300a86c6f6770726f6273c0af70726f6d70745f6c6f677072"
+        "6f6273c0a76772616d6d6172c400a8616e73776572656400a7686973746f727990ad6d6967726174655f756e"
+        "74696cc0ab73636f7265735f66726f6d01a87072696f72697479a66e6f726d616ca9636f70795f66726f6dc0"
+        "ab726f77735f6c6f67676564c3ac64726166745f746f6b656e7303aa70726f6d70745f69647390a6626c6f63"
+        "6b73c400ad7368617265735f707265666978c2ae666561747572655f6c61796572739101ae65787069726573"
+        "5f756e69785f73cb0000000000000000a56772616e74c400",
     ),
     (
         RingTokens(tokens=(RingToken(session=S, attempt=0, position=5, token_ids=(7, 8)),)),
@@ -517,6 +558,28 @@ def test_what_is_refused(envelope: Any, reason: str) -> None:
 def test_more_drafts_than_a_chunk_has_are_refused(message: Any) -> None:
     with pytest.raises(codec.MalformedError, match="length"):
         codec.decode(codec.encode(message))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [
+        ("open", {"feature_layers": [1, 2, 3, 4]}),
+        ("open", {"feature_layers": []}),
+        ("open", {"feature_layers": [-1]}),
+        ("open", {"feature_layers": [1 << 20]}),
+        ("open", {"feature_layers": None}),
+        ("acts-features", {"features": [-1]}),
+        ("acts-features", {"features": [(3 << 16) + 1]}),
+        ("acts-features", {"features": []}),
+        ("acts-features", {"features": [1] * 1025}),
+    ],
+)
+def test_features_are_bounded(kind: str, changed: dict[str, Any]) -> None:
+    sent = next(message for message, golden in GOLDEN if kind.encode().hex() in golden[:40])
+    version, _, fields = msgspec.msgpack.decode(codec.encode(sent))
+    assert codec.decode(msgspec.msgpack.encode([version, kind, fields])) == sent
+    with pytest.raises(codec.MalformedError, match="not a message"):
+        codec.decode(msgspec.msgpack.encode([version, kind, fields | changed]))
 
 
 def test_size_and_type_are_checked() -> None:

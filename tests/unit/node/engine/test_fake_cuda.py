@@ -21,13 +21,16 @@ from node.engine import engine as engine_module
 from node.engine import kernel_trial, model_runner
 from node.engine.engine import Engine, EngineConfig, WorkItem, WorkResult
 from node.engine.head_drafts import HeadDrafts
+from node.engine.work_item import Features
 from node.kernels import moe
+from node.model.eagle_head import eagle_head
 from node.model.execution import cuda_graphs
 from node.model.execution.cuda_graphs import CudaGraphs
 from node.model.linear import quantize
 from node.model.own_head import own_head
 from node.sampling.token_history import PromptTargets, TokenHistory
 from node.weights.store import WeightStore
+from tests.unit.node.engine.eagle import FEATURES, foretold_target, write_head
 from tests.unit.node.fake_cuda import FakeCuda, fake_cuda
 
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
@@ -332,9 +335,9 @@ def test_an_own_heads_steps_stay_on_the_device(name: str, tmp_path: Path) -> Non
     add_own_head(tmp_path, name)
     with fake_cuda() as seen:
         engine = engine_of(tmp_path, "bfloat16")
-        layout = own_head(engine.layout)
-        assert layout is not None
-        heads = HeadDrafts(engine.layout, layout, engine.config)
+        head = own_head(engine.layout)
+        assert head is not None
+        heads = HeadDrafts(head, engine.config)
         heads.load(engine.loaded)
         for session in "ab":
             assert engine.kv.reserve(session, 64) is None
@@ -351,6 +354,43 @@ def test_an_own_heads_steps_stay_on_the_device(name: str, tmp_path: Path) -> Non
             drafted = max(len(result.foretold) for result in told)
             assert drafted >= 1
             assert len(seen.waits) <= (1 + WAITING[name]) * drafted
+
+
+def test_an_eagle_heads_steps_stay_on_the_device(tmp_path: Path) -> None:
+    """For each token it waits once; its stage waits as it does without."""
+    target = foretold_target(tmp_path / "target")
+    files = WeightStore.open(str(write_head(tmp_path / "head", target)))
+    with fake_cuda() as seen:
+        engine = engine_of(target, "bfloat16")
+        heads = HeadDrafts(eagle_head(engine.layout, files), engine.config)
+        heads.load(engine.loaded)
+
+        def given(session: str, ids: tuple[int, ...], at: int, *, takes: bool = True) -> WorkItem:
+            features = Features(layers=FEATURES, rows=len(ids)) if takes else None
+            following = ids[1:] if at == 0 else ()
+            return item(
+                engine, session, ids, at, foretells=True, following=following, features=features
+            )
+
+        for session in "ab":
+            assert engine.reserve(session, 64) is None
+            heads.open(session, 64)
+            heads.follow(step(engine, seen, [given(session, (1,) * 9, 0)]))
+        waits = []
+        for at, takes in ((9, False), (10, True), (11, True)):
+            seen.forget()
+            results = step(engine, seen, [given(name, (1,), at, takes=takes) for name in "ab"])
+            waits.append(len(seen.waits))
+            if not takes:
+                assert all(result.behind is None for result in results)
+                continue
+            assert {str(result.behind.device) for result in results} == {DEVICE}
+            seen.forget()
+            told = heads.follow(results)
+            drafted = max(len(result.foretold) for result in told)
+            assert drafted >= 1
+            assert len(seen.waits) <= drafted
+        assert len(set(waits)) == 1
 
 
 def test_quantised_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

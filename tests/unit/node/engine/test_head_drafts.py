@@ -51,9 +51,9 @@ class Headed:
         return engine
 
     def heads(self, engine: Engine) -> HeadDrafts:
-        layout = own_head(engine.layout)
-        assert layout is not None
-        heads = HeadDrafts(engine.layout, layout, engine.config)
+        head = own_head(engine.layout)
+        assert head is not None
+        heads = HeadDrafts(head, engine.config)
         heads.load(engine.loaded)
         return heads
 

@@ -7,11 +7,15 @@ from hypothesis import strategies as st
 
 from node.device.tensors import DTYPES
 from node.links.wire_rows import (
+    BLOCK,
     INT8,
     SCALE_BYTES,
     RowsError,
+    feature_bytes,
     join_rows,
+    packed_features,
     quantized,
+    split_features,
     split_rows,
 )
 
@@ -102,3 +106,46 @@ def test_int8_rows_of_a_wrong_length_or_scale_are_refused() -> None:
     nan = torch.tensor([float("nan")]).numpy().tobytes() + packed[4:]
     with pytest.raises(RowsError, match="no finite number"):
         split_rows(nan, INT8, 8, [2], "float32")
+
+
+@given(
+    st.sampled_from(list(DTYPES)),
+    st.lists(st.integers(0, 4), min_size=1, max_size=5),
+    st.sampled_from([1, 3, 48, 64, 192]),
+    st.integers(0, 1000),
+)
+def test_features_come_back_but_for_rounding(
+    dtype: str, counts: list[int], hidden: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    made = [torch.randn(count, hidden, generator=generator) for count in counts]
+    for vectors in made:
+        vectors[:, 0] *= 1000  # as some numbers of hidden states are
+    body = b"".join(packed_features(vectors.to(DTYPES[dtype])) for vectors in made)
+    assert len(body) == sum(counts) * feature_bytes(hidden)
+    for one, other in zip(made, split_features(body, hidden, counts, dtype), strict=True):
+        assert other.dtype is DTYPES[dtype]
+        assert one.shape == other.shape
+        if (behind := one[:, BLOCK:]).numel():  # those that share no scale with the large one
+            least = behind.abs().max() / 50
+            assert float((behind - other.float()[:, BLOCK:]).abs().max()) <= float(least)
+
+
+def test_features_that_are_not_finite_neither_leave_nor_come() -> None:
+    sound = packed_features(torch.ones(1, 64))
+    assert not packed_features(torch.tensor([[1.0] * 63 + [float("nan")]]))
+    strange = torch.tensor([float("inf")]).view(torch.uint8).numpy().tobytes() + sound[4:]
+    one, other = split_features(sound + strange, 64, [1, 1], "float32")
+    assert len(one) == 1
+    assert len(other) == 0
+    (large,) = split_features(packed_features(torch.full((1, 64), 1e30)), 64, [1], "float16")
+    assert len(large) == 0
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(1, 70), st.integers(-9, 9))
+def test_features_of_another_length_are_refused(counts: list[int], hidden: int, more: int) -> None:
+    size = sum(counts) * feature_bytes(hidden) + more
+    if more == 0 or size < 0:
+        return
+    with pytest.raises(RowsError, match="announced"):
+        split_features(bytes(size), hidden, counts, "float32")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dht.messages.session import FinishReason, RefusalCode, Sampling, SessionOpen
 from dht.messages.types import RouteStage
-from node.sessions.session import StageSession, StageState
+from node.sessions.session import FEATURED_PROMPT_TOKENS, StageSession, StageState
 from node.stage.open_checks import StageView, refusal_of
 
 LAYERS = 8
@@ -275,3 +275,76 @@ def test_a_history_that_does_not_fit_is_refused(
     assert refusal is not None
     assert refusal[0] is RefusalCode.BAD_REQUEST
     assert said in refusal[1]
+
+
+@given(
+    prompt=st.integers(1, 400),
+    layers=st.lists(st.integers(0, LAYERS - 1), min_size=1, max_size=3, unique=True).map(sorted),
+    hop=st.integers(0, 2),
+    cuts=st.lists(st.integers(1, 200), max_size=10),
+)
+def test_a_head_is_given_what_was_seen_of_the_newest_rows(
+    prompt: int, layers: list[int], hop: int, cuts: list[int]
+) -> None:
+    open_ = replace(
+        make_open(hop=hop, stages=3, prompt=prompt),
+        draft_tokens=4,
+        feature_layers=tuple(layers),
+    )
+    session = active(open_)
+    stage = session.stage
+    before = sum(layer < stage.start for layer in layers)
+    here = tuple(layer for layer in layers if stage.start <= layer < stage.end)
+    for size in [*cuts, *[200] * 3]:
+        begin = session.next_position
+        if not (count := min(size, prompt - begin)):
+            break
+        newest = begin + count - max(begin, prompt - FEATURED_PROMPT_TOKENS)
+        if hop == 2 and not before:  # nothing travels
+            newest = count
+        vectors = torch.ones(max(0, newest) * before, 2)
+        came = session.came(vectors, count)
+        assert (came is not None) == (before > 0 < newest)
+        work = session.take_rows(begin, rows(count), (), came)
+        assert work is not None
+        if newest < 1 or not (before or here):
+            assert work.features is None
+            continue
+        assert work.features is not None
+        assert work.features.rows == newest
+        assert work.features.layers == here
+        assert work.features.came is came
+        if came is not None:
+            assert came.shape == (newest, 2 * before)
+            assert session._features(begin, begin + count, None) is None, "nothing came"
+
+
+@pytest.mark.parametrize(
+    ("changed", "layers"),
+    [({"draft_tokens": 0}, (1, 2)), ({"migrate_until": 1}, (1, 2)), ({}, ())],
+)
+def test_a_session_without_drafts_or_on_its_way_takes_nothing_along(
+    changed: dict[str, Any], layers: tuple[int, ...]
+) -> None:
+    open_ = replace(replace(make_open(hop=1), draft_tokens=4), **changed)
+    session = active(replace(open_, feature_layers=layers) if layers else open_)
+    came = session.came(torch.ones(4, 2), 2)
+    work = session.take_rows(0, rows(2), (), came)
+    assert work is not None
+    assert work.features is None
+
+
+@pytest.mark.parametrize(("vectors", "count"), [(0, 2), (3, 2), (6, 2), (1, 1)])
+def test_other_vectors_than_rows_have_are_none(vectors: int, count: int) -> None:
+    open_ = replace(make_open(hop=1), draft_tokens=4, feature_layers=(1, 2, 5))
+    assert active(open_).came(torch.ones(vectors, 2), count) is None
+
+
+@pytest.mark.parametrize("layers", [(2, 1), (1, 1), (7, 8), (9,)])
+def test_a_head_looks_in_front_of_layers_that_ascend_and_are_there(layers: tuple[int, ...]) -> None:
+    open_ = replace(make_open(), feature_layers=layers)
+    refusal = refusal_of(open_, "p0", view())
+    assert refusal is not None
+    assert refusal[0] is RefusalCode.BAD_REQUEST
+    assert refusal[1] == f"hidden states in front of layers {list(layers)} of 8 asked"
+    assert refusal_of(replace(open_, feature_layers=(0, 1, 7)), "p0", view()) is None

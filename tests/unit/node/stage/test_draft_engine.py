@@ -27,7 +27,7 @@ async def prepared(family: Family, lent_bytes: int = LENT_BYTES) -> DraftEngine:
     """The model as its own draft model, held."""
     store = WeightStore.open(str(family.directory))
     drafts = await DraftEngine.prepared(
-        str(family.directory), store, device="cpu", dtype="float32", memory_bytes=lent_bytes
+        str(family.directory), store, store, device="cpu", dtype="float32", memory_bytes=lent_bytes
     )
     await drafts.hold(wanted=True)
     return drafts

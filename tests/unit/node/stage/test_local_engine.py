@@ -1,20 +1,33 @@
 """The engine of a stage: the model's own head beside its last layer, and the memory for it."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from bench.tiny_families import LAYERS
+from bench.tiny_families import LAYERS, make
+from dht.errors import UserError
 from dht.messages.session import Sampling
-from dht.messages.types import stage_bytes
+from dht.messages.types import DeviceSpec, stage_bytes
+from node.device.hardware import Machine
 from node.engine.work_item import WorkItem, WorkResult
+from node.peer.own_figures import first_record
 from node.stage.local_engine import LocalEngine
 from node.weights.store import WeightStore
+from tests.unit.node.engine.eagle import FEATURES, write_head
+from tests.unit.node.engine.eagle import LAYERS as EAGLE_LAYERS
 from tests.unit.node.engine.test_engine import prompt_of
 from tests.unit.node.engine.test_head_drafts import Headed, written
 
 LENT_BYTES = 32 << 20
+MACHINE = Machine(
+    device=DeviceSpec(kind="cpu", name="cpu", memory_bytes=1 << 30),
+    torch_device="cpu",
+    free_bytes=1 << 30,
+    lend_bytes=LENT_BYTES,
+)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +36,12 @@ def headed(tmp_path_factory: pytest.TempPathFactory) -> Headed:
 
 
 async def opened(
-    headed: Headed, *, lent_bytes: int = LENT_BYTES, foretells: bool = True
+    headed: Headed,
+    *,
+    lent_bytes: int = LENT_BYTES,
+    foretells: bool = True,
+    head: Path | None = None,
+    insists: bool = True,
 ) -> LocalEngine:
     return await LocalEngine.open(
         WeightStore.open(str(headed.directory)),
@@ -34,6 +52,8 @@ async def opened(
         threads=None,
         profiles=headed.directory / "profiles",
         foretells=foretells,
+        head=None if head is None else WeightStore.open(str(head)),
+        insists=insists,
     )
 
 
@@ -49,7 +69,9 @@ def test_the_own_head_is_held_beside_the_last_layer_where_enough_kv_is_left(head
         without = engine._engine.kv_tokens_beside(2, LAYERS)
         assert await held(engine, 2, LAYERS)
         assert engine.heads is not None
-        alone_bytes, whole_bytes = engine.heads.left_bytes(2), engine.heads.left_bytes(0)
+        alone_bytes, whole_bytes = (
+            engine.heads.left_bytes(embeds=embeds) for embeds in (False, True)
+        )
         assert whole_bytes == alone_bytes - engine.spec.embed_bytes, "the embedding is shared"
         taken = stage_bytes(engine.spec, 2, LAYERS, engine.kv_tokens) + alone_bytes
         assert LENT_BYTES - (1 << 16) < taken <= LENT_BYTES
@@ -98,9 +120,68 @@ def test_where_no_head_is_held_nothing_is_made_for_one_and_no_item_is_copied(
 
 def test_where_layers_keep_a_state_no_head_is_held(tmp_path: Path) -> None:
     async def scenario() -> None:
-        engine = await opened(written(tmp_path, "qwen3_next"))
+        model = written(tmp_path / "model", "qwen3_next")
+        engine = await opened(model)
         assert engine.state_tokens
         assert not await held(engine, 0, LAYERS)
+        engine.close()
+        head = write_head(tmp_path / "head", model.directory)
+        with pytest.raises(UserError, match="layers keep a state"):
+            await opened(model, head=head)
+        engine = await opened(model, head=head, insists=False)
+        assert engine.heads is None
+        engine.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_head_for_another_model_is_an_error_where_it_was_asked_for(
+    headed: Headed, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        head = write_head(tmp_path, headed.directory)  # it looks in front of layers that lack here
+        with pytest.raises(UserError, match="cannot draft for"):
+            await opened(headed, head=head)
+        engine = await opened(headed, head=head, insists=False)
+        assert engine.heads is not None
+        assert engine.heads.feature_layers == (), "the model's own"
+        engine.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", ["llama", "llama, tied"])
+@pytest.mark.parametrize("width", [None, 48], ids=["the model's embedding", "its own"])
+def test_an_eagle_head_is_held_beside_the_last_layer_and_says_where_it_looks(
+    tmp_path: Path, name: str, width: int | None
+) -> None:
+    async def scenario() -> None:
+        model = Headed(tmp_path / "model", name)
+        make(model.directory, name, num_hidden_layers=EAGLE_LAYERS)
+        head = write_head(tmp_path / "head", model.directory, width=width)
+        engine = await opened(model, head=head)
+        record = replace(first_record("p", engine, MACHINE), foretells=True)
+        before = engine.refined(record)
+        assert not before.foretells
+        assert before.feature_layers == ()
+        assert not await held(engine, 0, 3)
+        for start in (3, 0):
+            assert await held(engine, start, EAGLE_LAYERS)
+            assert engine.heads is not None
+            kept = stage_bytes(engine.spec, start, EAGLE_LAYERS, engine.kv_tokens)
+            embeds = start == 0 or "tied" in name
+            taken = kept + engine.heads.left_bytes(embeds=embeds)
+            assert LENT_BYTES - (1 << 16) < taken <= LENT_BYTES
+        after = engine.refined(record)
+        assert after.foretells
+        assert after.feature_layers == FEATURES
+        alone, beside = (engine.heads.left_bytes(embeds=embeds) for embeds in (False, True))
+        assert alone - beside == (engine.spec.embed_bytes if width is None else 0)
+        assert engine.heads._entry is not None
+        rows = engine.heads._entry(torch.tensor([1, 2]), torch.zeros(2, 3 * 32))
+        assert rows.shape == (2, 2 * (width or 32))
+        await engine.unload()
+        assert not engine.refined(record).foretells
         engine.close()
 
     asyncio.run(scenario())
