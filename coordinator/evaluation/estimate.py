@@ -80,6 +80,29 @@ class _Visit:
         return 1.0 / (self.share * max(decodes, prompts)) if self.room > 0 else 0.0
 
 
+def ceiling(problem: Problem, held: Assignment, service: Service) -> float:
+    """A rate above which a peer could not keep up with tokens that pass all that it holds.
+
+    So a stage of a chain serves at most the sum over its peers, however its flow is drawn.
+    """
+    visit = _visit(problem, held, service)
+    visit.layers = held.end - held.start
+    visit.settle(service.workload)
+    return visit.ceiling(service.workload)
+
+
+def _visit(problem: Problem, held: Assignment, service: Service, share: float = 1.0) -> _Visit:
+    machine, load = service.machines[held.peer_id], service.workload
+    stretch, count = machine.stretch, held.end - held.start
+    return _Visit(
+        machine=machine,
+        decode=machine.decode.at_context(load.input_tokens + load.output_tokens / 2),
+        room=machine.kv.of(held.start, held.end, problem.model.layers),
+        stretch=stretch[min(count, len(stretch)) - 1] if stretch else 1.0,
+        share=share,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Wire:
     """A link on the flow, with what does not depend on the rate; times are in seconds.
@@ -223,18 +246,8 @@ class _Network:
                 share[head] = share.get(head, 0.0) + share[name] * part
         visits: dict[str, _Visit] = {}
         for name in order:
-            a, machine = held[name], service.machines[name]
-            count = a.end - a.start
-            visits[name] = _Visit(
-                machine=machine,
-                decode=machine.decode.at_context(load.input_tokens + load.output_tokens / 2),
-                room=machine.kv.of(a.start, a.end, problem.model.layers),
-                stretch=machine.stretch[min(count, len(machine.stretch)) - 1]
-                if machine.stretch
-                else 1.0,
-                share=share[name],
-                ending=kept.get(name, {}).get(SINK, 0.0),
-            )
+            visits[name] = _visit(problem, held[name], service, share[name])
+            visits[name].ending = kept.get(name, {}).get(SINK, 0.0)
         pairs: list[tuple[str, str, float]] = []
         for tail, heads in kept.items():
             for head, part in heads.items():
