@@ -28,10 +28,11 @@ REFINED = 3
 """Number of the best candidates that are improved by moves."""
 TIMES_MIN = 3
 """Minimum chains judged, or programs solved where there are no chains, however late it is."""
-ROWS_SHARE = 0.25
-"""Share of the time for the dynamic program, which usually needs a fraction of it."""
+ROWS_SHARE = 0.6
+"""Share of the time for the dynamic program, which usually needs a fraction of it. Where it does
+not, in one of a hundred cells, it still finds more than what would come after it."""
 FRONTIER_SHARE = 0.4
-"""Share of the time for making all chains; the rest is for improving them."""
+"""Share of the time after which no more chains are made; the rest is for improving the best."""
 DOUBT = 1.06
 """Minimum ratio of refined chains' throughput to the best unrefined one's: the estimate's error."""
 REMEMBERED_MAX = 20_000
