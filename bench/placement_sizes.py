@@ -5,9 +5,9 @@ are made of the same devices at many sites: short round trips within a site, lon
 and links measured between neighbours and to a few others, as link records have. The planner knows
 what live peers announce. Stated beside each: the first answer (a search whose time is over before
 it begins); a coordinator's whole answer, the checks of its plan included, in the time that it has,
-for peers that hold nothing and once more after a hundredth of them is lost; the answer within a
-long limit, its flow's gap to the upper bound (and that of a plan for flow alone), and what the best
-heuristic would serve.
+for peers that hold nothing, after a hundredth of them is lost, and after that with a tenth of the
+others new; the answer within 10 s and within a long limit, the latter's gap to the upper bound of
+the flow (and that of a plan for flow alone), and what the best heuristic would serve.
 """
 
 import argparse
@@ -41,6 +41,8 @@ SIZES = (
 )
 """Peers, a cluster of Helix's or made ones, the model, and seconds."""
 LOST_SHARE = 0.01
+NEW_SHARE = 0.1
+SOON_S = 10.0
 SITE_PEERS = 30
 NEAR_LINKS, FAR_LINKS = 40, 4
 FLOW_PEERS_MAX = 42
@@ -86,7 +88,9 @@ def made(count: int, model: str, seed: int) -> Problem:
     )
 
 
-def _live(problem: Problem, flow: tuple[FlowEdge, ...] = ()) -> tuple[SolveAnswer, float]:
+def _live(
+    problem: Problem, flow: tuple[FlowEdge, ...] = (), settled: frozenset[str] | None = None
+) -> tuple[SolveAnswer, float]:
     """A coordinator's answer, and the seconds that it took."""
     request = SolveRequest(
         problem=problem,
@@ -96,6 +100,7 @@ def _live(problem: Problem, flow: tuple[FlowEdge, ...] = ()) -> tuple[SolveAnswe
         seed=0,
         now_unix_s=0.0,
         flow=flow,
+        settled=settled,
     )
     started_s = time.perf_counter()
     return solve_request(request), time.perf_counter() - started_s
@@ -119,12 +124,36 @@ def _after_a_loss(problem: Problem, plan: Plan) -> Problem:
     )
 
 
+def _with_newcomers(problem: Problem) -> tuple[Problem, frozenset[str]]:
+    """The problem with ``NEW_SHARE`` of its peers new and without layers; those that are not."""
+    names = [node.peer_id for node in problem.nodes]
+    new = frozenset(random.Random(1).sample(names, max(1, round(NEW_SHARE * len(names)))))
+    nodes = tuple(
+        replace(node, current=None) if node.peer_id in new else node for node in problem.nodes
+    )
+    return replace(problem, nodes=nodes), frozenset(names) - new
+
+
+def _answered(name: str, answer: SolveAnswer, took_s: float) -> dict[str, Any]:
+    """What a solve after a change took, and what its plans would serve."""
+    plans = {"kept": answer.kept, "best": answer.best}
+    return {f"{name}_s": round(took_s, 2)} | {
+        f"{name}_{which}_tokens_per_s": plan and round(plan.value_tokens_per_s, 1)
+        for which, plan in plans.items()
+    }
+
+
 def _solved(
     problem: Problem, service: Service | None, spent: Callable[[], float], limit_s: float
 ) -> tuple[Placement, float]:
     started_s = time.perf_counter()
     found = best_placement(problem, time_limit_s=limit_s, seed=0, spent=spent, service=service)
     return found, time.perf_counter() - started_s
+
+
+def _within(problem: Problem, service: Service | None, limit_s: float) -> tuple[Placement, float]:
+    started_s = time.perf_counter()
+    return _solved(problem, service, lambda: (time.perf_counter() - started_s) / limit_s, limit_s)
 
 
 def size(count: int, cluster: str | None, model: str, limit_s: float) -> dict[str, Any]:
@@ -136,11 +165,12 @@ def size(count: int, cluster: str | None, model: str, limit_s: float) -> dict[st
     worked_s = time.process_time() - worked_s
     live, live_s = _live(problem)
     assert live.best is not None, live.error
-    again, again_s = _live(_after_a_loss(problem, live.best), live.best.edges)
-    started_s = time.perf_counter()
-    found, took_s = _solved(
-        problem, service, lambda: (time.perf_counter() - started_s) / limit_s, limit_s
-    )
+    left = _after_a_loss(problem, live.best)
+    after_a_loss = _answered("after_a_loss", *_live(left, live.best.edges))
+    changed, settled = _with_newcomers(left)
+    newcomers = _answered("newcomers", *_live(changed, live.best.edges, settled))
+    soon, _ = _within(problem, service, min(SOON_S, limit_s))
+    found, took_s = _within(problem, service, limit_s)
     plan = make_plan(
         problem, found, version=PlanVersion(), coordinator="bench", solve_s=took_s, now_unix_s=0.0
     )
@@ -149,10 +179,7 @@ def size(count: int, cluster: str | None, model: str, limit_s: float) -> dict[st
     bound = upper_bound(problem)
     by_flow = None
     if count <= FLOW_PEERS_MAX:
-        begun_s = time.perf_counter()
-        by_flow, _ = _solved(
-            problem, None, lambda: (time.perf_counter() - begun_s) / limit_s, limit_s
-        )
+        by_flow, _ = _within(problem, None, limit_s)
     heuristics = {}
     for name, heuristic in HEURISTICS.items() if count <= HEURISTIC_PEERS_MAX else ():
         spans = heuristic(problem)
@@ -168,13 +195,9 @@ def size(count: int, cluster: str | None, model: str, limit_s: float) -> dict[st
         "first_estimate_tokens_per_s": round(first.value, 1),
         "live_s": round(live_s, 2),
         "live_estimate_tokens_per_s": round(live.best.value_tokens_per_s, 1),
-        "after_a_loss_s": round(again_s, 2),
-        "after_a_loss_kept_tokens_per_s": None
-        if again.kept is None
-        else round(again.kept.value_tokens_per_s, 1),
-        "after_a_loss_best_tokens_per_s": None
-        if again.best is None
-        else round(again.best.value_tokens_per_s, 1),
+        **after_a_loss,
+        **newcomers,
+        "soon_estimate_tokens_per_s": round(soon.value, 1),
         "seconds": round(took_s, 2),
         "within_limit": took_s <= limit_s,
         "planner": found.planner,

@@ -33,16 +33,20 @@ def sizes(result: dict[str, Any]) -> str:
     return (
         "The planner on more and more peers, on one core, with what live peers announce: the first"
         " answer is what it says when its time is over before it begins; a coordinator's is what is"
-        " adopted, checked, for peers that hold nothing, and after a hundredth of those who then"
-        " serve (one at least) is lost. It plans for what is served, not for flow, so its flow is"
-        f" far from the bound on purpose {made('placement_sizes')}:\n\n"
+        " adopted, checked, for peers that hold nothing, after a hundredth of those who then serve"
+        " (one at least) is lost, and after that with a tenth of the others new. It plans for what"
+        " is served, not for flow, so its flow is far from the bound on purpose"
+        f" {made('placement_sizes')}:\n\n"
     ) + table(
         "peers | first answer, s | estimate, tokens/s: | a coordinator's, s: | estimate:"
-        " | after a loss, s: | kept as it is: | planned anew: | limit, s | answer, s | estimate:"
+        " | after a loss, s: | kept as it is: | planned anew: | with newcomers, s: | kept as it is:"
+        " | planned anew: | within 10 s, estimate: | limit, s | answer, s | estimate:"
         " | best heuristic: | gap of the flow to its bound | of the plan for flow alone",
         "{peers:,} ({cluster}) | {first_answer_s:.2f} | {first_estimate_tokens_per_s:.0f}"
         " | {live_s:.1f} | {live_estimate_tokens_per_s:.0f} | {after_a_loss_s:.1f}"
         " | {after_a_loss_kept_tokens_per_s:.0f} | {after_a_loss_best_tokens_per_s:.0f}"
+        " | {newcomers_s:.1f} | {newcomers_kept_tokens_per_s:.0f}"
+        " | {newcomers_best_tokens_per_s:.0f} | {soon_estimate_tokens_per_s:.0f}"
         " | {limit_s:.0f} | {seconds:.1f}"
         " | {estimate_tokens_per_s:.0f} | {best_heuristic_estimate_tokens_per_s:.0f} | {gap:.0%}"
         " | {flow_plan_gap:.0%}",

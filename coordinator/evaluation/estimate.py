@@ -28,7 +28,7 @@ from coordinator.evaluation.max_flow import (
 )
 from coordinator.links.chunk_sizer import ChunkSizer
 from coordinator.links.scheduler import FRAME_US
-from coordinator.problem.service import Curve, Service
+from coordinator.problem.service import Curve, PeerSpeed, Service, Workload
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, PlannerNode, Problem
 
 ROUNDS = 12
@@ -38,6 +38,8 @@ STEP_S_MAX = 100.0
 """Maximum time of a peer's step with decodes alone."""
 SLICE_S = FRAME_US / 1e6
 """Time of the slice of a prompt that a decode may find on a link."""
+DECODES_MOST = 256
+"""Decodes of the largest step, in which one takes least time."""
 LIMIT_ROWS = (1, 16, 32, 64, 128, 256, 512)
 """Rows of the steps by which a peer bounds the prompts in one."""
 CURVES_MAX = 4096
@@ -120,6 +122,35 @@ class _Wire:
 
 
 NOTHING = Estimate(tokens_per_s=0.0, token_time_s=0.0, prompt_time_s=0.0, requests=0.0)
+
+
+def ceiling(held: Assignment, service: Service) -> float:
+    """A rate above which a peer could not keep up with tokens that pass all that it holds.
+
+    So a stage of a chain serves at most the sum over its peers, however its flow is drawn.
+    """
+    load, machine = service.workload, service.machines[held.peer_id]
+    run = (held.end - held.start) * _stretch(machine, held)
+    prompt = _prompt(machine, load)
+    row_s = min(prompt.at(rows) / rows for rows in LIMIT_ROWS)
+    decode_s = _decode(machine, load).at(DECODES_MOST) / DECODES_MOST
+    return 1 / max(run * decode_s, run * row_s * load.input_tokens / load.output_tokens, 1e-12)
+
+
+def _decode(machine: PeerSpeed, load: Workload) -> Curve:
+    """Time of a layer by decodes, at the mean context of the workload's answers."""
+    return machine.decode.at_context(load.input_tokens + load.output_tokens / 2)
+
+
+def _prompt(machine: PeerSpeed, load: Workload) -> Curve:
+    """Time of a layer by rows of a prompt's chunk, at the mean context of one."""
+    return machine.prompt.at_context(load.input_tokens / 2)
+
+
+def _stretch(machine: PeerSpeed, held: Assignment) -> float:
+    """Factor on the times of what is held."""
+    factors = machine.stretch
+    return factors[min(held.end - held.start, len(factors)) - 1] if factors else 1.0
 
 
 def estimate(
@@ -256,14 +287,13 @@ class _Network:
                 share[head] = share.get(head, 0.0) + share[name] * part
         visits: dict[str, _Visit] = {}
         for name in order:
-            machine, count = service.machines[name], held[name].end - held[name].start
-            stretch = machine.stretch
+            machine = service.machines[name]
             visits[name] = _Visit(
                 node=nodes[name],
-                decode=machine.decode.at_context(load.input_tokens + load.output_tokens / 2),
-                prompt=machine.prompt.at_context(load.input_tokens / 2),
+                decode=_decode(machine, load),
+                prompt=_prompt(machine, load),
                 overhead_s=machine.step_overhead_s,
-                stretch=stretch[min(count, len(stretch)) - 1] if stretch else 1.0,
+                stretch=_stretch(machine, held[name]),
                 share=share[name],
                 ending=kept.get(name, {}).get(SINK, 0.0),
             )
@@ -403,7 +433,7 @@ class _Network:
         load = self._workload
         least = 1e-12
         for visit in self.visits:
-            decodes = visit.run * max(visit.decode.at(256) / 256, 1e-9)
+            decodes = visit.run * max(visit.decode.at(DECODES_MOST) / DECODES_MOST, 1e-9)
             prompts = self._chunks * visit.chunk_s / load.output_tokens
             least = max(least, visit.share * max(decodes, prompts))
             for wire in visit.inbound:
