@@ -213,6 +213,8 @@ def _heuristics(
     for name in sorted(HEURISTICS, key=lambda name: name not in FIRST):
         if found and name not in FIRST and spent is not None and spent() >= 1:
             break
+        if name == "keep" and not any(node.current for node in problem.nodes):
+            continue  # there is nothing to keep
         assignments = HEURISTICS[name](problem)
         if assignments is None or uncovered(assignments, problem.model.layers):
             continue
