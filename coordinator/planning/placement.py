@@ -328,7 +328,8 @@ def with_spares(problem: Problem, placement: Placement, service: Service | None)
         return idle
     flow = balanced_flow(problem, filled)
     wasted = idle.flow_tokens_per_s < FLOW_USED_MIN * flow.flow_tokens_per_s
-    least = 0.0 if wasted else idle.value
+    # A flow between cells takes long links, and leaves no cells to keep after the next change.
+    least = 0.0 if wasted else idle.value / (VALUE_WITHIN if len(placement.cells) > 1 else 1.0)
     served = estimate(problem, filled, flow.edges, service, least)
     if served.tokens_per_s < least:
         return idle
