@@ -20,7 +20,7 @@ class WaitFor(StrEnum):
     REST = "rest"
     """The peer has moved lately, and no layer is without a holder."""
     HOLDER = "holder"
-    """Nobody else has shown to hold some layers that this peer is to give up."""
+    """Nobody else who stays meanwhile has shown to hold some layers that this peer serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +64,16 @@ def why_wait(
     """What the peer of record ``mine`` must wait for before it follows ``plan``; (): nothing.
 
     ``nodes`` are the records; peers that the plan leaves out do not count as holders, since they
-    may be dead. ``proven`` are those of :func:`other_holders` that have shown their layers. While
-    some layer has no holder nobody waits: the model cannot be served anyway, and all peers load at
-    the same time. Peers of earlier waves without a record are not waited for.
+    may be dead. ``proven`` are those of :func:`other_holders` that have shown their layers: there
+    must be one for each layer that the peer gives up, and for each that it will hold again and
+    others announce, too; the only holder must leave such a layer for a moment. While some layer has
+    no holder nobody waits: the model cannot be served anyway, and all peers load at the same time.
+    Peers of earlier waves without a record are not waited for.
     """
     target = plan.assignment_of(mine.peer_id)
     if target is None or mine.state is not NodeState.SERVING:
         return ()
-    covered = layers_of(_serving(plan, mine, nodes))
+    covered = layers_of(_announced(plan, mine, nodes, NodeState.SERVING))
     if not set(range(plan.model.layers)) - set(range(mine.start, mine.end)) <= covered:
         return ()
     waits = []
@@ -82,7 +84,10 @@ def why_wait(
     if since_s < config.rest_s:
         waits.append(MoveWait(what=WaitFor.REST, text=f"it moved {since_s:.0f} s ago"))
     shown = layers_of(r for r in other_holders(plan, mine, nodes) if r.peer_id in proven)
-    alone = sorted(given_up(plan, mine) - shown)
+    # It serves none of its layers while it loads: not those either that it will hold again.
+    others = layers_of(_announced(plan, mine, nodes, NodeState.SERVING, NodeState.LOADING))
+    needed = given_up(plan, mine) | (others & set(range(mine.start, mine.end)))
+    alone = sorted(needed - shown)
     if alone:
         text = f"nobody else has shown to hold layer {alone[0]}"
         waits.append(MoveWait(what=WaitFor.HOLDER, text=text))
@@ -100,14 +105,35 @@ def given_up(plan: Plan, mine: NodeRecord) -> frozenset[int]:
 def other_holders(
     plan: Plan, mine: NodeRecord, nodes: Mapping[str, NodeRecord]
 ) -> tuple[NodeRecord, ...]:
-    """Planned peers that announce some of the layers that ``plan`` takes from ``mine``'s peer."""
-    return with_layers(_serving(plan, mine, nodes), given_up(plan, mine))
+    """Planned peers that serve some layers of ``mine``'s peer while it moves: they stay, or move
+    after it, since two that counted on each other could go at once."""
+    turn = _turn(plan, mine.peer_id)
+    staying = (
+        record
+        for record in _announced(plan, mine, nodes, NodeState.SERVING)
+        if _is_there(plan, record) or _turn(plan, record.peer_id) > turn
+    )
+    return with_layers(staying, range(mine.start, mine.end))
 
 
-def _serving(plan: Plan, mine: NodeRecord, nodes: Mapping[str, NodeRecord]) -> Iterator[NodeRecord]:
+def _turn(plan: Plan, peer_id: str) -> tuple[int, str]:
+    return plan.wave_of(peer_id), peer_id
+
+
+def _is_there(plan: Plan, record: NodeRecord) -> bool:
+    """Whether the peer of a record serves what ``plan`` gives it."""
+    target = plan.assignment_of(record.peer_id)
+    span = None if target is None else (target.start, target.end)
+    return record.state is NodeState.SERVING and (record.start, record.end) == span
+
+
+def _announced(
+    plan: Plan, mine: NodeRecord, nodes: Mapping[str, NodeRecord], *states: NodeState
+) -> Iterator[NodeRecord]:
+    """The records of other planned peers in these states."""
     planned = {a.peer_id for a in plan.assignments} - {mine.peer_id}
     for peer_id, record in nodes.items():
-        if peer_id in planned and record.state is NodeState.SERVING:
+        if peer_id in planned and record.state in states:
             yield record
 
 
@@ -123,14 +149,10 @@ def layers_of(records: Iterable[NodeRecord]) -> frozenset[int]:
 
 def _not_yet_there(plan: Plan, me: str, nodes: Mapping[str, NodeRecord]) -> list[str]:
     earlier = [peer_id for wave in plan.waves[: plan.wave_of(me)] for peer_id in wave]
-    wanted = {a.peer_id: (a.start, a.end) for a in plan.assignments}
     return [
         peer_id
         for peer_id in earlier
         if peer_id in nodes
-        and not (
-            nodes[peer_id].state is NodeState.SERVING
-            and (nodes[peer_id].start, nodes[peer_id].end) == wanted.get(peer_id)
-        )
+        and not _is_there(plan, nodes[peer_id])
         and nodes[peer_id].plan_version <= plan.version
     ]

@@ -11,7 +11,6 @@ from coordinator.plans.move_waits import (
     MoveWait,
     MoveWaitConfig,
     WaitFor,
-    given_up,
     layers_of,
     other_holders,
     why_wait,
@@ -290,9 +289,8 @@ class PlanFollower:
             logger.info("cannot see whether it is this peer's turn to move: %s", error)
             nodes = {}
         mine = self._announcer.record
-        proven = await self._checker.proven(
-            other_holders(plan, mine, nodes), range(mine.start, mine.end), given_up(plan, mine)
-        )
+        held = range(mine.start, mine.end)
+        proven = await self._checker.proven(other_holders(plan, mine, nodes), held, held)
         return why_wait(plan, mine, nodes, proven, self._transport.now(), self._config.waits)
 
     async def is_spare(self) -> bool:

@@ -456,7 +456,7 @@ def test_a_peer_that_waits_for_a_holder_makes_way_for_its_owner() -> None:
             lenders = [swarm.join(5, machine=desk) for desk in desks]
             await asyncio.sleep(90)
             strangers = [
-                asyncio.create_task(made_up_holder(swarm, 0, LAYERS, 1000.0)) for _ in range(4)
+                asyncio.create_task(made_up_holder(swarm, 0, LAYERS, 100.0)) for _ in range(4)
             ]
 
             def waiting() -> list[int]:

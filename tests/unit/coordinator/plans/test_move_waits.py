@@ -45,10 +45,26 @@ def test_who_has_not_shown_its_layers_is_no_other_holder(make):
     mine, b, c = make.record("a", 0, 6), make.record("b", 0, 4), make.record("c", 4, 8)
     nodes = {record.peer_id: record for record in (mine, b, c)}
     assert given_up(plan, mine) == set(range(4))
-    assert [record.peer_id for record in other_holders(plan, mine, nodes)] == ["b"]
+    assert [record.peer_id for record in other_holders(plan, mine, nodes)] == ["b", "c"]
     assert waits(plan, mine, b, c, proven="c") == [WaitFor.HOLDER]
     assert CONFIG.limit_s(WaitFor.HOLDER) == float("inf")
-    assert waits(plan, mine, b, c, proven="b") == []
+    assert waits(plan, mine, b, c, proven="bc") == []
+    # It will hold layers 4 and 5 again, but serves nothing while it loads.
+    assert waits(plan, mine, b, c, proven="b") == [WaitFor.HOLDER]
+
+
+def test_two_that_keep_a_layer_move_one_after_the_other(make):
+    plan = make.plan([make.span(p, 3, 8) for p in "ab"] + [make.span("c", 0, 3)], [])
+    a, b, c = make.record("a", 0, 5), make.record("b", 0, 5), make.record("c", 0, 3)
+    stranger = make.record("s", 0, 8)
+    plan = replace(plan, assignments=(*plan.assignments, make.span("s", 0, 8)))
+    assert waits(plan, a, b, c, stranger) == []
+    assert waits(plan, b, a, c, stranger) == [WaitFor.HOLDER]
+    loading = replace(make.record("a", 3, 8), state=NodeState.LOADING)
+    assert waits(plan, b, loading, c, stranger) == [WaitFor.HOLDER]
+    assert waits(plan, b, make.record("a", 3, 8), c, stranger) == []
+    # Nobody but these two announces layer 3, and one is gone: the other must leave it for a moment.
+    assert waits(plan, b, c, make.record("d", 5, 8)) == []
 
 
 def test_nobody_waits_while_a_layer_has_no_holder(make):

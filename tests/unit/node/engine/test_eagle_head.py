@@ -62,11 +62,11 @@ class Ring:
 
     def open(self, tokens: int) -> None:
         for engine in self.engines:
-            assert engine.reserve("s", tokens + DRAFT_TOKENS_MAX) is None
+            assert engine.kv.reserve("s", tokens + DRAFT_TOKENS_MAX) is None
         self.heads.open("s", tokens)
 
     def free(self) -> None:
-        for each in (*self.engines, self.heads):
+        for each in (*(engine.kv for engine in self.engines), self.heads):
             each.free("s")
 
     def step(
