@@ -373,7 +373,7 @@ def test_an_eagle_heads_steps_stay_on_the_device(tmp_path: Path) -> None:
             )
 
         for session in "ab":
-            assert engine.reserve(session, 64) is None
+            assert engine.kv.reserve(session, 64) is None
             heads.open(session, 64)
             heads.follow(step(engine, seen, [given(session, (1,) * 9, 0)]))
         waits = []
