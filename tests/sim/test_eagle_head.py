@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from bench.simulated.clock import run_virtual
 from client import GenerationOptions
 from dht.messages.session import ActivationItem, Activations, FeaturedActivations
-from dht.simulated.clock import run_virtual
 from node.engine.engine import Engine
 from node.engine.head_drafts import HeadDrafts
 from node.links.wire_rows import feature_bytes

@@ -276,7 +276,7 @@ def test_other_layers_are_told_apart(exact):
         assert not agree(given, mine, given)
         assert not agree(given, mine, replace_rows(mine))
     assert exact.run_rows(0, layers + 1, given) is None
-    assert exact.kv_tokens_free == exact.kv_tokens
+    assert exact.kv.free_tokens == exact.kv.tokens
 
 
 def replace_rows(rows: torch.Tensor) -> torch.Tensor:
