@@ -66,12 +66,11 @@ async def eventually(condition: Callable[[], bool], limit_s: float = 60.0) -> No
 
 def alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # before it is read, or meanwhile
         return False
     # A killed daemon may stay as a zombie until init collects it.
-    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return state != "Z"
+    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def left_behind() -> list[str]:
