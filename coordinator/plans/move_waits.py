@@ -107,24 +107,26 @@ def other_holders(
 ) -> tuple[NodeRecord, ...]:
     """Planned peers that serve some layers of ``mine``'s peer while it moves: they stay, or move
     after it, since two that counted on each other could go at once."""
-    turn = _turn(plan, mine.peer_id)
+    wanted = _wanted(plan)
+    wave_of = {p: index for index, wave in reversed([*enumerate(plan.waves)]) for p in wave}
+    turn = wave_of.get(mine.peer_id, 0), mine.peer_id
     staying = (
         record
         for record in _announced(plan, mine, nodes, NodeState.SERVING)
-        if _is_there(plan, record) or _turn(plan, record.peer_id) > turn
+        if _is_there(record, wanted) or (wave_of.get(record.peer_id, 0), record.peer_id) > turn
     )
     return with_layers(staying, range(mine.start, mine.end))
 
 
-def _turn(plan: Plan, peer_id: str) -> tuple[int, str]:
-    return plan.wave_of(peer_id), peer_id
+def _wanted(plan: Plan) -> dict[str, tuple[int, int]]:
+    """The layers that each peer is to hold."""
+    return {a.peer_id: (a.start, a.end) for a in plan.assignments}
 
 
-def _is_there(plan: Plan, record: NodeRecord) -> bool:
-    """Whether the peer of a record serves what ``plan`` gives it."""
-    target = plan.assignment_of(record.peer_id)
-    span = None if target is None else (target.start, target.end)
-    return record.state is NodeState.SERVING and (record.start, record.end) == span
+def _is_there(record: NodeRecord, wanted: Mapping[str, tuple[int, int]]) -> bool:
+    """Whether the peer of a record serves what it is to hold."""
+    span = record.start, record.end
+    return record.state is NodeState.SERVING and wanted.get(record.peer_id) == span
 
 
 def _announced(
@@ -149,10 +151,11 @@ def layers_of(records: Iterable[NodeRecord]) -> frozenset[int]:
 
 def _not_yet_there(plan: Plan, me: str, nodes: Mapping[str, NodeRecord]) -> list[str]:
     earlier = [peer_id for wave in plan.waves[: plan.wave_of(me)] for peer_id in wave]
+    wanted = _wanted(plan)
     return [
         peer_id
         for peer_id in earlier
         if peer_id in nodes
-        and not _is_there(plan, nodes[peer_id])
+        and not _is_there(nodes[peer_id], wanted)
         and nodes[peer_id].plan_version <= plan.version
     ]
