@@ -57,6 +57,8 @@ class BatchLimits:
 
 
 PREFILL_TOKENS_LEAST, PREFILL_TOKENS_MOST = 16, 512
+LIMIT_ROWS = (1, 16, 32, 64, 128, 256, 512)
+"""Rows of the steps whose times give a peer's limits where these are read off a curve."""
 DECODE_S_MAX = 0.1
 """Maximum time of a step that a decode waits for: ten tokens/s stay readable."""
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from coordinator.admission.rules import HEADROOM_SHARE
-from coordinator.batching.scheduler import limits_of
+from coordinator.batching.scheduler import LIMIT_ROWS, limits_of
 from coordinator.evaluation.flow_shares import Shares, flow_shares, separate_parts, topological
 from coordinator.evaluation.max_flow import (
     bandwidth_bytes_per_s,
@@ -40,8 +40,6 @@ SLICE_S = FRAME_US / 1e6
 """Time of the slice of a prompt that a decode may find on a link."""
 DECODES_MOST = 256
 """Decodes of the largest step, in which one takes least time."""
-LIMIT_ROWS = (1, 16, 32, 64, 128, 256, 512)
-"""Rows of the steps by which a peer bounds the prompts in one."""
 CURVES_MAX = 4096
 """Maximum peers whose bound is remembered."""
 LEFT_OVER = 0.5

@@ -6,7 +6,7 @@ They are mutable and slotted: a simulated minute touches millions of them.
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from coordinator.batching.scheduler import Scheduler, limits_of
+from coordinator.batching.scheduler import LIMIT_ROWS, Scheduler, limits_of
 from coordinator.failure.detector import StepTimes
 from coordinator.links.chunk_sizer import ChunkSizer
 from coordinator.links.scheduler import TrafficClass
@@ -281,7 +281,7 @@ class SimulatedPeer:
         self.kv_capacity = profile.kv.of(start, end, model_layers)
         self.kv_peak = 0
         limits = limits_of(
-            {tokens: self.prefill_s[tokens] for tokens in _LIMIT_POINTS},
+            {rows: self.prefill_s[rows] for rows in LIMIT_ROWS},
             profile.layers_max or self.layers,
         )
         self.scheduler: Scheduler[SimulatedPiece] = Scheduler(limits)
@@ -340,7 +340,6 @@ def _at(table: Sequence[float], count: int) -> float:
     return table[-1] + (count - len(table) + 1) * (table[-1] - table[-2])
 
 
-_LIMIT_POINTS = (1, 16, 32, 64, 128, 256, 512)
 NOBODY = SimulatedPeer("nobody", 0, 1, NOTHING, 1)
 NOWHERE = SimulatedHop(NOBODY, 0, 0)
 """The hop of a piece that belongs to no route."""
