@@ -29,7 +29,7 @@ from coordinator.evaluation.max_flow import (
 from coordinator.links.chunk_sizer import ChunkSizer
 from coordinator.links.scheduler import FRAME_US
 from coordinator.problem.service import Curve, PeerSpeed, Service, Workload
-from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, PlannerNode, Problem
+from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Problem
 
 ROUNDS = 12
 """Maximum fixed-point rounds for a peer's step; the search for X has at most twice as many."""
@@ -64,7 +64,8 @@ class Estimate:
 class _Visit:
     """A peer on the flow, with what does not depend on the rate; times are in seconds."""
 
-    node: PlannerNode
+    layers_max: int
+    """Maximum layers that the peer can hold, which bound a step's prefill rows."""
     decode: Curve
     """Time of a layer by decodes, at the mean context of the workload's answers."""
     prompt: Curve
@@ -128,7 +129,8 @@ def ceiling(held: Assignment, service: Service) -> float:
     So a stage of a chain serves at most the sum over its peers, however its flow is drawn.
     """
     load, machine = service.workload, service.machines[held.peer_id]
-    run = (held.end - held.start) * _stretch(machine, held)
+    layers = held.end - held.start
+    run = layers * machine.stretch_of(layers)
     prompt = _prompt(machine, load)
     row_s = min(prompt.at(rows) / rows for rows in LIMIT_ROWS)
     decode_s = _decode(machine, load).at(DECODES_MOST) / DECODES_MOST
@@ -143,12 +145,6 @@ def _decode(machine: PeerSpeed, load: Workload) -> Curve:
 def _prompt(machine: PeerSpeed, load: Workload) -> Curve:
     """Time of a layer by rows of a prompt's chunk, at the mean context of one."""
     return machine.prompt.at_context(load.input_tokens / 2)
-
-
-def _stretch(machine: PeerSpeed, held: Assignment) -> float:
-    """Factor on the times of what is held."""
-    factors = machine.stretch
-    return factors[min(held.end - held.start, len(factors)) - 1] if factors else 1.0
 
 
 def estimate(
@@ -287,11 +283,11 @@ class _Network:
         for name in order:
             machine = service.machines[name]
             visits[name] = _Visit(
-                node=nodes[name],
+                layers_max=max(1, len(nodes[name].tokens_per_s)),
                 decode=_decode(machine, load),
                 prompt=_prompt(machine, load),
                 overhead_s=machine.step_overhead_s,
-                stretch=_stretch(machine, held[name]),
+                stretch=machine.stretch_of(held[name].end - held[name].start),
                 share=share[name],
                 ending=kept.get(name, {}).get(SINK, 0.0),
             )
@@ -337,7 +333,7 @@ class _Network:
         for visit in self.visits:
             curve = visit.prompt
             visit.chunk_s = visit.run * curve.at(rows)
-            most = _prefill_rows_max(curve, max(1, len(visit.node.tokens_per_s)))
+            most = _prefill_rows_max(curve, visit.layers_max)
             visit.chunks_max = max(1.0, most / rows)
 
     def _wires(

@@ -116,6 +116,10 @@ class PeerSpeed:
     overhead_s_per_byte: float = 0.0
     """Time per byte of activations received, on top of the link's own time."""
 
+    def stretch_of(self, layers: int) -> float:
+        """Factor on a layer's time while ``layers`` layers are held."""
+        return stretched(self.stretch, layers)
+
     def prompt_s(self, tokens: float, chunk_tokens: float) -> float:
         """Seconds per layer of a whole prompt in chunks, each with the chunks before as context."""
         chunk = min(tokens, chunk_tokens)
@@ -135,6 +139,11 @@ class Service:
     def kv_tokens(self, peer_id: str, layers: int) -> float:
         """KV capacity of a peer in tokens while it holds ``layers`` layers in the middle."""
         return self.machines[peer_id].kv.of(1, 1 + layers, 2 + layers) / layers
+
+
+def stretched(factors: tuple[float, ...], layers: int) -> float:
+    """The factor at ``layers`` layers, at index ``layers`` - 1; the last one repeats; none: 1."""
+    return factors[min(layers, len(factors)) - 1] if factors else 1.0
 
 
 DECODES_MEASURED = 16.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from coordinator.problem.service import KvCapacity, kv_capacity
+from coordinator.problem.service import KvCapacity, kv_capacity, stretched
 from dht.messages.types import SINK, SOURCE, PlannerNode, Problem
 
 Points = tuple[tuple[int, float], ...]
@@ -61,7 +61,7 @@ class PeerProfile:
 
     def stretch_of(self, layers: int) -> float:
         """Factor on a layer's time while ``layers`` layers are held."""
-        return self.stretch[min(layers, len(self.stretch)) - 1] if self.stretch else 1.0
+        return stretched(self.stretch, layers)
 
     def limits_of(self, layers: int) -> StepLimits:
         """Limits of a step while ``layers`` layers are held."""
