@@ -19,8 +19,7 @@ from node.links.wire_rows import feature_bytes
 from node.sessions.session import FEATURED_PROMPT_TOKENS
 from node.stage import outbox
 from tests.sim.paper_swarm import answer_of, paper_swarm
-from tests.sim.test_own_head import NEW, PROMPT, SAMPLED, RealEngine, headed_swarm, rows_of
-from tests.sim.test_sessions import owner
+from tests.sim.test_own_head import NEW, PROMPT, SAMPLED, RealEngine, headed_swarm, rows_of, struck
 from tests.sim.test_speculation import counted
 from tests.unit.node.engine.eagle import FEATURES, LAYERS, foretold_target, write_head
 from tests.unit.node.engine.test_eagle_head import engine_of, heads_of
@@ -81,13 +80,8 @@ def test_tokens_are_those_of_plain_decoding_whatever_is_lost(
             assert len(expected) == NEW
             for stage, way in ((None, ""), (1, "move"), (2, "move"), (2, "kill"), (0, "kill")):
                 running = client.begin(PROMPT, drafted)
-                tokens: list[int] = []
-                async for piece in running:
-                    hit = len(tokens) < 20 <= len(tokens) + len(piece.token_ids)
-                    if hit and stage is not None and len(running.route) > stage:
-                        gone = owner(swarm, running.route[stage].peer_id)
-                        swarm.kill(gone) if way == "kill" else gone.stage.move_all()
-                    tokens += piece.token_ids
+                pieces = struck(swarm, running, stage, way)
+                tokens = [token async for piece in pieces for token in piece.token_ids]
                 assert tuple(tokens) == expected
             counts = counted(swarm)
             assert counts["drafted_by_head"] > 0

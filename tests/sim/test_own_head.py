@@ -10,6 +10,8 @@ import pytest
 
 from bench.simulated.clock import run_virtual
 from client import GenerationOptions
+from client.answer.generation import Piece
+from client.swarm.swarm import Generation
 from node.engine.engine import Engine
 from node.engine.head_drafts import HeadDrafts
 from node.engine.work_item import WorkItem, WorkResult
@@ -126,6 +128,21 @@ def _model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(RealEngine, "model", made, raising=False)
 
 
+async def struck(
+    swarm: PaperSwarm, running: Generation, stage: int | None, way: str
+) -> AsyncIterator[Piece]:
+    """The pieces of an answer. With the one that brings its 20th token, the peer of ``stage`` is
+    lost (``way`` is ``kill``) or moves its sessions away."""
+    count = 0
+    async for piece in running:
+        hit = count < 20 <= count + len(piece.token_ids)
+        if hit and stage is not None and len(running.route) > stage:
+            gone = owner(swarm, running.route[stage].peer_id)
+            swarm.kill(gone) if way == "kill" else gone.stage.move_all()
+        count += len(piece.token_ids)
+        yield piece
+
+
 SAMPLED = {"temperature": 0.9, "top_p": 0.9, "top_k": 20, "seed": 3}
 
 
@@ -143,11 +160,7 @@ def test_tokens_are_those_of_plain_decoding_whatever_is_lost(options: dict[str, 
                 running = client.begin(PROMPT, drafted)
                 tokens: list[int] = []
                 begun: set[int] = set()
-                async for piece in running:
-                    hit = len(tokens) < 20 <= len(tokens) + len(piece.token_ids)
-                    if hit and stage is not None and len(running.route) > stage:
-                        gone = owner(swarm, running.route[stage].peer_id)
-                        swarm.kill(gone) if way == "kill" else gone.stage.move_all()
+                async for piece in struck(swarm, running, stage, way):
                     tokens += piece.token_ids
                     begun |= {rows.first for rows in rows_of(swarm) if rows.next > 0}
                 assert tuple(tokens) == expected
