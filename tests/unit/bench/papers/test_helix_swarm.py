@@ -13,6 +13,7 @@ from tests.unit.coordinator.simulator.toy import (
     ID_BYTES,
     LATENCY_S,
     PREFILL_S,
+    REQUESTS,
     Recorder,
     pass_s,
     profile,
@@ -103,11 +104,7 @@ def test_a_route_into_the_middle_of_a_span_needs_a_point_of_entry() -> None:
 
 @given(
     cut=st.integers(1, 5),
-    requests=st.lists(
-        st.tuples(st.floats(0, 20), st.integers(1, 60), st.integers(1, 8), st.booleans()),
-        min_size=1,
-        max_size=12,
-    ),
+    requests=REQUESTS,
     prefills_max=st.integers(1, 3),
 )
 @examples(60)

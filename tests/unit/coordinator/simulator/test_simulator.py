@@ -33,6 +33,7 @@ from tests.unit.coordinator.simulator.toy import (
     ID_BYTES,
     LATENCY_S,
     PREFILL_S,
+    REQUESTS,
     STATE_BYTES,
     Recorder,
     profile,
@@ -198,11 +199,7 @@ def test_links_of_one_uplink_share_its_rate(wire: type) -> None:
 
 @given(
     cut=st.integers(1, 5),
-    requests=st.lists(
-        st.tuples(st.floats(0, 20), st.integers(1, 60), st.integers(1, 8), st.booleans()),
-        min_size=1,
-        max_size=12,
-    ),
+    requests=REQUESTS,
     wire=st.sampled_from(WIRES),
     chunk_tokens=st.sampled_from([None, 0, 7]),
     hub=st.booleans(),

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hypothesis import strategies as st
+
 from coordinator.experiments.full_load import OfflineConfig
 from coordinator.problem.service import KvCapacity
 from coordinator.simulator.core.parts import SimulatedSession
@@ -15,6 +17,13 @@ PREFILL_S, DECODE_S = 0.001, 0.002
 LATENCY_S = 0.5
 BYTES_PER_S = 1000.0
 STATE_BYTES, ID_BYTES = 10, 2
+REQUESTS = st.lists(
+    st.tuples(st.floats(0, 20), st.integers(1, 60), st.integers(1, 8), st.booleans()),
+    min_size=1,
+    max_size=12,
+)
+"""Requests, each its arrival in seconds, the tokens of its prompt and answer, and which of two
+routes it takes."""
 
 
 def profile(limits: StepLimits | None = None, **more: float) -> PeerProfile:
