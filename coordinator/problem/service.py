@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from operator import add
@@ -207,14 +207,23 @@ def _machine_from_rates(problem: Problem, node: PlannerNode) -> PeerSpeed:
         seconds=(DECODE_FIXED * step_s, DECODE_FIXED * step_s + DECODES_MEASURED * slope_s),
     )
     typical_prompt = Curve(tokens=(0.0, 1.0), seconds=(0.0, PROMPT_TOKEN * token_s))
+    decode = _announced(node.decode_layer_ns, token_s, SLOW_MAX * token_s)
+    # Rates with more layers fall because fewer sessions have KV room beside them, which measured
+    # times by batch, and the room, already say.
+    factors = () if decode is not None else _factors(best, node.tokens_per_s)
     return PeerSpeed(
-        decode=_announced(node.decode_layer_ns, token_s, SLOW_MAX * token_s) or typical,
+        decode=decode or typical,
         prompt=_announced(node.prompt_layer_ns, 0.0, SLOW_MAX * token_s) or typical_prompt,
         kv=kv_capacity(model, node),
-        stretch=tuple(
-            min(STRETCH_MAX, best / max(1e-9, j * rate))
-            for j, rate in enumerate(node.tokens_per_s, start=1)
-        ),
+        stretch=factors,
+    )
+
+
+def _factors(best: float, rates: Sequence[float]) -> tuple[float, ...]:
+    """Factors on a layer's time with j layers that a peer's T_j imply, ``best`` being the largest
+    j × T_j."""
+    return tuple(
+        min(STRETCH_MAX, best / max(1e-9, j * rate)) for j, rate in enumerate(rates, start=1)
     )
 
 

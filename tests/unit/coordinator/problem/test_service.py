@@ -57,6 +57,13 @@ def test_without_times_or_with_nonsense_typical_shapes_are_taken(times) -> None:
     assert machine(decode_layer_ns=times) == machine()
 
 
+def test_rates_that_fall_for_want_of_room_slow_no_measured_layer() -> None:
+    """T_j falls because with more layers there is KV room for fewer sessions."""
+    rates = {"tokens_per_s": (1000.0, 500.0, 200.0, 50.0)}
+    assert machine(decode_layer_ns=MEASURED, **rates).stretch_of(4) == 1.0
+    assert machine(**rates).stretch_of(4) == pytest.approx(5.0), "nothing else is known"
+
+
 TRIPLES = st.lists(
     st.tuples(
         st.integers(1, 1 << 20), st.integers(0, NANOSECONDS_MAX), st.integers(0, NANOSECONDS_MAX)
