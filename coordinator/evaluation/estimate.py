@@ -20,7 +20,13 @@ from functools import lru_cache
 
 from coordinator.admission.rules import HEADROOM_SHARE
 from coordinator.batching.scheduler import LIMIT_ROWS, limits_of
-from coordinator.evaluation.flow_shares import Shares, flow_shares, separate_parts, topological
+from coordinator.evaluation.flow_shares import (
+    Shares,
+    flow_shares,
+    separate_parts,
+    topological,
+    within_room,
+)
 from coordinator.evaluation.max_flow import (
     bandwidth_bytes_per_s,
     own_rates_bytes_per_s,
@@ -44,6 +50,10 @@ CURVES_MAX = 4096
 """Maximum peers whose bound is remembered."""
 LEFT_OVER = 0.5
 """KV that stays free because the next request needs more, in requests."""
+FEWER = 0.8
+"""Ratio of the requests in flight that are tried to those tried before."""
+WORSE_MAX = 2
+"""Numbers of requests in a row that serve less, after which no fewer are tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,46 +195,49 @@ def _estimate_part(
     service: Service,
     least: float,
 ) -> Estimate:
-    """The largest rate at which the requests in flight fit.
+    """The most that any number of requests in flight is served, up to those that fit.
 
-    By false position: what is fullest fills about as a power of the rate.
+    Routes go round peers that are full. So in a full swarm requests are spread as the room is, also
+    over peers that pass few tokens on; the others keep up with these while fewer are in flight.
     """
-    network = _Network(problem, held, part, service)
-    low, high = 0.0, network.ceiling()
-    if high <= least:
-        return NOTHING
-    under, over = 0.0, 1.0  # what is fullest at ``low`` and at ``high``
-    best: _State | None = None
-    rate, widths = least or high / 2, [high, high]
-    for _ in range(2 * ROUNDS):
-        tried = network.at(rate)
-        if tried.load < 1:
-            low, under, best = rate, tried.load, tried
-        elif rate == least:
-            return NOTHING
-        else:
-            high, over = rate, tried.load
-        widths.append(high - low)
-        if widths[-1] < PRECISION * high:
+    order = topological(part, held)
+    room = _rooms(problem, held, order, service)
+    requests = min(_fitting(problem, held, room), service.workload.requests_max)
+    found = _Network(problem, held, part, service, requests).most(least)
+    if found is NOTHING or within_room(part, order, room, requests) is part:
+        return found
+    best, worse = NOTHING, 0
+    while worse < WORSE_MAX:
+        kept = within_room(part, order, room, requests)
+        found = _Network(problem, held, kept, service, requests).most(best.tokens_per_s)
+        best, worse = (found, 0) if found is not NOTHING else (best, worse + 1)
+        if kept is part:
             break
-        if under > 0 and math.isfinite(over):
-            power = math.log(over / under) / math.log(high / low)
-            rate = low * under ** (-1 / power)
-        else:
-            rate = high / over
-        # The next guess falls to the side that was not tried last, so that both ends come near.
-        near = PRECISION / 3
-        rate *= 1 + near if tried.load < 1 else 1 - near
-        rate = min(max(rate, low * (1 + near)), high * (1 - near))
-        if widths[-1] > widths[-3] / 2:
-            rate = (low + high) / 2
-    best = best or network.at(network.ceiling() * 1e-6)
-    return Estimate(
-        tokens_per_s=low,
-        token_time_s=best.token_s,
-        prompt_time_s=best.prompt_s,
-        requests=low * (best.token_s + best.prompt_s / service.workload.output_tokens),
-    )
+        requests *= FEWER
+    return best
+
+
+def _rooms(
+    problem: Problem, held: Mapping[str, Assignment], names: Sequence[str], service: Service
+) -> dict[str, float]:
+    """Maximum requests in flight by each peer's KV room."""
+    layers, share = problem.model.layers, 1 - HEADROOM_SHARE
+    found = {}
+    for name in names:
+        a = held[name]
+        tokens = service.machines[name].kv.of(a.start, a.end, layers) / (a.end - a.start)
+        found[name] = share * max(0.0, tokens) / service.workload.kv_tokens
+    return found
+
+
+def _fitting(problem: Problem, held: Mapping[str, Assignment], room: Mapping[str, float]) -> float:
+    """Maximum requests in flight by the KV room of every layer."""
+    of_layer = [0.0] * problem.model.layers
+    for name, requests in room.items():
+        for layer in range(held[name].start, held[name].end):
+            of_layer[layer] += requests
+    fullest = min(of_layer)
+    return max(fullest - LEFT_OVER, min(fullest, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +258,11 @@ class _Network:
         held: Mapping[str, Assignment],
         kept: Shares,
         service: Service,
+        requests_max: float,
     ) -> None:
         self._problem = problem
         self._workload = service.workload
+        self._requests_max = requests_max
         visits = self._visits(held, kept, service)
         shares = {SOURCE: 1.0} | {name: visit.share for name, visit in visits.items()}
         pairs: list[tuple[str, str, float]] = []
@@ -267,7 +282,6 @@ class _Network:
         firsts = kept.get(SOURCE, {})
         self._closing_s = self._closing(visits, firsts, service.hub_delay_s)
         self._cut_prompts(visits, firsts)
-        self._requests_max = min(self._workload.requests_max, self._room(held, visits, service))
 
     def _visits(
         self, held: Mapping[str, Assignment], kept: Shares, service: Service
@@ -292,24 +306,6 @@ class _Network:
                 ending=kept.get(name, {}).get(SINK, 0.0),
             )
         return visits
-
-    def _room(
-        self, held: Mapping[str, Assignment], visits: Mapping[str, _Visit], service: Service
-    ) -> float:
-        """Maximum requests in flight by KV room.
-
-        Where a peer is full, requests go over others that hold the same layer: it is the room of a
-        layer that counts.
-        """
-        layers, kv_tokens = self._problem.model.layers, self._workload.kv_tokens
-        room = [0.0] * layers
-        for name in visits:
-            a = held[name]
-            tokens = service.machines[name].kv.of(a.start, a.end, layers) / (a.end - a.start)
-            for layer in range(a.start, a.end):
-                room[layer] += tokens
-        whole = max(0.0, min(room)) / kv_tokens
-        return max((1 - HEADROOM_SHARE) * whole - LEFT_OVER, min(whole, 1.0))
 
     def _cut_prompts(self, visits: Mapping[str, _Visit], firsts: Mapping[str, float]) -> None:
         """Set the chunks that a prompt comes in, as the first stages choose them."""
@@ -421,6 +417,47 @@ class _Network:
                 elif first != name:
                     total += ending * part * rtts.get((name, first), default_s) / 2
         return total
+
+    def most(self, least: float) -> Estimate:
+        """The estimate at the largest rate that fits; ``NOTHING`` below ``least``.
+
+        By false position: what is fullest fills about as a power of the rate.
+        """
+        low, high = 0.0, self.ceiling()
+        if high <= least:
+            return NOTHING
+        under, over = 0.0, 1.0  # what is fullest at ``low`` and at ``high``
+        best: _State | None = None
+        rate, widths = least or high / 2, [high, high]
+        for _ in range(2 * ROUNDS):
+            tried = self.at(rate)
+            if tried.load < 1:
+                low, under, best = rate, tried.load, tried
+            elif rate == least:
+                return NOTHING
+            else:
+                high, over = rate, tried.load
+            widths.append(high - low)
+            if widths[-1] < PRECISION * high:
+                break
+            if under > 0 and math.isfinite(over):
+                power = math.log(over / under) / math.log(high / low)
+                rate = low * under ** (-1 / power)
+            else:
+                rate = high / over
+            # The next guess falls to the side that was not tried last, so both ends come near.
+            near = PRECISION / 3
+            rate *= 1 + near if tried.load < 1 else 1 - near
+            rate = min(max(rate, low * (1 + near)), high * (1 - near))
+            if widths[-1] > widths[-3] / 2:
+                rate = (low + high) / 2
+        best = best or self.at(self.ceiling() * 1e-6)
+        return Estimate(
+            tokens_per_s=low,
+            token_time_s=best.token_s,
+            prompt_time_s=best.prompt_s,
+            requests=low * (best.token_s + best.prompt_s / self._workload.output_tokens),
+        )
 
     def ceiling(self) -> float:
         """A rate above which some peer or link could not keep up."""

@@ -10,6 +10,11 @@ EDGE_SHARE_MIN = 0.05
 EVEN_SHARE_MIN = 0.5
 """The same as a multiple of an even share, where it has more."""
 
+ROUNDS_MAX = 8
+"""Maximum times that shares are moved from full peers to others."""
+FULL = 1.01
+"""Ratio of the requests that want a peer to its room above which it counts as full."""
+
 Shares = dict[str, dict[str, float]]
 """For the source and every peer with flow: the share of its outflow to each next peer."""
 
@@ -74,3 +79,36 @@ def topological(
                 reached.add(head)
                 frontier.append(head)
     return sorted(reached, key=lambda name: (held[name].end, name))
+
+
+def within_room(
+    kept: Shares, order: Sequence[str], room: Mapping[str, float], requests: float
+) -> Shares:
+    """The shares of routes that go round full peers, where there are others.
+
+    ``room`` is the most requests that each peer takes of all that are in flight, ``order`` the
+    peers in the flow's order. The very ``kept`` where none is full.
+    """
+    for _ in range(ROUNDS_MAX):
+        arriving = dict.fromkeys(order, 0.0) | {SOURCE: 1.0, SINK: 0.0}
+        for tail in (SOURCE, *order):
+            for head, part in kept.get(tail, {}).items():
+                arriving[head] += arriving[tail] * part
+        wanted = {name: requests * arriving[name] for name in order}
+        fits = {
+            name: room[name] / each for name, each in wanted.items() if each > FULL * room[name]
+        }
+        if not fits:
+            break
+        kept = {
+            tail: _scaled(heads, fits) if len(heads) > 1 else heads for tail, heads in kept.items()
+        }
+    return kept
+
+
+def _scaled(heads: Mapping[str, float], factors: Mapping[str, float]) -> dict[str, float]:
+    """The shares of ``heads`` times their factors (1 where there is none), again a whole, without
+    those of nothing."""
+    scaled = {head: share * factors.get(head, 1.0) for head, share in heads.items()}
+    whole = sum(scaled.values())
+    return {head: share / whole for head, share in scaled.items() if share > 0} or dict(heads)

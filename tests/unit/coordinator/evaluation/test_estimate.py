@@ -132,6 +132,27 @@ def test_decodes_cost_what_they_cost_at_the_contexts_of_the_workload() -> None:
     assert 0.75 * flat < steep < 0.95 * flat
 
 
+@pytest.mark.parametrize("roomy_bytes", [400, 6000, 40_000])
+def test_routes_go_round_a_fast_peer_that_is_full(roomy_bytes: int) -> None:
+    """Its flow is five sixths, its room for a few requests; the other's room is given."""
+    kv = replace(model(2, kv_bytes=1), context_tokens=4096)
+    times = {"a": 10**6, "b": 5 * 10**6, "c": 10**6}
+    rooms = {"a": 6000, "b": roomy_bytes, "c": 10**6}
+    nodes = tuple(
+        replace(
+            node(name, [1e9 / ns], memory_bytes=100 + rooms[name]),
+            decode_layer_ns=((1, ns, ns), (256, 2 * ns, 2 * ns)),
+        )
+        for name, ns in times.items()
+    )
+    problem = Problem(model=kv, nodes=nodes, default_bandwidth_bytes_per_s=1e9)
+    spans = [span("a", 0, 1), span("b", 0, 1), span("c", 1, 2)]
+    edges, service = solve_flow(problem, spans).edges, service_from_rates(problem)
+    estimated = estimate(problem, spans, edges, service).tokens_per_s
+    served = judge(problem, service, spans, edges, virtual_s=60)
+    assert 0.7 < estimated / served < 1.4, (estimated, served)
+
+
 @pytest.mark.parametrize("pairs", [1, 30, 400])
 def test_pairs_that_share_no_peer_add_up_however_many_they_are(pairs: int) -> None:
     nodes = tuple(node(f"{end}{at}", [10.0, 5.0]) for at in range(pairs) for end in "ab")
