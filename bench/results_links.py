@@ -107,13 +107,15 @@ def groups(result: dict[str, Any]) -> str:
     for cell in sorted(result["cells"], key=lambda cell: (cell["step_ms"], cell["delay_ms"])):
         row = rows.setdefault((cell["step_ms"], cell["delay_ms"]), {**cell})
         row[cell["decodes_max"]] = cell["tokens_per_s"]
-    sizes = sorted({cell["decodes_max"] for cell in result["cells"]}, reverse=True)
+    found = {cell["decodes_max"] for cell in result["cells"]}
+    sizes = sorted((size for size in found if size is not None), reverse=True)
+    chosen = {None: "chosen"} if None in found else {}
+    columns = {**chosen, **{size: f"{size} a step" for size in sizes}}
     return (
-        f"Micro-batches, tokens/s: {result['what']}. No size wins everywhere, and on links of"
-        " volunteers whatever is ready is as good as any, so that is what stages do"
-        f" {made('wan_groups', 'wan groups')}:\n\n"
+        f"Micro-batches, tokens/s: {result['what']}, `chosen` what stages do"
+        f" (`coordinator/batching/micro_batches.py`) {made('wan_groups', 'wan groups')}:\n\n"
     ) + table(
-        "step, delay | " + " | ".join(f"{size} a step" for size in sizes),
-        "{step_ms:.0f} ms, {delay_ms:.0f} ms | " + " | ".join(f"{{{n}:.0f}}" for n in sizes),
+        "step, delay | " + " | ".join(columns.values()),
+        "{step_ms:.0f} ms, {delay_ms:.0f} ms | " + " | ".join(f"{{{n}:.0f}}" for n in columns),
         rows.values(),
     )

@@ -70,6 +70,8 @@ class Setting:
     mbit: float = 100.0
     delay_s: float = 0.03
     decodes_max: int = 256
+    micro_batches: bool = True
+    """Whether stages choose how many decodes a step takes, up to ``decodes_max``."""
     gpu_step_s: float = 5e-3
     seconds: float = 300.0
     seed: int = 1
@@ -82,7 +84,9 @@ class Setting:
     @property
     def limits(self) -> BatchLimits:
         return BatchLimits(
-            decodes_max=self.decodes_max, prefill_tokens_max=max(256, self.chunk_tokens or 0)
+            decodes_max=self.decodes_max,
+            prefill_tokens_max=max(256, self.chunk_tokens or 0),
+            row_share=self.times.decode_s / self.times.step_s if self.micro_batches else 0.0,
         )
 
     @property

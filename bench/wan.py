@@ -1,8 +1,8 @@
 """Many answers at once over slow, far links: ``python -m bench.wan groups [--out FILE]``.
 
-At most so many decodes per step: whether splitting the sessions of a route into groups (MoLink's
-micro-batches) serves more than running whatever is ready. Stages, links and clock are those of the
-papers' recipe ``molink`` (:mod:`bench.papers.links`).
+What stages choose as the decodes of a step, beside fixed bounds (MoLink's micro-batches) and beside
+running whatever is ready. Stages, links and clock are those of the papers' recipe ``molink``
+(:mod:`bench.papers.links`).
 """
 
 import argparse
@@ -31,12 +31,13 @@ def groups() -> dict[str, Any]:
     """32 answers at once, by the decodes that one step may take and by how slow a step is."""
     cells = []
     for step_s, delay_s in itertools.product((5e-3, 2e-2, 8e-2), (1e-3, 3e-2)):
-        for decodes_max in (256, 16, 11, 8, 4):
+        for decodes_max in (None, 256, 16, 11, 8, 4):
             setting = Setting(
                 policy="anabranch",
                 mbit=400.0,
                 delay_s=delay_s,
-                decodes_max=decodes_max,
+                decodes_max=decodes_max or 256,
+                micro_batches=decodes_max is None,
                 gpu_step_s=step_s,
             )
             cells.append(

@@ -3,7 +3,8 @@
 A step's time grows with its rows, so prefill rows per step are bounded. Decodes are few rows each
 and go first, but a waiting prefill always gets its share, so neither starves (Sarathi-Serve,
 OSDI'24, §4; Orca, OSDI'22, §3). Of its kind, urgent work goes first (Llumnix, OSDI'24, §4.4), but
-not in every step.
+not in every step. A step takes no more decodes than serve the ring
+(:mod:`coordinator.batching.micro_batches`).
 """
 
 import itertools
@@ -12,6 +13,8 @@ from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
+
+from coordinator.batching.micro_batches import MicroBatches, row_share_of
 
 
 class Work(Protocol):
@@ -42,6 +45,12 @@ class Work(Protocol):
         """Whether the rows go before others for a while."""
         ...
 
+    @property
+    def ring_s(self) -> tuple[float, float] | None:
+        """At a ring's last stage: the time for which the stages before computed the rows, and for
+        which these waited there, in seconds; None elsewhere."""
+        ...
+
 
 AnyWork = TypeVar("AnyWork", bound=Work)
 
@@ -54,6 +63,9 @@ class BatchLimits:
     """Rows of decodes per step, with those that were drafted; a single larger one still runs."""
     prefill_tokens_max: int = 256
     """Prefill rows per step; a single larger chunk still runs, as the step's only prefill."""
+    row_share: float = 0.0
+    """What a further decode costs, as a share of what a step costs without any row
+    (:func:`coordinator.batching.micro_batches.row_share_of`); 0: all decodes that wait are run."""
 
 
 PREFILL_TOKENS_LEAST, PREFILL_TOKENS_MOST = 16, 512
@@ -64,13 +76,18 @@ DECODE_S_MAX = 0.1
 
 
 def limits_of(
-    layer_s: Mapping[int, float], layers: int, decode_s_max: float = DECODE_S_MAX
+    layer_s: Mapping[int, float],
+    layers: int,
+    decode_s_max: float = DECODE_S_MAX,
+    *,
+    decode_s: Mapping[int, float] | None = None,
 ) -> BatchLimits:
     """Limits from measurement: the most prefill rows whose step stays under ``decode_s_max``.
 
-    ``layer_s``: seconds of one layer by number of rows. Other row counts are interpolated, or
-    extrapolated from the two nearest points. On a machine too slow for the bound, prefill still
-    gets ``PREFILL_TOKENS_LEAST`` rows; otherwise a prompt would never end.
+    ``layer_s``: seconds of one layer by number of rows of a prompt, ``decode_s`` by decodes (None:
+    a step takes all decodes that wait). Other row counts are interpolated, or extrapolated from the
+    two nearest points. On a machine too slow for the bound, prefill still gets
+    ``PREFILL_TOKENS_LEAST`` rows; otherwise a prompt would never end.
     """
     points = sorted(layer_s.items())
     best = PREFILL_TOKENS_LEAST
@@ -78,7 +95,7 @@ def limits_of(
         if layers * seconds_at(points, rows) > decode_s_max:
             break
         best = rows
-    return BatchLimits(prefill_tokens_max=best)
+    return BatchLimits(prefill_tokens_max=best, row_share=row_share_of(decode_s or {}))
 
 
 def seconds_at(points: Sequence[tuple[int, float]], rows: int) -> float:
@@ -109,6 +126,7 @@ class Scheduler(Generic[AnyWork]):
         self._queues: dict[Hashable, deque[tuple[int, AnyWork]]] = {}
         self._arrivals = itertools.count()
         self._urgent_steps = 0
+        self._micro = MicroBatches(limits.row_share)
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
@@ -130,6 +148,7 @@ class Scheduler(Generic[AnyWork]):
     def drop(self, session: Hashable) -> None:
         """Forget a session's queued work."""
         self._queues.pop(session, None)
+        self._micro.drop(session)
 
     def wait_s(self, now_s: float) -> float | None:
         """Seconds until background work may run; None if nothing is queued."""
@@ -159,13 +178,8 @@ class Scheduler(Generic[AnyWork]):
         if urgent_first:
             decodes.sort(key=_is_not_urgent)
             prefills.sort(key=_is_not_urgent)
-        chosen: list[AnyWork] = []
-        rows = self._limits.decodes_max
-        for work in decodes:
-            if chosen and work.tokens > rows:
-                break
-            chosen.append(work)
-            rows -= work.tokens
+        decoding = self._within_limits(decodes, now_s)
+        chosen = list(decoding)
         budget = self._limits.prefill_tokens_max
         for at, work in enumerate(prefills):
             if at == 0 or work.tokens <= budget:
@@ -176,12 +190,25 @@ class Scheduler(Generic[AnyWork]):
             self._urgent_steps = self._urgent_steps + 1 if urgent_first else 0
         if behind is not None and (chosen or now_s >= self._busy_s + BACKGROUND_QUIET_S):
             chosen.append(behind)
+        if chosen:
+            self._micro.begins(decoding, now_s)
         for work in chosen:
             queue = self._queues[work.session]
             if len(queue) == 1:
                 del self._queues[work.session]
             else:
                 queue.popleft()
+        return chosen
+
+    def _within_limits(self, decodes: Sequence[AnyWork], now_s: float) -> list[AnyWork]:
+        """The first of the decodes, as many as the step takes."""
+        chosen: list[AnyWork] = []
+        rows, most = self._limits.decodes_max, self._micro.sessions_max(now_s)
+        for work in decodes:
+            if chosen and (work.tokens > rows or len(chosen) >= most):
+                break
+            chosen.append(work)
+            rows -= work.tokens
         return chosen
 
 

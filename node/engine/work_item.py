@@ -90,6 +90,14 @@ class WorkItem:
         """Whether the item is one new token, with or without drafts behind it."""
         return self.tokens == 1 + len(self.drafts)
 
+    @property
+    def ring_s(self) -> tuple[float, float] | None:
+        """At the last stage of several: ``computed_s`` and ``waited_s`` of rows that make a token;
+        None elsewhere."""
+        if self.sampling is None or self.hidden is None:
+            return None
+        return self.computed_s, self.waited_s
+
     def spent_s(self, took_s: float, now_s: float) -> tuple[float, float]:
         """For how long the rows were computed and waited by now, in seconds, behind a step that
         took ``took_s`` and ended at ``now_s``."""

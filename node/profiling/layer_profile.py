@@ -89,12 +89,16 @@ class Profile:
         """Prompt times to announce: a layer's, by a chunk's tokens."""
         return announced(self.prompt_fit) if self.prefills else ()
 
-    def layer_s(self) -> dict[int, float]:
-        """Seconds of one layer by rows, at a typical context; they bound a step's rows."""
-        decodes = {
+    def decode_s(self) -> dict[int, float]:
+        """Seconds of one layer by decodes, at a typical context."""
+        return {
             batch: self.fit.seconds(batch, CONTEXT_TYPICAL)
             for batch in sorted({timing.batch for timing in self.points})
         }
+
+    def layer_s(self) -> dict[int, float]:
+        """Seconds of one layer by rows, at a typical context; they bound a step's rows."""
+        decodes = self.decode_s()
         if not self.prefills:
             return decodes
         chunks = {line.batch: line.seconds(0) for line in self.prompt_fit.lines}

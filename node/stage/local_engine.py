@@ -124,7 +124,7 @@ class LocalEngine:
         self._worker = Worker(
             lambda batch: self._watched(lambda: self._step(batch)),
             self._deliver,
-            limits_of(profile.layer_s(), engine.layers_max),
+            limits_of(profile.layer_s(), engine.layers_max, decode_s=profile.decode_s()),
         )
 
     @classmethod

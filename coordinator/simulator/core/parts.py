@@ -91,6 +91,7 @@ class SimulatedPiece:
     __slots__ = (
         "arrives_s",
         "background",
+        "computed_s",
         "dead",
         "final",
         "hop",
@@ -101,6 +102,7 @@ class SimulatedPiece:
         "session",
         "tokens",
         "urgent",
+        "waited_s",
     )
 
     def __init__(
@@ -125,6 +127,16 @@ class SimulatedPiece:
         self.sent_s = 0.0
         """When the latest link began to carry the piece."""
         self.arrives_s = 0.0
+        self.computed_s = 0.0
+        """Time of the steps that ran the piece in this turn of the ring."""
+        self.waited_s = 0.0
+        """Time for which the piece waited for them."""
+
+    @property
+    def ring_s(self) -> tuple[float, float] | None:
+        """What the piece took at the stages before the last one."""
+        hop = self.hop
+        return (self.computed_s, self.waited_s) if hop.last and not hop.first else None
 
     @property
     def decodes(self) -> bool:
@@ -283,6 +295,7 @@ class SimulatedPeer:
         limits = limits_of(
             {rows: self.prefill_s[rows] for rows in LIMIT_ROWS},
             profile.layers_max or self.layers,
+            decode_s={rows: self.decode_s[rows] for rows in LIMIT_ROWS},
         )
         self.scheduler: Scheduler[SimulatedPiece] = Scheduler(limits)
         self.sizer = ChunkSizer()

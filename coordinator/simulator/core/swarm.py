@@ -420,15 +420,19 @@ class LiveSwarm(Clock):
 
     def _learn(self, peer: SimulatedPeer, batch: Sequence[SimulatedPiece]) -> None:
         """Take a step's times as a stage does."""
-        now_s = self.now_s
-        peer.decode_waits.add_all(
-            [now_s - p.queued_s for p in batch if p.tokens == 1 and not p.background]
-        )
+        now_s, began_s = self.now_s, peer.began_s
+        took_s = now_s - began_s
+        decodes = [piece for piece in batch if piece.tokens == 1 and not piece.background]
+        peer.decode_waits.add_all([now_s - piece.queued_s for piece in decodes])
+        for piece in decodes:
+            piece.computed_s += took_s
+            piece.waited_s += began_s - piece.queued_s
         if not batch[-1].background:  # such rows, the last of a batch, wait on purpose
-            peer.sizer.ran(peer.rows, now_s - peer.began_s, decodes_only=peer.decodes_only)
+            peer.sizer.ran(peer.rows, took_s, decodes_only=peer.decodes_only)
 
     def _at_last(self, piece: SimulatedPiece, hop: SimulatedHop, tokens: PiecesByLink) -> None:
         """At the last stage: send the session's new token to the first stage."""
+        piece.computed_s = piece.waited_s = 0.0
         if self._hub:
             tokens.setdefault(hop.link, []).append(piece)
             return

@@ -26,6 +26,7 @@ class Work:
     background: bool = False
     urgent: bool = False
     drafts: int = 0
+    ring_s: None = None
 
     @property
     def decodes(self) -> bool:

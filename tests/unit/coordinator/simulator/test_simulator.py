@@ -331,14 +331,14 @@ def test_links_in_closed_form_agree_with_the_link_scheduler_slice_by_slice(
         model=replace(problem.model, activation_bytes=ROW_BYTES - ID_BYTES),
         default_bandwidth_bytes_per_s=float(ROW_BYTES * tokens_per_s),
     )
-    arrivals = poisson(typical(), per_s=per_s, duration_s=15.0, seed=5)
+    arrivals = poisson(typical(), per_s=per_s, duration_s=60.0, seed=5)
     framed, slices = (
         online(
             slow,
             profiles,
             held,
             arrivals,
-            OnlineConfig(measured_s=30.0, rules=Rules(links=links, chunk_tokens=128)),
+            OnlineConfig(measured_s=75.0, rules=Rules(links=links, chunk_tokens=128)),
         )
         for links in ("framed", "anabranch")
     )
