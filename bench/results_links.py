@@ -106,11 +106,9 @@ def groups(result: dict[str, Any]) -> str:
     rows: dict[tuple[float, float], dict[Any, Any]] = {}
     for cell in sorted(result["cells"], key=lambda cell: (cell["step_ms"], cell["delay_ms"])):
         row = rows.setdefault((cell["step_ms"], cell["delay_ms"]), {**cell})
-        row[cell["decodes_max"]] = cell["tokens_per_s"]
-    found = {cell["decodes_max"] for cell in result["cells"]}
-    sizes = sorted((size for size in found if size is not None), reverse=True)
-    chosen = {None: "chosen"} if None in found else {}
-    columns = {**chosen, **{size: f"{size} a step" for size in sizes}}
+        row[cell["decodes_max"] or "chosen"] = cell["tokens_per_s"]
+    sizes = sorted({cell["decodes_max"] or 0 for cell in result["cells"]} - {0}, reverse=True)
+    columns = {"chosen": "chosen"} | {size: f"{size} a step" for size in sizes}
     return (
         f"Micro-batches, tokens/s: {result['what']}, `chosen` what stages do"
         f" (`coordinator/batching/micro_batches.py`) {made('wan_groups', 'wan groups')}:\n\n"

@@ -58,7 +58,8 @@ def live_plans(result: dict[str, Any]) -> str:
     """The live planner beside simple ones, by the living rules."""
     sorts = "; ".join(
         f"{sort}: {found['rows']} clusters, median {found['median']:.2f}, least"
-        f" {found['least']:.2f}, {found['below 0.98']} below 0.98"
+        f" {found['least']:.2f}, {found['below 0.98']} below 0.98; Kendall's tau of the estimate"
+        f" {found['tau']['estimated']:.2f}, of short runs {found['tau']['judged']:.2f}"
         for sort, found in result["summary"].items()
     )
     return (
@@ -69,16 +70,19 @@ def live_plans(result: dict[str, Any]) -> str:
         " chains of stage patterns of at most 8, 11, 14 or 20 stages with the most flow, Petals'"
         " greedy rule, SWARM's equal stages and whole replicas, all from the same inputs. Clusters"
         " are Helix's and made ones (`bench/clusters.py`). Ours to the best:"
-        f" {sorts} {made('live_plan')}:\n\n"
+        f" {sorts}. `informed`: what the same planner finds in 30 s from the tables that a cluster"
+        f" is made of {made('live_plan')}:\n\n"
     ) + table(
-        "cluster | peers: | model | ours, tokens/s: | best of the simple: | which | ratio:"
-        " | Helix's plan: | ours by Helix's rules: | the simple one's: | Helix's:",
-        "{cluster} | {peers} | {model} | {ours:.0f} | {simple:.0f} | {best} | {ratio:.2f}"
+        "cluster | peers: | model | ours, tokens/s: | informed: | best of the simple: | which"
+        " | ratio: | Helix's plan: | ours by Helix's rules: | the simple one's: | Helix's:",
+        "{cluster} | {peers} | {model} | {ours:.0f} | {informed:.0f} | {simple:.0f} | {best}"
+        " | {ratio:.2f}"
         " | {helix:.0f} | {by_ours:.0f} | {by_simple:.0f} | {by_helix:.0f}",
         [
             row
             | {
                 "ours": row["ours"]["served"],
+                "informed": row.get("informed"),
                 "simple": row["rivals"][row["best"]]["served"],
                 "helix": row["rivals"].get("helix", {}).get("served"),
                 "by_ours": row["by_helix"]["ours"],

@@ -7,6 +7,7 @@ begins in the middle, with sessions somewhere in their answers as far as stages 
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from random import Random
 
 from coordinator.evaluation.estimate import estimate
@@ -55,6 +56,8 @@ def judge(
     """
     load, plan = service.workload, plan_of(problem, assignments, edges)
     guess = estimate(problem, plan.assignments, plan.edges, service)
+    # Routes depend on what the swarm would serve: while it serves less, there is little to do.
+    plan = replace(plan, estimate_tokens_per_s=guess.tokens_per_s)
     wanted_s = tokens / (1 - SETTLE_SHARE) / max(guess.tokens_per_s, 1e-9)
     lasts_s = guess.prompt_time_s + load.output_tokens * guess.token_time_s
     return standing_load(

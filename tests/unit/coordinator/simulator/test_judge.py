@@ -10,6 +10,7 @@ from bench.papers.clusters import azure, published
 from coordinator.evaluation.estimate import estimate
 from coordinator.experiments.planner_view import service_of
 from coordinator.problem.service import Curve, Workload, service_from_rates
+from coordinator.simulator.clients import Clients
 from coordinator.simulator.core.trace import Request, typical
 from coordinator.simulator.judge import (
     RUN_S_MAX,
@@ -22,6 +23,7 @@ from coordinator.simulator.judge import (
     standing_load,
 )
 from coordinator.simulator.plans import plan_of
+from dht.messages.types import Plan
 from tests.unit.coordinator.simulator.toy import saturated
 
 
@@ -126,3 +128,22 @@ def test_of_two_published_plans_the_better_one_is_judged_better() -> None:
         service = service_of(problem, profiles, hub=False)
         judged[case] = judge(problem, service, plan.assignments, plan.edges)
     assert judged["geo24/70b/helix"] > judged["geo24/70b/swarm"]
+
+
+def test_routes_are_drawn_as_over_the_plan_that_would_be_published() -> None:
+    """Such a plan says what it would serve, and clients take the quickest ring below that."""
+    problem, profiles, held, _ = saturated()
+    service = service_of(problem, profiles, hub=False)
+    plan = plan_of(problem, held)
+    worth = estimate(problem, held, plan.edges, service).tokens_per_s
+    seen: list[float | None] = []
+
+    class Told(Clients):
+        def adopt(self, plan: Plan) -> None:
+            seen.append(plan.estimate_tokens_per_s)
+            super().adopt(plan)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("coordinator.simulator.judge.Clients", Told)
+        judge(problem, service, held, virtual_s=5.0)
+    assert seen == [worth]
