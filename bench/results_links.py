@@ -1,5 +1,6 @@
 """What the documents say of links: policies, hops, rows in eight bits, micro-batches."""
 
+from operator import itemgetter
 from typing import Any
 
 from bench.report import made, table
@@ -102,10 +103,11 @@ def int8(result: dict[str, Any]) -> str:
 
 
 def groups(result: dict[str, Any]) -> str:
-    """Whether fewer sessions a step, and so several groups in flight, would help."""
-    rows: dict[tuple[float, float], dict[Any, Any]] = {}
-    for cell in sorted(result["cells"], key=lambda cell: (cell["step_ms"], cell["delay_ms"])):
-        row = rows.setdefault((cell["step_ms"], cell["delay_ms"]), {**cell})
+    """What stages choose as the decodes of a step, beside fixed bounds."""
+    rows: dict[tuple[float, ...], dict[Any, Any]] = {}
+    shape = itemgetter("stages", "step_ms", "row_us", "delay_ms")
+    for cell in sorted(result["cells"], key=shape):
+        row = rows.setdefault(shape(cell), {**cell})
         row[cell["decodes_max"] or "chosen"] = cell["tokens_per_s"]
     sizes = sorted({cell["decodes_max"] or 0 for cell in result["cells"]} - {0}, reverse=True)
     columns = {"chosen": "chosen"} | {size: f"{size} a step" for size in sizes}
@@ -113,7 +115,8 @@ def groups(result: dict[str, Any]) -> str:
         f"Micro-batches, tokens/s: {result['what']}, `chosen` what stages do"
         f" (`coordinator/batching/micro_batches.py`) {made('wan_groups', 'wan groups')}:\n\n"
     ) + table(
-        "step, delay | " + " | ".join(columns.values()),
-        "{step_ms:.0f} ms, {delay_ms:.0f} ms | " + " | ".join(f"{{{n}:.0f}}" for n in columns),
+        "stages, step, a row, delay | " + " | ".join(columns.values()),
+        "{stages}, {step_ms:.0f} ms, {row_us:.0f} µs, {delay_ms:.0f} ms | "
+        + " | ".join(f"{{{n}:.0f}}" for n in columns),
         rows.values(),
     )

@@ -52,7 +52,15 @@ QWEN_7B = ModelSpec(
 )
 QWEN_7B_GQA = replace(QWEN_7B, name="qwen-7b-gqa", kv_bytes_per_token_layer=2 * 8 * 128 * 2)
 """The same with grouped-query attention, 8 of 32 heads, and its KV's true size."""
-SPANS = ((0, 11), (11, 22), (22, 32))
+
+
+def spans_of(stages: int) -> tuple[tuple[int, int], ...]:
+    """The spans of so many stages, as even as may be, the first the longest."""
+    ends = [-(-QWEN_7B.layers * at // stages) for at in range(stages + 1)]
+    return tuple(itertools.pairwise(ends))
+
+
+SPANS = spans_of(3)
 RTX_4090 = GpuTimes(step_s=5e-3, decode_s=2e-5, prefill_s=4.7e-5)
 """A third of 15 GB of fp16 weights at 1 TB/s; a third of 14 GFLOP a token at 100 TFLOP/s."""
 KV_TOKENS = 100_000
@@ -72,7 +80,9 @@ class Setting:
     decodes_max: int = 256
     micro_batches: bool = True
     """Whether stages choose how many decodes a step takes, up to ``decodes_max``."""
+    stages: int = 3
     gpu_step_s: float = 5e-3
+    gpu_decode_s: float = RTX_4090.decode_s
     seconds: float = 300.0
     seed: int = 1
 
@@ -91,7 +101,7 @@ class Setting:
 
     @property
     def times(self) -> GpuTimes:
-        return replace(RTX_4090, step_s=self.gpu_step_s)
+        return replace(RTX_4090, step_s=self.gpu_step_s, decode_s=self.gpu_decode_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +227,7 @@ def decode_profile(setting: Setting) -> DecodeProfile:
     """What profiles tell MoLink's senders of the setting."""
     return DecodeProfile(
         decode_us=lambda count: setting.times.of(count, 0) * 1e6,
-        stages=len(SPANS),
+        stages=setting.stages,
         hop_us=setting.delay_s * 1e6,
         row_us=QWEN_7B.activation_bytes / (setting.mbit * MBIT) * 1e6,
     )
@@ -259,7 +269,7 @@ def join_client(
 
 
 class StandInSwarm:
-    """Three stages over links of one shape, and a client close to all of them."""
+    """Stages over links of one shape, and a client close to all of them."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -267,7 +277,7 @@ class StandInSwarm:
         self.peers: list[StandInPeer] = []
 
     async def __aenter__(self) -> "StandInSwarm":
-        for span in SPANS:
+        for span in spans_of(self.setting.stages):
             self.peers.append(await stand_in_peer(self._transport(), span, self.setting))
         self.shape(self.setting.mbit)
         self._connected = client_of(self._transport())

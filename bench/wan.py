@@ -25,12 +25,16 @@ from bench.stand_in import (
 
 GROUP_SESSIONS = 32
 GROUP_TOKENS = 150
+GPUS = ((3, 5e-3, 2e-5), (3, 2e-2, 2e-5), (3, 8e-2, 2e-5), (8, 5e-3, 1e-4), (8, 2e-2, 4e-4))
+"""Stages, seconds of a stage's step, and what each row adds: on few large GPUs nearly nothing, on
+many small ones a fiftieth, as on the T4s of Helix's tables."""
+DELAYS_S = (1e-3, 3e-2)
 
 
 def groups() -> dict[str, Any]:
     """32 answers at once, by the decodes that one step may take and by how slow a step is."""
     cells = []
-    for step_s, delay_s in itertools.product((5e-3, 2e-2, 8e-2), (1e-3, 3e-2)):
+    for (stages, step_s, row_s), delay_s in itertools.product(GPUS, DELAYS_S):
         for decodes_max in (None, 256, 16, 11, 8, 4):
             setting = Setting(
                 policy="anabranch",
@@ -38,19 +42,23 @@ def groups() -> dict[str, Any]:
                 delay_s=delay_s,
                 decodes_max=decodes_max or 256,
                 micro_batches=decodes_max is None,
+                stages=stages,
                 gpu_step_s=step_s,
+                gpu_decode_s=row_s,
             )
             cells.append(
                 {
+                    "stages": stages,
                     "step_ms": step_s * 1e3,
+                    "row_us": row_s * 1e6,
                     "delay_ms": delay_s * 1e3,
                     "decodes_max": decodes_max,
                     **_together(setting),
                 }
             )
     return {
-        "what": f"{GROUP_SESSIONS} answers of {GROUP_TOKENS} tokens over three stages, virtual"
-        " clock, stand-in engine; 256 decodes a step is whatever is ready",
+        "what": f"{GROUP_SESSIONS} answers of {GROUP_TOKENS} tokens, virtual clock, stand-in"
+        " engine; 256 decodes a step is whatever is ready",
         "cells": cells,
     }
 
