@@ -189,3 +189,15 @@ def test_the_cost_of_a_row_is_told_from_the_fewest_and_the_most_rows() -> None:
     assert row_share_of({0: 0.0, 1: 2e-3, 64: 1e-3}) == 0.0, "no step gets shorter with rows"
     assert row_share_of({1: 1e-3, 2: 2e-3}) == math.inf, "rows are all that it costs"
     assert row_share_of({}) == row_share_of({4: 1.0}) == row_share_of({1: 1.0, 512: 9.0}) == 0.0
+
+
+def test_what_is_claimed_of_one_session_counts_as_one_session() -> None:
+    """A stage that says that its rows waited for minutes does not join all others' batches."""
+    honest, claimed = MicroBatches(0.05), MicroBatches(0.05)
+    for turn in range(100):
+        for batches, waited_s in ((honest, 0.0), (claimed, 600.0)):
+            tokens = [Token(n, ring_s=(0.1, waited_s if n == 0 else 0.0)) for n in range(40)]
+            batches.sessions_max(0.2 * turn)
+            batches.begins(tokens, 0.2 * turn)
+            batches.sessions_max(0.2 * turn + 0.004)
+    assert claimed.sessions_max(20.0) == honest.sessions_max(20.0) < 40

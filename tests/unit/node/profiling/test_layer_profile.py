@@ -110,6 +110,7 @@ def test_a_real_engine_is_timed_at_every_point_and_nothing_is_left(tmp_path: Pat
     start, end = engine.held
     assert engine.kv.free_tokens == engine.kv_tokens_beside(start, end)
     assert set(measured.layer_s()) == {1, 4, 16, *CHUNKS}
+    assert set(measured.decode_s()) >= {1, 4, 16}
     for times, rows in ((measured.decode_times, BATCHES), (measured.prompt_times, CHUNKS)):
         assert tuple(count for count, _, _ in times) == rows
         assert all(0 < near_ns <= far_ns for _, near_ns, far_ns in times)
