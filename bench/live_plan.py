@@ -45,7 +45,7 @@ from coordinator.search.stage_patterns import Terrain, place_chains
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.judge import judge, standing_load
 from coordinator.simulator.plans import plan_of
-from dht.messages.types import Assignment, Plan, PlanVersion, Problem
+from dht.messages.types import Assignment, FlowEdge, Plan, PlanVersion, Problem
 
 RESULT = ROOT / "bench" / "results" / "live_plan.json"
 NAMED = (
@@ -123,12 +123,15 @@ def live(known: Problem, config: CoordinatorConfig) -> Live:
     assert first.best is not None, first.error
     placed = {a.peer_id: a for a in first.best.assignments}
     nodes = tuple(replace(node, current=placed.get(node.peer_id)) for node in known.nodes)
-    again, again_s = solved(replace(known, nodes=nodes), config.thorough_solve_s, thorough=True)
+    standing = replace(known, nodes=nodes)
+    again, again_s = solved(standing, config.thorough_solve_s, thorough=True, flow=first.best.edges)
     assert again.best is not None, again.error
     return Live(first.best, again.best, again.gain or 1.0, (first_s, again_s))
 
 
-def solved(known: Problem, limit_s: float, *, thorough: bool = False) -> tuple[SolveAnswer, float]:
+def solved(
+    known: Problem, limit_s: float, *, thorough: bool = False, flow: tuple[FlowEdge, ...] = ()
+) -> tuple[SolveAnswer, float]:
     """A solve's answer, and the seconds of the processor that it took."""
     started_s = time.process_time()
     request = SolveRequest(
@@ -139,6 +142,7 @@ def solved(known: Problem, limit_s: float, *, thorough: bool = False) -> tuple[S
         seed=int(thorough),
         now_unix_s=0.0,
         thorough=thorough,
+        flow=flow,
     )
     answer = solve_request(request, lambda: (time.process_time() - started_s) / limit_s)
     return answer, time.process_time() - started_s

@@ -60,8 +60,9 @@ class SolveRequest:
     """Peers for whose sake others may be moved (:func:`coordinator.plans.transition.settled`);
     None: all. Where they cannot hold every layer, or there is nothing to keep, all may."""
     flow: tuple[FlowEdge, ...] = ()
-    """The running plan's. In a large swarm, what is kept passes on only between peers that it
-    joins: a flow over all peers would take many seconds, and long links."""
+    """The running plan's. What is kept passes on between peers that it joins, in a small swarm
+    also over all peers where that serves more: in a large one, such a flow would take many seconds,
+    and long links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +202,8 @@ def _kept_by(core: Problem, kept: Placement, standing: "_Standing") -> Placement
 
 
 class _Standing:
-    """What a swarm holds, scored; in a large one, with flow inside the ``joined`` sets of peers.
+    """What a swarm holds, scored with flow inside the ``joined`` sets of peers, and, unless it is
+    large, over all peers.
 
     Each set is scored once, whichever peers are asked about.
     """
@@ -212,16 +214,20 @@ class _Standing:
         self._known: dict[tuple[Assignment, ...], Placement] = {}
 
     def scored(self, problem: Problem, spans: Sequence[Assignment]) -> Placement:
-        """The placement of the kept ``spans``. Sets that have lost a layer are taken together."""
-        whole: list[list[Assignment]] = []
-        if len(problem.nodes) > CELLS_ABOVE and len(self.joined) > 1:
+        """The placement of the kept ``spans``: as it stands, or with a flow over all peers where
+        that serves more. Sets that have lost a layer are taken together."""
+        found: list[Placement] = []
+        if len(self.joined) > 1:
             whole, broken = self.cells(problem, spans)
             if broken and not uncovered(broken, problem.model.layers):
                 whole.append(broken)
-        if not whole:
-            return score(problem, spans, "keep", service=self.service)
-        placed = together(self.scored_cells(problem, whole), self.service)
-        return counted(problem, replace(placed, assignments=tuple(spans), planner="keep"))
+            if whole:
+                placed = together(self.scored_cells(problem, whole), self.service)
+                standing = replace(placed, assignments=tuple(spans), planner="keep")
+                found.append(counted(problem, standing))
+        if not found or len(problem.nodes) <= CELLS_ABOVE:
+            found.append(score(problem, spans, "keep", service=self.service))
+        return max(found, key=lambda placement: placement.value)
 
     def cells(
         self, problem: Problem, spans: Sequence[Assignment]

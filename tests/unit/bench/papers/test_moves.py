@@ -100,7 +100,7 @@ def test_peers_with_many_sessions_give_some_to_those_with_none() -> None:
             session.tokens_in_kv = 100
             swarm.place(session, crowded)
             swarm.enter(session)
-        swarm.run(60.0, run)
+        swarm.run(30.0, run)
         spread[balance] = [swarm.peers[name].sessions for name, _, _ in crowded]
         finish(swarm, run)
         assert run.tokens == run.asked

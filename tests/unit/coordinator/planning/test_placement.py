@@ -13,6 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.announced import announced_problem
+from bench.clusters import load
+from coordinator.evaluation.estimate import estimate
 from coordinator.evaluation.max_flow import flow_parts, solve_flow
 from coordinator.evaluation.plan_check import check_plan, uncovered
 from coordinator.heuristics import heuristics
@@ -498,3 +501,18 @@ class TestManyCells:
         assert {a for a in answer.best.assignments if a.peer_id in held} == set(plan.assignments)
         assert any({n.peer_id for n in new} & cell for cell in flow_parts(answer.best.edges))
         assert answer.best.value_tokens_per_s > plan.value_tokens_per_s
+
+
+def test_chains_that_serve_more_by_themselves_are_kept_so() -> None:
+    """A flow over all peers of Helix's single24 would cross its A100s' chain and its T4s'."""
+    known = announced_problem(*load("single24/30b"))
+    large = [span(f"{n}", at, at + 15) for n, at in zip((10, 9, 17, 6), count(0, 15))]
+    numbers = (0, 8, 11, 7, 14, 4, 18, 22, 21, 20, 23, 2, 3, 19, 5, 16, 1, 15, 12, 13)
+    small = [span(f"{n}", at, at + 3) for n, at in zip(numbers, count(0, 3))]
+    edges = (*solve_flow(known, large).edges, *solve_flow(known, small).edges)
+    spans = (*large, *small)
+    serves = estimate(known, spans, edges, announced_service(known)).tokens_per_s
+    kept = solved(replace(request(holding(known, spans)), flow=edges)).kept
+    assert kept is not None
+    assert set(kept.assignments) == set(spans)
+    assert kept.value_tokens_per_s >= 0.998 * serves

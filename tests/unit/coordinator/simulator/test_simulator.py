@@ -322,23 +322,27 @@ def test_littles_law_holds_for_sessions() -> None:
 
 @pytest.mark.parametrize(("tokens_per_s", "per_s"), [(4_000, 5.0), (12_000, 6.0)])
 def test_links_in_closed_form_agree_with_the_link_scheduler_slice_by_slice(
-    tokens_per_s: int, per_s: float
+    monkeypatch: pytest.MonkeyPatch, tokens_per_s: int, per_s: float
 ) -> None:
-    """Within 5% in the time of a prompt and of a token, at the same arrivals."""
+    """Within 5% in the time of a prompt and of a token, at the same arrivals.
+
+    Without micro-batches: whether there are some turns on the smallest differences.
+    """
+    monkeypatch.setattr("coordinator.batching.scheduler.row_share_of", lambda _: 0.0)
     problem, profiles, held, _ = saturated()
     slow = replace(
         problem,
         model=replace(problem.model, activation_bytes=ROW_BYTES - ID_BYTES),
         default_bandwidth_bytes_per_s=float(ROW_BYTES * tokens_per_s),
     )
-    arrivals = poisson(typical(), per_s=per_s, duration_s=60.0, seed=5)
+    arrivals = poisson(typical(), per_s=per_s, duration_s=15.0, seed=5)
     framed, slices = (
         online(
             slow,
             profiles,
             held,
             arrivals,
-            OnlineConfig(measured_s=75.0, rules=Rules(links=links, chunk_tokens=128)),
+            OnlineConfig(measured_s=30.0, rules=Rules(links=links, chunk_tokens=128)),
         )
         for links in ("framed", "anabranch")
     )
