@@ -42,10 +42,11 @@ def why_not() -> str | None:
         return "needs root, to make network namespaces"
     if not Path("/dev/net/tun").exists():
         return "needs /dev/net/tun"
-    made = subprocess.run(["ip", "netns", "add", "anabranch-try"], capture_output=True, check=False)
+    name = f"anabranch-try-{os.getpid()}"  # others may try at the same time
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
     if made.returncode != 0:
         return f"cannot make a network namespace: {made.stderr.decode().strip() or 'ip failed'}"
-    subprocess.run(["ip", "netns", "del", "anabranch-try"], check=False)
+    subprocess.run(["ip", "netns", "del", name], check=False)
     return None
 
 
