@@ -44,7 +44,7 @@ from dht.messages.types import LAYERS_MAX, Assignment, Problem
 
 EXAMPLE = """example, 500 tokens/s for the two nodes in docs/cluster-format.md as two.json:
   %(prog)s two.json --mode online --rate 500 --duration 90
-  > 106.4 tokens/s decoded, 365.4 prompt tokens/s, 2.1 sessions open on average
+  > 105.8 tokens/s decoded, 365.4 prompt tokens/s, 2.0 sessions open on average
 example, Helix's 24 peers with our planner's placement, then with your own plan:
   %(prog)s single24.json --model 70b --trace azure.csv
   python -m coordinator.plan single24.json --model 70b --json > plan.json
