@@ -25,7 +25,7 @@ from bench.stand_in import (
 
 GROUP_SESSIONS = 32
 GROUP_TOKENS = 150
-GPUS = ((3, 5e-3, 2e-5), (3, 2e-2, 2e-5), (8, 5e-3, 1e-4), (8, 2e-2, 4e-4))
+GPUS = ((3, 5e-3, 2e-5), (8, 5e-3, 1e-4))
 """Stages, seconds of a stage's step, and what each row adds: on few large GPUs nearly nothing, on
 many small ones a fiftieth, as on the T4s of Helix's tables."""
 DELAYS_S = (1e-3, 3e-2)
@@ -35,7 +35,7 @@ def groups() -> dict[str, Any]:
     """32 answers at once, by the decodes that one step may take and by how slow a step is."""
     cells = []
     for (stages, step_s, row_s), delay_s in itertools.product(GPUS, DELAYS_S):
-        for decodes_max in (None, 256, 16, 11, 8):
+        for decodes_max in (None, 256, 11, 4):
             setting = Setting(
                 policy="anabranch",
                 mbit=400.0,
