@@ -23,6 +23,7 @@ from coordinator.batching.scheduler import LIMIT_ROWS, limits_of
 from coordinator.evaluation.flow_shares import (
     Shares,
     flow_shares,
+    mean_visits,
     separate_parts,
     topological,
     within_room,
@@ -203,17 +204,18 @@ def _estimate_part(
     order = topological(part, held)
     room = _rooms(problem, held, order, service)
     requests = min(_fitting(problem, held, room), service.workload.requests_max)
-    found = _Network(problem, held, part, service, requests).most(least)
-    if found is NOTHING or within_room(part, order, room, requests) is part:
+    found = _Network(problem, held, order, part, service, requests).most(least)
+    kept = within_room(part, order, room, requests)
+    if found is NOTHING or kept is part:
         return found
     best, worse = NOTHING, 0
     while worse < WORSE_MAX:
-        kept = within_room(part, order, room, requests)
-        found = _Network(problem, held, kept, service, requests).most(best.tokens_per_s)
+        found = _Network(problem, held, order, kept, service, requests).most(best.tokens_per_s)
         best, worse = (found, 0) if found is not NOTHING else (best, worse + 1)
         if kept is part:
             break
         requests *= FEWER
+        kept = within_room(part, order, room, requests)
     return best
 
 
@@ -256,6 +258,7 @@ class _Network:
         self,
         problem: Problem,
         held: Mapping[str, Assignment],
+        order: Sequence[str],
         kept: Shares,
         service: Service,
         requests_max: float,
@@ -263,7 +266,7 @@ class _Network:
         self._problem = problem
         self._workload = service.workload
         self._requests_max = requests_max
-        visits = self._visits(held, kept, service)
+        visits = self._visits(held, order, kept, service)
         shares = {SOURCE: 1.0} | {name: visit.share for name, visit in visits.items()}
         pairs: list[tuple[str, str, float]] = []
         for tail, heads in kept.items():
@@ -284,17 +287,19 @@ class _Network:
         self._cut_prompts(visits, firsts)
 
     def _visits(
-        self, held: Mapping[str, Assignment], kept: Shares, service: Service
+        self,
+        held: Mapping[str, Assignment],
+        order: Sequence[str],
+        kept: Shares,
+        service: Service,
     ) -> dict[str, _Visit]:
         """The peers on the flow, in its order."""
         load, nodes = self._workload, {node.peer_id: node for node in self._problem.nodes}
-        order = topological(kept, held)
-        share = {SOURCE: 1.0}
-        for name in (SOURCE, *order):
-            for head, part in kept.get(name, {}).items():
-                share[head] = share.get(head, 0.0) + share[name] * part
+        share = mean_visits(kept, order)
         visits: dict[str, _Visit] = {}
         for name in order:
+            if share[name] <= 0:  # routes go round it
+                continue
             machine = service.machines[name]
             visits[name] = _Visit(
                 layers_max=max(1, len(nodes[name].tokens_per_s)),

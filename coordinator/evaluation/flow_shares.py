@@ -81,6 +81,15 @@ def topological(
     return sorted(reached, key=lambda name: (held[name].end, name))
 
 
+def mean_visits(kept: Shares, order: Sequence[str]) -> dict[str, float]:
+    """A token's mean visits to the source, each peer of ``order`` (in the flow's) and the sink."""
+    found = dict.fromkeys(order, 0.0) | {SOURCE: 1.0, SINK: 0.0}
+    for tail in (SOURCE, *order):
+        for head, part in kept.get(tail, {}).items():
+            found[head] += found[tail] * part
+    return found
+
+
 def within_room(
     kept: Shares, order: Sequence[str], room: Mapping[str, float], requests: float
 ) -> Shares:
@@ -90,11 +99,8 @@ def within_room(
     peers in the flow's order. The very ``kept`` where none is full.
     """
     for _ in range(ROUNDS_MAX):
-        arriving = dict.fromkeys(order, 0.0) | {SOURCE: 1.0, SINK: 0.0}
-        for tail in (SOURCE, *order):
-            for head, part in kept.get(tail, {}).items():
-                arriving[head] += arriving[tail] * part
-        wanted = {name: requests * arriving[name] for name in order}
+        share = mean_visits(kept, order)
+        wanted = {name: requests * share[name] for name in order}
         fits = {
             name: room[name] / each for name, each in wanted.items() if each > FULL * room[name]
         }

@@ -79,9 +79,9 @@ def one_answer_s(problem: Problem, assignments: Collection[Assignment], service:
 
     def stage_s(name: str, layers: int) -> float:
         machine = service.machines[name]
-        stretch = machine.stretch[layers - 1] if machine.stretch else 1.0
         layer_s = machine.decode.at(1.0, CONTEXT_TYPICAL)
-        return max(STEP_S, machine.step_overhead_s) + layers * stretch * layer_s
+        run_s = layers * machine.stretch_of(layers) * layer_s
+        return max(STEP_S, machine.step_overhead_s) + run_s
 
     best = math.inf
     spans = sorted(assignments, key=lambda a: (a.start, a.end, a.peer_id))
