@@ -43,7 +43,9 @@ class RingWork(Protocol):
     """A decode, as this module looks at it."""
 
     @property
-    def session(self) -> Hashable: ...
+    def session(self) -> Hashable:
+        """The session; its items keep their order."""
+        ...
 
     @property
     def ring_s(self) -> tuple[float, float] | None:
@@ -57,12 +59,10 @@ def row_share_of(layer_s: Mapping[int, float]) -> float:
 
     ``layer_s``: seconds of one layer by number of rows; 0 where they do not tell.
     """
-    points = sorted((rows, took_s) for rows, took_s in layer_s.items() if rows > 0)
-    few = points[:1]
-    many = [each for each in points[1:] if each[0] <= ROWS_COMPARED][-1:]
-    if not few or not many:
+    points = sorted(each for each in layer_s.items() if 0 < each[0] <= ROWS_COMPARED)
+    if len(points) < 2:
         return 0.0
-    ((a, a_s),), ((b, b_s),) = few, many
+    (a, a_s), (b, b_s) = points[0], points[-1]
     row_s = max(0.0, (b_s - a_s) / (b - a))
     fixed_s = a_s - a * row_s
     return row_s / fixed_s if fixed_s > 0 else math.inf

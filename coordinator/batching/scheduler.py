@@ -14,16 +14,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from coordinator.batching.micro_batches import MicroBatches, row_share_of
+from coordinator.batching.micro_batches import MicroBatches, RingWork, row_share_of
 
 
-class Work(Protocol):
+class Work(RingWork, Protocol):
     """Rows of one session that a step runs together."""
-
-    @property
-    def session(self) -> Hashable:
-        """The session; its items keep their order."""
-        ...
 
     @property
     def tokens(self) -> int:
@@ -43,12 +38,6 @@ class Work(Protocol):
     @property
     def urgent(self) -> bool:
         """Whether the rows go before others for a while."""
-        ...
-
-    @property
-    def ring_s(self) -> tuple[float, float] | None:
-        """At a ring's last stage: the time for which the stages before computed the rows, and for
-        which these waited there, in seconds; None elsewhere."""
         ...
 
 
