@@ -24,9 +24,9 @@ TRIAL_TOKENS = (1, 9, 0)
 class GroupedKernel(Protocol):
     """Interface of :mod:`node.kernels.triton_grouped_gemm`."""
 
-    FEW_ROWS: int
+    SOME_ROWS: int
 
-    def group(self, chosen: Tensor, experts: int) -> tuple[Any, Tensor]: ...
+    def group(self, chosen: Tensor, experts: int) -> Any: ...
 
     def grouped_product(
         self,
@@ -35,8 +35,9 @@ class GroupedKernel(Protocol):
         bias: Tensor | None,
         groups: Any,
         *,
-        gathered: bool,
+        spread: bool,
         transposed: bool,
+        shares: Tensor | None = None,
     ) -> Tensor: ...
 
 
@@ -61,7 +62,7 @@ def run_experts(
     ``hidden`` is ``[tokens, width]``; ``chosen`` and ``shares``, the experts and their weights, are
     ``[tokens, each]``.
     """
-    groups, order = kernel.group(chosen, module.num_experts)
+    groups = kernel.group(chosen, module.num_experts)
     name = "gate_up_proj" if module.has_gate else "up_proj"
     weights = getattr(module, name)
     made = kernel.grouped_product(
@@ -69,23 +70,23 @@ def run_experts(
         weights,
         getattr(module, f"{name}_bias") if module.has_bias else None,
         groups,
-        gathered=True,
+        spread=True,
         transposed=module.is_transposed,
     )
     made = module._apply_gate(made) if module.has_gate else module.act_fn(made)
+    normed = module.has_post_expert_norm
     made = kernel.grouped_product(
         made,
         module.down_proj,
         module.down_proj_bias if module.has_bias else None,
         groups,
-        gathered=False,
+        spread=False,
         transposed=module.is_transposed,
+        shares=None if normed else shares.reshape(-1),
     )
-    if module.has_post_expert_norm:
-        made = module.post_expert_norm(made)
-    made = made * shares.reshape(-1)[order][:, None]
-    by_token = torch.empty_like(made).index_copy_(0, order, made)
-    return by_token.view(*chosen.shape, -1).sum(dim=1).to(hidden.dtype)
+    if normed:
+        made = module.post_expert_norm(made) * shares.reshape(-1, 1)
+    return made.view(*chosen.shape, -1).sum(dim=1).to(hidden.dtype)
 
 
 def try_grouped_gemm(kernel: GroupedKernel, layers: Iterable[nn.Module]) -> float:
@@ -100,7 +101,7 @@ def try_grouped_gemm(kernel: GroupedKernel, layers: Iterable[nn.Module]) -> floa
         down = module.down_proj
         width = down.shape[2] if module.is_transposed else down.shape[1]
         each = min(TRIAL_EACH, module.num_experts)
-        many = 1 + kernel.FEW_ROWS * module.num_experts // each
+        many = 1 + kernel.SOME_ROWS * module.num_experts // each
         for tokens in (count or many for count in TRIAL_TOKENS):
             hidden = torch.randn(tokens, width, generator=generator)
             shares = torch.rand(tokens, module.num_experts, generator=generator)

@@ -1,11 +1,11 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """Multiplies rows by the matrix of the expert that each was sent to, as a Triton kernel.
 
-On some data-centre GPUs torch multiplies by groups in one launch. On others it reads on the CPU
-where groups end, so every mixture of experts waits for the device and no CUDA graph can record it.
-Here each program finds its own group: rows are ordered by expert and cut into blocks, and a block's
-expert is found in the running count of blocks (as in MegaBlocks, MLSys'23, §5.1). Only matrices of
-experts that have rows are read. Imports ``triton``.
+On most GPUs torch reads on the CPU where groups end, so every mixture of experts waits for the
+device and no CUDA graph can record it; on some data-centre GPUs it multiplies by groups in one
+launch, more slowly than this. Here each program finds its own group: rows are ordered by expert and
+cut into blocks, and a block's expert is found in the running count of blocks (as in MegaBlocks,
+MLSys'23, §5.1). Only matrices of experts that have rows are read. Imports ``triton``.
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from node.kernels.devices import shared_bytes
+
 LANES_LEAST = 16
 FEW_ROWS = 16
 """Maximum mean number of rows per expert for which a block is as small as tensor cores allow."""
+SOME_ROWS = 64
+"""Likewise for blocks of 64 rows."""
+PAIRS_AT_ONCE = 1024
+"""(token, expert) pairs that a program looks at in one iteration to find its own expert's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,26 +36,62 @@ class Tiles:
     warps: int
     stages: int
 
+    def shared_bytes(self, item: int) -> int:
+        """Shared memory for the tiles of both operands, numbers of ``item`` bytes each."""
+        return (self.rows + self.outs) * self.ins * self.stages * item
 
-FEW = Tiles(rows=16, outs=32, ins=128, warps=4, stages=3)
-"""Tiles for decodes: reading the weights dominates, and many programs share it."""
-MANY = Tiles(rows=64, outs=128, ins=32, warps=4, stages=3)
+
+FEW = (
+    Tiles(rows=16, outs=64, ins=128, warps=4, stages=3),
+    Tiles(rows=16, outs=32, ins=128, warps=4, stages=3),
+)
+"""Tiles for decodes, the first that fits: reading the weights dominates, and many programs share
+it. ``bench/results/gpu_kernels.json`` has the times of these and others."""
+SOME = (
+    Tiles(rows=64, outs=128, ins=64, warps=4, stages=3),
+    Tiles(rows=64, outs=128, ins=32, warps=4, stages=3),
+)
+"""Tiles for short prefills."""
+MANY = (Tiles(rows=128, outs=256, ins=64, warps=8, stages=3), *SOME)
 """Tiles for prefills: weights that were read are reused often."""
+
+
+def tiles_for(pairs: int, experts: int, item: int, room_bytes: int) -> Tiles:
+    """The quickest tiles within ``room_bytes`` of shared memory for so many pairs, numbers of
+    ``item`` bytes each; the last known where none is."""
+    mean = pairs / experts
+    known = FEW if mean <= FEW_ROWS else SOME if mean <= SOME_ROWS else MANY
+    return next((each for each in known if each.shared_bytes(item) <= room_bytes), known[-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """(token, expert) pairs, ordered by expert."""
+    """(token, expert) pairs, ordered by expert; a pair's index counts pairs token by token."""
 
-    tokens: Tensor
-    """``[pairs]`` int32: the token of each pair."""
+    order: Tensor
+    """``[pairs]`` int32: index of the pair at each place."""
     ends: Tensor
-    """``[experts]`` int32: end of each expert's pairs."""
-    block_ends: Tensor
-    """``[experts]`` int32: end of each expert's blocks."""
-    blocks: int
-    """Upper bound on the number of blocks, whatever the router chooses."""
-    tiles: Tiles
+    """``[experts]`` int32: end of each expert's places."""
+    each: int
+    """Experts per token."""
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _group_pairs(chosen, order, ends, pairs, PAIRS: tl.constexpr):
+    """Find the places of one expert's pairs: behind all pairs of experts before it."""
+    expert = tl.program_id(0)
+    lanes = tl.arange(0, PAIRS)
+    before = 0
+    for first in range(0, pairs, PAIRS):
+        given = tl.load(chosen + first + lanes, mask=first + lanes < pairs, other=2147483647)
+        before += tl.sum((given < expert).to(tl.int32), 0)
+    place = before
+    for first in range(0, pairs, PAIRS):
+        given = tl.load(chosen + first + lanes, mask=first + lanes < pairs, other=2147483647)
+        own = (given == expert).to(tl.int32)
+        tl.store(order + place + tl.cumsum(own, 0) - own, first + lanes, mask=own > 0)
+        place += tl.sum(own, 0)
+    tl.store(ends + expert, place)
 
 
 @triton.jit
@@ -57,13 +99,14 @@ def _grouped_product(
     rows,
     weights,
     biases,
+    shares,
     out,
-    sources,
+    order,
     ends,
-    block_ends,
     experts,
     outs,
     ins,
+    each,
     row_stride,
     expert_stride,
     out_stride,
@@ -72,31 +115,31 @@ def _grouped_product(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     INS: tl.constexpr,
-    GATHERED: tl.constexpr,
+    SPREAD: tl.constexpr,
     BIASED: tl.constexpr,
+    SHARED: tl.constexpr,
 ):
     """Multiply a block of one expert's rows by some of its columns."""
     block = tl.program_id(1)
     lanes = tl.arange(0, EXPERTS)
     there = lanes < experts
-    counted = tl.load(block_ends + lanes, mask=there, other=2147483647)
-    before = counted <= block
+    last = tl.load(ends + lanes, mask=there, other=0)
+    first = tl.load(ends + lanes - 1, mask=there & (lanes > 0), other=0)
+    counted = tl.cumsum(tl.cdiv(last - first, ROWS) * there.to(tl.int32), 0)
+    before = there & (counted <= block)
     expert = tl.sum(before.to(tl.int32), 0)
     if expert < experts:
-        last = tl.load(ends + lanes, mask=there, other=0)
         first_block = tl.max(tl.where(before, counted, 0), 0)
         first_row = tl.max(tl.where(before, last, 0), 0)
         end = tl.load(ends + expert)
-        row = first_row + (block - first_block) * ROWS + tl.arange(0, ROWS)
-        live = row < end
-        source = row
-        if GATHERED:
-            source = tl.load(sources + row, mask=live, other=0)
-        source = source.to(tl.int64)
+        place = first_row + (block - first_block) * ROWS + tl.arange(0, ROWS)
+        live = place < end
+        pair = tl.load(order + place, mask=live, other=0)
+        source = pair // each if SPREAD else place
         column = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
         kept = column < outs
         at = tl.arange(0, INS)
-        from_rows = rows + source[:, None] * row_stride + at[None, :]
+        from_rows = rows + source[:, None].to(tl.int64) * row_stride + at[None, :]
         from_weights = (
             weights
             + expert.to(tl.int64) * expert_stride
@@ -114,33 +157,27 @@ def _grouped_product(
         if BIASED:
             bias = tl.load(biases + expert.to(tl.int64) * outs + column, mask=kept, other=0.0)
             total += bias.to(tl.float32)[None, :]
-        target = out + row[:, None].to(tl.int64) * outs + column[None, :]
+        if SHARED:
+            share = tl.load(shares + pair, mask=live, other=0.0)
+            total *= share.to(tl.float32)[:, None]
+        to = place if SPREAD else pair
+        target = out + to[:, None].to(tl.int64) * outs + column[None, :]
         tl.store(target, total.to(out.dtype.element_ty), mask=live[:, None] & kept[None, :])
 
 
-def group(chosen: Tensor, experts: int) -> tuple[Groups, Tensor]:
-    """Group the experts that a router chose, ``[tokens, each]`` int64, without a device wait.
-
-    Returns the groups, and the order ``[pairs]``: the index of the pair at each place, counting
-    pairs token by token.
-    """
-    tokens, each = chosen.shape
-    pairs = tokens * each
-    tiles = FEW if pairs <= FEW_ROWS * experts else MANY
-    sent, order = torch.sort(chosen.reshape(-1), stable=True)
-    ends = torch.searchsorted(
-        sent, torch.arange(experts, device=chosen.device), right=True, out_int32=True
-    )
-    counts = torch.diff(ends, prepend=ends.new_zeros(1))
-    blocks = torch.div(counts + (tiles.rows - 1), tiles.rows, rounding_mode="floor")
+def group(chosen: Tensor, experts: int) -> Groups:
+    """Group the experts that a router chose, ``[tokens, each]`` int64, in one launch."""
+    chosen = chosen.contiguous()
+    pairs = chosen.numel()
     made = Groups(
-        tokens=torch.div(order, each, rounding_mode="floor").to(torch.int32),
-        ends=ends,
-        block_ends=torch.cumsum(blocks, 0, dtype=torch.int32),
-        blocks=pairs // tiles.rows + min(experts, pairs),
-        tiles=tiles,
+        order=chosen.new_empty(pairs, dtype=torch.int32),
+        ends=chosen.new_empty(experts, dtype=torch.int32),
+        each=chosen.shape[1],
     )
-    return made, order
+    at_once = min(PAIRS_AT_ONCE, max(LANES_LEAST, triton.next_power_of_2(pairs)))
+    with torch.cuda.device_of(chosen):
+        _group_pairs[(experts,)](chosen, made.order, made.ends, pairs, PAIRS=at_once, num_warps=4)
+    return made
 
 
 def grouped_product(
@@ -149,14 +186,16 @@ def grouped_product(
     bias: Tensor | None,
     groups: Groups,
     *,
-    gathered: bool,
+    spread: bool,
     transposed: bool,
+    shares: Tensor | None = None,
 ) -> Tensor:
     """Product of each pair's row with its expert's matrix, ``[pairs, outs]``.
 
     ``weights`` are ``[experts, outs, ins]``, or ``[experts, ins, outs]`` if ``transposed``;
-    ``bias`` is ``[experts, outs]``. If ``gathered``, ``rows`` are ``[tokens, ins]`` and each pair
-    takes its token's row; otherwise they are ``[pairs, ins]`` in the groups' order.
+    ``bias`` is ``[experts, outs]``. If ``spread``, ``rows`` are tokens' ``[tokens, ins]``, and the
+    products lie in the groups' order. Otherwise ``rows`` are ``[pairs, ins]`` in that order, and
+    the products lie token by token. ``shares``, ``[pairs]`` token by token, multiply the products.
     """
     experts = weights.shape[0]
     outs, ins = weights.shape[1:]
@@ -165,22 +204,24 @@ def grouped_product(
     if transposed:
         outs, ins, out_stride, in_stride = ins, outs, in_stride, out_stride
     rows = rows.contiguous()
-    tiles, pairs = groups.tiles, groups.tokens.shape[0]
+    pairs = groups.order.shape[0]
+    tiles = tiles_for(pairs, experts, weights.element_size(), shared_bytes(rows.device))
     out = rows.new_empty(pairs, outs)
-    grid = (triton.cdiv(outs, tiles.outs), groups.blocks)
+    blocks = pairs // tiles.rows + min(experts, pairs)  # at most, whatever the router chooses
     # Triton launches on the current device, even if its arguments are on another.
     with torch.cuda.device_of(rows):
-        _grouped_product[grid](
+        _grouped_product[(triton.cdiv(outs, tiles.outs), blocks)](
             rows,
             weights,
             out if bias is None else bias.contiguous(),
+            out if shares is None else shares.contiguous(),
             out,
-            groups.tokens,
+            groups.order,
             groups.ends,
-            groups.block_ends,
             experts,
             outs,
             ins,
+            groups.each,
             ins,
             strides[0],
             out_stride,
@@ -189,8 +230,9 @@ def grouped_product(
             ROWS=tiles.rows,
             OUTS=tiles.outs,
             INS=tiles.ins,
-            GATHERED=gathered,
+            SPREAD=spread,
             BIASED=bias is not None,
+            SHARED=shares is not None,
             num_warps=tiles.warps,
             num_stages=tiles.stages,
         )

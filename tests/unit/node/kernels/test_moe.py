@@ -16,7 +16,7 @@ from tests.unit.node.model.execution.test_cuda_graphs import LAYERS, PROMPTS, an
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
 from node.kernels import triton_grouped_gemm
-from node.kernels.triton_grouped_gemm import FEW, MANY, group, grouped_product
+from node.kernels.triton_grouped_gemm import FEW, MANY, SOME, group, grouped_product, tiles_for
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -41,21 +41,41 @@ def test_each_row_by_its_experts_matrix(
     weights = random(count, outs, ins)
     biases = random(count, outs) if bias else None
     given = weights.transpose(1, 2).contiguous() if transposed else weights
-    groups, order = group(chosen, count)
-    assert groups.tiles == (MANY if tokens == 70 else FEW)
-    assert int(groups.block_ends[-1]) <= groups.blocks
-    sent, of_token = chosen.reshape(-1)[order], order // each
-    for rows, gathered, source in (
-        (random(tokens, ins), True, of_token),
+    groups = group(chosen, count)
+    flat = chosen.reshape(-1)
+    sent, order = torch.sort(flat, stable=True)
+    assert groups.order.tolist() == order.tolist()
+    assert groups.ends.tolist() == torch.bincount(flat, minlength=count).cumsum(0).tolist()
+    shares = random(tokens * each)
+    for rows, spread, source in (
+        (random(tokens, ins), True, order // each),
         (random(tokens * each, ins), False, torch.arange(tokens * each, device=DEVICE)),
     ):
-        made = grouped_product(
-            rows, given, biases, groups, gathered=gathered, transposed=transposed
-        )
         wanted = torch.einsum("pi,poi->po", rows[source], weights[sent])
         if biases is not None:
             wanted = wanted + biases[sent]
+        if not spread:
+            wanted = torch.empty_like(wanted).index_copy_(0, order, wanted) * shares[:, None]
+        made = grouped_product(
+            rows,
+            given,
+            biases,
+            groups,
+            spread=spread,
+            transposed=transposed,
+            shares=None if spread else shares,
+        )
         assert (made - wanted).abs().max() < 1e-4
+
+
+def test_the_largest_tiles_that_fit() -> None:
+    """What is read once and used by few rows, then by many; and cards with little shared memory."""
+    known = [tiles_for(pairs, 8, 2, 227 << 10) for pairs in (8, 128, 129, 512, 513)]
+    assert known == [FEW[0], FEW[0], SOME[0], SOME[0], MANY[0]]
+    for pairs in (8, 512, 5000):
+        for room in (48 << 10, 99 << 10):
+            assert tiles_for(pairs, 8, 2, room).shared_bytes(2) <= room
+    assert tiles_for(5000, 8, 2, 99 << 10) == SOME[0]
 
 
 def engine_by_kernel(directory: Path, kernel: GroupedKernel = triton_grouped_gemm) -> Engine:
@@ -117,7 +137,7 @@ def test_a_kernel_that_errs_is_not_used(tmp_path: Path, caplog: pytest.LogCaptur
         raise RuntimeError("no C compiler\nand much more")
 
     for product, told in ((skewed, "off by 0.1"), (fails, "its kernel failed: no C compiler")):
-        kernel = SimpleNamespace(group=group, grouped_product=product, FEW_ROWS=16)
+        kernel = SimpleNamespace(group=group, grouped_product=product, SOME_ROWS=16)
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             engine = engine_by_kernel(tmp_path, kernel)
