@@ -2,17 +2,18 @@
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import nn
 
-from dht.errors import MachineError, UserError
+from dht.errors import UserError
 from dht.messages.types import ModelSpec
 from node.attention.block_table import AttendPages, BlockTable
 from node.attention.decode_table import decode_rows
 from node.attention.paged_attention import Segment, Step
+from node.device.failure import AcceleratorError
 from node.device.tensors import to_device
 from node.engine.batch_output import results_of
 from node.engine.batch_rows import StepRows, joined
@@ -20,6 +21,7 @@ from node.engine.kernel_trial import try_attention_kernel
 from node.engine.work_item import WorkResult
 from node.kernels import moe
 from node.kernels.moe import GroupedKernel
+from node.kernels.trial import tried
 from node.kv.layer_pool import LayerPool
 from node.kv.pool import pool_rows
 from node.kv.session_state import SessionState
@@ -38,23 +40,6 @@ EXACT_LEAST = 1e-4
 """Likewise in float32, where chunks are compared with the rows at once."""
 ELSEWHERE = slice(0, 0)
 """Placeholder for a context's pool rows when a kernel finds them by page."""
-
-
-class _NeverRaised(RuntimeError):
-    """Stands for an error class that this version of torch does not have."""
-
-
-AcceleratorError: type[RuntimeError] = getattr(torch, "AcceleratorError", _NeverRaised)
-"""Errors that CUDA itself reports, as opposed to torch's own; since torch 2.8."""
-
-
-def lost(device: torch.device) -> RuntimeError | None:
-    """The error of a device that has failed for good in this process; None if it computes."""
-    try:
-        torch.ones(1, device=device).add_(1).tolist()
-    except AcceleratorError as error:
-        return error
-    return None
 
 
 def _tensors_kept(layer: nn.Module) -> dict[tuple[str, str], int]:
@@ -234,11 +219,11 @@ class ModelRunner:
         Call it before any session comes. Raises MachineError if the kernel crashed the device.
         """
         layers = list(self._loaded.layers.values())
-        apart = self._tried(
-            "experts wait for the device", lambda: moe.try_grouped_gemm(kernel, layers)
+        apart = tried(
+            self.device, "experts run by torch", lambda: moe.try_grouped_gemm(kernel, layers)
         )
         if apart is not None and moe.use(kernel, layers):
-            logger.info("experts run without waiting for the device; off by %.1g at most", apart)
+            logger.info("experts run by a kernel of ours; off by %.1g at most", apart)
 
     def use_pages(self, attend_pages: AttendPages) -> None:
         """Let ``attend_pages`` read contexts if its results are right on this device
@@ -249,7 +234,8 @@ class ModelRunner:
         anatomy = self._layout.anatomy
         if not anatomy.packed:
             return
-        apart = self._tried(
+        apart = tried(
+            self.device,
             "attention copies what it reads",
             lambda: try_attention_kernel(
                 attend_pages,
@@ -274,23 +260,6 @@ class ModelRunner:
         like = torch.zeros(1, anatomy.width, dtype=self._layout.dtype, device=self.device)
         with torch.inference_mode():
             self._loaded.flow.prepare(min(self._pools), max(self._pools) + 1, step, like)
-
-    def _tried(self, without: str, trial: Callable[[], float]) -> float | None:
-        """Result of ``trial``; None if it failed, having logged what runs ``without`` a kernel."""
-        try:
-            return trial()
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # from a compiler or driver; there is another way
-            # The crash may come from a launch by Triton, whose errors are not torch's.
-            if (crash := lost(self.device)) is not None:
-                raise MachineError(
-                    f"{self.device} failed in a kernel of ours ({crash}): start again with"
-                    " --no-kernels"
-                ) from error
-            told = str(error).strip().splitlines() or [repr(error)]
-            logger.warning("%s: its kernel failed: %s", without, told[0])
-            return None
 
     def run(self, rows: list[StepRows]) -> list[WorkResult]:
         """Pack the rows, run each layer over those that need it, split the results.

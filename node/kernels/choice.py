@@ -2,11 +2,14 @@
 
 import logging
 import sys
+from typing import NamedTuple
 
 import torch
 
 from node.attention.block_table import AttendPages
 from node.kernels.moe import GroupedKernel
+from node.kernels.rms_norm import NormRows
+from node.kernels.rotary import Rotate
 
 logger = logging.getLogger(__name__)
 
@@ -14,9 +17,25 @@ CAPABILITY_LEAST = (8, 0)
 """Minimum compute capability, NVIDIA: on older cards Triton multiplies without tensor cores."""
 DTYPES = frozenset({torch.bfloat16, torch.float16})
 """Dtypes that tensor cores multiply directly."""
-GROUPED_BY_TORCH = frozenset({9, 10})
-"""Major compute capabilities on which torch multiplies bfloat16 by groups without waiting for the
-device (``aten/src/ATen/native/cuda/GroupedBlas.cpp``)."""
+
+
+class RowsKernels(NamedTuple):
+    """Kernels that take the place of parts of a layer which work on each row by itself."""
+
+    norm_rows: NormRows
+    rotate_heads: Rotate
+
+
+def rows_kernels(device: torch.device, dtype: torch.dtype) -> RowsKernels | None:
+    """Norms and rotations in one launch each; None if impossible here."""
+    if not _runs_triton(device, dtype):
+        return None
+    try:
+        from node.kernels.triton_rms_norm import norm_rows
+        from node.kernels.triton_rotary import rotate_heads
+    except ImportError:  # :func:`pages_kernel` logs it
+        return None
+    return RowsKernels(norm_rows, rotate_heads)
 
 
 def pages_kernel(device: torch.device, dtype: torch.dtype) -> AttendPages | None:
@@ -36,14 +55,9 @@ def pages_kernel(device: torch.device, dtype: torch.dtype) -> AttendPages | None
 
 
 def experts_kernel(device: torch.device, dtype: torch.dtype) -> GroupedKernel | None:
-    """Grouped products that never wait for the device; None if impossible here, or if torch's own
-    do not wait."""
+    """Grouped products that never wait for the device; None if impossible here."""
     if not _runs_triton(device, dtype):
         return None
-    if torch.version.hip is None and dtype is torch.bfloat16:
-        major, _ = torch.cuda.get_device_capability(device)
-        if major in GROUPED_BY_TORCH:
-            return None
     try:
         from node.kernels import triton_grouped_gemm
     except ImportError:  # :func:`pages_kernel` has logged it

@@ -4,11 +4,15 @@ A norm is recognised by what it computes, not by its name: a module with one vec
 an epsilon is tried on random rows, and replaced if torch's fused norm gives the same.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from node.kernels.trial import tried
 
 EPSILONS = ("variance_epsilon", "eps", "epsilon")
 """Attribute names of the epsilon in models."""
@@ -16,38 +20,53 @@ TRIAL_SCALES = (1.0, 30.0, 1e-3)
 """Scales of the rows in a trial; with the last, the epsilon is as large as the mean square."""
 ERRORS_MAX = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Maximum error, relative to the norm of a module's output for a row: a few roundings."""
+WIDTH_MAX = 1 << 14
+"""Maximum width of a row that fits the registers of a program of our kernel."""
+
+NormRows = Callable[[Tensor, Tensor, float], Tensor]
+"""Interface of :func:`node.kernels.triton_rms_norm.norm_rows`."""
 
 
 class FusedNorm(nn.Module):
     """``x / sqrt(mean(x²) + eps) · w``, or ``· (1 + w)`` if ``shifted``."""
 
-    def __init__(self, weight: Tensor, eps: float, *, shifted: bool) -> None:
+    def __init__(
+        self, weight: Tensor, eps: float, *, shifted: bool, kernel: NormRows | None = None
+    ) -> None:
+        """``kernel`` computes it; torch does if it is None."""
         super().__init__()
+        self._kernel = kernel
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.scale: Tensor | None
         self.register_buffer("scale", 1.0 + weight.float() if shifted else None, persistent=False)
         self.eps = eps
 
     def forward(self, rows: Tensor) -> Tensor:
+        if self._kernel is not None:
+            scale = self.weight if self.scale is None else self.scale
+            return self._kernel(rows, scale, self.eps)
         shape = self.weight.shape
         if self.scale is None:
             return F.rms_norm(rows, shape, self.weight, self.eps)
         return (F.rms_norm(rows, shape, None, self.eps) * self.scale).to(rows.dtype)
 
 
-def fuse_norms(layer: nn.Module, dtype: torch.dtype) -> int:
-    """Replace the RMS norms in ``layer``, which computes in ``dtype``; returns their number."""
+def fuse_norms(layer: nn.Module, dtype: torch.dtype, kernel: NormRows | None = None) -> int:
+    """Replace the RMS norms in ``layer``, which computes in ``dtype``; returns their number.
+
+    ``kernel`` computes those for which it gives the same, torch the others.
+    """
     fused = 0
     for parent in list(layer.modules()):
         for name, child in list(parent.named_children()):
-            made = _fused(child, dtype)
+            made = _fused(child, dtype, kernel)
             if made is not None:
                 setattr(parent, name, made)
                 fused += 1
     return fused
 
 
-def _fused(module: Any, dtype: torch.dtype) -> FusedNorm | None:
+def _fused(module: Any, dtype: torch.dtype, kernel: NormRows | None) -> FusedNorm | None:
     """Replacement for ``module``; None if there is none."""
     if isinstance(module, FusedNorm) or next(module.children(), None) is not None:
         return None
@@ -72,15 +91,17 @@ def _fused(module: Any, dtype: torch.dtype) -> FusedNorm | None:
             wanted = module(rows)
         except (RuntimeError, TypeError, ValueError):  # it takes other arguments
             return None
-        for shifted in (False, True):
-            made = FusedNorm(weight.data, eps, shifted=shifted)
-            if _alike(made(rows), wanted):
-                return made
+        narrow = rows.shape[-1] <= WIDTH_MAX
+        for by in (kernel, None) if kernel is not None and narrow else (None,):
+            for shifted in (False, True):
+                made = FusedNorm(weight.data, eps, shifted=shifted, kernel=by)
+                if _alike(tried(rows.device, "norms run by torch", partial(made, rows)), wanted):
+                    return made
     return None
 
 
-def _alike(given: Tensor, wanted: Any) -> bool:
-    if not isinstance(wanted, Tensor):
+def _alike(given: Tensor | None, wanted: Any) -> bool:
+    if given is None or not isinstance(wanted, Tensor):
         return False
     if given.shape != wanted.shape or given.dtype is not wanted.dtype:
         return False

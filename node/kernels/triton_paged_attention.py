@@ -11,7 +11,6 @@ Nothing is copied, and differences in sessions' lengths cost nothing: a step's c
 tokens that it attends to. Imports ``triton``, which CUDA builds of torch include on Linux.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from node.attention.block_table import BlockTable, RowBlocks
+from node.kernels.devices import processors, shared_bytes
 
 SPLITS_MAX = 64
 TILE_TOKENS = (16, 64)
@@ -33,8 +33,6 @@ LANES_LEAST = 16
 """Minimum size of a tensor core's product."""
 LOADED_AT_ONCE = 8
 """Numbers of two bytes that a thread loads with one instruction."""
-SHARED_BYTES_KNOWN = 48 << 10
-"""Minimum shared memory per block of threads, which every device has."""
 SHARED_SHARE_MAX = 0.75
 PROGRAMS_PER_PROCESSOR = 4
 """Minimum programs per processor that splitting contexts aims at: some compute while others wait
@@ -199,51 +197,34 @@ def _merge_parts(
 ):
     """Merge the parts of the context of one row and query head, weighted by the parts' peaks."""
     token = tl.load(tokens + tl.program_id(0)).to(tl.int64)
-    head = tl.program_id(1)
-    part = tl.arange(0, PARTS)
-    there = part < splits
-    row = token * tl.num_programs(1) + head
-    each = row * splits + part
-    peak = tl.load(peaks + each, mask=there, other=float("-inf"))
-    highest = tl.max(peak, 0)
-    if SINKS:
-        sink = tl.load(sinks + head).to(tl.float32)
-        highest = tl.maximum(highest, sink)
-    weights = tl.exp(peak - highest)
-    total = tl.sum(weights * tl.load(sums + each, mask=there, other=0.0), 0)
-    if SINKS:
-        total += tl.exp(sink - highest)
-    lanes = tl.arange(0, VALUE_LANES)
-    # A part without tokens wrote nothing, and is not read.
-    found = tl.load(
-        parts + each[:, None] * VALUE_WIDTH + lanes[None, :],
-        mask=(weights > 0.0)[:, None] & (lanes < VALUE_WIDTH)[None, :],
-        other=0.0,
-    )
-    answer = tl.sum(found * weights[:, None], 0) / total
-    tl.store(
-        out + row * VALUE_WIDTH + lanes,
-        answer.to(out.dtype.element_ty),
-        mask=lanes < VALUE_WIDTH,
-    )
-
-
-@functools.cache
-def processors(device: torch.device) -> int:
-    """Number of streaming multiprocessors of a device; 1 if it is not a GPU."""
-    if device.type != "cuda":
-        return 1
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@functools.cache
-def shared_bytes(device: torch.device) -> int:
-    """Bytes of shared memory that a block of threads may use."""
-    if device.type != "cuda":
-        return SHARED_BYTES_KNOWN
-    found = torch.cuda.get_device_properties(device)
-    # AMD's devices may report 0.
-    return max(SHARED_BYTES_KNOWN, getattr(found, "shared_memory_per_block_optin", 0))
+    if token >= 0:  # a graph's list of rows has room for more
+        head = tl.program_id(1)
+        part = tl.arange(0, PARTS)
+        there = part < splits
+        row = token * tl.num_programs(1) + head
+        each = row * splits + part
+        peak = tl.load(peaks + each, mask=there, other=float("-inf"))
+        highest = tl.max(peak, 0)
+        if SINKS:
+            sink = tl.load(sinks + head).to(tl.float32)
+            highest = tl.maximum(highest, sink)
+        weights = tl.exp(peak - highest)
+        total = tl.sum(weights * tl.load(sums + each, mask=there, other=0.0), 0)
+        if SINKS:
+            total += tl.exp(sink - highest)
+        lanes = tl.arange(0, VALUE_LANES)
+        # A part without tokens wrote nothing, and is not read.
+        found = tl.load(
+            parts + each[:, None] * VALUE_WIDTH + lanes[None, :],
+            mask=(weights > 0.0)[:, None] & (lanes < VALUE_WIDTH)[None, :],
+            other=0.0,
+        )
+        answer = tl.sum(found * weights[:, None], 0) / total
+        tl.store(
+            out + row * VALUE_WIDTH + lanes,
+            answer.to(out.dtype.element_ty),
+            mask=lanes < VALUE_WIDTH,
+        )
 
 
 def tile_tokens(lanes: int, key_lanes: int, value_lanes: int, item: int, room_bytes: int) -> int:

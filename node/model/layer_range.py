@@ -19,6 +19,7 @@ from dht.model_files import sizes_of
 from node.attention.paged_attention import ATTENTION_NAME, register_attention
 from node.device.heap import give_back
 from node.device.tensors import DTYPES, is_finite
+from node.kernels.choice import RowsKernels
 from node.model.execution.cuda_graphs import CudaCapture
 from node.model.execution.forward import LayerForward
 from node.model.inspection.layer_traits import FAILURES
@@ -262,7 +263,10 @@ class _Meter:
 class LoadedRange:
     """Modules of the layers that this peer holds, filled on its device."""
 
-    def __init__(self, layout: ModelLayout, device: torch.device) -> None:
+    def __init__(
+        self, layout: ModelLayout, device: torch.device, kernels: RowsKernels | None = None
+    ) -> None:
+        """``kernels`` take the place of parts of the layers where they compute the same."""
         self._layout = layout
         self.device = device
         """Device on which parts are filled."""
@@ -273,7 +277,7 @@ class LoadedRange:
         """Makes what a head that is held joins with tokens; None where there is no head."""
         self._made_up = False
         capture = CudaCapture(device) if device.type == "cuda" else None
-        self.flow = LayerForward(layout.anatomy, layout.skeleton().to(device), capture)
+        self.flow = LayerForward(layout.anatomy, layout.skeleton().to(device), capture, kernels)
         """Runs rows through what is held."""
 
     @property

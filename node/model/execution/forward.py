@@ -16,7 +16,9 @@ from node.attention.batched_view import BatchedCache
 from node.attention.cache_view import PoolCache
 from node.attention.paged_attention import Segment, Step, set_step
 from node.device.tensors import to_device
+from node.kernels.choice import RowsKernels
 from node.kernels.rms_norm import fuse_norms
+from node.kernels.rotary import fuse_rotation
 from node.model.carried import Carried, Passed
 from node.model.execution.cuda_graphs import Capture, CudaGraphs, recordable
 from node.model.execution.layers_inside import LayersInside
@@ -33,9 +35,15 @@ class LayerForward:
     """Runs hidden states, ``[tokens, hidden]``, through parts of one model."""
 
     def __init__(
-        self, anatomy: ModelStructure, skeleton: Skeleton, capture: Capture | None = None
+        self,
+        anatomy: ModelStructure,
+        skeleton: Skeleton,
+        capture: Capture | None = None,
+        kernels: RowsKernels | None = None,
     ) -> None:
-        """``skeleton`` is on the parts' device; ``capture`` makes graphs of decode steps."""
+        """``skeleton`` is on the parts' device; ``capture`` makes graphs of decode steps;
+        ``kernels`` take the place of parts of the layers."""
+        self._kernels = kernels
         self._anatomy = anatomy
         self._skeleton = skeleton
         self._embed_width = int(skeleton.parts[anatomy.before[0]].get_parameter("weight").shape[-1])
@@ -67,7 +75,9 @@ class LayerForward:
             share_products(layer, self._anatomy.traits[index].siblings)
             layer = favour_few_rows(layer)
         if device.type == "cuda":
-            fuse_norms(layer, dtype)
+            fuse_norms(layer, dtype, self._kernels.norm_rows if self._kernels else None)
+            if self._kernels is not None:
+                fuse_rotation(layer, dtype, device, self._kernels.rotate_heads)
         if is_packed(layer):
             run_packed_experts(layer)
         elif device.type == "cpu":

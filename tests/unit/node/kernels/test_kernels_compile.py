@@ -16,12 +16,14 @@ from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from node.kernels.triton_grouped_gemm import FEW, MANY, _grouped_product
+from node.kernels.triton_grouped_gemm import _group_pairs, _grouped_product, tiles_for
 from node.kernels.triton_paged_attention import STAGES, _attend_block, _merge_parts, tile_tokens
+from node.kernels.triton_rms_norm import _norm_rows
+from node.kernels.triton_rotary import _rotate_heads
 
 WIDTH, GROUP = 128, 4
-FLOATS = {"scale", "softcap"}
-TABLES = {"pages", "segments", "blocks", "tokens", "sources", "ends", "block_ends"}
+FLOATS = {"scale", "softcap", "eps"}
+TABLES = {"pages", "segments", "blocks", "tokens", "order", "ends"}
 ALIGNED = {
     "key_row", "key_head", "value_row", "value_head",
     "outs", "ins", "row_stride", "expert_stride", "out_stride",
@@ -36,7 +38,7 @@ def compiled(kernel, target, constants, kinds, warps, stages=STAGES):
             signature[name] = "constexpr"
         elif name in TABLES:
             signature[name] = "*i32"
-        elif name in kinds:
+        elif name in kinds:  # before FLOATS: a scale may be a tensor
             signature[name] = kinds[name]
         else:
             signature[name] = "fp32" if name in FLOATS else "i32"
@@ -84,15 +86,32 @@ for backend, arch, warp, room in json.loads(sys.argv[2]):
     kinds = {**numbers, "parts": "*fp32", "peaks": "*fp32", "sums": "*fp32"}
     made = compiled(_merge_parts, target, merge, kinds, 4)
     found.append([arch, 0, True, made.metadata.shared, room, None, 0])
-    for tiles in (FEW, MANY):
+    for pairs in (8, 8192, 16384):
+        tiles = tiles_for(pairs, 128, 2, room)
         constants = {
             "in_stride": 1, "EXPERTS": 128, "ROWS": tiles.rows, "OUTS": tiles.outs,
-            "INS": tiles.ins, "GATHERED": True, "BIASED": False,
+            "INS": tiles.ins, "SPREAD": True, "BIASED": False, "SHARED": False,
         }
-        kinds = {name: "*bf16" for name in ("rows", "weights", "biases", "out")}
+        kinds = {name: "*bf16" for name in ("rows", "weights", "biases", "shares", "out")}
         made = compiled(_grouped_product, target, constants, kinds, tiles.warps, tiles.stages)
         spill = spilled(made.asm["cubin"]) if "cubin" in made.asm else None
         found.append([arch, tiles.rows, False, made.metadata.shared, room, spill, 0])
+    for kernel, constants, kinds in (
+        (_group_pairs, {"PAIRS": 1024}, {"chosen": "*i64"}),
+        (
+            _norm_rows,
+            {"WIDTH": 4096, "LANES": 4096, "ROWS": 1},
+            {"rows": "*bf16", "scale": "*bf16", "out": "*bf16"},
+        ),
+        (
+            _rotate_heads,
+            {"SECOND": 64, "HALF": 64, "LANES": 64, "HEADS": 8},
+            {n: "*bf16" for n in ("query", "key", "cos", "sin", "query_out", "key_out")},
+        ),
+    ):
+        made = compiled(kernel, target, constants, kinds, 8 if kernel is _norm_rows else 4)
+        spill = spilled(made.asm["cubin"]) if "cubin" in made.asm else None
+        found.append([arch, 1, False, made.metadata.shared, room, spill, 0])
 print(json.dumps(found))
 """
 CARDS = [
@@ -125,7 +144,7 @@ def test_kernels_compile_for_cards_that_are_not_here(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 6 * len(CARDS)
+    assert len(found) == 10 * len(CARDS)
     for arch, block_rows, split, shared, room, spill, single in found:
         assert shared <= room, (arch, block_rows, split)
         assert single == 0, (arch, block_rows, split)
