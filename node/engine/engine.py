@@ -16,12 +16,13 @@ import torch
 from dht.errors import MachineError, UserError
 from dht.messages.types import kv_tokens_least, layers_max, layers_text, stage_bytes
 from node.attention.block_table import AttendPages
+from node.device.failure import AcceleratorError, lost
 from node.device.heap import give_back
 from node.engine.batch_rows import StepRows
-from node.engine.model_runner import AcceleratorError, ModelRunner, lost
-from node.engine.work_check import WorkBounds, is_unsound, work_refusal
+from node.engine.model_runner import ModelRunner
+from node.engine.work_check import WorkBounds, is_unsound, unsound_of, work_refusal
 from node.engine.work_item import WorkItem, WorkResult
-from node.kernels.choice import experts_kernel, pages_kernel
+from node.kernels.choice import experts_kernel, pages_kernel, rows_kernels
 from node.kernels.moe import GroupedKernel
 from node.kv.export import KvRows
 from node.kv.layer_pool import LayerPool
@@ -83,7 +84,8 @@ class Engine:
         self.layers_max = self._count_layers()
         self.held = (0, 0)
         self.bytes_loaded = 0
-        self.loaded = LoadedRange(self.layout, self.device)
+        rows = rows_kernels(self.device, self.layout.dtype) if config.kernels else None
+        self.loaded = LoadedRange(self.layout, self.device, rows)
         """The layers held, and the parts beside them."""
         self._attend_pages: AttendPages | None = None
         self._experts: GroupedKernel | None = None
@@ -234,6 +236,7 @@ class Engine:
             vocab=self.spec.vocab,
             context_tokens=self.spec.context_tokens,
             carried=self.layout.anatomy.carried,
+            unsound=unsound_of(items),
         )
         for index, item in enumerate(items):
             reservation = self.kv.get(item.session)

@@ -1,5 +1,6 @@
 """Checks a work item before the engine runs it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,27 @@ class WorkBounds:
     """Longest context that the model supports; there are no positions beyond it."""
     carried: Carried | None = None
     """What rows carry beyond hidden states, if anything."""
+    unsound: frozenset[int] = frozenset()
+    """``id`` of hidden states that are not finite."""
+
+
+def unsound_of(items: Sequence[WorkItem]) -> frozenset[int]:
+    """``id`` of the items' hidden states that are not finite.
+
+    Rows on a device are this peer's own, and are looked at with what becomes of them, without a
+    wait; others' come on the CPU. They are looked at together: many rows alone take milliseconds.
+    """
+    came = [
+        item.hidden
+        for item in items
+        if item.hidden is not None
+        and item.hidden.device.type == "cpu"
+        and item.hidden.is_floating_point()
+    ]
+    alike = {(hidden.dtype, hidden.shape[1:]) for hidden in came}
+    if len(came) > 1 and len(alike) == 1 and is_finite(torch.cat(came)):
+        return frozenset()
+    return frozenset(id(hidden) for hidden in came if not is_finite(hidden))
 
 
 def work_refusal(item: WorkItem, reservation: Reservation | None, bounds: WorkBounds) -> str | None:
@@ -74,15 +96,9 @@ def _hidden_refusal(hidden: torch.Tensor, item: WorkItem, bounds: WorkBounds) ->
         return f"hidden states of shape {shape}, ({item.tokens}, {width}) expected"
     if not hidden.is_floating_point():
         return f"hidden states of {hidden.dtype}, floating point expected"
-    if not _is_sound(hidden):
+    if id(hidden) in bounds.unsound:
         return f"hidden states that are not finite came in for layers [{item.start}, {item.end})"
     return _carried_refusal(hidden, item, bounds)
-
-
-def _is_sound(hidden: torch.Tensor) -> bool:
-    """Whether rows are finite. On a device they are this peer's own, and are looked at with what
-    becomes of them, without a wait; others' come on the CPU."""
-    return hidden.device.type != "cpu" or is_finite(hidden)
 
 
 def _carried_refusal(hidden: torch.Tensor, item: WorkItem, bounds: WorkBounds) -> str | None:
@@ -96,7 +112,7 @@ def is_unsound(item: WorkItem, bounds: WorkBounds) -> bool:
     hidden = item.hidden
     if hidden is None or not hidden.is_floating_point():
         return False
-    if not _is_sound(hidden):
+    if id(hidden) in bounds.unsound:
         return True
     fits = hidden.shape[1:] == (bounds.width,) and bounds.start <= item.start < bounds.end
     return fits and _carried_refusal(hidden, item, bounds) is not None

@@ -1,6 +1,6 @@
 """A request to the engine and its result, from a stage's session to the model runner and back."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dht.messages.session import STEP_S_MAX, Sampling
@@ -77,13 +77,13 @@ class WorkItem:
     """Seconds for which the rows waited for those steps."""
     owner: Any = None
     """Returned with the result; the engine does not look at ``owner``."""
+    tokens: int = field(init=False, repr=False, compare=False)
+    """Number of rows."""
 
-    @property
-    def tokens(self) -> int:
-        """Number of rows."""
-        if self.token_ids is not None:
-            return len(self.token_ids)
-        return 0 if self.hidden is None else int(self.hidden.shape[0])
+    def __post_init__(self) -> None:
+        hidden_rows = 0 if self.hidden is None else int(self.hidden.shape[0])
+        rows = hidden_rows if self.token_ids is None else len(self.token_ids)
+        object.__setattr__(self, "tokens", rows)  # asked for a dozen times in a step
 
     @property
     def decodes(self) -> bool:
