@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from node.device.tensors import to_device
+
+CHUNKS_MAX = 8
+"""Maximum number of sessions with several rows in a step, for which an empty table has room."""
 
 
 class PagedSegment(Protocol):
@@ -36,10 +40,10 @@ class RowBlocks:
     blocks: Tensor
     """``[blocks, 2]`` int32: the session, and the block's first row within the session."""
     tokens: Tensor
-    """``[rows]`` int32: all rows in the blocks."""
+    """``[rows]`` int32: all rows in the blocks; -1 for none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BlockTable:
     """Sessions of a step: their rows, and the pages of their contexts."""
 
@@ -51,6 +55,10 @@ class BlockTable:
     page_tokens: int
     spans: tuple[int, ...]
     """Number of rows of each session, on the CPU."""
+    room_rows: int = 0
+    """If not 0, an empty table for steps of so many rows, which :meth:`stage` fills."""
+    chunked: bool = False
+    """Whether such steps have sessions with several rows."""
     _blocks: dict[tuple[int, bool], RowBlocks | None] = field(default_factory=dict)
 
     @classmethod
@@ -77,30 +85,75 @@ class BlockTable:
 
     @classmethod
     def room(
-        cls, rows: int, columns: int, page_tokens: int, scrap_page: int, device: torch.device
+        cls,
+        rows: int,
+        columns: int,
+        page_tokens: int,
+        scrap_page: int,
+        device: torch.device,
+        *,
+        chunked: bool = False,
     ) -> "BlockTable":
-        """An empty table for steps of ``rows`` sessions with one row each and contexts of up to
-        ``columns`` tokens. Until :meth:`stage`, all sessions attend to the first token of
-        ``scrap_page``."""
-        at = torch.arange(rows, dtype=torch.int32)
-        ones = torch.ones(rows, dtype=torch.int32)
-        pages = torch.full((rows, -(-columns // page_tokens)), scrap_page, dtype=torch.int32)
+        """An empty table for steps of ``rows`` rows and contexts of up to ``columns`` tokens: of
+        one row each, unless they are ``chunked``. Until :meth:`stage`, each row is a session that
+        attends to the first token of ``scrap_page``; if chunked, one behind them has no rows."""
+        sessions = rows + chunked
+        at = torch.arange(sessions, dtype=torch.int32)
+        segments = torch.stack([at, torch.ones_like(at), torch.ones_like(at)], dim=1)
+        segments[rows:] = torch.tensor([0, 0, 1])
+        pages = torch.full((sessions, -(-columns // page_tokens)), scrap_page, dtype=torch.int32)
         made = cls(
-            segments=torch.stack([at, ones, ones], dim=1).to(device),
+            segments=segments.to(device),
             pages=pages.to(device),
             page_tokens=page_tokens,
             spans=(1,) * rows,
+            room_rows=rows,
+            chunked=chunked,
         )
-        made.blocks(1, single=True)  # now: a graph's capture allows no transfer to the device
+        if not chunked:
+            made.blocks(1, single=True)  # now: a graph's capture allows no transfer to the device
         return made
 
     def stage(self, rows: "BlockTable", scrap_page: int) -> None:
-        """Write a decode step's sessions first; the other rows attend to ``scrap_page``."""
+        """Write a step's sessions first; each row of padding is a session that attends to
+        ``scrap_page``."""
         count, wide = rows.pages.shape
-        self.segments[:count, 2] = rows.segments[:, 2]
-        self.segments[count:, 2] = 1
         self.pages[:count, :wide] = rows.pages
         self.pages[count:, 0] = scrap_page
+        if not self.chunked:
+            self.segments[:count, 2] = rows.segments[:, 2]
+            self.segments[count:, 2] = 1
+            return
+        first, last = sum(rows.spans), self.room_rows
+        padding = self._numbers[first:last]
+        behind = count + last - first
+        self.segments[:count] = rows.segments
+        self.segments[count:behind, 0] = padding
+        self.segments[count:behind, 1:] = 1
+        self.segments[behind:, :2] = 0
+        self.segments[behind:, 2] = 1
+        for (size, single), own in self._blocks.items():
+            given = rows.blocks(size, single=single)
+            blocks = tokens = 0
+            if own is None:
+                continue
+            if given is not None:
+                blocks, tokens = len(given.blocks), len(given.tokens)
+                own.blocks[:blocks] = given.blocks
+                own.tokens[:tokens] = given.tokens
+            if single:
+                own.blocks[blocks : blocks + len(padding), 0] = self._numbers[count:behind]
+                own.blocks[blocks : blocks + len(padding), 1] = 0
+                own.tokens[tokens : tokens + len(padding)] = padding
+                blocks, tokens = blocks + len(padding), tokens + len(padding)
+            own.blocks[blocks:, 0] = last  # the session without rows
+            own.blocks[blocks:, 1] = 0
+            own.tokens[tokens:] = -1
+
+    @cached_property
+    def _numbers(self) -> Tensor:
+        """0, 1, 2, … on the device, to copy from."""
+        return torch.arange(self.room_rows + 1, dtype=torch.int32, device=self.segments.device)
 
     @property
     def decode(self) -> bool:
@@ -121,6 +174,8 @@ class BlockTable:
         return self._blocks[key]
 
     def _cut(self, rows: int, single: bool) -> RowBlocks | None:
+        if self.room_rows:
+            return self._room_for_blocks(rows, single)
         cut: list[tuple[int, int]] = []
         tokens: list[int] = []
         at = 0
@@ -136,6 +191,21 @@ class BlockTable:
             blocks=to_device(torch.tensor(cut, dtype=torch.int32), device),
             tokens=to_device(torch.tensor(tokens, dtype=torch.int32), device),
         )
+
+    def _room_for_blocks(self, rows: int, single: bool) -> RowBlocks | None:
+        """As many blocks as a step can have; in the beginning they have no rows, except those of
+        sessions with one row where no others may come."""
+        if not single and not self.chunked:
+            return None
+        device, last = self.segments.device, self.room_rows
+        if single and not self.chunked:
+            at = torch.arange(last, dtype=torch.int32, device=device)
+            return RowBlocks(blocks=torch.stack([at, torch.zeros_like(at)], dim=1), tokens=at)
+        count = last if single else last // rows + CHUNKS_MAX
+        blocks = torch.zeros(count, 2, dtype=torch.int32, device=device)
+        blocks[:, 0] = last
+        tokens = torch.full((last,), -1, dtype=torch.int32, device=device)
+        return RowBlocks(blocks=blocks, tokens=tokens)
 
 
 AttendPages = Callable[

@@ -1,11 +1,12 @@
-"""Runs decode steps as CUDA graphs, one per size of step, so that a step is one launch.
+"""Runs steps as CUDA graphs, one per size of step, so that a step is one launch.
 
 A graph replays on the tensors with which it was captured. So a step is padded to a bucket of rows
 and a bucket of context, and staged into that bucket's buffers. Padding rows write to a pool row
 that belongs to no session, and their output is dropped. If a kernel reads contexts page by page,
-one context bucket serves most steps, and its graphs are captured at load. If contexts are copied by
-a table, padding is read too, and graphs are captured as steps come. The capture function is passed
-in: everything else runs, and is tested, without CUDA. Has not been run on a GPU yet.
+one context bucket serves most steps, and its graphs are captured at load: of decodes alone, and of
+chunks of prompts, perhaps beside decodes, whose launches would take longer than their work. If
+contexts are copied by a table, padding is read too, and graphs are captured as steps of decodes
+come. The capture function is passed in: everything else runs, and is tested, without CUDA.
 """
 
 import logging
@@ -15,12 +16,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from node.attention.block_table import BlockTable
+from node.attention.block_table import CHUNKS_MAX, BlockTable
 from node.attention.decode_table import TABLE_BYTES_MAX, DecodeRows
 from node.attention.mask_rules import MaskRule
 from node.attention.paged_attention import Step
@@ -30,6 +31,8 @@ from node.model.inspection.structure import ModelStructure
 logger = logging.getLogger(__name__)
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+CHUNK_BUCKETS = (32, 64, 128, 192, 256, 384, 512, 640, 768)
+"""Likewise for steps with chunks of prompts: the longest chunk of a step beside 256 decodes."""
 COLUMNS_LEAST = 128
 """Minimum context bucket, in tokens; sizes double from here, so at most half is padding."""
 PAGES_COLUMNS_LEAST = 4096
@@ -48,9 +51,11 @@ Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """Captures a function's operations on tensors and returns a function that repeats them."""
 
 
-def row_bucket(rows: int) -> int | None:
-    """Smallest bucket of at least ``rows`` rows; None beyond the largest."""
-    return next((size for size in ROW_BUCKETS if size >= rows), None)
+def row_bucket(rows: int, *, chunked: bool = False) -> int | None:
+    """Smallest bucket of at least ``rows`` rows; None beyond the largest. ``chunked``: of steps
+    with chunks of prompts."""
+    buckets = CHUNK_BUCKETS if chunked else ROW_BUCKETS
+    return next((size for size in buckets if size >= rows), None)
 
 
 def column_bucket(columns: int) -> int:
@@ -101,11 +106,19 @@ class Buffers:
 
     @classmethod
     def of(
-        cls, rows: int, columns: int, like: Tensor, scrap_row: int, page_tokens: int = 0
+        cls,
+        rows: int,
+        columns: int,
+        like: Tensor,
+        scrap_row: int,
+        page_tokens: int = 0,
+        *,
+        chunked: bool = False,
     ) -> "Buffers":
         """Buffers for steps of ``rows`` rows, with the width, dtype and device of ``like``.
 
         Contexts are found by a table, or by pages of ``page_tokens`` tokens if that is not 0.
+        ``chunked``: sessions may have several rows.
         """
         device = like.device
 
@@ -114,7 +127,8 @@ class Buffers:
 
         decode = paged = None
         if page_tokens:
-            paged = BlockTable.room(rows, columns, page_tokens, scrap_row // page_tokens, device)
+            scrap_page = scrap_row // page_tokens
+            paged = BlockTable.room(rows, columns, page_tokens, scrap_page, device, chunked=chunked)
         else:
             decode = DecodeRows(spans=full(1, rows, 2), table=full(scrap_row, rows, columns))
         return cls(
@@ -128,13 +142,14 @@ class Buffers:
 
     def stage(self, hidden: Tensor, positions: Tensor, step: Step) -> None:
         """Copy a step's rows to the first rows; padding rows write to the scrap row."""
-        assert isinstance(step.write_slots, Tensor)  # noqa: S101 - a tensor in decode steps
-        count = hidden.shape[0]
+        slots, count = step.write_slots, hidden.shape[0]
+        if isinstance(slots, slice):
+            slots = torch.arange(slots.start, slots.stop, device=self.slots.device)
         self.hidden[:count] = hidden
         self.hidden[count:] = 0
         self.positions[:count] = positions
         self.positions[count:] = 0
-        self.slots[:count] = step.write_slots
+        self.slots[:count] = slots
         self.slots[count:] = self.scrap_row
         if self.paged is not None and step.paged is not None:
             self.paged.stage(step.paged, self.scrap_row // self.paged.page_tokens)
@@ -151,22 +166,38 @@ class Buffers:
         into.table[count:] = self.scrap_row
 
 
-def _size_of(step: Step) -> tuple[int, int] | None:
-    """Rows and columns of a step that a graph could run; None if no graph could."""
+class Size(NamedTuple):
+    """Layers ``[start, end)`` and the bucket of a graph's steps."""
+
+    start: int
+    end: int
+    rows: int
+    columns: int
+    chunked: bool
+
+
+def _size_of(step: Step, start: int, end: int, count: int) -> Size | None:
+    """Bucket of a step of ``count`` rows; None if no graph could run it."""
     if step.compared is not None:  # a comparison waits for the device
         return None
     if step.paged is not None:
-        return (len(step.paged.spans), step.paged.columns) if step.paged.decode else None
-    if step.decode is None or not step.decode.table.numel():
+        spans = step.paged.spans
+        chunks = len(spans) - spans.count(1)
+        if chunks > CHUNKS_MAX:
+            return None
+        chunked, columns = chunks > 0, page_bucket(step.paged.columns)
+    elif step.decode is None or not step.decode.table.numel():
         return None
-    rows, columns = step.decode.table.shape
-    return rows, columns
+    else:
+        chunked, columns = False, column_bucket(step.decode.table.shape[1])
+    rows = row_bucket(count, chunked=chunked)
+    return None if rows is None else Size(start, end, rows, columns, chunked)
 
 
 def _token_bytes(step: Step, start: int, end: int) -> int:
     """Maximum bytes of one token's keys and values in a layer of ``[start, end)``."""
     pools = [step.pools[index] for index in range(start, end)]
-    return max(p.keys[0].nbytes + p.values[0].nbytes for p in pools)
+    return max((p.keys[0].nbytes + p.values[0].nbytes for p in pools), default=0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -182,9 +213,9 @@ class CudaGraphs:
         """``run`` runs layers without a graph; for ``capture`` see :data:`Capture`."""
         self._run = run
         self._capture = capture
-        self._graphs: OrderedDict[tuple[int, int, int, int], _Graph] = OrderedDict()
+        self._graphs: OrderedDict[Size, _Graph] = OrderedDict()
         self._failed: set[tuple[int, int]] = set()
-        self._too_large: set[tuple[int, int, int, int]] = set()
+        self._too_large: set[Size] = set()
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -199,18 +230,12 @@ class CudaGraphs:
         self, start: int, end: int, step: Step, hidden: Tensor, positions: Tensor
     ) -> Tensor | None:
         """Output ``[rows, hidden]`` of layers ``[start, end)``; None if no graph can run it."""
-        asked = _size_of(step)
-        if asked is None or (start, end) in self._failed:
+        count = hidden.shape[0]
+        key = _size_of(step, start, end, count)
+        if key is None or (start, end) in self._failed or key in self._too_large:
             return None
-        count, columns = asked
-        size = row_bucket(count)
-        if size is None:
-            return None
-        bucket = page_bucket(columns) if step.paged is not None else column_bucket(columns)
-        key = (start, end, size, bucket)
-        if key in self._too_large or (
-            step.paged is None and size * bucket * _token_bytes(step, start, end) > BYTES_MAX
-        ):
+        copied = 0 if step.paged is not None else _token_bytes(step, start, end)
+        if key.rows * key.columns * copied > BYTES_MAX:
             return None
         graph = self._graphs.get(key)
         if graph is None:
@@ -225,24 +250,27 @@ class CudaGraphs:
         return graph.buffers.out[:count].clone()  # the next replay overwrites it
 
     def prepare(self, start: int, end: int, step: Step, like: Tensor) -> int:
-        """Capture steps of all row buckets over contexts of :data:`PAGES_COLUMNS_LEAST` tokens, so
-        that no answer waits for a capture; returns the number of graphs.
+        """Capture steps of all buckets of rows over contexts of :data:`PAGES_COLUMNS_LEAST` tokens,
+        so that no answer waits for a capture; returns the number of graphs.
 
         ``step`` names the pools, the page size and the kernel; ``like`` is a row of hidden states.
         """
         made = 0
-        for size in reversed(ROW_BUCKETS):  # the largest first: others reuse its memory
-            key = (start, end, size, PAGES_COLUMNS_LEAST)
+        decodes = [(rows, False) for rows in ROW_BUCKETS]
+        sizes = [*decodes, *((rows, True) for rows in CHUNK_BUCKETS)]
+        for rows, chunked in sorted(sizes, reverse=True):  # others reuse the memory of the largest
+            key = Size(start, end, rows, PAGES_COLUMNS_LEAST, chunked)
             if (start, end) in self._failed:
                 break
             made += self._made(key, step, like) is not None
         return made
 
-    def _made(self, key: tuple[int, int, int, int], like_step: Step, like: Tensor) -> _Graph | None:
-        start, end, size, columns = key
+    def _made(self, key: Size, like_step: Step, like: Tensor) -> _Graph | None:
+        start, end, size, columns, chunked = key
         pools, paged = like_step.pools, like_step.paged
         page_tokens = 0 if paged is None else paged.page_tokens
-        buffers = Buffers.of(size, columns, like, pools[start].scrap_row, page_tokens)
+        scrap_row = pools[start].scrap_row
+        buffers = Buffers.of(size, columns, like, scrap_row, page_tokens, chunked=chunked)
         step = Step(
             pools=pools,
             write_slots=buffers.slots,

@@ -35,7 +35,7 @@ from tests.unit.node.fake_cuda import FakeCuda, fake_cuda
 
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
-from node.kernels.triton_grouped_gemm import Groups, group
+from node.kernels.triton_grouped_gemm import Groups
 
 PAGE = 16
 DEVICE = "cuda:1"
@@ -104,17 +104,25 @@ def _no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_runner.ModelRunner, "_is_causal", lambda *_: True)
     monkeypatch.setattr(engine_module, "pages_kernel", lambda *_: None)
     monkeypatch.setattr(engine_module, "experts_kernel", lambda *_: None)
+    monkeypatch.setattr(engine_module, "rows_kernels", lambda *_: None)
+
+
+def group_of_nothing(chosen: Tensor, experts: int) -> Groups:
+    """In the place of a kernel, likewise."""
+    assert str(chosen.device) == DEVICE
+    pairs = chosen.new_empty(chosen.numel(), dtype=torch.int32)
+    return Groups(order=pairs, ends=pairs.new_empty(experts), each=chosen.shape[1])
 
 
 def product_of_nothing(
-    rows: Tensor, weights: Tensor, bias: Tensor | None, groups: Groups, *, gathered: bool,
-    transposed: bool,
+    rows: Tensor, weights: Tensor, bias: Tensor | None, groups: Groups, *, spread: bool,
+    transposed: bool, shares: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """In the place of a kernel: what it takes is on its device, what it gives has the shape."""
-    for tensor in (rows, weights, groups.tokens, groups.ends, groups.block_ends):
+    for tensor in (rows, weights, groups.order, groups.ends, *([] if spread else [shares])):
         assert str(tensor.device) == DEVICE
     assert rows.dtype == weights.dtype
-    return rows.new_empty(groups.tokens.shape[0], weights.shape[2 if transposed else 1])
+    return rows.new_empty(groups.order.shape[0], weights.shape[2 if transposed else 1])
 
 
 STATES = {"mamba", "falcon_h1", "qwen3_next", "lfm2"}
@@ -150,9 +158,10 @@ def test_steps_by_pages_are_captured_at_load(
     monkeypatch.setattr(engine_module, "pages_kernel", lambda *_: attend_nowhere)
     monkeypatch.setattr(kernel_trial, "ERROR_MAX", 1.0)
     monkeypatch.setattr(cuda_graphs, "ROW_BUCKETS", (1, 2, 4))
+    monkeypatch.setattr(cuda_graphs, "CHUNK_BUCKETS", (32, 128))
     with fake_cuda() as seen:
         engine = engine_of(tmp_path, "bfloat16")
-        assert len(seen.captures) == len(graphs_of(engine)) == 3
+        assert len(seen.captures) == len(graphs_of(engine)) == 5
         assert len(set(seen.captures)) == 1
         for n in range(3):
             assert engine.kv.reserve(str(n), 200) is None
@@ -161,7 +170,11 @@ def test_steps_by_pages_are_captured_at_load(
             step(engine, seen, [item(engine, str(n), (1,), 100 + turn) for n in range(3)])
             assert seen.waits == ["a list is read"]
             assert not seen.uploads
-        assert (seen.replays, len(seen.captures)) == (40, 3)
+        assert (seen.replays, len(seen.captures)) == (43, 5)
+        step(engine, seen, [item(engine, "0", (1,), 140), item(engine, "1", (1,) * 9, 140)])
+        assert not seen.uploads
+        step(engine, seen, [item(engine, "2", (1,) * 129, 0)])  # more than any graph takes
+        assert (seen.replays, len(seen.captures)) == (44, 5)
 
 
 @pytest.mark.parametrize("by_pages", [True, False], ids=["by pages", "by copies"])
@@ -279,7 +292,9 @@ def test_what_waits_is_found_before_anything_is_captured(tmp_path: Path) -> None
 def test_experts_need_not_wait(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a kernel that finds the groups itself; its trial finds nothing to object to."""
     make(tmp_path, name)
-    kernel = SimpleNamespace(group=group, grouped_product=product_of_nothing, FEW_ROWS=16)
+    kernel = SimpleNamespace(
+        group=group_of_nothing, grouped_product=product_of_nothing, SOME_ROWS=16
+    )
     monkeypatch.setattr(engine_module, "experts_kernel", lambda *_: kernel)
     monkeypatch.setattr(moe, "ERROR_MAX", 1.0)
     with fake_cuda(capability=(8, 6)) as seen:

@@ -137,6 +137,29 @@ def test_it_gives_what_attention_in_the_open_gives(
     assert (given - wanted).abs().max() < 1e-5
 
 
+def test_a_staged_table_gives_what_a_steps_own_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of several sizes after each other, none of which leaves anything to the next; rows of
+    padding give numbers, too."""
+    room = BlockTable.room(64, 20 * PAGE, PAGE, 64, DEVICE, chunked=True)
+    pool = torch.randn(64 * PAGE + 1, 2, 32, device=DEVICE)
+    attend_pages(torch.randn(1, 8, 64, 32, device=DEVICE), pool, pool, room, None, 0, 0.2, 0.0)
+    for splits in (1, 400):
+        monkeypatch.setattr(triton_paged_attention, "processors", lambda _, s=splits: s)
+        for sessions in (MIXED, ((5, 9), (1, 3)), ((33, 33),), ((1, 2), (1, 9), (2, 290))):
+            parts: list[Part] = []
+            for rows, context in sessions:
+                first = parts[-1].first + parts[-1].rows if parts else 0
+                parts.append(Part(first, rows, context, list(range(first, first + 19))))
+            count = sum(part.rows for part in parts)
+            query = torch.randn(1, 8, 64, 32, device=DEVICE)
+            own = BlockTable.of(parts, PAGE, DEVICE)
+            room.stage(own, 64)
+            given = attend_pages(query, pool, pool, room, None, 0, 0.2, 0.0)
+            wanted = attend_pages(query[:, :, :count], pool, pool, own, None, 0, 0.2, 0.0)
+            assert (given[:, :count] - wanted).abs().max() < 1e-5
+            assert torch.isfinite(given).all()
+
+
 def test_queries_of_any_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads beside each other, rows beside each other, parts of something wider."""
     monkeypatch.setattr(triton_paged_attention, "processors", lambda _: 1)
@@ -224,7 +247,7 @@ def test_padded_steps_answer_the_same(tmp_path: Path) -> None:
     engine = engine_by_pages(tmp_path)
     graphs = with_graphs(engine)
     assert answers(engine, PROMPTS[:3], 4) == expected
-    assert len(graphs) == 1
+    assert sorted(key[2:] for key in graphs._graphs) == [(4, 4096, False), (64, 4096, True)]
 
 
 @pytest.mark.usefixtures("_small_trial")
