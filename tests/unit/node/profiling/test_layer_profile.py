@@ -13,6 +13,7 @@ from bench.random_model import make_llama
 from dht.command_line import EXIT_DONE, EXIT_USER
 from node import profile
 from node.engine.engine import Engine, EngineConfig
+from node.model.execution.forward import LayerForward
 from node.profiling import layer_profile
 from node.profiling.layer_fit import LayerFit, Line
 from node.profiling.layer_profile import (
@@ -116,9 +117,8 @@ def test_a_real_engine_is_timed_at_every_point_and_nothing_is_left(tmp_path: Pat
         assert all(0 < near_ns <= far_ns for _, near_ns, far_ns in times)
 
 
-def test_steps_that_take_long_end_the_measurement(directory: Path) -> None:
-    """A machine that needs 60 ms for four rows is not asked for 256 of them."""
-    now, rows = 0.0, 0
+def test_what_a_step_does_beside_its_layers_is_no_layers_time(directory: Path) -> None:
+    now = 0.0
 
     def clock() -> float:
         return now
@@ -127,12 +127,34 @@ def test_steps_that_take_long_end_the_measurement(directory: Path) -> None:
     step = engine.step
 
     def slow(items):  # type: ignore[no-untyped-def]
-        nonlocal now, rows
-        rows = max(rows, sum(item.tokens for item in items))
-        now += 0.015 * sum(item.tokens for item in items)
+        nonlocal now
+        now += 1.0
         return step(items)
 
     engine.step = slow  # type: ignore[method-assign]
+    measured = measure(engine, clock)
+    assert {timing.seconds for timing in (*measured.points, *measured.prefills)} == {0.0}
+
+
+def test_steps_that_take_long_end_the_measurement(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that needs 60 ms for four rows is not asked for 256 of them."""
+    now, rows = 0.0, 0
+
+    def clock() -> float:
+        return now
+
+    engine = engine_of(directory)
+    as_it_is = LayerForward.run
+
+    def slow(flow, start, end, step, hidden, positions):  # type: ignore[no-untyped-def]
+        nonlocal now, rows
+        rows = max(rows, len(hidden))
+        now += 0.015 * len(hidden)
+        return as_it_is(flow, start, end, step, hidden, positions)
+
+    monkeypatch.setattr(LayerForward, "run", slow)
     measured = measure(engine, clock)
     assert rows == CHUNKS[0]
     assert {timing.batch for timing in measured.points} == {1, 4}
