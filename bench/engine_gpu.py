@@ -1,8 +1,10 @@
 """``python -m bench.engine_gpu``: layers of large models' shapes against what the hardware allows.
 
-Eight layers with random weights in bfloat16 are decoded at several batches and contexts; what a
-step costs beside its layers (bringing rows, fetching results) is counted and divided by them. The
-floor of a step is the bytes that it must read (KV, and weights: of experts, those that rows drawn
+Layers with random weights in bfloat16 are decoded at several batches and contexts over random KV.
+What runs within a step between bringing rows to the device and fetching results is timed over one
+layer and over all, so that the difference is what layers take; the rest of a step, which a peer
+pays once for all layers that it holds, is told apart. The
+floor of a layer is the bytes that it must read (KV, and weights: of experts, those that rows drawn
 evenly would choose) over the measured bandwidth. A prefill's floor is its multiplications over the
 measured rate of one large matrix product. ``transformers`` eager runs the same layers beside it.
 ``--device cpu --tiny`` only proves that the script runs.
@@ -14,8 +16,9 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,10 +29,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from bench.report import provenance, write
 from node.engine.engine import Engine, EngineConfig, WorkItem
+from node.profiling import layer_profile
+from node.profiling.layer_fit import Timing
 from node.profiling.profile_cache import driver
 from node.weights.store import WeightStore
 
 SEED = 0
+PROFILED = 4
+"""Steps whose kernels are timed."""
 ENGINE_SHARE_MAX = 0.6
 """Share of a GPU's free memory for the engine's weights and pages: the rest is for both sides'
 intermediate results and the other side's weights and cache."""
@@ -47,12 +54,17 @@ class Plan:
     layers: int
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
-    prefill: int
+    prefills: tuple[int, ...]
+    """Tokens of prompts; a peer's steps have at most the first."""
     rounds: int
     copied_bytes: int
     """Bytes of the tensor whose reading measures the bandwidth."""
     matrix: int
     """Rows and columns of the product that measures the rate of multiplication."""
+
+    def drawn_on(self, device: str) -> str:
+        """The device that draws weights: the one that is measured, where they are many."""
+        return device if self.layers > 2 else "cpu"
 
 
 def _llama(hidden: int, intermediate: int, heads: int, kv_heads: int = 8) -> Shape:
@@ -92,10 +104,10 @@ FULL = Plan(
             "head_dim": 64,
         },
     },
-    layers=8,
+    layers=3,
     batches=(1, 8, 64, 256),
     contexts=(128, 2048, 8192),
-    prefill=2048,
+    prefills=(512, 2048),
     rounds=20,
     copied_bytes=1 << 30,
     matrix=8192,
@@ -114,18 +126,20 @@ TINY = Plan(
             "head_dim": 16,
         },
     },
-    layers=1,
+    layers=2,
     batches=(1, 2),
     contexts=(16,),
-    prefill=32,
+    prefills=(32,),
     rounds=2,
     copied_bytes=1 << 20,
     matrix=64,
 )
 
 
-def make_layers(directory: Path, shape: Shape, layers: int, context_tokens: int) -> Path:
-    """Write a model of that shape in bfloat16, with a small vocabulary."""
+def make_layers(
+    directory: Path, shape: Shape, layers: int, context_tokens: int, device: str = "cpu"
+) -> Path:
+    """Write a model of that shape in bfloat16, with a small vocabulary; ``device`` draws it."""
     torch.manual_seed(SEED)
     config = AutoConfig.for_model(
         **shape,
@@ -136,9 +150,21 @@ def make_layers(directory: Path, shape: Shape, layers: int, context_tokens: int)
         pad_token_id=None,
         eos_token_id=None,
     )
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with torch.device(device):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(directory)
     return directory
+
+
+def fast_directory() -> str | None:
+    """Where there are files in memory: large models are only written to be read once."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def seconds_of(run: Callable[[], object], device: torch.device, rounds: int) -> float:
@@ -147,11 +173,50 @@ def seconds_of(run: Callable[[], object], device: torch.device, rounds: int) -> 
     for turn in range(rounds + 2):
         started_s = time.perf_counter()
         run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait_for(device)
         if turn >= 2:
             took.append(time.perf_counter() - started_s)
     return median(took)
+
+
+def kernels_s(run: Callable[[], object]) -> float:
+    """Seconds of all kernels that ``run`` launches, without gaps and copies; 0 without CUDA."""
+    if torch.version.cuda is None:
+        return 0.0
+    from torch.profiler import ProfilerActivity, profile
+
+    run()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(PROFILED):
+            run()
+        torch.cuda.synchronize()
+    kernels = [event for event in seen.key_averages() if not event.key.startswith("Mem")]
+    return sum(event.self_device_time_total for event in kernels) / PROFILED / 1e6
+
+
+def kernel_figures(kernel_s: float, floor_s: float) -> dict[str, float]:
+    """What kernels take of a layer, with those of the step itself; nothing without CUDA."""
+    if not kernel_s:
+        return {}
+    return {
+        "kernels_us": round(1e6 * kernel_s, 1),
+        "kernels_times_floor": round(kernel_s / floor_s, 2),
+    }
+
+
+def parts_of(run: Callable[[], object], engine: "EngineSide", rounds: int) -> tuple[float, float]:
+    """Median seconds within layers, and beside them, of ``run``; the first two runs warm up."""
+    inside, beside = [], []
+    for turn in range(rounds + 2):
+        engine.inside_s()
+        started_s = time.perf_counter()
+        run()
+        wait_for(engine.device)
+        whole_s, inside_s = time.perf_counter() - started_s, engine.inside_s()
+        if turn >= 2:
+            inside.append(inside_s)
+            beside.append(whole_s - inside_s)
+    return median(inside), median(beside)
 
 
 def expert_bytes(directory: Path) -> int:
@@ -166,13 +231,16 @@ def expert_bytes(directory: Path) -> int:
     return found
 
 
+LAYER_SHARE_LEAST = 0.02
+"""Minimum share of a layer in what runs with one layer: less is noise."""
+
+
 class StepError(Exception):
     """A step of the engine gave an error."""
 
 
 class EngineSide:
-    """The engine over all layers, fed with hidden states, so that neither embedding nor head
-    counts."""
+    """The engine, fed with hidden states, so that neither embedding nor head counts."""
 
     def __init__(
         self, directory: Path, device: str, kv_tokens: int, plan: Plan, *, kernels: bool
@@ -197,10 +265,17 @@ class EngineSide:
         )
         self._layers = plan.layers
         self._engine.load(0, plan.layers)
+        flow = self._engine.loaded.flow
+        vars(flow)["run"] = partial(self._timed, flow.run)
+        self._inside_s = 0.0
+        for pool in self._engine._pools.values():  # numbers to read: memory as it was may be zeros
+            pool.keys.normal_()
+            pool.values.normal_()
         self._at: dict[str, int] = {}
+        widest = max(*plan.prefills, *plan.batches)
+        self._rows = torch.randn(widest, probe.hidden_size, dtype=torch.bfloat16)
         self.device = self._engine.device
         self.reads_in_place = self._engine.reads_in_place
-        self.hidden = probe.hidden_size
         self.layer_bytes = self._engine.spec.layer_bytes
         self.kv_bytes = self._engine.spec.kv_bytes_per_token_layer
         self._expert_bytes = expert_bytes(directory) / plan.layers
@@ -224,17 +299,20 @@ class EngineSide:
         """Bytes of the weights that one row is multiplied with in a layer."""
         return self.layer_bytes - self._expert_bytes * (1 - self._chosen_share)
 
-    def open(self, batch: int, context: int, steps: int) -> bool:
-        """Sessions with ``context`` tokens of random KV; False where there is no room."""
+    def open(self, batch: int, context: int, steps: int, layers: int) -> bool:
+        """Sessions over the first ``layers`` with ``context`` tokens of random KV; False where
+        there is no room."""
+        self._layers = layers
         for n in range(batch):
-            if self._engine.kv.reserve(str(n), context + steps) is not None:
+            name = str(n)
+            if self._engine.kv.reserve(name, context + steps) is not None:
                 self.close()
                 return False
-            self._at[str(n)] = 0
-        for name in self._at:
-            rows = torch.randn(context, self.hidden, dtype=torch.bfloat16)
-            for at in range(0, context, 1024):
-                self._run({name: rows[at : at + 1024]})
+            self._at[name] = context
+            reservation = self._engine.kv.get(name)
+            assert reservation is not None
+            self._engine.kv.grow(name, reservation, context)
+            self._engine.kv.ran(name, reservation, 0, context)
         return True
 
     def _run(self, rows: dict[str, torch.Tensor]) -> None:
@@ -247,19 +325,48 @@ class EngineSide:
                 raise StepError(result.error)
             self._at[result.item.session] += result.item.tokens
 
+    def _timed(self, run: Callable[..., torch.Tensor], *given: Any) -> torch.Tensor:
+        """Run layers within a step, and add what they take."""
+        wait_for(self.device)
+        started_s = time.perf_counter()
+        made = run(*given)
+        wait_for(self.device)
+        self._inside_s += time.perf_counter() - started_s
+        return made
+
+    def inside_s(self) -> float:
+        """Seconds within layers since the last call."""
+        taken_s, self._inside_s = self._inside_s, 0.0
+        return taken_s
+
     def decode(self) -> None:
         """One token of each session."""
-        row = torch.zeros(1, self.hidden, dtype=torch.bfloat16)
-        self._run(dict.fromkeys(self._at, row))
+        rows = torch.split(self._rows[: len(self._at)], 1)
+        self._run(dict(zip(self._at, rows, strict=True)))
 
-    def prefill(self, tokens: int) -> None:
-        """One prompt, which is forgotten again."""
+    def prefill(self, tokens: int, layers: int) -> None:
+        """One prompt through the first ``layers``, which is forgotten again."""
+        self._layers = layers
         if (refused := self._engine.kv.reserve("prompt", tokens)) is not None:
             raise StepError(refused)
         self._at["prompt"] = 0
-        self._run({"prompt": torch.zeros(tokens, self.hidden, dtype=torch.bfloat16)})
+        self._run({"prompt": self._rows[:tokens]})
         self._engine.kv.free("prompt")
         del self._at["prompt"]
+
+    def announced(self) -> dict[str, Any]:
+        """What a peer with these layers would announce before it serves, in microseconds of a
+        layer, and its T_j in tokens/s. The layers are gone afterwards."""
+        del vars(self._engine.loaded.flow)["run"]
+        profile = layer_profile.measure(self._engine)
+        return {
+            "decode_us": _microseconds(profile.points),
+            "prompt_us": _microseconds(profile.prefills),
+            "fit_error": profile.fit_error,
+            "tokens_per_s": [
+                round(rate, 1) for rate in layer_profile.tokens_per_s(self._engine, profile)
+            ],
+        }
 
     def close(self) -> None:
         """End all sessions."""
@@ -268,15 +375,27 @@ class EngineSide:
         self._at.clear()
 
 
+def _microseconds(timed: Iterable[Timing]) -> dict[str, float]:
+    """By batch and context."""
+    return {f"{t.batch}/{t.context_tokens}": round(1e6 * t.seconds, 1) for t in timed}
+
+
 class EagerSide:
     """The same layers in ``transformers`` with eager attention."""
 
-    def __init__(self, directory: Path, device: str) -> None:
-        model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.bfloat16, attn_implementation="eager"
-        )
+    def __init__(self, directory: Path, device: str, plan: Plan) -> None:
+        with torch.device(plan.drawn_on(device)):
+            model = AutoModelForCausalLM.from_config(
+                AutoConfig.from_pretrained(directory),
+                dtype=torch.bfloat16,
+                attn_implementation="eager",
+            )
         self._model: Any = model.to(device).eval().model
-        self._device = device
+        self.device = device
+
+    def hold(self, layers: int) -> None:
+        """Run the first ``layers`` from now on."""
+        self._model.config.num_hidden_layers = layers
 
     def _forward(self, ids: torch.Tensor, cache: DynamicCache) -> None:
         with torch.inference_mode():
@@ -285,92 +404,157 @@ class EagerSide:
     def decoder(self, batch: int, context: int) -> Callable[[], None]:
         """A function that decodes one token of each of ``batch`` sequences."""
         config = self._model.config
-        cache = DynamicCache()
+        cache = DynamicCache(config=config)  # windows bound some layers' caches
         for layer in range(config.num_hidden_layers):
             shape = (batch, config.num_key_value_heads, context, config.head_dim)
             keys, values = (
-                torch.randn(shape, dtype=torch.bfloat16, device=self._device) for _ in range(2)
+                torch.randn(shape, dtype=torch.bfloat16, device=self.device) for _ in range(2)
             )
             cache.update(keys, values, layer)
-        ids = torch.ones(batch, 1, dtype=torch.long, device=self._device)
+        ids = torch.ones(batch, 1, dtype=torch.long, device=self.device)
         return lambda: self._forward(ids, cache)
 
     def prefill(self, tokens: int) -> None:
         """One prompt."""
-        ids = torch.ones(1, tokens, dtype=torch.long, device=self._device)
-        self._forward(ids, DynamicCache())
+        ids = torch.ones(1, tokens, dtype=torch.long, device=self.device)
+        self._forward(ids, DynamicCache(config=self._model.config))
 
 
 def machine_rates(device: torch.device, plan: Plan) -> tuple[float, float]:
     """Bytes/s that a sum reads, and multiply-adds/s (counted as two) of one bfloat16 product."""
-    read = torch.zeros(plan.copied_bytes // 4, dtype=torch.float32, device=device)
+    read = torch.randn(plan.copied_bytes // 4, dtype=torch.float32, device=device)
     read_s = seconds_of(read.sum, device, plan.rounds)
-    square = torch.zeros(plan.matrix, plan.matrix, dtype=torch.bfloat16, device=device)
+    square = torch.randn(plan.matrix, plan.matrix, dtype=torch.bfloat16, device=device)
     product_s = seconds_of(lambda: square @ square, device, plan.rounds)
     return plan.copied_bytes / read_s, 2 * plan.matrix**3 / product_s
 
 
-def measure(directory: Path, device: str, plan: Plan, *, kernels: bool) -> dict[str, Any]:
-    """All batches and contexts of one shape, both sides in turn."""
+def measure(
+    directory: Path, device: str, plan: Plan, *, kernels: bool, rival: bool = True
+) -> dict[str, Any]:
+    """All batches and contexts of one shape, both sides in turn; ``rival``: the other side, too."""
     at = torch.device(device)
     gc.collect()  # the shape before
     if at.type == "cuda":
         torch.cuda.empty_cache()
     bytes_per_s, flops_per_s = machine_rates(at, plan)
     steps = plan.rounds + 2
-    most = max(plan.batches) * (max(plan.contexts) + steps + 16) + plan.prefill
+    most = max(plan.batches) * (max(plan.contexts) + steps + 16) + max(plan.prefills)
     engine = EngineSide(directory, device, most, plan, kernels=kernels)
-    eager = EagerSide(directory, device)
+    eager = EagerSide(directory, device, plan) if rival else None
     found: dict[str, Any] = {
         "layers": plan.layers,
         "bytes_per_s": round(bytes_per_s),
         "flops_per_s": round(flops_per_s),
         "attention": "in place" if engine.reads_in_place else "over copies",
     }
+    kernel_s: dict[tuple[int, int], float] = {}
     for batch in plan.batches:
         for context in plan.contexts:
+
+            def decode_s(
+                layers: int, batch: int = batch, context: int = context
+            ) -> tuple[float, float]:
+                if not engine.open(batch, context, steps, layers):
+                    raise StepError("no room for its KV")
+                try:
+                    took = parts_of(engine.decode, engine, plan.rounds)
+                    if layers == plan.layers:
+                        kernel_s[batch, context] = kernels_s(engine.decode) / layers
+                finally:
+                    engine.close()
+                return took
+
             name = f"decode_{batch}_{context}"
+            floor_s = engine.step_bytes(batch, context) / bytes_per_s
             try:
-                if not engine.open(batch, context, steps):
-                    found[name] = "no room for its KV"
-                    continue
-                engine_s = seconds_of(engine.decode, at, plan.rounds) / plan.layers
+                layer_s, beside_s = layer_and_beside(decode_s, plan.layers)
             except StepError as error:  # one point less, not all of them
                 found[name] = str(error)
                 continue
-            finally:
-                engine.close()
-            read_bytes = engine.step_bytes(batch, context)
-            figures = {
-                "layer_tokens_per_s": round(batch / engine_s, 1),
-                "times_floor": round(engine_s / (read_bytes / bytes_per_s), 2),
+            found[name] = {
+                "layer_tokens_per_s": round(batch / layer_s, 1),
+                "times_floor": round(layer_s / floor_s, 2),
+                "beside_layers_ms": round(1e3 * beside_s, 3),
+                **kernel_figures(kernel_s[batch, context], floor_s),
             }
-            try:
-                eager_s = seconds_of(eager.decoder(batch, context), at, plan.rounds) / plan.layers
-                figures["eager_layer_tokens_per_s"] = round(batch / eager_s, 1)
-            except torch.OutOfMemoryError:
-                pass  # left out: its scores take more than the device has
-            found[name] = figures
-    found[f"prefill_{plan.prefill}"] = prefill_figures(engine, eager, plan, flops_per_s)
+            if eager is not None:
+                found[name] |= eager_figures(eager, batch, context, plan)
+    for tokens in plan.prefills:
+        found[f"prefill_{tokens}"] = prefill_figures(engine, eager, tokens, plan, flops_per_s)
+    if kernels:
+        del eager
+        found["announced"] = engine.announced()
     return found
 
 
+def layer_and_beside(
+    took_s: Callable[[int], tuple[float, float]], layers: int
+) -> tuple[float, float]:
+    """Seconds of a layer, and of what a step takes beside its layers, from steps over one layer and
+    over all. ``took_s`` takes the number of layers and tells seconds within and beside them.
+
+    Raises StepError where the difference is no more than what the times vary by.
+    """
+    (one_s, beside_s), (all_s, _) = took_s(1), took_s(layers)
+    layer_s = (all_s - one_s) / (layers - 1)
+    if layer_s < LAYER_SHARE_LEAST * one_s:
+        raise StepError("it varies by more than a layer takes")
+    return layer_s, one_s - layer_s + beside_s
+
+
+def eager_figures(eager: EagerSide, batch: int, context: int, plan: Plan) -> dict[str, float]:
+    """One point of decoding on the other side; nothing where its scores do not fit the device."""
+    at = torch.device(eager.device)
+
+    def decode_s(layers: int) -> tuple[float, float]:
+        eager.hold(layers)
+        return seconds_of(eager.decoder(batch, context), at, plan.rounds), 0.0
+
+    try:
+        layer_s, beside_s = layer_and_beside(decode_s, plan.layers)
+    except (torch.OutOfMemoryError, StepError):
+        return {}
+    return {
+        "eager_layer_tokens_per_s": round(batch / layer_s, 1),
+        "eager_beside_layers_ms": round(1e3 * beside_s, 3),
+    }
+
+
 def prefill_figures(
-    engine: EngineSide, eager: EagerSide, plan: Plan, flops_per_s: float
+    engine: EngineSide, eager: EagerSide | None, tokens: int, plan: Plan, flops_per_s: float
 ) -> dict[str, float] | str:
     """One prompt on both sides; why not, where the engine cannot."""
-    flops = plan.prefill * engine.row_bytes  # two per weight of two bytes
-    at = engine.device
+    flops = tokens * engine.row_bytes  # two per weight of two bytes
+
+    def prefill_s(layers: int) -> tuple[float, float]:
+        return parts_of(lambda: engine.prefill(tokens, layers), engine, plan.rounds)
+
     try:
-        engine_s = seconds_of(lambda: engine.prefill(plan.prefill), at, plan.rounds) / plan.layers
+        layer_s, beside_s = layer_and_beside(prefill_s, plan.layers)
     except StepError as error:
         return str(error)
-    eager_s = seconds_of(lambda: eager.prefill(plan.prefill), at, plan.rounds) / plan.layers
-    return {
-        "share_of_matrix_rate": round(flops / flops_per_s / engine_s, 3),
-        "layer_tokens_per_s": round(plan.prefill / engine_s, 1),
-        "eager_layer_tokens_per_s": round(plan.prefill / eager_s, 1),
+    figures = {
+        "share_of_matrix_rate": round(flops / flops_per_s / layer_s, 3),
+        "layer_tokens_per_s": round(tokens / layer_s, 1),
+        "beside_layers_ms": round(1e3 * beside_s, 3),
+        **kernel_figures(
+            kernels_s(lambda: engine.prefill(tokens, plan.layers)) / plan.layers,
+            flops / flops_per_s,
+        ),
     }
+    if eager is None:
+        return figures
+
+    def eager_s(layers: int) -> tuple[float, float]:
+        eager.hold(layers)
+        return seconds_of(lambda: eager.prefill(tokens), engine.device, plan.rounds), 0.0
+
+    try:
+        layer_s, _ = layer_and_beside(eager_s, plan.layers)
+    except StepError:
+        return figures
+    return figures | {"eager_layer_tokens_per_s": round(tokens / layer_s, 1)}
 
 
 def device_facts(device: str) -> dict[str, Any]:
@@ -394,7 +578,9 @@ def main() -> int:
     parser.add_argument("--device", default="cuda:0", help="with its number (cuda:0)")
     parser.add_argument("--tiny", action="store_true", help="a shape that proves nothing")
     parser.add_argument("--shapes", nargs="+", metavar="NAME", help=f"of {', '.join(FULL.shapes)}")
-    parser.add_argument("--no-kernels", action="store_true", help="torch's own kernels alone")
+    parser.add_argument(
+        "--no-kernels", action="store_true", help="torch's own kernels alone, no rival"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
     arguments = parser.parse_args()
     plan = TINY if arguments.tiny else FULL
@@ -408,11 +594,16 @@ def main() -> int:
     for name, shape in plan.shapes.items():
         if name not in (arguments.shapes or plan.shapes):
             continue
-        with tempfile.TemporaryDirectory() as made:
-            longest = max(plan.contexts) + plan.rounds + 64 + plan.prefill
-            directory = make_layers(Path(made), shape, plan.layers, longest)
+        with tempfile.TemporaryDirectory(dir=fast_directory()) as made:
+            longest = max(plan.contexts) + plan.rounds + 64 + max(plan.prefills)
+            draws = plan.drawn_on(arguments.device)
+            directory = make_layers(Path(made), shape, plan.layers, longest, draws)
             result["shapes"][name] = measure(
-                directory, arguments.device, plan, kernels=not arguments.no_kernels
+                directory,
+                arguments.device,
+                plan,
+                kernels=not arguments.no_kernels,
+                rival=not arguments.no_kernels,
             )
         for what, figures in result["shapes"][name].items():
             print(f"{name} {what}: {figures}", flush=True)

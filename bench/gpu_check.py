@@ -65,7 +65,7 @@ def parts(device: str, *, tiny: bool) -> dict[str, Part]:
     """What is run, in order."""
     python = (sys.executable, "-m")
     on = ("--device", device, *(("--tiny",) if tiny else ()))
-    tests = (*python, "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu")
+    tests = (*python, "pytest", "-q", "-p", "no:cacheprovider", "--tb=short")
     here = ("tests/unit/node",)
     sanitizer = shutil.which("compute-sanitizer")
     shapes = ("tiny",) if tiny else ("llama-3-8b", "qwen3-30b-a3b", "llama-3-70b", "gpt-oss-20b")
@@ -81,7 +81,29 @@ def parts(device: str, *, tiny: bool) -> dict[str, Part]:
             limit_s=120,
             read=read_json,
         ),
-        "tests": Part(command=(*tests, "--junitxml={out}", *here), limit_s=180, read=read_tests),
+        "tests": Part(
+            command=(*tests, "-m", "gpu", "-n", "8", "--junitxml={out}", *here),
+            limit_s=180,
+            read=read_tests,
+        ),
+        "kernels": Part(
+            command=(*tests, "-n", "8", "-k", "not compile", "--junitxml={out}", *KERNEL_TESTS),
+            limit_s=120,
+            read=read_tests,
+        ),
+        "tiles": Part(
+            command=(*python, "bench.gpu_kernels", *on, "--out", "{out}"),
+            limit_s=120,
+            read=read_json,
+        ),
+        "drift": Part(
+            command=(
+                *(*python, "bench.gpu_drift", *on, "--out", "{out}"),
+                *(() if tiny else ("--shapes", "llama-3-8b", "qwen3-30b-a3b")),
+            ),
+            limit_s=180,
+            read=read_json,
+        ),
         **{
             f"engine {shape}": Part(command=(*engine, shape), limit_s=180, read=read_json)
             for shape in shapes
@@ -100,7 +122,8 @@ def parts(device: str, *, tiny: bool) -> dict[str, Part]:
         "sanitizer": Part(
             command=(
                 *(sanitizer or "compute-sanitizer", "--error-exitcode", "3", "--tool", "memcheck"),
-                *(*tests, "--timeout=0", "--junitxml={out}", *KERNEL_TESTS),
+                *(*tests, "--timeout=0", "-k", "not compile and not answers"),
+                *("--junitxml={out}", "tests/unit/node/kernels"),
             ),
             limit_s=300,
             read=read_tests,
@@ -161,9 +184,7 @@ def environment(device: str) -> Found:
 
 def trials(device: str, *, tiny: bool) -> Found:
     """What the engine says of its kernels on one layer of each shape, by dtype."""
-    from dataclasses import replace
-
-    from bench.engine_gpu import FULL, TINY, make_layers
+    from bench.engine_gpu import FULL, TINY, fast_directory, make_layers
     from node.engine.engine import Engine, EngineConfig
     from node.weights.store import WeightStore
 
@@ -175,11 +196,12 @@ def trials(device: str, *, tiny: bool) -> Found:
 
     logging.getLogger("node").setLevel(logging.INFO)
     logging.getLogger("node").addHandler(Keep())
-    plan = replace(TINY if tiny else FULL, layers=1)
+    plan = TINY if tiny else FULL
     found: Found = {}
     for name, shape in plan.shapes.items():
-        with tempfile.TemporaryDirectory() as made:
-            store = WeightStore.open(str(make_layers(Path(made), shape, 1, 4096)))
+        with tempfile.TemporaryDirectory(dir=fast_directory()) as made:
+            made_of = make_layers(Path(made), shape, 1, 4096, plan.drawn_on(device))
+            store = WeightStore.open(str(made_of))
             for dtype in ("bfloat16", "float16"):
                 said.clear()
                 config = EngineConfig(

@@ -1,0 +1,90 @@
+"""What was measured on a GPU, as a table (:mod:`bench.results_table`)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from bench.report import made, table
+
+POINTS = {
+    "decode_1_2048": "1 decode, 2,048 tokens before it",
+    "decode_64_128": "64 decodes, 128",
+    "decode_64_2048": "64 decodes, 2,048",
+    "prefill_512": "a chunk of 512",
+    "prefill_2048": "a prompt of 2,048",
+}
+
+
+def gpu(result: dict[str, Any]) -> str:
+    """Layers of large models' shapes against the card's memory and multipliers."""
+    parts = result["parts"]
+    tests, kernels = parts["tests"]["found"], parts["kernels"]["found"]
+    sessions = parts["sessions"]["found"]["own_pages"]
+    drift = parts["drift"]["found"]["shapes"]["llama-3-8b"]
+    failed = len(tests["failure"])
+    engines = [part for name, part in parts.items() if name.startswith("engine ")]
+    where = f"One {result['gpu']}: driver {result['driver']}, torch {result['torch']}, Triton"
+    told = [
+        "## A GPU",
+        f"{where} {result['triton']} {made('gpu_check')}. {result['note']}",
+        "Layers of large models' shapes with random weights in bfloat16. The floor is what must be"
+        " read over the measured bandwidth, for prompts the multiplications over the measured rate"
+        " of one large product; kernels' times are sums without gaps; `transformers` runs the same"
+        " layers eagerly; what a step takes beside its layers is paid once, whatever their number:",
+        table(
+            "shape | step | floor, µs: | kernels, µs: | times the floor: | launches: |"
+            " a layer in a step, µs: | transformers, µs: | beside layers, ms:",
+            "{shape} | {step} | {floor} | {kernels} | {times} | {launches} | {layer} | {eager} |"
+            " {beside}",
+            [row for part in engines for row in _rows(part)],
+        ),
+        f"Tests marked `gpu`: {tests['tests'] - failed} of {tests['tests']} passed (every family's"
+        f" ids in float32 among them); all {kernels['tests']} tests of the kernels did, on the"
+        f" card. {sessions['sessions']:,} sessions left {sessions['free_tokens_after']:,} of"
+        f" {sessions['free_tokens_before']:,} KV tokens free and grew the device's memory by"
+        f" {sessions['grown_device_bytes']:,} bytes.",
+        "How far one shape's answers are from float32, as the norm of the difference over the"
+        " norm, and from those of bfloat16 alone:",
+        table(
+            "how | median: | most: | from bfloat16, most: | again the same bits",
+            "{how} | {error_median} | {error_max} | {own} | {same}",
+            [
+                {
+                    "how": how,
+                    **each,
+                    "own": each.get("from_bfloat16_max", "–"),
+                    "same": "yes" if each["same_bits"] else "no",
+                }
+                for how, each in drift.items()
+                if "refused" not in each
+            ],
+        ),
+    ]
+    return "\n\n".join(told)
+
+
+def _rows(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for shape, found in part["found"]["shapes"].items():
+        for point, step in POINTS.items():
+            told = found.get(point)
+            if not isinstance(told, dict) or not {"kernels_us", "layer_tokens_per_s"} & told.keys():
+                continue
+            tokens = int(point.split("_")[1])
+            yield {
+                "shape": shape,
+                "step": step,
+                "floor": f"{told['floor_us']:.0f}" if "floor_us" in told else "–",
+                "kernels": _given(told, "kernels_us", "{:.0f}"),
+                "times": _given(told, "kernels_times_floor", "{:.2f}"),
+                "launches": _given(told, "launches", "{}"),
+                "layer": _microseconds(told, "layer_tokens_per_s", tokens),
+                "eager": _microseconds(told, "eager_layer_tokens_per_s", tokens),
+                "beside": _given(told, "beside_layers_ms", "{:.2f}"),
+            }
+
+
+def _given(told: dict[str, Any], name: str, form: str) -> str:
+    return form.format(told[name]) if name in told else "–"
+
+
+def _microseconds(told: dict[str, Any], name: str, tokens: int) -> str:
+    return f"{1e6 * tokens / told[name]:.0f}" if name in told else "–"
