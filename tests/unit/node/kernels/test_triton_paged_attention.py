@@ -10,11 +10,12 @@ import torch
 
 from bench.tiny_families import make
 from dht.errors import MachineError
+from dht.messages.session import Sampling
 from node.attention.block_table import AttendPages, BlockTable
 from node.attention.mask_rules import MaskRule
 from node.attention.paged_attention import attend_openly
 from node.engine import kernel_trial
-from node.engine.engine import Engine
+from node.engine.engine import Engine, WorkItem
 from tests.unit.node.model.execution.test_cuda_graphs import (
     LAYERS,
     PROMPTS,
@@ -241,13 +242,32 @@ def fragments(engine: Engine) -> None:
 
 
 @pytest.mark.usefixtures("_small_trial")
-def test_padded_steps_answer_the_same(tmp_path: Path) -> None:
-    make(tmp_path, "llama")
-    expected = answers(engine_of(tmp_path, str(DEVICE)), PROMPTS[:3], 4)
-    engine = engine_by_pages(tmp_path)
+@pytest.mark.parametrize("family", ["llama", "mistral", pytest.param("gemma2", marks=SLOW)])
+def test_padded_steps_answer_the_same(family: str, tmp_path: Path) -> None:
+    """Several prompts in a step, a prompt beside decodes, and decodes alone."""
+    make(tmp_path, family)
+    plain, engine = engine_of(tmp_path, str(DEVICE)), engine_by_pages(tmp_path)
     graphs = with_graphs(engine)
-    assert answers(engine, PROMPTS[:3], 4) == expected
-    assert sorted(key[2:] for key in graphs._graphs) == [(4, 4096, False), (64, 4096, True)]
+    assert answers(engine, PROMPTS[:3], 4) == answers(plain, PROMPTS[:3], 4)
+    for each in (plain, engine):
+        for name, tokens in (("long", 60), ("short", 4)):
+            assert each.kv.reserve(name, tokens) is None
+    chunks = [(0, 33, ("long",)), (33, 40, ("long", "short")), (40, 41, ("long", "short"))]
+    for first, last, names in chunks:
+        items = [
+            WorkItem(
+                session=name, start=0, end=LAYERS,
+                position=first if name == "long" else (0 if first == 33 else 1),
+                token_ids=tuple(range(1, 1 + last - first)) if name == "long" else (7,),
+                sampling=Sampling(),
+            )
+            for name in names
+        ]  # fmt: skip
+        drawn = [[result.token_id for result in each.step(items)] for each in (plain, engine)]
+        assert drawn[0] == drawn[1]
+        assert None not in drawn[0]
+    sizes = {key[2:] for key in graphs._graphs}
+    assert sizes == {(2, 4096, False), (4, 4096, False), (32, 4096, True), (64, 4096, True)}
 
 
 @pytest.mark.usefixtures("_small_trial")
