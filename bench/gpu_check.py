@@ -156,6 +156,7 @@ def run_part(part: Part, limit_s: float) -> Found:
             said = (error.stdout or b"").decode(errors="replace")
             ended, failed = f"stopped after {error.timeout:.0f} s", True
         found = part.read(out) if out.exists() else {}
+        found.pop("command", None)  # it names a file that is gone
     told: Found = {"ok": not failed, "seconds": round(time.monotonic() - started_s, 1), **code()}
     if failed:
         told |= {"ended": ended, "said": said[-TAIL_CHARACTERS:]}
