@@ -3,10 +3,10 @@
 Layers with random weights in bfloat16 are decoded at several batches and contexts over random KV.
 What runs within a step between bringing rows to the device and fetching results is timed over one
 layer and over all, so that the difference is what layers take; the rest of a step, which a peer
-pays once for all layers that it holds, is told apart. The
-floor of a layer is the bytes that it must read (KV, and weights: of experts, those that rows drawn
-evenly would choose) over the measured bandwidth. A prefill's floor is its multiplications over the
-measured rate of one large matrix product. ``transformers`` eager runs the same layers beside it.
+pays once for all layers that it holds, is told apart. The floor of a layer is the bytes that it
+must read (KV, and weights: of experts, those that rows drawn evenly would choose) over the measured
+bandwidth. A prefill's floor is its multiplications over the measured rate of one large matrix
+product. ``transformers`` eager runs the same layers beside it.
 ``--device cpu --tiny`` only proves that the script runs.
 """
 
@@ -28,6 +28,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from bench.report import provenance, write
+from node.device.tensors import wait_for
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.profiling import layer_profile
 from node.profiling.layer_fit import Timing
@@ -159,12 +160,6 @@ def make_layers(
 def fast_directory() -> str | None:
     """Where there are files in memory: large models are only written to be read once."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
-
-
-def wait_for(device: torch.device) -> None:
-    """Wait until the device has done all that it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def seconds_of(run: Callable[[], object], device: torch.device, rounds: int) -> float:
@@ -474,6 +469,7 @@ def measure(
                 continue
             found[name] = {
                 "layer_tokens_per_s": round(batch / layer_s, 1),
+                "floor_us": round(1e6 * floor_s, 1),
                 "times_floor": round(layer_s / floor_s, 2),
                 "beside_layers_ms": round(1e3 * beside_s, 3),
                 **kernel_figures(kernel_s[batch, context], floor_s),
@@ -525,7 +521,7 @@ def prefill_figures(
     engine: EngineSide, eager: EagerSide | None, tokens: int, plan: Plan, flops_per_s: float
 ) -> dict[str, float] | str:
     """One prompt on both sides; why not, where the engine cannot."""
-    flops = tokens * engine.row_bytes  # two per weight of two bytes
+    floor_s = tokens * engine.row_bytes / flops_per_s  # two per weight of two bytes
 
     def prefill_s(layers: int) -> tuple[float, float]:
         return parts_of(lambda: engine.prefill(tokens, layers), engine, plan.rounds)
@@ -535,12 +531,12 @@ def prefill_figures(
     except StepError as error:
         return str(error)
     figures = {
-        "share_of_matrix_rate": round(flops / flops_per_s / layer_s, 3),
+        "floor_us": round(1e6 * floor_s, 1),
+        "share_of_matrix_rate": round(floor_s / layer_s, 3),
         "layer_tokens_per_s": round(tokens / layer_s, 1),
         "beside_layers_ms": round(1e3 * beside_s, 3),
         **kernel_figures(
-            kernels_s(lambda: engine.prefill(tokens, plan.layers)) / plan.layers,
-            flops / flops_per_s,
+            kernels_s(lambda: engine.prefill(tokens, plan.layers)) / plan.layers, floor_s
         ),
     }
     if eager is None:

@@ -22,10 +22,12 @@ def gpu(result: dict[str, Any]) -> str:
     drift = parts["drift"]["found"]["shapes"]["llama-3-8b"]
     failed = len(tests["failure"])
     engines = [part for name, part in parts.items() if name.startswith("engine ")]
-    where = f"One {result['gpu']}: driver {result['driver']}, torch {result['torch']}, Triton"
+    card = parts["environment"]["found"]
+    where = f"One {card['gpu']}: driver {card['driver']}, torch {result['torch']}, Triton"
+    note = f" {result['note']}" if "note" in result else ""
     told = [
         "## A GPU",
-        f"{where} {result['triton']} {made('gpu_check')}. {result['note']}",
+        f"{where} {card['triton']} {made('gpu_check')}.{note}",
         "Layers of large models' shapes with random weights in bfloat16. The floor is what must be"
         " read over the measured bandwidth, for prompts the multiplications over the measured rate"
         " of one large product; kernels' times are sums without gaps; `transformers` runs the same"
@@ -72,7 +74,7 @@ def _rows(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield {
                 "shape": shape,
                 "step": step,
-                "floor": f"{told['floor_us']:.0f}" if "floor_us" in told else "–",
+                "floor": _given(told, "floor_us", "{:.0f}"),
                 "kernels": _given(told, "kernels_us", "{:.0f}"),
                 "times": _given(told, "kernels_times_floor", "{:.2f}"),
                 "launches": _given(told, "launches", "{}"),

@@ -56,7 +56,8 @@ class BlockTable:
     spans: tuple[int, ...]
     """Number of rows of each session, on the CPU."""
     room_rows: int = 0
-    """If not 0, an empty table for steps of so many rows, which :meth:`stage` fills."""
+    """Number of rows of the steps that :meth:`stage` writes to an empty table; 0 for a step's own
+    table."""
     chunked: bool = False
     """Whether such steps have sessions with several rows."""
     _blocks: dict[tuple[int, bool], RowBlocks | None] = field(default_factory=dict)
@@ -174,7 +175,7 @@ class BlockTable:
         return self._blocks[key]
 
     def _cut(self, rows: int, single: bool) -> RowBlocks | None:
-        if self.room_rows:
+        if self.chunked:
             return self._room_for_blocks(rows, single)
         cut: list[tuple[int, int]] = []
         tokens: list[int] = []
@@ -192,15 +193,9 @@ class BlockTable:
             tokens=to_device(torch.tensor(tokens, dtype=torch.int32), device),
         )
 
-    def _room_for_blocks(self, rows: int, single: bool) -> RowBlocks | None:
-        """As many blocks as a step can have; in the beginning they have no rows, except those of
-        sessions with one row where no others may come."""
-        if not single and not self.chunked:
-            return None
+    def _room_for_blocks(self, rows: int, single: bool) -> RowBlocks:
+        """As many blocks as a step with chunks can have; until :meth:`stage` they have no rows."""
         device, last = self.segments.device, self.room_rows
-        if single and not self.chunked:
-            at = torch.arange(last, dtype=torch.int32, device=device)
-            return RowBlocks(blocks=torch.stack([at, torch.zeros_like(at)], dim=1), tokens=at)
         count = last if single else last // rows + CHUNKS_MAX
         blocks = torch.zeros(count, 2, dtype=torch.int32, device=device)
         blocks[:, 0] = last

@@ -37,6 +37,12 @@ def to_device(numbers: Sequence[int] | torch.Tensor, device: torch.device) -> to
     return here.to(device, non_blocking=device.type == "cuda")
 
 
+def wait_for(device: torch.device) -> None:
+    """Wait until ``device`` has done all that it was given; a CPU has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` on the CPU; complete only once its device has been waited for.
 

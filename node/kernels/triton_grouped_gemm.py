@@ -57,8 +57,8 @@ MANY = (Tiles(rows=128, outs=256, ins=64, warps=8, stages=3), *SOME)
 
 
 def tiles_for(pairs: int, experts: int, item: int, room_bytes: int) -> Tiles:
-    """The quickest tiles within ``room_bytes`` of shared memory for so many pairs, numbers of
-    ``item`` bytes each; the last known where none is."""
+    """The quickest tiles for ``pairs`` of tokens and experts that fit in ``room_bytes`` of shared
+    memory, numbers of ``item`` bytes each; the last known where none does."""
     mean = pairs / experts
     known = FEW if mean <= FEW_ROWS else SOME if mean <= SOME_ROWS else MANY
     return next((each for each in known if each.shared_bytes(item) <= room_bytes), known[-1])

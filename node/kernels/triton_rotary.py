@@ -11,6 +11,21 @@ HEADS_AT_ONCE = 8
 
 
 @triton.jit
+def _rotate_part(part, out, head, heads, held, token, token_stride, head_stride, lane, inside,
+                 cos_1, sin_1, cos_2, sin_2, HALF: tl.constexpr):  # fmt: skip
+    """Rotate the heads of one token that are ``held``, of the ``heads`` that ``part`` has."""
+    mask = held[:, None] & inside[None, :]
+    source = part + token * token_stride + head[:, None] * head_stride + lane[None, :]
+    first = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
+    target = out + (token * heads + head[:, None]) * (2 * HALF) + lane[None, :]
+    rotated = first * cos_1[None, :] - second * sin_1[None, :]
+    tl.store(target, rotated.to(out.dtype.element_ty), mask=mask)
+    rotated = second * cos_2[None, :] + first * sin_2[None, :]
+    tl.store(target + HALF, rotated.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def _rotate_heads(
     query,
     key,
@@ -42,26 +57,12 @@ def _rotate_heads(
     sin_2 = tl.load(sin + token * sin_token + SECOND + lane, mask=inside, other=0.0)
     cos_2, sin_2 = cos_2.to(tl.float32), sin_2.to(tl.float32)
 
-    asks = (head < heads)[:, None] & inside[None, :]
-    source = query + token * query_token + head[:, None] * query_head + lane[None, :]
-    first = tl.load(source, mask=asks, other=0.0).to(tl.float32)
-    second = tl.load(source + HALF, mask=asks, other=0.0).to(tl.float32)
-    target = query_out + (token * heads + head[:, None]) * (2 * HALF) + lane[None, :]
-    rotated = first * cos_1[None, :] - second * sin_1[None, :]
-    tl.store(target, rotated.to(query_out.dtype.element_ty), mask=asks)
-    rotated = second * cos_2[None, :] + first * sin_2[None, :]
-    tl.store(target + HALF, rotated.to(query_out.dtype.element_ty), mask=asks)
-
+    _rotate_part(query, query_out, head, heads, head < heads, token, query_token, query_head,
+                 lane, inside, cos_1, sin_1, cos_2, sin_2, HALF)  # fmt: skip
     kv_head = head - heads
-    holds = ((kv_head >= 0) & (kv_head < kv_heads))[:, None] & inside[None, :]
-    source = key + token * key_token + kv_head[:, None] * key_head + lane[None, :]
-    first = tl.load(source, mask=holds, other=0.0).to(tl.float32)
-    second = tl.load(source + HALF, mask=holds, other=0.0).to(tl.float32)
-    target = key_out + (token * kv_heads + kv_head[:, None]) * (2 * HALF) + lane[None, :]
-    rotated = first * cos_1[None, :] - second * sin_1[None, :]
-    tl.store(target, rotated.to(key_out.dtype.element_ty), mask=holds)
-    rotated = second * cos_2[None, :] + first * sin_2[None, :]
-    tl.store(target + HALF, rotated.to(key_out.dtype.element_ty), mask=holds)
+    held = (kv_head >= 0) & (kv_head < kv_heads)
+    _rotate_part(key, key_out, kv_head, kv_heads, held, token, key_token, key_head,
+                 lane, inside, cos_1, sin_1, cos_2, sin_2, HALF)  # fmt: skip
 
 
 def rotate_heads(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

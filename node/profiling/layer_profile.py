@@ -23,6 +23,7 @@ from coordinator.batching.scheduler import DECODE_S_MAX, PREFILL_TOKENS_MOST
 from coordinator.problem.service import CONTEXT_TYPICAL
 from dht.errors import UserError
 from dht.messages.types import LayerTimes, ModelSpec, mean_layer_bytes
+from node.device.tensors import wait_for
 from node.engine.engine import Engine, WorkItem
 from node.kv.export import KvRows
 from node.profiling.layer_fit import LayerFit, Timing, announced, fit
@@ -252,15 +253,12 @@ class EngineLayer:
         return made
 
     def _took_s(self, run: Callable[[], torch.Tensor]) -> tuple[float, torch.Tensor]:
-        self._wait()
+        device = self._engine.device
+        wait_for(device)
         started_s = self._clock()
         made = run()
-        self._wait()
+        wait_for(device)
         return self._clock() - started_s, made
-
-    def _wait(self) -> None:
-        if self._engine.device.type == "cuda":
-            torch.cuda.synchronize(self._engine.device)
 
 
 def measure(engine: Engine, clock: Callable[[], float] = time.perf_counter) -> Profile:
