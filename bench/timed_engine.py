@@ -7,6 +7,7 @@ event loop's, so it runs under a virtual clock, too.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -150,8 +151,11 @@ class TimedEngine:
         self._scheduler.add(item)
         if not self._running:
             self._running = True
-            # What arrives in one frame runs in one step.
+            # What arrives in one turn of the loop runs in one step.
             asyncio.get_running_loop().call_soon(self._start)
+
+    def together(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def _start(self) -> None:
         loop = asyncio.get_running_loop()

@@ -9,7 +9,8 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -53,6 +54,9 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._ready = threading.Condition()
         self._scheduler: Scheduler[WorkItem] = Scheduler(limits)
+        self._arrived: list[WorkItem] = []
+        """Items of which the engine has not heard; the event loop's alone."""
+        self._gathers = False
         self._calls: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
         self._stopping = False
         self.times = WorkerTimes()
@@ -62,9 +66,28 @@ class Worker:
 
     def submit(self, work: WorkItem) -> None:
         """Queue one item for the next step that takes it."""
+        self._arrived.append(work)
+        if not self._gathers:
+            self._tell()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Let the engine hear of all items that are submitted in this block at its end, so that one
+        step can take them."""
+        outer, self._gathers = self._gathers, True
+        try:
+            yield
+        finally:
+            self._gathers = outer
+            if self._arrived and not outer:
+                self._tell()
+
+    def _tell(self) -> None:
         with self._ready:
-            self._scheduler.add(work)
+            for work in self._arrived:
+                self._scheduler.add(work)
             self._ready.notify()
+        self._arrived.clear()
 
     @property
     def backlog_tokens(self) -> int:
@@ -74,6 +97,7 @@ class Worker:
 
     def drop(self, session: str) -> None:
         """Forget queued work of a session that ended."""
+        self._arrived = [work for work in self._arrived if work.session != session]
         with self._ready:
             self._scheduler.drop(session)
 

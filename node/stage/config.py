@@ -1,6 +1,7 @@
 """Bounds of the stage server, and the engine interface that it needs."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -119,6 +120,10 @@ class StageEngine(Protocol):
         ...
 
     def submit(self, item: WorkItem) -> None: ...
+
+    def together(self) -> AbstractContextManager[object]:
+        """A block whose submitted items are ready at once: no step begins with some of them."""
+        ...
 
     async def grammar(self, client: str, sampling: Sampling, answer: Sequence[int]) -> GrammarState:
         """The state of the grammar of ``sampling`` after the token ids ``answer``.

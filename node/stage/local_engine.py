@@ -5,6 +5,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -380,6 +381,9 @@ class LocalEngine:
 
     def submit(self, item: WorkItem) -> None:
         self._worker.submit(item)
+
+    def together(self) -> AbstractContextManager[object]:
+        return self._worker.together()
 
     def close(self) -> None:
         """End the worker's thread."""

@@ -135,14 +135,15 @@ class StagePipeline:
 
     def take_ring(self, peer_id: str, tokens: Sequence[RingToken]) -> None:
         """At the first stage: take tokens from ``peer_id`` if it is the route's last stage."""
-        for token in tokens:
-            live = self._table.find(token.session, token.attempt)
-            if live is None or not live.session.is_first:
-                self._counters["stale_inputs"] += 1
-            elif live.session.open.route[-1].peer_id != peer_id:
-                self._counters["foreign_frames"] += 1
-            else:
-                self._take_accepted(live, token)
+        with self._engine.together():
+            for token in tokens:
+                live = self._table.find(token.session, token.attempt)
+                if live is None or not live.session.is_first:
+                    self._counters["stale_inputs"] += 1
+                elif live.session.open.route[-1].peer_id != peer_id:
+                    self._counters["foreign_frames"] += 1
+                else:
+                    self._take_accepted(live, token)
 
     def _take_accepted(self, live: Live, token: RingToken) -> None:
         try:
@@ -179,34 +180,35 @@ class StagePipeline:
         except RowsError as error:
             raise codec.MalformedError(str(error)) from error
         self.serialisation_s += time.perf_counter() - started_s
-        for item, rows, vectors in zip(activations.items, parts, features, strict=True):
-            live = self._table.find(item.session, item.attempt)
-            if live is None:
-                self._counters["stale_activations"] += 1
-                continue
-            if live.session.is_first or live.session.previous_peer != peer_id:
-                self._counters["foreign_frames"] += 1
-                continue
-            certain = live.session.done_position
-            came = None if vectors is None else self._came(live, vectors, item.tokens)
-            try:
-                work = live.session.take_rows(item.position, rows, item.drafts, came)
-            except UnsoundTokensError as error:
-                self._counters["unsound_drafts"] += 1
-                self._refuse(live, peer_id, str(error))
-                continue
-            if work is None:
-                self._counters["stale_activations"] += 1
-                continue
-            work = replace(work, computed_s=item.computed_s, waited_s=item.waited_s)
-            live.touch()
-            self._counters["accepted_drafts"] += live.session.done_position - certain
-            self._copy_certain(live)
-            if live.session.is_warming:
-                live.copied.add(work)
-                self._run_copies(live)
-            else:
-                self._submit(work)
+        with self._engine.together():
+            for item, rows, vectors in zip(activations.items, parts, features, strict=True):
+                live = self._table.find(item.session, item.attempt)
+                if live is None:
+                    self._counters["stale_activations"] += 1
+                    continue
+                if live.session.is_first or live.session.previous_peer != peer_id:
+                    self._counters["foreign_frames"] += 1
+                    continue
+                certain = live.session.done_position
+                came = None if vectors is None else self._came(live, vectors, item.tokens)
+                try:
+                    work = live.session.take_rows(item.position, rows, item.drafts, came)
+                except UnsoundTokensError as error:
+                    self._counters["unsound_drafts"] += 1
+                    self._refuse(live, peer_id, str(error))
+                    continue
+                if work is None:
+                    self._counters["stale_activations"] += 1
+                    continue
+                work = replace(work, computed_s=item.computed_s, waited_s=item.waited_s)
+                live.touch()
+                self._counters["accepted_drafts"] += live.session.done_position - certain
+                self._copy_certain(live)
+                if live.session.is_warming:
+                    live.copied.add(work)
+                    self._run_copies(live)
+                else:
+                    self._submit(work)
 
     def _came(self, live: Live, vectors: Tensor, rows: int) -> Tensor | None:
         """What a head takes of an item's last rows, as it came from a stage that may be a
@@ -380,36 +382,37 @@ class StagePipeline:
             if result.features is not None
         }
         self.serialisation_s += time.perf_counter() - started_s
-        for index, result in enumerate(results):
-            item = result.item
-            session: StageSession = item.owner
-            live = self._table.get(session.key)
-            if live is None or not self._table.is_current(session):
-                self._counters["dropped_results"] += 1
-                continue
-            live.touch()
-            session.in_flight = False
-            if result.error is not None:
-                self._counters["engine_errors"] += 1
-                if result.unsound_input and not session.is_first:
-                    self._refuse(live, session.previous_peer, result.error)
-                elif session.state is not StageState.PAUSED:  # rows after those that were refused
-                    self._fail(live, result.error)
-                continue
-            session.ran(item, len(result.token_ids))
-            spent_s = item.spent_s(took_s, now_s)
-            if index in bodies and session.next_peer is not None:
-                vectors = features.get(index, b"")
-                self._send_rows(live, item, spent_s, bodies[index], vectors, outbox)
-            if result.prompt_scores:
-                session.add_prompt_scores(result)
-                self.send_tokens(live)
-            if result.token_ids:
-                self._take_sampled(live, result, spent_s, outbox)
-            live.copied.running = False
-            self._run_copies(live)
-            self._tell_warm(live)
-            self.push(live)
+        with self._engine.together():
+            for index, result in enumerate(results):
+                item = result.item
+                session: StageSession = item.owner
+                live = self._table.get(session.key)
+                if live is None or not self._table.is_current(session):
+                    self._counters["dropped_results"] += 1
+                    continue
+                live.touch()
+                session.in_flight = False
+                if result.error is not None:
+                    self._counters["engine_errors"] += 1
+                    if result.unsound_input and not session.is_first:
+                        self._refuse(live, session.previous_peer, result.error)
+                    elif session.state is not StageState.PAUSED:  # rows after refused ones
+                        self._fail(live, result.error)
+                    continue
+                session.ran(item, len(result.token_ids))
+                spent_s = item.spent_s(took_s, now_s)
+                if index in bodies and session.next_peer is not None:
+                    vectors = features.get(index, b"")
+                    self._send_rows(live, item, spent_s, bodies[index], vectors, outbox)
+                if result.prompt_scores:
+                    session.add_prompt_scores(result)
+                    self.send_tokens(live)
+                if result.token_ids:
+                    self._take_sampled(live, result, spent_s, outbox)
+                live.copied.running = False
+                self._run_copies(live)
+                self._tell_warm(live)
+                self.push(live)
         started_s = time.perf_counter()
         for peer_id, message, body, traffic in outbox.frames(
             self._engine.wire_dtype, self._engine.hidden

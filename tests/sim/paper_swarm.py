@@ -11,7 +11,12 @@ import random
 import struct
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, field
 
 import torch
@@ -223,6 +228,9 @@ class PaperEngine:
         self.free_at_s = begins_s + self.step_s
         handle = loop.call_at(self.free_at_s, lambda: self.on_results([self._run(item)]))
         self.queued.setdefault(item.session, deque(maxlen=64)).append((begins_s, handle))
+
+    def together(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def _run(self, item: WorkItem) -> WorkResult:
         key = item.session

@@ -61,6 +61,25 @@ def test_results_arrive_on_the_loop_in_the_order_of_submission() -> None:
     asyncio.run(run())
 
 
+def test_what_is_submitted_together_runs_in_one_step() -> None:
+    async def run() -> None:
+        bench = Bench()
+        with bench.worker.together():
+            for name in "abc":
+                with bench.worker.together():  # a block within a block ends nothing
+                    bench.worker.submit(item(name, 1))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(bench.results.get(), 0.05)
+            bench.worker.drop("b")
+        assert {(await bench.next()).item.session for _ in range(2)} == {"a", "c"}
+        assert bench.worker.times.steps == 1
+        bench.worker.submit(item("d", 1))
+        assert (await bench.next()).item.session == "d"
+        bench.worker.stop()
+
+    asyncio.run(run())
+
+
 def test_calls_run_between_steps_in_the_workers_thread() -> None:
     async def run() -> None:
         bench = Bench(gated=True)
