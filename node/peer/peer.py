@@ -273,7 +273,7 @@ class Peer:
                 case StepAside(reason=reason):
                     async with self._follower.staying():
                         await self._step_aside(reason)
-                case ComeBack():
+                case ComeBack() if not self._leaving.is_set():
                     async with self._follower.staying():
                         await self._come_back()
             await asyncio.sleep(self._config.look_s)
@@ -323,6 +323,7 @@ class Peer:
         await self._announcer.announce()
 
     async def _drain(self) -> None:
+        self._follower.aside = True  # a plan that comes now would end the sessions at once
         await self._tell_drain("Leaving")
         self._stage.move_all()
         drained = asyncio.create_task(self._stage.wait_idle(self._config.drain_s))

@@ -92,7 +92,8 @@ class PlanFollower:
         self._stays = 0
         """Number of callers in :meth:`staying`."""
         self.aside = False
-        """Whether the machine's owner needs it: plans are noted and not followed."""
+        """Whether the machine's owner needs it, or this peer leaves: plans are noted and not
+        followed."""
         self._waits_for = ""
         self._waits_since_s = 0.0
         self._told_waiting = ""
@@ -177,6 +178,8 @@ class PlanFollower:
         except Exception:  # or nobody would take layers for this peer again
             self._announcer.set(NodeState.WAITING, 0, 0, version)
             raise
+        if self.aside:
+            return
         self._engine.start_serving(mine.start, mine.end)
         self._announcer.set(NodeState.SERVING, mine.start, mine.end, version)
         await self._announcer.announce()
@@ -262,7 +265,7 @@ class PlanFollower:
         clock = asyncio.get_running_loop()
         waited_s: dict[WaitFor, float] = {}
         began_s, told = clock.time(), False
-        while self._plans.version <= plan.version and not self._stays:
+        while self._plans.version <= plan.version and not (self._stays or self.aside):
             waits = tuple(
                 each
                 for each in await self._look_at_turn(plan)

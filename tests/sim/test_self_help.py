@@ -40,6 +40,7 @@ from tests.unit.coordinator.test_runtime import solve_here
 
 pytestmark = pytest.mark.sim
 
+NEW = 150
 PROMPT = tuple(range(20))
 KV_TOKENS_MIN = 256
 LAYER_BYTES = 1 + KV_TOKENS_MIN
@@ -447,6 +448,42 @@ class Desk:
 
     def look(self) -> Seen:
         return Seen(minute=0, input_ago_s=0.0 if self.used else 1e9)
+
+
+def test_a_peer_that_leaves_follows_no_plan_that_comes_meanwhile() -> None:
+    async def scenario() -> None:
+        half = LAYERS // 2
+        async with world(half, half, half, half) as swarm:
+            twice = sorted(2 * [(0, half), (half, LAYERS)])
+            await swarm.until(
+                lambda: sorted(living.held for living in swarm.peers) == twice, SETTLE_S
+            )
+            asking = PaperSwarm()
+            asking.network = swarm.network
+            async with asking.client() as client:
+                running = client.begin(PROMPT, max_new_tokens=NEW)
+                left: Living | None = None
+                tokens: list[int] = []
+                async for piece in running:
+                    tokens += piece.token_ids
+                    if len(tokens) < 20 or left is not None:
+                        continue
+                    first = running.route[0].peer_id
+                    left = next(peer for peer in swarm.peers if peer.transport.peer_id == first)
+                    plan = left.plans.newest
+                    assert plan is not None
+                    assert plan.assignment_of(first) is not None
+                    left.peer.leave()
+                    await swarm.until(lambda: "Leaving" in left.out.getvalue(), 5.0)
+                    later = replace(plan.version, counter=plan.version.counter + 1)
+                    await left.peer._follower.enter(replace(plan, version=later))
+                assert left is not None
+                assert tuple(tokens) == answer_of(PROMPT, NEW)
+                assert running.answer().failovers == 0
+                assert left.held == (0, 0)
+                await left.task
+
+    run_virtual(scenario(), limit_s=600)
 
 
 def test_a_peer_that_waits_for_a_holder_makes_way_for_its_owner() -> None:
