@@ -68,7 +68,8 @@ class Plan:
         return device if self.layers > 2 else "cpu"
 
 
-def _llama(hidden: int, intermediate: int, heads: int, kv_heads: int = 8) -> Shape:
+def llama(hidden: int, intermediate: int, heads: int, kv_heads: int = 8) -> Shape:
+    """Fields of a Llama."""
     return {
         "model_type": "llama",
         "hidden_size": hidden,
@@ -82,8 +83,8 @@ def _llama(hidden: int, intermediate: int, heads: int, kv_heads: int = 8) -> Sha
 
 FULL = Plan(
     shapes={
-        "llama-3-8b": _llama(4096, 14336, 32),
-        "llama-3-70b": _llama(8192, 28672, 64),
+        "llama-3-8b": llama(4096, 14336, 32),
+        "llama-3-70b": llama(8192, 28672, 64),
         "qwen3-30b-a3b": {
             "model_type": "qwen3_moe",
             "hidden_size": 2048,
@@ -115,7 +116,7 @@ FULL = Plan(
 )
 TINY = Plan(
     shapes={
-        "tiny": _llama(64, 96, 4, 2),
+        "tiny": llama(64, 96, 4, 2),
         "tiny-experts": {
             "model_type": "qwen3_moe",
             "hidden_size": 64,
@@ -138,16 +139,24 @@ TINY = Plan(
 
 
 def make_layers(
-    directory: Path, shape: Shape, layers: int, context_tokens: int, device: str = "cpu"
+    directory: Path,
+    shape: Shape,
+    layers: int,
+    context_tokens: int,
+    device: str = "cpu",
+    *,
+    vocab: int = 256,
+    tied: bool = False,
 ) -> Path:
-    """Write a model of that shape in bfloat16, with a small vocabulary; ``device`` draws it."""
+    """Write a model of that shape in bfloat16, ``tied`` with one matrix for embedding and head;
+    ``device`` draws it."""
     torch.manual_seed(SEED)
     config = AutoConfig.for_model(
         **shape,
         num_hidden_layers=layers,
-        vocab_size=256,
+        vocab_size=vocab,
         max_position_embeddings=context_tokens,
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
         pad_token_id=None,
         eos_token_id=None,
     )

@@ -26,6 +26,37 @@ def speed(result: dict[str, Any]) -> str:
     )
 
 
+def real_sizes(result: dict[str, Any]) -> str:
+    """Models of real sizes on a processor."""
+    bytes_per_s, flops_per_s = result["bytes_per_s"] / 1e9, result["flops_per_s"] / 1e9
+    rows = [
+        {
+            "model": f"{model}, {found['layers']} of {found['of_layers']} layers",
+            "weights": weights,
+            **figures,
+            "rate": {int(n): rate for n, rate in figures["tokens_per_s"].items()},
+            "times": {int(n): times for n, times in figures["times_floor"].items()},
+        }
+        for model, found in result["models"].items()
+        for weights, figures in found["weights"].items()
+    ]
+    return (
+        "Models of real sizes with random weights, computed in bfloat16 by three peers on one"
+        f" machine of {result['cores']} cores ({result['cpu']}), which reads {bytes_per_s:.1f} GB/s"
+        f" and multiplies {flops_per_s:.0f} GFLOP/s in bfloat16. A step's floor is the weights that"
+        " it must read over the former, for a head and experts that all rows together choose; a"
+        " prompt's is its products over the latter; memory is of all three peers with their"
+        f" libraries; drafts and kept prefixes are off {made('real_sizes')}:\n\n"
+    ) + table(
+        "model | weights | GiB of weights | memory, GiB | serving after, s | TTFT of 512, s"
+        " | times its floor | tokens/s of 1, 4, 8 answers | times their floor",
+        "{model} | {weights} | {weights_gib:.1f} | {memory_gib:.1f} | {serving_s:.0f}"
+        " | {ttft_512_s:.1f} | {ttft_512_times_floor:.1f} | {rate[1]:.1f}, {rate[4]:.1f},"
+        " {rate[8]:.1f} | {times[1]:.2f}, {times[4]:.2f}, {times[8]:.2f}",
+        rows,
+    )
+
+
 def cost(result: dict[str, Any]) -> str:
     """What an idle peer costs."""
     idle, seconds, ask = result["idle_peer"], result["seconds_to_median"], result["ask"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.local_swarm import ROOT
 from bench.results_attacks import attacks, grants
-from bench.results_engine import cost, engine, schemas, speed
+from bench.results_engine import cost, engine, real_sizes, schemas, speed
 from bench.results_gpu import gpu
 from bench.results_links import (
     groups,
@@ -79,6 +79,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "placement": placements,
         "engine": engine,
         "engine_processor": engine,
+        "real_sizes": real_sizes,
         "gpu_check": gpu,
         "papers/molink": links,
         "wan_real": real_links,

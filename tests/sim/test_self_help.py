@@ -450,6 +450,17 @@ class Desk:
         return Seen(minute=0, input_ago_s=0.0 if self.used else 1e9)
 
 
+async def leave_as_a_plan_comes(swarm: World, leaver: Living) -> None:
+    """The plan has layers for the peer that leaves."""
+    plan = leaver.plans.newest
+    assert plan is not None
+    assert plan.assignment_of(leaver.transport.peer_id) is not None
+    leaver.peer.leave()
+    await swarm.until(lambda: "Leaving" in leaver.out.getvalue(), 5.0)
+    later = replace(plan.version, counter=plan.version.counter + 1)
+    await leaver.peer._follower.enter(replace(plan, version=later))
+
+
 def test_a_peer_that_leaves_follows_no_plan_that_comes_meanwhile() -> None:
     async def scenario() -> None:
         half = LAYERS // 2
@@ -470,13 +481,7 @@ def test_a_peer_that_leaves_follows_no_plan_that_comes_meanwhile() -> None:
                         continue
                     first = running.route[0].peer_id
                     left = next(peer for peer in swarm.peers if peer.transport.peer_id == first)
-                    plan = left.plans.newest
-                    assert plan is not None
-                    assert plan.assignment_of(first) is not None
-                    left.peer.leave()
-                    await swarm.until(lambda: "Leaving" in left.out.getvalue(), 5.0)
-                    later = replace(plan.version, counter=plan.version.counter + 1)
-                    await left.peer._follower.enter(replace(plan, version=later))
+                    await leave_as_a_plan_comes(swarm, left)
                 assert left is not None
                 assert tuple(tokens) == answer_of(PROMPT, NEW)
                 assert running.answer().failovers == 0
