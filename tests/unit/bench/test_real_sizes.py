@@ -47,9 +47,7 @@ def test_a_model_repeats_its_layer_and_its_floor_counts_the_experts_that_rows_ch
     least = floors(spec, model, Rates(bytes_per_s=1.0, flops_per_s=2.0))
     assert least["ttft_512_s"] == 512 * model.numbers
     others = LAYERS * spec.layer_bytes * model.experts * (1 - share)
-    assert least["step_s"][1] == pytest.approx(
-        LAYERS * spec.layer_bytes + spec.head_bytes - others
-    )
+    assert least["step_s"][1] == pytest.approx(LAYERS * spec.layer_bytes + spec.head_bytes - others)
     assert least["step_s"][8] == pytest.approx(
         LAYERS * spec.layer_bytes + spec.head_bytes - others * (1 - share) ** 7
     )
