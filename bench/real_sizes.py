@@ -1,16 +1,18 @@
 """``python -m bench.real_sizes``: models of real sizes on the processors of one machine.
 
-Three peers hold each model, whose weights are random, as many of its layers as are asked for and
-the whole vocabulary. What is measured: seconds until all serve, from the first one's command; the
-time to the first token of a prompt of 512; tokens/s of one, four and eight answers at once; and the
-peers' memory. A token's floor is the bytes of weights that a step must read (of experts, those that
-rows drawn evenly would choose) over the measured bandwidth; a prompt's is its multiplications over
-the measured rate of one large product of that dtype. Drafts and kept prefixes are off: what random
-weights answer repeats itself.
+The weights are random, with as many layers as are asked for and the whole vocabulary. What is
+measured of one engine with all layers, alone: a step that decodes one, four and eight rows. Of
+three peers that hold the model together, and share this machine's cores and memory: seconds until
+all serve, from the first one's command; the time to the first token of a prompt of 512; tokens/s of
+one, four and eight answers at once; and memory. A step's floor is the bytes of weights that it must
+read (of experts, those that rows drawn evenly would choose) over the measured bandwidth; a prompt's
+is its multiplications over the measured rate of one large product in bfloat16. Drafts and kept
+prefixes are off: what random weights answer repeats itself.
 """
 
 import argparse
 import asyncio
+import gc
 import json
 import sys
 import tempfile
@@ -34,7 +36,10 @@ from bench.local_swarm import LocalPeer, LocalSwarm
 from bench.packed_checkpoints import formats, write
 from client import Answer, Swarm
 from client.answer.generation import PrefixCache
+from dht.messages.session import Sampling
 from dht.messages.types import ModelSpec, kv_tokens_least, stage_bytes
+from node.engine.engine import Engine, EngineConfig
+from node.engine.work_item import WorkItem
 from node.model.layer_range import ModelLayout
 from node.weights.store import WeightStore
 
@@ -50,6 +55,8 @@ MATRIX = 2048
 CONTEXT_TOKENS = 4096
 TRIES = 7
 LOAD_S_MAX = 600.0
+STEPS, WARM_STEPS = 13, 4
+"""Steps of the engine alone, and how many of them are not timed."""
 Figures = dict[str, Any]
 
 
@@ -208,6 +215,50 @@ def floors(spec: ModelSpec, model: Written, rates: Rates) -> dict[str, Any]:
     }
 
 
+def engine_steps_s(model: Written, weights: str, memory_bytes: int) -> dict[int, float]:
+    """Median seconds of a step of one engine with all layers, by the rows that it decodes."""
+    dtype, quantize = precision(weights)
+    engine = Engine(
+        EngineConfig(
+            store=WeightStore.open(str(model.directory)),
+            name="size",
+            device="cpu",
+            dtype=dtype,
+            quantize=quantize,
+            memory_bytes=memory_bytes,
+        )
+    )
+    engine.load(0, engine.spec.layers)
+    found = {}
+    for streams in STREAMS:
+        names = [str(n) for n in range(streams)]
+        for name in names:
+            if (refused := engine.kv.reserve(name, STEPS)) is not None:
+                raise RuntimeError(refused)
+        took_s = []
+        for position in range(STEPS):
+            items = [
+                WorkItem(
+                    session=name,
+                    start=0,
+                    end=engine.spec.layers,
+                    position=position,
+                    token_ids=(1,),
+                    sampling=Sampling(),
+                )
+                for name in names
+            ]
+            started_s = time.perf_counter()
+            errors = {result.error for result in engine.step(items)}
+            took_s.append(time.perf_counter() - started_s)
+            if errors != {None}:
+                raise RuntimeError(f"the engine's step failed: {errors}")
+        found[streams] = median(took_s[WARM_STEPS:])
+        for name in names:
+            engine.kv.free(name)
+    return found
+
+
 async def rounds_of(swarm: Swarm, vocab: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Medians over the rounds of TTFT, and of tokens/s of all streams together behind the first
     tokens."""
@@ -250,6 +301,8 @@ def measure(model: Written, weights: str, rates: Rates, arguments: argparse.Name
     store = WeightStore.open(str(model.directory))
     spec = ModelLayout.of(store, dtype, quantize).spec("size")
     whole_bytes = stage_bytes(spec, 0, spec.layers, kv_tokens_least(spec))
+    apart = engine_steps_s(model, weights, 2 * whole_bytes)
+    gc.collect()
     extra = ["--dtype", dtype, *(("--quantize", quantize) if quantize else ())]
     with LocalSwarm(model.directory, extra=extra) as local:
         started_s = time.monotonic()
@@ -266,6 +319,10 @@ def measure(model: Written, weights: str, rates: Rates, arguments: argparse.Name
         held_bytes = memory_bytes(local.peers)
     least = floors(spec, model, rates)
     return {
+        "engine_step_ms": {str(n): round(1e3 * step_s, 1) for n, step_s in apart.items()},
+        "engine_times_floor": {
+            str(n): round(step_s / least["step_s"][n], 2) for n, step_s in apart.items()
+        },
         "serving_s": round(serving_s, 1),
         "weights_gib": round((spec.layers * spec.layer_bytes + spec.head_bytes) / 2**30, 2),
         "memory_gib": round(held_bytes / 2**30, 2),

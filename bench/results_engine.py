@@ -36,21 +36,27 @@ def real_sizes(result: dict[str, Any]) -> str:
             **figures,
             "rate": {int(n): rate for n, rate in figures["tokens_per_s"].items()},
             "times": {int(n): times for n, times in figures["times_floor"].items()},
+            "step": {int(n): step for n, step in figures["engine_step_ms"].items()},
+            "step_times": {int(n): times for n, times in figures["engine_times_floor"].items()},
         }
         for model, found in result["models"].items()
         for weights, figures in found["weights"].items()
     ]
     return (
-        "Models of real sizes with random weights, computed in bfloat16 by three peers on one"
-        f" machine of {result['cores']} cores ({result['cpu']}), which reads {bytes_per_s:.1f} GB/s"
+        "Models of real sizes with random weights, computed in bfloat16: a step of one engine with"
+        " all layers, alone, and three peers that share the cores and the memory of one machine, of"
+        f" {result['cores']} cores ({result['cpu']}), which reads {bytes_per_s:.1f} GB/s"
         f" and multiplies {flops_per_s:.0f} GFLOP/s in bfloat16. A step's floor is the weights that"
         " it must read over the former, for a head and experts that all rows together choose; a"
         " prompt's is its products over the latter; memory is of all three peers with their"
         f" libraries; drafts and kept prefixes are off {made('real_sizes')}:\n\n"
     ) + table(
-        "model | weights | GiB of weights | memory, GiB | serving after, s | TTFT of 512, s"
-        " | times its floor | tokens/s of 1, 4, 8 answers | times their floor",
-        "{model} | {weights} | {weights_gib:.1f} | {memory_gib:.1f} | {serving_s:.0f}"
+        "model | weights | GiB of weights | engine's step of 1, 4, 8 rows, ms | times its floor"
+        " | three peers' memory, GiB | serving after, s | TTFT of 512, s | times its floor"
+        " | tokens/s of 1, 4, 8 answers | times their floor",
+        "{model} | {weights} | {weights_gib:.1f} | {step[1]:.0f}, {step[4]:.0f}, {step[8]:.0f}"
+        " | {step_times[1]:.2f}, {step_times[4]:.2f}, {step_times[8]:.2f}"
+        " | {memory_gib:.1f} | {serving_s:.0f}"
         " | {ttft_512_s:.1f} | {ttft_512_times_floor:.1f} | {rate[1]:.1f}, {rate[4]:.1f},"
         " {rate[8]:.1f} | {times[1]:.2f}, {times[4]:.2f}, {times[8]:.2f}",
         rows,
