@@ -66,29 +66,48 @@ def deadline_s(p95_s: float | None, config: WatchConfig) -> float:
 class EnginePace:
     """The pace of this peer's engine, which pongs report to the peers that wait for it.
 
-    Items of work are counted by session, since the end of a session drops its queued items.
+    Items of work are counted by session, since the end of a session drops its queued items. Steps
+    with chunks of prompts have times of their own: they take many times as long as decodes.
     """
 
     steps: StepTimes = field(default_factory=StepTimes)
+    chunks: StepTimes = field(default_factory=StepTimes)
+    """Durations of the steps with rows of a prompt among ``steps``."""
     _outstanding: dict[str, int] = field(default_factory=dict)
+    _prompts: set[str] = field(default_factory=set)
+    """Sessions with a chunk that is queued or runs."""
     _since_s: float = 0.0
     """When the engine was last idle or finished a step."""
 
-    def submitted(self, session: str, now_s: float) -> None:
-        """Count one queued item of work."""
+    @property
+    def p95_s(self) -> float | None:
+        """95th percentile of steps such as may run now; None while too few are known."""
+        return (self.chunks if self._prompts else self.steps).p95_s
+
+    def submitted(self, session: str, now_s: float, *, decodes: bool = True) -> None:
+        """Count one queued item of work; ``decodes``: whether it is no chunk of a prompt."""
+        if not decodes:
+            self._prompts.add(session)
         if not self._outstanding:
             self._since_s = now_s
         self._outstanding[session] = self._outstanding.get(session, 0) + 1
 
-    def finished(self, sessions: list[str], now_s: float) -> float:
-        """Count a finished step with an item of each of ``sessions``; returns its duration."""
+    def finished(self, sessions: list[str], now_s: float, *, decodes: bool = True) -> float:
+        """Count a finished step with an item of each of ``sessions``; returns its duration.
+
+        ``decodes``: whether it ran no rows of a prompt.
+        """
         took_s = max(0.0, now_s - self._since_s)
         self.steps.add(took_s)
+        if not decodes:
+            self.chunks.add(took_s)
         self._since_s = now_s
         for session in sessions:
             left = self._outstanding.pop(session, 0) - 1
             if left > 0:
                 self._outstanding[session] = left
+            else:
+                self._prompts.discard(session)
         return took_s
 
     def has_work(self, session: str) -> bool:
@@ -98,6 +117,7 @@ class EnginePace:
     def dropped(self, session: str) -> None:
         """Forget a session that ended; its queued items are not run."""
         self._outstanding.pop(session, None)
+        self._prompts.discard(session)
 
     def stalled_s(self, now_s: float) -> float:
         """Seconds since the engine began its present step; 0 when it is idle."""
@@ -143,9 +163,15 @@ class PeerWatch:
 
     @property
     def limit_s(self) -> float:
-        """The present deadline, by the slower of the peer's steps and its ping round trips."""
+        """The present deadline for an answer, by the slower of the peer's steps and its ping round
+        trips."""
         known = [p for p in (self._step_p95_s, self._round_trips.p95_s) if p is not None]
         return deadline_s(max(known) if known else None, self.config)
+
+    @property
+    def step_limit_s(self) -> float:
+        """The present deadline for a step: the longest while the pace of such steps is unknown."""
+        return self.limit_s if self._step_p95_s is not None else self.config.most_s
 
     def heard(self, now_s: float) -> None:
         """Record a frame from the peer."""
@@ -189,14 +215,16 @@ class PeerWatch:
         return ping
 
     def _dead_at_s(self) -> float:
-        since_s = [s for s in (self.heard_s, self._stalled_since_s) if s is not None]
-        return min(since_s) + self.limit_s
+        silent_s = self.heard_s + self.limit_s
+        if self._stalled_since_s is None:
+            return silent_s
+        return min(silent_s, self._stalled_since_s + self.step_limit_s)
 
     def _dead(self, now_s: float) -> Dead | None:
-        limit_s = self.limit_s
-        # The same sum as in wake_at_s: a difference could round to just below the limit.
-        if now_s >= self.heard_s + limit_s:
+        # The same sums as in wake_at_s: a difference could round to just below the limit.
+        if now_s >= self.heard_s + self.limit_s:
             return Dead(reason=f"silent for {now_s - self.heard_s:.1f} s")
+        limit_s = self.step_limit_s
         if self._stalled_since_s is not None and now_s >= self._stalled_since_s + limit_s:
             stalled_s = now_s - self._stalled_since_s
             return Dead(

@@ -26,6 +26,9 @@ RESENT_TOKENS = 128
 NEWEST_WEIGHT = 0.25
 DECODE_WAITS_S_MAX = 0.1
 """Maximum expected time of a chunk's step while other sessions decode, in seconds."""
+STEP_S_MAX = 2.5
+"""Maximum expected time of any chunk's step, in seconds: half of that after which a peer is given
+up that is still at it (:mod:`coordinator.failure.detector`)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,7 +83,8 @@ class ChunkSizer:
         for rows in CANDIDATES:
             chunk = min(rows, left_tokens)
             step_s, link_s = self._takes_s(chunk, link_row_s)
-            if others_decode and step_s > DECODE_WAITS_S_MAX and rows > CANDIDATES[0]:
+            most_s = DECODE_WAITS_S_MAX if others_decode else STEP_S_MAX
+            if step_s > most_s and rows > CANDIDATES[0]:
                 break
             whole, rest = divmod(left_tokens, chunk)
             slowest_s = whole * max(step_s, link_s)

@@ -252,7 +252,7 @@ class StagePipeline:
 
     def _hand_over(self, item: WorkItem) -> None:
         now_s = asyncio.get_running_loop().time()
-        self.pace.submitted(item.session, now_s)
+        self.pace.submitted(item.session, now_s, decodes=item.decodes)
         self._engine.submit(replace(item, queued_s=now_s))
 
     def _run_copies(self, live: Live) -> None:
@@ -423,12 +423,13 @@ class StagePipeline:
     def _time_step(self, items: Sequence[WorkItem]) -> tuple[float, float]:
         """Learn from a step that has just ended; returns its duration and the time now."""
         now_s = asyncio.get_running_loop().time()
-        took_s = self.pace.finished([item.session for item in items], now_s)
+        decodes_only = all(item.decodes for item in items)
+        sessions = [item.session for item in items]
+        took_s = self.pace.finished(sessions, now_s, decodes=decodes_only)
         for item in items:
             if item.decodes and not item.background:
                 self.decode_waits.add(now_s - item.queued_s)
         if not any(item.background for item in items):  # background rows wait on purpose
-            decodes_only = all(item.decodes for item in items)
             if decodes_only:
                 self._drafting.ran(items, took_s)
             if not any(item.drafts for item in items):

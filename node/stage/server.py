@@ -195,7 +195,7 @@ class StageServer:
         """The answer to a ping, with this stage's step times."""
         pace = self.flow.pace
         stalled_s = pace.stalled_s(asyncio.get_running_loop().time())
-        return Pong(nonce=nonce, stalled_s=stalled_s, step_p95_s=pace.steps.p95_s)
+        return Pong(nonce=nonce, stalled_s=stalled_s, step_p95_s=pace.p95_s)
 
     async def wait_idle(self, limit_s: float) -> bool:
         """Wait until no session holds KV here; False after ``limit_s``."""

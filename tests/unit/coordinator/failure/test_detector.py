@@ -63,7 +63,7 @@ class Run:
             self.pongs.sort()
             if self.pongs and self.pongs[0][0] <= self.watch.wake_at_s:
                 self.now_s, nonce = self.pongs.pop(0)
-                p95_s = self.pace.steps.p95_s
+                p95_s = self.pace.p95_s
                 self.watch.answered(nonce, self.pace.stalled_s(self.now_s), p95_s, self.now_s)
                 continue
             self.now_s = max(self.now_s, self.watch.wake_at_s) + late_s
@@ -114,6 +114,28 @@ def test_an_engine_that_is_stuck_is_as_good_as_dead_although_it_answers(
     assert "too slow" in reason
     limit_s = deadline_s(step_s, CONFIG)
     assert stuck_at_s + limit_s - 1e-6 <= at_s <= stuck_at_s + 5.0 + CONFIG.ping_every_s
+
+
+@pytest.mark.parametrize(("chunk_s", "dead_s"), [(None, 5.0), (0.1, 2.0), (0.8, 4.0), (3.0, 5.0)])
+def test_a_chunk_of_a_prompt_has_the_time_of_other_chunks_not_of_decodes(
+    chunk_s: float | None, dead_s: float
+) -> None:
+    run = Run()
+    for _ in range(20):
+        run.pace.finished(["s"], 0.0)  # decodes, which take no time at all
+    if chunk_s is not None:
+        for number in range(20):
+            run.pace.submitted("s", number * chunk_s, decodes=False)
+            assert run.pace.finished(["s"], (number + 1) * chunk_s, decodes=False) == (
+                pytest.approx(chunk_s)
+            )
+    run.pace.submitted("s", 0.0)
+    assert run.pace.p95_s == run.pace.steps.p95_s, "nobody waits for a chunk"
+    run.pace.dropped("s")
+    run.pace.submitted("s", 0.0, decodes=False)
+    dead = run.until_dead()
+    assert dead is not None
+    assert dead_s - 1e-6 <= dead[0] <= dead_s + CONFIG.ping_every_s
 
 
 def test_an_engine_with_much_to_do_that_gets_on_is_not_stuck() -> None:

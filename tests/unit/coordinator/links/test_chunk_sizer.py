@@ -1,13 +1,16 @@
 """Chunks follow what steps and links were measured to take."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.failure.detector import WatchConfig
 from coordinator.links.chunk_sizer import (
     BESIDE_TOKENS_LEAST,
     BESIDE_TOKENS_MOST,
     CANDIDATES,
     CHUNK_TOKENS_UNMEASURED,
+    STEP_S_MAX,
     ChunkSizer,
 )
 
@@ -75,6 +78,13 @@ def test_decodes_of_others_bound_a_chunk() -> None:
     made = sizer(5e-3, 2e-3)
     assert made.choose(1000, 1, link_row_s=None, others_decode=False) == 512
     assert made.choose(1000, 1, link_row_s=None, others_decode=True) == 32
+
+
+@pytest.mark.parametrize(("row_s", "rows"), [(0.001, 512), (0.03, 64), (0.1, 16), (9.0, 16)])
+def test_no_chunk_takes_so_long_that_its_peer_is_given_up(row_s: float, rows: int) -> None:
+    assert WatchConfig().most_s == 2 * STEP_S_MAX
+    sizer = ChunkSizer(fixed_s=0.1, row_s=row_s)
+    assert sizer.choose(2000, 1, link_row_s=None, others_decode=False) == rows
 
 
 def test_nothing_measured_and_nonsense() -> None:
