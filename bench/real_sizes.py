@@ -355,6 +355,8 @@ def main() -> int:
             result["models"][name] = {
                 "layers": size.layers,
                 "of_layers": size.whole,
+                "rounds": arguments.rounds,
+                "new_tokens": arguments.new,
                 "weights": kinds,
             }
             for weights in size.weights:
