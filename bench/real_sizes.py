@@ -36,6 +36,7 @@ from bench.local_swarm import LocalPeer, LocalSwarm
 from bench.packed_checkpoints import formats, write
 from client import Answer, Swarm
 from client.answer.generation import PrefixCache
+from client.errors import UnavailableError
 from dht.messages.session import Sampling
 from dht.messages.types import ModelSpec, kv_tokens_least, stage_bytes
 from node.engine.engine import Engine, EngineConfig
@@ -303,6 +304,14 @@ def measure(model: Written, weights: str, rates: Rates, arguments: argparse.Name
     whole_bytes = stage_bytes(spec, 0, spec.layers, kv_tokens_least(spec))
     apart = engine_steps_s(model, weights, 2 * whole_bytes)
     gc.collect()
+    least = floors(spec, model, rates)
+    alone = {
+        "weights_gib": round((spec.layers * spec.layer_bytes + spec.head_bytes) / 2**30, 2),
+        "engine_step_ms": {str(n): round(1e3 * step_s, 1) for n, step_s in apart.items()},
+        "engine_times_floor": {
+            str(n): round(step_s / least["step_s"][n], 2) for n, step_s in apart.items()
+        },
+    }
     extra = ["--dtype", dtype, *(("--quantize", quantize) if quantize else ())]
     with LocalSwarm(model.directory, extra=extra) as local:
         started_s = time.monotonic()
@@ -315,16 +324,14 @@ def measure(model: Written, weights: str, rates: Rates, arguments: argparse.Name
             async with Swarm.connect(local.addresses, model=str(model.directory)) as swarm:
                 return await rounds_of(swarm, spec.vocab, arguments)
 
-        figures = asyncio.run(ask())
+        try:
+            figures = asyncio.run(ask())
+        except UnavailableError as error:
+            return {**alone, "serving_s": round(serving_s, 1), "unavailable": str(error)}
         held_bytes = memory_bytes(local.peers)
-    least = floors(spec, model, rates)
     return {
-        "engine_step_ms": {str(n): round(1e3 * step_s, 1) for n, step_s in apart.items()},
-        "engine_times_floor": {
-            str(n): round(step_s / least["step_s"][n], 2) for n, step_s in apart.items()
-        },
+        **alone,
         "serving_s": round(serving_s, 1),
-        "weights_gib": round((spec.layers * spec.layer_bytes + spec.head_bytes) / 2**30, 2),
         "memory_gib": round(held_bytes / 2**30, 2),
         "ttft_512_s": round(figures["ttft_512_s"], 2),
         "ttft_512_times_floor": round(figures["ttft_512_s"] / least["ttft_512_s"], 2),
@@ -341,8 +348,6 @@ def main() -> int:
     rates = Rates.measured()
     result: Figures = {
         **report.provenance(SEED),
-        "bytes_per_s": round(rates.bytes_per_s),
-        "flops_per_s": round(rates.flops_per_s),
         "models": {},
     }
     if arguments.out is not None and arguments.out.is_file():
@@ -357,6 +362,8 @@ def main() -> int:
                 "of_layers": size.whole,
                 "rounds": arguments.rounds,
                 "new_tokens": arguments.new,
+                "bytes_per_s": round(rates.bytes_per_s),
+                "flops_per_s": round(rates.flops_per_s),
                 "weights": kinds,
             }
             for weights in size.weights:

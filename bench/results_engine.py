@@ -28,7 +28,10 @@ def speed(result: dict[str, Any]) -> str:
 
 def real_sizes(result: dict[str, Any]) -> str:
     """Models of real sizes on a processor."""
-    bytes_per_s, flops_per_s = result["bytes_per_s"] / 1e9, result["flops_per_s"] / 1e9
+    models = result["models"].values()
+    bytes_per_s, flops_per_s = (
+        max(found[key] for found in models) / 1e9 for key in ("bytes_per_s", "flops_per_s")
+    )
     rows = [
         {
             "model": f"{model}, {found['layers']} of {found['of_layers']} layers",
@@ -41,12 +44,13 @@ def real_sizes(result: dict[str, Any]) -> str:
         }
         for model, found in result["models"].items()
         for weights, figures in found["weights"].items()
+        if "unavailable" not in figures
     ]
     return (
         "Models of real sizes with random weights, computed in bfloat16: a step of one engine with"
         " all layers, alone, and three peers that share the cores and the memory of one machine, of"
-        f" {result['cores']} cores ({result['cpu']}), which reads {bytes_per_s:.1f} GB/s"
-        f" and multiplies {flops_per_s:.0f} GFLOP/s in bfloat16. A step's floor is the weights that"
+        f" {result['cores']} cores ({result['cpu']}), which reads up to {bytes_per_s:.1f} GB/s"
+        f" and multiplies up to {flops_per_s:.0f} GFLOP/s in bfloat16. A step's floor is the weights that"
         " it must read over the former, for a head and experts that all rows together choose; a"
         " prompt's is its products over the latter; memory is of all three peers with their"
         f" libraries; drafts and kept prefixes are off {made('real_sizes')}:\n\n"
