@@ -50,8 +50,8 @@ def real_sizes(result: dict[str, Any]) -> str:
         "Models of real sizes with random weights, computed in bfloat16: a step of one engine with"
         " all layers, alone, and three peers that share the cores and the memory of one machine, of"
         f" {result['cores']} cores ({result['cpu']}), which reads up to {bytes_per_s:.1f} GB/s"
-        f" and multiplies up to {flops_per_s:.0f} GFLOP/s in bfloat16. A step's floor is the weights that"
-        " it must read over the former, for a head and experts that all rows together choose; a"
+        f" and multiplies up to {flops_per_s:.0f} GFLOP/s in bfloat16. A step's floor is what"
+        " it must read of the weights over the former (of experts, those that its rows choose); a"
         " prompt's is its products over the latter; memory is of all three peers with their"
         f" libraries; drafts and kept prefixes are off {made('real_sizes')}:\n\n"
     ) + table(
