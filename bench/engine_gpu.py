@@ -235,6 +235,12 @@ def expert_bytes(directory: Path) -> int:
     return found
 
 
+def chosen_share(config: Any) -> float:
+    """Share of the experts that a row chooses; 1 without experts."""
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    return config.num_experts_per_tok / experts if experts else 1.0
+
+
 LAYER_SHARE_LEAST = 0.02
 """Minimum share of a layer in what runs with one layer: less is noise."""
 
@@ -283,8 +289,7 @@ class EngineSide:
         self.layer_bytes = self._engine.spec.layer_bytes
         self.kv_bytes = self._engine.spec.kv_bytes_per_token_layer
         self._expert_bytes = expert_bytes(directory) / plan.layers
-        experts = getattr(probe, "num_experts", None) or getattr(probe, "num_local_experts", None)
-        self._chosen_share = probe.num_experts_per_tok / experts if experts else 1.0
+        self._chosen_share = chosen_share(probe)
         kinds = getattr(probe, "layer_types", None) or []
         self._windows = [
             probe.sliding_window if kind == "sliding_attention" else None

@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from bench import report
-from bench.engine_gpu import FULL, Shape, llama, make_layers
+from bench.engine_gpu import FULL, Shape, chosen_share, llama, make_layers
 from bench.local import prompt_ids
 from bench.local_swarm import LocalPeer, LocalSwarm
 from bench.packed_checkpoints import formats, write
@@ -125,9 +125,7 @@ def written(size: Size, directory: Path) -> Written:
         one = directory / "packed"
     dense_bytes, routed_bytes = _layer(one, lambda part: part.numel() * part.itemsize)
     whole = _repeated(one, size.layers, directory / "whole")
-    config = AutoConfig.from_pretrained(whole)
-    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
-    chosen = config.num_experts_per_tok / experts if experts else 1.0
+    chosen = chosen_share(AutoConfig.from_pretrained(whole))
     return Written(
         directory=whole,
         numbers=size.layers * (dense + chosen * routed),

@@ -32,15 +32,21 @@ def real_sizes(result: dict[str, Any]) -> str:
     bytes_per_s, flops_per_s = (
         max(found[key] for found in models) / 1e9 for key in ("bytes_per_s", "flops_per_s")
     )
+    by_rows = {
+        "rate": "tokens_per_s",
+        "times": "times_floor",
+        "step": "engine_step_ms",
+        "step_times": "engine_times_floor",
+    }
     rows = [
         {
             "model": f"{model}, {found['layers']} of {found['of_layers']} layers",
             "weights": weights,
             **figures,
-            "rate": {int(n): rate for n, rate in figures["tokens_per_s"].items()},
-            "times": {int(n): times for n, times in figures["times_floor"].items()},
-            "step": {int(n): step for n, step in figures["engine_step_ms"].items()},
-            "step_times": {int(n): times for n, times in figures["engine_times_floor"].items()},
+            **{
+                short: {int(rows): figure for rows, figure in figures[key].items()}
+                for short, key in by_rows.items()
+            },
         }
         for model, found in result["models"].items()
         for weights, figures in found["weights"].items()
