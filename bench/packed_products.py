@@ -35,6 +35,7 @@ KINDS: dict[str, tuple[Meaning, int]] = {
     "Q6_K": (BlockPacking(kind="Q6_K"), 0),
     "Q8_0": (BlockPacking(kind="Q8_0"), 0),
     "int4, groups of 128": (Packing(code="offset4", columns=128), 128),
+    "MXFP4": (Packing(code="e2m1", columns=32), 32),
 }
 """Packing, and columns that share a scale where scales are a part."""
 

@@ -28,7 +28,7 @@ from node.model.inspection.session_inspection import Unservable
 from node.model.inspection.skeleton import Skeleton
 from node.model.inspection.structure import ModelStructure, inspect_model
 from node.model.linear.packed_linear import favour_few_rows
-from node.model.linear.quantize import experts_of, held_bytes, quantised, quantize_linears
+from node.model.linear.quantize import held_bytes, packed_of, quantised, quantize_linears
 from node.packed.experts import run_packed_experts
 from node.packed.formats import stored_weights
 from node.packed.operand import operand_of
@@ -197,25 +197,31 @@ class ModelLayout:
         """Bytes of each layer; those of equal tensors are counted once."""
         known: dict[object, int] = {}
         for index in range(len(self.layers)):
-            path = f"{self.layers_name}.{index}"
-            kind = self._tensors_of(path)
+            kind = self.layer_kind(index)
             if kind not in known:
-                known[kind] = self._part_bytes(path, self.quantize)
+                known[kind] = self._part_bytes(f"{self.layers_name}.{index}", self.quantize)
             yield known[kind]
 
-    def _tensors_of(self, path: str) -> tuple[object, ...]:
-        names = self.names.sources(self.part_parameters(path))
+    def layer_kind(self, index: int) -> object:
+        """The same for layers of equal tensors."""
+        names = self.names.sources(self.part_parameters(f"{self.layers_name}.{index}"))
         entries = [self.store.tensors[name] for name in names]
         return tuple((entry.dtype, entry.shape) for entry in entries)
 
     def _part_bytes(self, path: str, quantize: str | None = None) -> int:
         parameters = self.part_parameters(path)
         packed = self.names.packed(parameters, self.store.tensors)
+        module = self.model.get_submodule(path)
+        if quantize is not None:
+            for name, turned in packed_of(module, quantize, self.device).items():
+                weight = module.get_parameter(name)
+                rows = weight.transpose(1, 2) if turned else weight
+                packed.setdefault(f"{path}.{name}", quantised(rows, quantize, rows.device))
         sizes = {
             name.removeprefix(f"{path}."): self.held(name, part).held_bytes
             for name, part in packed.items()
         }
-        return held_bytes(self.model.get_submodule(path), quantize, self.dtype, sizes)
+        return held_bytes(module, quantize, self.dtype, sizes)
 
     def part_parameters(self, path: str) -> list[str]:
         """Names of a module's parameters in a checkpoint, in the terms of the model's code."""
@@ -425,11 +431,11 @@ class LoadedRange:
         own = [n for n in part.parameters if n in layout.names]
         lent = [] if len(own) == len(part.parameters) else [borrowed]
         waiting = layout.names.conversions([*own, *lent])
-        experts: dict[str, bool] = {}
+        packed: dict[str, bool] = {}
         if layout.quantize is not None and part.layer is not None:
             module = layout.model.get_submodule(part.path)
-            found = experts_of(module, layout.quantize).items()
-            experts = {f"{part.path}.{name}": turned for name, turned in found}
+            found = packed_of(module, layout.quantize, self.device).items()
+            packed = {f"{part.path}.{name}": turned for name, turned in found}
         sources = {
             source: names for c in waiting for source, names in layout.names.tensors(c).items()
         }
@@ -449,11 +455,11 @@ class LoadedRange:
                 waiting.remove(conversion)
                 for target, parameter in layout.names.convert(conversion, weights).items():
                     known = weight if lent and target == borrowed else target
-                    made[known] = self._moved(known, self._quantised(parameter, experts.get(known)))
+                    made[known] = self._moved(known, self._quantised(parameter, packed.get(known)))
         return made
 
     def _quantised(self, weight: torch.Tensor, turned: bool | None) -> torch.Tensor:
-        """Stacked experts in the bits asked for; all else (``turned`` None) as it is."""
+        """Weights to pack in the bits asked for; all else (``turned`` None) as it is."""
         if turned is None or isinstance(weight, PackedTensor):
             return weight
         rows = weight.transpose(1, 2) if turned else weight

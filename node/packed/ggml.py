@@ -14,7 +14,16 @@ from functools import cache, partial
 import torch
 
 from dht.gguf_header import known_kinds
-from node.packed.packing import Affine, Parts, Room, random_bytes
+from node.packed.packing import (
+    E2M1_BITS,
+    E2M1_CENTRE,
+    EXPONENT_BIAS,
+    Affine,
+    Parts,
+    Room,
+    e2m1_steps,
+    random_bytes,
+)
 from node.packed.stored import Rule
 from node.packed.tensor import PackedTensor
 
@@ -192,6 +201,13 @@ def _q6_k(blocks: torch.Tensor) -> Affine:
     )
 
 
+def _mxfp4(blocks: torch.Tensor) -> Affine:
+    scales = torch.exp2(blocks[..., 0].float() - (EXPONENT_BIAS + 1))
+    codes = e2m1_steps(_nibbles(blocks[..., 1:]).flatten(-2))
+    least = scales * -E2M1_CENTRE
+    return Affine(bits=E2M1_BITS, columns=32, codes=codes, scales=scales, least=least)
+
+
 def _k_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Scales and what the code 0 stands for, of eight groups in each block."""
     first, second, rest = torch.split(blocks[..., 4:16], 4, dim=-1)
@@ -212,6 +228,7 @@ AFFINE: dict[str, Callable[[torch.Tensor], Affine]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
 }
 """Types whose numbers are steps of one size in groups of 32, or 16 with codes of 6 bits, from
 blocks ``[..., blocks, bytes]`` (``ggml-common.h``, ``dequantize_row_q4_K`` of llama.cpp)."""

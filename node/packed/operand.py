@@ -26,9 +26,10 @@ ROWS_TOGETHER = (64, 32)
 ROW_BITS_MAX = 512
 """Maximum rows that are multiplied by the bits, times the bits of a code: with more the product
 takes longer than dequantising and multiplying (``bench/packed_products.py``)."""
-BYTES_MAX = 5 / 3
-"""Maximum size of an operand, of that of the parts that it is made of: 1.52 for Q6_K and 1.64 for
-Q5_K, which are multiplied 20 times as fast so (``bench/packed_products.py``)."""
+BYTES_MAX = 2.25
+"""Maximum size of an operand, of that of the parts that it is made of: 1.52 for Q6_K, 1.64 for Q5_K
+and 2.12 for MXFP4, which are multiplied 10 times as fast so, or more
+(``bench/packed_products.py``)."""
 CENTRE = {4: 8, 8: 136}
 """The code that stands for the offset alone, by bits of an operand's code."""
 FACTOR = {4: 1, 8: 17}

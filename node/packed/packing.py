@@ -27,18 +27,10 @@ Parts = Mapping[str, torch.Tensor]
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """4-bit floats without their sign (OCP Microscaling Formats 1.0, §5.3.3)."""
-NF4 = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
-    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
-    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-)  # fmt: skip
-"""4-bit NormalFloat (Dettmers et al., QLoRA, NeurIPS'23, appendix E)."""
 CODES: dict[str, tuple[float, ...]] = {
     "uint4": tuple(float(code) for code in range(16)),
     "offset4": tuple(float(code - 8) for code in range(16)),
     "e2m1": (*E2M1, *(-value for value in E2M1)),
-    "nf4": NF4,
 }
 """What each 4-bit code stands for, rounded to float16; other kinds are dtypes of one byte."""
 BYTES: dict[str, torch.dtype] = {
@@ -54,6 +46,8 @@ LARGEST = {
 """Largest magnitude among the numbers that the codes of a kind stand for."""
 CENTRES = {"uint4": 0, "offset4": 8, "int8": 128, "uint8": 0}
 """Kinds whose codes, read as unsigned integers, are steps of one size; the code that is zero."""
+E2M1_BITS, E2M1_CENTRE = 5, 16
+"""Numbers of E2M1 are whole numbers of halves: steps of one size in five bits, and their zero."""
 EXPONENT_BIAS = 127
 """Exponent 0 as a byte (E8M0)."""
 E4M3_BITS = 0xBF80 - (1 << 16)
@@ -225,9 +219,10 @@ class Packing:
         """Nothing multiplies these bits as they are."""
 
     def affine(self, parts: Parts) -> Affine | None:
-        """The same numbers as steps of one size by groups; None for floats, and where the last
-        group is not whole."""
-        if self.code not in CENTRES or self.shape(parts)[-1] % self.columns:
+        """The same numbers as steps of one size by groups; None for floats of 8 bits, and where
+        the last group is not whole."""
+        is_e2m1 = self.code == "e2m1"
+        if not (is_e2m1 or self.code in CENTRES) or self.shape(parts)[-1] % self.columns:
             return None
         if self.rows > 1:
             spread, by_row = self.by_row(parts)
@@ -240,11 +235,14 @@ class Packing:
         scales = plain_scales(parts["scales"])
         if "factors" in parts:
             scales = scales * parts["factors"]
-        zeros: torch.Tensor | int = CENTRES[self.code]
+        zeros: torch.Tensor | int = E2M1_CENTRE if is_e2m1 else CENTRES[self.code]
         if "zeros" in parts:
             zeros = zeros + parts["zeros"].float()
+        bits = self.bits
+        if is_e2m1:
+            codes, bits, scales = e2m1_steps(codes), E2M1_BITS, scales / 2
         return Affine(
-            bits=self.bits, columns=self.columns, codes=codes, scales=scales, least=-scales * zeros
+            bits=bits, columns=self.columns, codes=codes, scales=scales, least=-scales * zeros
         )
 
     def is_finite(self, parts: Parts, dtype: torch.dtype) -> bool:
@@ -323,6 +321,12 @@ def plain_scales(scales: torch.Tensor) -> torch.Tensor:
     if scales.dtype is torch.uint8:
         return torch.exp2(scales.to(torch.float32) - EXPONENT_BIAS)
     return scales.to(torch.float32)
+
+
+def e2m1_steps(codes: torch.Tensor) -> torch.Tensor:
+    """E2M1 numbers, ``[...]`` of 4 bits, in halves from ``-E2M1_CENTRE``."""
+    halves = torch.tensor(CODES["e2m1"], device=codes.device) * 2 + E2M1_CENTRE
+    return halves.to(torch.uint8)[codes.int()]
 
 
 @cache

@@ -107,7 +107,7 @@ def join_parser() -> Parser:
         "--dtype",
         choices=dtypes,
         metavar="D",
-        help=f"{', '.join(dtypes)} (GPU: second; CPU: first, if packed the quicker of both)",
+        help=f"{', '.join(dtypes)} (GPU: second; CPU: first, with few bits the quicker of both)",
     )
     add(
         "--quantize",

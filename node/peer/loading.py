@@ -82,7 +82,9 @@ async def open_engine(
     with reporter.phase("Measuring this machine"):
         await asyncio.to_thread(lean_transformers.prepare_transformers)
         if dtype is None:
-            found = await asyncio.to_thread(default_dtype, store, machine, arguments.threads)
+            found = await asyncio.to_thread(
+                default_dtype, store, machine, arguments.threads, arguments.quantize
+            )
             dtype = found.dtype
             if found.seconds:
                 reporter.event("dtype", dtype=dtype, seconds=dict(found.seconds))

@@ -2,16 +2,19 @@
 
 One layer with random weights is timed at several batches and contexts, and for several chunks of a
 prompt, in real steps but without what a step does beside its layers: it is done once for all layers
-held, and on a GPU it can take longer than one. :mod:`node.profiling.layer_fit` fits the times
-between the points, and points left out of the fit give its error. The cost of the model's head
-stays out of the profile: it is one matrix product at one peer of the route.
+held, and on a GPU it can take longer than one. Where a model mixes layers (dense and of experts,
+linear and full attention), one of each kind is timed, and the mean by their numbers counts.
+:mod:`node.profiling.layer_fit` fits the times between the points, and points left out of the fit
+give its error. The cost of the model's head stays out of the profile: it is one matrix product at
+one peer of the route.
 
 ``python -m node.profile MODEL`` prints what a peer here would announce.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -50,6 +53,8 @@ to a timing, so the minimum of many is the machine's own."""
 EMPTY_SHARE_MAX = 0.9
 """Maximum share of a timing that is taken for what a run does beside its layer."""
 PASSES = 2
+KINDS_TIMED = 3
+"""Maximum number of kinds of layers that are timed: the most frequent ones."""
 
 Point = tuple[int, int]
 """(batch, context in tokens)."""
@@ -124,15 +129,18 @@ def points_within(kv_tokens: int, page_tokens: int, context_max: int) -> tuple[P
     )
 
 
-def layer_to_time(engine: Engine) -> int:
-    """Index of the layer to time; a middle one if possible, which needs no embedding or head."""
-    return 1 if engine.spec.layers > 2 else 0
+def layers_to_time(engine: Engine) -> dict[int, int]:
+    """A layer of each of the most frequent kinds, the most frequent first, and how many layers of
+    the kind there are; middle ones if possible, which need no embedding or head."""
+    layers = engine.spec.layers
+    kinds = {n: engine.layout.layer_kind(n) for n in (range(1, layers - 1) if layers > 2 else (0,))}
+    first = {kind: index for index, kind in reversed(kinds.items())}
+    return {first[kind]: count for kind, count in Counter(kinds.values()).most_common(KINDS_TIMED)}
 
 
 def room_for_timing(engine: Engine) -> int:
-    """KV tokens that ``engine`` has room for beside the layer that is timed."""
-    index = layer_to_time(engine)
-    return engine.kv_tokens_beside(index, index + 1)
+    """KV tokens that ``engine`` has room for beside any layer that is timed."""
+    return min(engine.kv_tokens_beside(index, index + 1) for index in layers_to_time(engine))
 
 
 def feasible(engine: Engine, kv_tokens: int) -> tuple[Point, ...]:
@@ -161,13 +169,12 @@ class TimedLayer(Protocol):
 class EngineLayer:
     """A layer of an engine, filled with random numbers so that no weights need to be here yet."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
-        self._engine, self._clock = engine, clock
-        self._index = layer_to_time(engine)
+    def __init__(self, engine: Engine, index: int, clock: Callable[[], float]) -> None:
+        self._engine, self._index, self._clock = engine, index, clock
         self.kv_tokens = room_for_timing(engine)
         self.page_tokens = engine.config.page_tokens
         self.context_tokens = engine.spec.context_tokens
-        engine.load(self._index, self._index + 1, made_up=True)
+        engine.load(index, index + 1, made_up=True)
         self._layers_s = 0.0
         self._empty_s: dict[int, float] = {}
         """Minimum seconds of no layers, by rows."""
@@ -262,8 +269,38 @@ class EngineLayer:
 
 
 def measure(engine: Engine, clock: Callable[[], float] = time.perf_counter) -> Profile:
-    """Time one layer of ``engine``."""
-    return measure_layer(EngineLayer(engine, clock), clock)
+    """Time a layer of each kind of ``engine``."""
+    counts = layers_to_time(engine)
+    return _mean(
+        {measure_layer(EngineLayer(engine, index, clock), clock): n for index, n in counts.items()}
+    )
+
+
+def _mean(profiles: Mapping[Profile, int]) -> Profile:
+    """The mean of profiles by their weights, at the points that all of them have."""
+    total = sum(profiles.values())
+
+    def mean(timings: Callable[[Profile], tuple[Timing, ...]]) -> tuple[Timing, ...]:
+        seconds = [
+            ({(t.batch, t.context_tokens): t.seconds for t in timings(each)}, weight)
+            for each, weight in profiles.items()
+        ]
+        return tuple(
+            Timing(
+                batch=batch,
+                context_tokens=context,
+                seconds=sum(known[batch, context] * weight for known, weight in seconds) / total,
+            )
+            for batch, context in seconds[0][0]
+            if all((batch, context) in known for known, _ in seconds)
+        )
+
+    return Profile(
+        points=mean(lambda each: each.points),
+        checks=mean(lambda each: each.checks),
+        prefills=mean(lambda each: each.prefills),
+        kv_tokens=min(each.kv_tokens for each in profiles),
+    )
 
 
 def measure_layer(layer: TimedLayer, clock: Callable[[], float]) -> Profile:

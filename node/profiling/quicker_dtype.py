@@ -1,9 +1,10 @@
 """The dtype in which this machine computes by default; for packed weights on a CPU, by timing.
 
 Plain weights on a CPU are computed in float32: an answer then does not depend on the peers that
-compute it. Packed ones are multiplied from their bits in bfloat16 alone
-(:mod:`node.packed.operand`). How much that gains, and what the rest of a layer loses where a CPU
-has no products in bfloat16, depends on the checkpoint and the CPU, so a layer is timed in both.
+compute it. Packed and quantised ones are multiplied from their bits in bfloat16 alone, those in
+8 bits in both (:mod:`node.packed.operand`, :mod:`node.model.linear.quantize`). How much that gains,
+and what the rest of a layer loses where a CPU has no products in bfloat16, depends on the
+checkpoint and the CPU, so a layer is timed in both.
 """
 
 import time
@@ -15,7 +16,7 @@ from dht.errors import UserError
 from node.device.hardware import Machine
 from node.engine.engine import Engine, EngineConfig
 from node.packed.formats import stored_weights
-from node.profiling.layer_profile import EngineLayer
+from node.profiling.layer_profile import EngineLayer, layers_to_time
 from node.weights.store import WeightStore
 
 TRIED = ("float32", "bfloat16")
@@ -43,16 +44,23 @@ class DefaultDtype:
             return ""
         times = ", ".join(f"{took_s:.3g} s in {dtype}" for dtype, took_s in self.seconds.items())
         return (
-            f"Computing in {self.dtype}: a layer of this packed model takes {times} for a typical"
+            f"Computing in {self.dtype}: a layer in its few bits takes {times} for a typical"
             " answer on this CPU (--dtype says otherwise)"
         )
 
 
 def default_dtype(
-    store: WeightStore, machine: Machine, threads: int | None, clock: Timer = time.perf_counter
+    store: WeightStore,
+    machine: Machine,
+    threads: int | None,
+    quantize: str | None = None,
+    clock: Timer = time.perf_counter,
 ) -> DefaultDtype:
-    """The default dtype for the model in ``store`` on ``machine``. Raises UserError."""
-    if machine.device.kind != "cpu" or not _is_packed(store):
+    """The default dtype for the model in ``store`` on ``machine``. Raises UserError.
+
+    ``quantize``: as of :class:`~node.engine.engine.EngineConfig`.
+    """
+    if machine.device.kind != "cpu" or not (quantize or _is_packed(store)):
         return DefaultDtype(dtype=machine.dtype)
     config = EngineConfig(
         store=store,
@@ -60,6 +68,7 @@ def default_dtype(
         device=machine.torch_device,
         memory_bytes=machine.lend_bytes,
         threads=threads,
+        quantize=quantize,
     )
     seconds: dict[str, float] = {}
     refused: UserError | None = None
@@ -74,11 +83,12 @@ def default_dtype(
 
 
 def layer_answer_s(engine: Engine, clock: Timer = time.perf_counter) -> float:
-    """Seconds that one layer of ``engine`` takes for a typical answer, alone.
+    """Seconds that a layer of the most frequent kind takes for a typical answer, alone.
 
     A chunk of the prompt and a step of one row are timed.
     """
-    layer, load = EngineLayer(engine, clock), Workload()
+    layer = EngineLayer(engine, next(iter(layers_to_time(engine))), clock)
+    load = Workload()
     tokens = min(CHUNK_TOKENS, layer.context_tokens, layer.kv_tokens)
     chunk_s = min(layer.chunk_s(0, tokens) for _ in range(TIMINGS))
     with layer.sessions(1, 1) as step_s:

@@ -2,20 +2,21 @@
 
 int8: weights and each row of activations as 8-bit integers with one scale per row, multiplied as
 integers (Dettmers et al., LLM.int8(), NeurIPS'22, without its outlier decomposition, which would
-make a session's numbers depend on who shares the batch). int4: weights as 4-bit NormalFloat in
-blocks of 64 (Dettmers et al., QLoRA, NeurIPS'23 §3), computed in the peer's dtype. The kernels are
-those of ``bitsandbytes``, on GPUs and CPUs; ``bench/quantization.py`` measures the error. Experts
-that a model's code keeps stacked have the same numbers as packed tensors (:mod:`node.packed`),
-whose activations stay in the dtype.
+make a session's numbers depend on who shares the batch), by the kernels of ``bitsandbytes``.
 
-Everything else stays as it is: norms, routers, and the embedding and the head, which are not part
-of any layer.
+int4: on CPUs, steps of one size between the least and the largest of 64 weights, zero among them,
+as packed tensors (:mod:`node.packed`) that torch multiplies by; on GPUs, 4-bit NormalFloat in
+blocks of 64 (Dettmers et al., QLoRA, NeurIPS'23 §3) with the kernels of ``bitsandbytes``. Both take
+the same memory and err alike (``bench/quantization.py``).
+
+Experts that a model's code keeps stacked are packed tensors in both, and on all devices; their
+activations stay in the dtype. Everything else stays as it is: norms, routers, and the embedding and
+the head, which are not part of any layer.
 """
 
 import logging
-import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 from torch import nn
 
 from dht.errors import UserError
-from node.packed.packing import CODES, Packing
+from node.packed.packing import Packing
 from node.packed.tensor import PackedTensor
 
 KINDS = ("int8", "int4")
@@ -32,17 +33,20 @@ BLOCK = 64
 NUMBERS_MIN = 4096
 """Minimum numbers in a quantised matrix: small ones, as of routers, weigh nothing, decide much."""
 INT8_MAX = 127
+UINT4_MAX = 15
+PIECE_NUMBERS = 1 << 18
+"""Numbers that are packed at a time: what stays in a CPU's cache."""
 
 
 def quantize_linears(module: nn.Module, kind: str) -> nn.Module:
-    """Replace the linear layers within ``module`` in place; ``kind`` is one of KINDS.
+    """Replace the linear layers within ``module`` that are not packed, in place; ``kind`` is one of
+    KINDS.
 
     Raises UserError if ``bitsandbytes`` is missing or cannot work here.
     """
-    library = _library()
     for parent, name, linear in list(_linears(module, kind)):
         make = _Int8Linear if kind == "int8" else _int4_linear
-        setattr(parent, name, make(linear, library))
+        setattr(parent, name, make(linear, _library()))
     return module
 
 
@@ -54,36 +58,25 @@ def held_bytes(
 ) -> int:
     """Bytes that ``module`` (perhaps on the meta device) takes when loaded in this precision.
 
-    ``packed``: the bytes of those of its weights that a checkpoint brings packed.
+    ``packed``: the bytes of those of its weights that are packed tensors.
     """
     plain = {n: t.numel() for n, t in module.state_dict().items() if n not in packed}
     total: int = sum(plain.values()) * dtype.itemsize + sum(packed.values())
     if kind is None:
         return total
-    for name, turned in experts_of(module, kind).items():
-        if name not in packed:
-            weight = module.get_parameter(name)
-            shape = weight.transpose(1, 2).shape if turned else weight.shape
-            total += quantised_bytes(shape, kind) - weight.numel() * dtype.itemsize
-    names = {id(each): name for name, each in module.named_modules()}
-    for _, _, linear in _linears(module, kind):
-        if f"{names[id(linear)]}.weight" in packed:
-            continue
-        weights = linear.weight.numel()
-        total += quantised_bytes(linear.weight.shape, kind) - weights * dtype.itemsize
+    for name, linear in _named_linears(module, kind):
+        if f"{name}.weight" not in packed:
+            numbers, rows = linear.weight.numel(), linear.out_features
+            bits = numbers + 4 * rows if kind == "int8" else numbers // 2 + 4 * numbers // BLOCK
+            total += bits - numbers * dtype.itemsize
     return total
 
 
-def quantised_bytes(shape: Sequence[int], kind: str) -> int:
-    """Bytes of matrices ``[..., outs, ins]``: codes, and float32 scales per row or block."""
-    numbers = math.prod(shape)
-    return numbers + 4 * numbers // shape[-1] if kind == "int8" else numbers // 2 + numbers // 16
+def packed_of(module: nn.Module, kind: str, device: torch.device) -> dict[str, bool]:
+    """Names of the weights of ``module`` that are packed while they are read.
 
-
-def experts_of(module: nn.Module, kind: str) -> dict[str, bool]:
-    """Names of stacked experts' weights to quantise, ``[experts, outs, ins]``.
-
-    True for those that a model's code keeps turned, ``[experts, ins, outs]``.
+    They are those of stacked experts, ``[experts, outs, ins]``, and on CPUs in 4 bits those of
+    linear layers. True for experts that a model's code keeps turned, ``[experts, ins, outs]``.
     """
     found: dict[str, bool] = {}
     for path, inner in module.named_modules():
@@ -93,28 +86,61 @@ def experts_of(module: nn.Module, kind: str) -> dict[str, bool]:
                 continue
             if kind == "int8" or weight.shape[1 if turned else 2] % BLOCK == 0:
                 found[name] = turned
+    if kind == "int4" and device.type == "cpu":
+        found |= {f"{name}.weight": False for name, _ in _named_linears(module, kind)}
     return found
 
 
 def quantised(weight: torch.Tensor, kind: str, device: torch.device) -> PackedTensor:
-    """Stacked matrices ``[experts, outs, ins]`` in 8 or 4 bits on ``device``, one by one."""
-    code, block = ("int8", weight.shape[-1]) if kind == "int8" else ("nf4", BLOCK)
-    values = torch.tensor(CODES["nf4"], device=device)
-    between = (values[1:] + values[:-1]) / 2
-    codes, scales = [], []
-    for expert in weight:
-        groups = expert.to(device, torch.float32).unflatten(-1, (-1, block))
-        absmax = groups.abs().amax(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
-        relative = (groups / absmax[..., None]).flatten(-2)
-        if kind == "int8":
-            scales.append(absmax / INT8_MAX)
-            codes.append((relative * INT8_MAX).round_().to(torch.int8))
-        else:
-            scales.append(absmax)
-            places = torch.bucketize(relative.contiguous(), between, out_int32=True).to(torch.uint8)
-            codes.append(places[..., ::2] | places[..., 1::2] << 4)
-    parts = {"codes": torch.stack(codes), "scales": torch.stack(scales)}
-    return PackedTensor(Packing(code=code, columns=block), parts)
+    """Matrices ``[..., outs, ins]`` in 8 or 4 bits on ``device``, a few rows at a time."""
+    *leading, outs, ins = weight.shape
+    if kind == "int8":
+        packing = Packing(code="int8", columns=ins)
+        parts = {
+            "codes": torch.empty(*leading, outs, ins, dtype=torch.int8, device=device),
+            "scales": torch.empty(*leading, outs, 1, device=device),
+        }
+    else:
+        packing = Packing(code="uint4", columns=BLOCK)
+        grid = (*leading, outs, ins // BLOCK)
+        parts = {
+            "codes": torch.empty(*leading, outs, ins // 2, dtype=torch.uint8, device=device),
+            "scales": torch.empty(grid, dtype=torch.bfloat16, device=device),
+            "zeros": torch.empty(grid, dtype=torch.uint8, device=device),
+        }
+    flat = {name: part.view(-1, outs, part.shape[-1]) for name, part in parts.items()}
+    rows = max(1, PIECE_NUMBERS // ins)
+    for index, matrix in enumerate(weight if leading else weight[None]):
+        for start in range(0, outs if weight.device.type != "meta" else 0, rows):
+            piece = matrix[start : start + rows].to(device, torch.float32)
+            made = _in_8_bits(piece) if kind == "int8" else _in_4_bits(piece)
+            for name, part in made.items():
+                flat[name][index, start : start + rows] = part
+    return PackedTensor(packing, parts)
+
+
+def _in_8_bits(rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    scales = rows.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    return {"codes": (rows / scales * INT8_MAX).round_(), "scales": scales / INT8_MAX}
+
+
+def _in_4_bits(rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    groups = torch.unflatten(rows, -1, (-1, BLOCK))
+    least, most = (each.squeeze(-1) for each in groups.aminmax(dim=-1, keepdim=True))
+    least, most = least.clamp_max(0.0), most.clamp_min(0.0)
+    tiny = torch.finfo(torch.bfloat16).tiny
+    scales = ((most - least) / UINT4_MAX).clamp_min(tiny).to(torch.bfloat16)
+    steps = scales.to(torch.float32)[..., None]
+    zeros = (-least[..., None] / steps).round_().clamp_(0, UINT4_MAX)
+    codes = (groups / steps).add_(zeros).round_().clamp_(0, UINT4_MAX).to(torch.uint8).flatten(-2)
+    pairs = codes[..., ::2] | codes[..., 1::2] << 4
+    return {"codes": pairs, "scales": scales, "zeros": zeros.squeeze(-1)}
+
+
+def _named_linears(module: nn.Module, kind: str) -> Iterator[tuple[str, nn.Linear]]:
+    names = {id(each): name for name, each in module.named_modules()}
+    for _, _, linear in _linears(module, kind):
+        yield names[id(linear)], linear
 
 
 def _linears(module: nn.Module, kind: str) -> Iterator[tuple[nn.Module, str, nn.Linear]]:

@@ -51,8 +51,10 @@ def blocks(kind: str) -> PackedTensor:
     _, numbers, block_bytes = by_name()[kind]
     codes = torch.randint(0, 256, (OUTS, INS // numbers, block_bytes), generator=generator)
     codes = codes.to(torch.uint8)
-    for place in HALVES[kind]:
+    for place in HALVES.get(kind, ()):
         codes[..., place + 1] = 0x1C  # a float16 of a few thousandths
+    if kind == "MXFP4":
+        codes[..., 0] = codes[..., 0] % 8 + 118  # exponents of a few thousandths
     return PackedTensor(BlockPacking(kind=kind), {"codes": codes.flatten(1)}, torch.bfloat16)
 
 
@@ -65,6 +67,8 @@ MADE: dict[str, Callable[[], PackedTensor]] = {
     "offset4, factors": lambda: packed("offset4", 64, "factors"),
     "int8, by row": lambda: packed("int8", INS),
     "int8, by block": lambda: packed("int8", 64, rows=16),
+    "e2m1": lambda: packed("e2m1", 32),
+    "e2m1, by 16, factors": lambda: packed("e2m1", 16, "factors"),
     "uint8, zeros, act-order": lambda: packed("uint8", 128, "zeros", "order"),
     **{kind: lambda kind=kind: blocks(kind) for kind in AFFINE},
 }
@@ -145,7 +149,7 @@ def test_large_matrices_are_brought_over_in_pieces(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("stored", "device"),
     [
-        (packed("e2m1", 32), CPU),  # no steps of one size
+        (packed("float8_e4m3", 32), CPU),  # no steps of one size
         (blocks("Q3_K"), CPU),  # three times the bytes
         (packed("uint4", 16), CPU),  # groups of fewer columns than torch has
         (packed("uint4", 64)[:40], CPU),  # no whole number of interleaved rows

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.random_model import make_llama
+from bench.tiny_families import make
 from dht.command_line import EXIT_DONE, EXIT_USER
 from node import profile
 from node.engine.engine import Engine, EngineConfig
@@ -25,6 +26,7 @@ from node.profiling.layer_profile import (
     POINT_TOKENS_MAX,
     best_rate,
     feasible,
+    layers_to_time,
     measure,
     points_within,
     room_for_timing,
@@ -182,3 +184,24 @@ def test_the_command_names_a_mistake(
     monkeypatch.setattr(sys, "argv", ["profile", str(tmp_path / "nowhere")])
     assert profile.run() == EXIT_USER
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_layer_of_each_kind_is_timed_and_counts_by_how_many_there_are(tmp_path: Path) -> None:
+    make(tmp_path, "deepseek_v3", num_hidden_layers=9, first_k_dense_replace=3)
+    store = WeightStore.open(str(tmp_path))
+    engine = Engine(EngineConfig(store=store, name="tiny", memory_bytes=64 << 20))
+    assert layers_to_time(engine) == {3: 5, 1: 2}  # neither the first layer nor the last
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        start, _ = engine.held
+        now += 0.0004 if start == 3 else 0.0001
+        return now
+
+    measured = measure(engine, clock)
+    mean_s = (5 * 0.0004 + 2 * 0.0001) / 7
+    timed = (*measured.points, *measured.prefills)
+    assert all(timing.seconds == pytest.approx(mean_s) for timing in timed)
+    assert len(measured.points) > 1
+    assert len(measured.prefills) > 1

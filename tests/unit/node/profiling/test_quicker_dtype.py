@@ -1,4 +1,4 @@
-"""The default dtype: float32 for plain weights on a CPU, the quicker one for packed weights."""
+"""The default dtype: float32 for plain weights on a CPU, the quicker one for few bits."""
 
 from dataclasses import replace
 from itertools import count
@@ -42,11 +42,14 @@ def test_a_gpus_own_dtype_stays(stores: dict[str, WeightStore], machine: Machine
     assert default_dtype(stores["packed"], gpu, None).dtype == "float16"
 
 
+@pytest.mark.parametrize(("kind", "quantize"), [("packed", None), ("plain", "int4")])
 @pytest.mark.parametrize(("slow", "chosen"), [("float32", "bfloat16"), ("bfloat16", "float32")])
-def test_packed_weights_are_computed_in_the_quicker_dtype(
+def test_few_bits_are_computed_in_the_quicker_dtype(
     stores: dict[str, WeightStore],
     machine: Machine,
     monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    quantize: str | None,
     slow: str,
     chosen: str,
 ) -> None:
@@ -55,14 +58,16 @@ def test_packed_weights_are_computed_in_the_quicker_dtype(
 
     def seen(config: quicker_dtype.EngineConfig) -> quicker_dtype.Engine:
         built.append(config.dtype)
+        assert config.quantize == quantize
         return engine(config)
 
     monkeypatch.setattr(quicker_dtype, "Engine", seen)
     ticks = count()
     found = default_dtype(
-        stores["packed"],
+        stores[kind],
         machine,
         None,
+        quantize,
         lambda: next(ticks) ** 2.0 if built[-1] == slow else next(ticks) * 1e-3,
     )
     assert (found.dtype, tuple(found.seconds)) == (chosen, TRIED)
