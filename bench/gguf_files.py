@@ -7,6 +7,7 @@ whoever reads the file is compared with transformers reading the same file.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -152,19 +153,21 @@ def write_gguf(
     kind_of: Packed,
     *,
     tokens: Mapping[str, Any] | None = None,
+    stated: Mapping[str, Any] = MappingProxyType({}),
     splits: int = 0,
 ) -> None:
     """Write the checkpoint in the directory ``plain`` as a GGUF file.
 
     ``tokens`` are values of its tokenizer by their keys behind ``tokenizer.``; without them it has
-    a vocabulary of nameless tokens. ``splits``: how many tensors go into one file; 0: all.
+    a vocabulary of nameless tokens. ``stated``: further settings of the model. ``splits``: how many
+    tensors go into one file; 0: all.
     """
     config = library_config(plain)
     model = auto_class(config).from_pretrained(plain, dtype=torch.float32)
     family = config.model_type
     architecture = ARCHITECTURES.get(family, family)
     writer = gguf.GGUFWriter(file, architecture, split_max_tensors=splits)
-    for key, value in _settings(architecture, model).items():
+    for key, value in {**_settings(architecture, model), **stated}.items():
         _add(writer, f"{architecture}.{key}", value)
     nameless = {"ggml.tokens": [f"<{n}>" for n in range(config.vocab_size)]}
     for key, value in (tokens or nameless).items():

@@ -17,7 +17,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -228,34 +229,48 @@ def engine_steps_s(model: Written, weights: str, memory_bytes: int) -> dict[int,
         )
     )
     engine.load(0, engine.spec.layers)
-    found = {}
-    for streams in STREAMS:
-        names = [str(n) for n in range(streams)]
-        for name in names:
-            if (refused := engine.kv.reserve(name, STEPS)) is not None:
-                raise RuntimeError(refused)
-        took_s = []
-        for position in range(STEPS):
-            items = [
-                WorkItem(
-                    session=name,
-                    start=0,
-                    end=engine.spec.layers,
-                    position=position,
-                    token_ids=(1,),
-                    sampling=Sampling(),
-                )
-                for name in names
-            ]
-            started_s = time.perf_counter()
-            errors = {result.error for result in engine.step(items)}
-            took_s.append(time.perf_counter() - started_s)
-            if errors != {None}:
-                raise RuntimeError(f"the engine's step failed: {errors}")
-        found[streams] = median(took_s[WARM_STEPS:])
-        for name in names:
-            engine.kv.free(name)
-    return found
+    return {streams: decode_s(engine, streams) for streams in STREAMS}
+
+
+def decode_s(engine: Engine, streams: int) -> float:
+    """Median seconds of a step of all layers that decodes a row of each of ``streams`` sessions."""
+    with sessions(engine, streams, STEPS):
+        took_s = [step_s(engine, streams, position, (1,)) for position in range(STEPS)]
+    return median(took_s[WARM_STEPS:])
+
+
+@contextmanager
+def sessions(engine: Engine, count: int, tokens: int) -> Iterator[None]:
+    """Room for ``tokens`` of each session, whose names are their numbers."""
+    for name in range(count):
+        if (refused := engine.kv.reserve(str(name), tokens)) is not None:
+            raise RuntimeError(refused)
+    try:
+        yield
+    finally:
+        for name in range(count):
+            engine.kv.free(str(name))
+
+
+def step_s(engine: Engine, streams: int, position: int, token_ids: tuple[int, ...]) -> float:
+    """Seconds of one step of all layers with these tokens of each session at ``position``."""
+    items = [
+        WorkItem(
+            session=str(name),
+            start=0,
+            end=engine.spec.layers,
+            position=position,
+            token_ids=token_ids,
+            sampling=Sampling(),
+        )
+        for name in range(streams)
+    ]
+    started_s = time.perf_counter()
+    errors = {result.error for result in engine.step(items)}
+    took_s = time.perf_counter() - started_s
+    if errors != {None}:
+        raise RuntimeError(f"the engine's step failed: {errors}")
+    return took_s
 
 
 async def rounds_of(swarm: Swarm, vocab: int, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -73,6 +73,46 @@ def real_sizes(result: dict[str, Any]) -> str:
     )
 
 
+def beside_llama_cpp(result: dict[str, Any]) -> str:
+    """One GGUF file by this engine and by llama.cpp."""
+    rows = [
+        {"model": f"{model}, {found['layers']} of {found['of_layers']} layers", "kind": kind}
+        | figures
+        | {
+            "ours": figures["anabranch"],
+            "theirs": figures["llama.cpp"],
+            "decode": list(figures["decode_of_llama_cpp"].values()),
+        }
+        for model, found in result["models"].items()
+        for kind, figures in found.items()
+        if isinstance(figures, dict) and "decode_of_llama_cpp" in figures
+    ]
+    return (
+        f"The same GGUF files of random weights by one engine and by llama.cpp (of"
+        f" `llama-cpp-python` {result['llama_cpp']}, built on this machine), alone and with all"
+        f" {result['cores']} cores ({result['cpu']}), in turns; medians {made('llama_cpp')}:\n\n"
+    ) + table(
+        "model | file | prompt of 512, tokens/s | llama.cpp's | ratio"
+        " | decode of 1, 4, 8 rows, tokens/s | llama.cpp's | ratios",
+        "{model} | {kind} | {ours[prompt_tokens_per_s]:.0f} | {theirs[prompt_tokens_per_s]:.0f}"
+        " | {prompt_of_llama_cpp:.2f} | {ours[tokens_per_s][1]:.1f}, {ours[tokens_per_s][4]:.1f},"
+        " {ours[tokens_per_s][8]:.1f} | {theirs[tokens_per_s][1]:.1f},"
+        " {theirs[tokens_per_s][4]:.1f}, {theirs[tokens_per_s][8]:.1f}"
+        " | {decode[0]:.2f}, {decode[1]:.2f}, {decode[2]:.2f}",
+        [
+            row
+            | {
+                by: {
+                    **row[by],
+                    "tokens_per_s": {int(n): r for n, r in row[by]["tokens_per_s"].items()},
+                }
+                for by in ("ours", "theirs")
+            }
+            for row in rows
+        ],
+    )
+
+
 def cost(result: dict[str, Any]) -> str:
     """What an idle peer costs."""
     idle, seconds, ask = result["idle_peer"], result["seconds_to_median"], result["ask"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.local_swarm import ROOT
 from bench.results_attacks import attacks, grants
-from bench.results_engine import cost, engine, real_sizes, schemas, speed
+from bench.results_engine import beside_llama_cpp, cost, engine, real_sizes, schemas, speed
 from bench.results_gpu import gpu
 from bench.results_links import (
     groups,
@@ -80,6 +80,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "engine": engine,
         "engine_processor": engine,
         "real_sizes": real_sizes,
+        "llama_cpp": beside_llama_cpp,
         "gpu_check": gpu,
         "papers/molink": links,
         "wan_real": real_links,
