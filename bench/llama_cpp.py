@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 from bench import report
-from bench.engine_gpu import make_layers
+from bench.engine_gpu import llama, make_layers
 from bench.gguf_files import of_kind, write_gguf
 from bench.local_swarm import ROOT
 from bench.real_sizes import (
@@ -46,12 +46,18 @@ KINDS = ("BF16", "Q8_0", "Q4_K")
 PROMPTS = 3
 """Prompts behind one that warms up."""
 TOKEN_IDS = tuple(1 + at % 255 for at in range(LONG_PROMPT))
+STATED = {
+    "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+"""What llama.cpp wants to be told, and transformers' names for it."""
 LENT_BYTES = 16 << 30
 COMPUTED_BY = ("anabranch", "llama.cpp")
 MODELS = {
     "Llama-3.2-1B": SIZES["Llama-3.2-1B"],
     "Qwen3-30B-A3B": replace(SIZES["Qwen3-30B-A3B"], layers=2),
-    "tiny": replace(SIZES["tiny"], shape={**SIZES["tiny"].shape, "hidden_size": 256}),
+    "tiny": replace(SIZES["tiny"], shape=llama(256, 256, 4, 2)),
 }
 Figures = dict[str, Any]
 
@@ -150,7 +156,10 @@ def write_file(size: Size, kind: str, directory: Path) -> Path:
         )
     file = directory / f"{kind}.gguf"
     tokens = {"ggml.model": "none", "ggml.tokens": [f"<{n}>" for n in range(size.vocab)]}
-    write_gguf(plain, file, of_kind(kind), tokens=tokens, stated={"vocab_size": size.vocab})
+    stated = {"vocab_size": size.vocab} | {
+        key: size.shape[name] for key, name in STATED.items() if name in size.shape
+    }
+    write_gguf(plain, file, of_kind(kind), tokens=tokens, stated=stated)
     return file
 
 
