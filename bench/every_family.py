@@ -48,6 +48,8 @@ SMALL: dict[str, Any] = {
     "num_key_value_heads": 2,
     "kv_channels": 16,
     "num_experts_per_tok": 2,
+    "moe_k": 2,
+    "num_kv_shared_layers": 2,
     "vocab_size": 128,
     "vocab_size_per_layer_input": 128,
     "hidden_size_per_layer_input": 16,
@@ -127,7 +129,8 @@ def _narrowed(config: Any, table: dict[str, Any]) -> dict[str, Any]:
         if isinstance(was, float):
             given[key] = float(value)
         elif isinstance(was, list | tuple) and not isinstance(value, list):
-            given[key] = type(was)([value] * len(was))
+            by_layer = len(was) == known.get("num_hidden_layers")
+            given[key] = type(was)([value] * (given["num_hidden_layers"] if by_layer else len(was)))
     return given
 
 

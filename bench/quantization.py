@@ -69,8 +69,8 @@ NEW_TOKENS = 64
 WIDE = (1024, 4)
 """Hidden width and layers of the random model."""
 MIXTURE: dict[str, Any] = {
-    **dict.fromkeys(("hidden_size",), 768),
-    **dict.fromkeys(("moe_intermediate_size", "intermediate_size"), 384),
+    **dict.fromkeys(("hidden_size",), 1536),
+    **dict.fromkeys(("moe_intermediate_size", "intermediate_size"), 768),
     **dict.fromkeys(("num_experts", "num_local_experts"), 8),
     "num_attention_heads": 12,
     "num_key_value_heads": 4,
@@ -82,7 +82,7 @@ MIXTURE: dict[str, Any] = {
 FAMILY, EXPERTS_FAMILY, DENSE_FAMILY = "qwen3_moe", "gpt_oss", "qwen2"
 """A mixture whose experts are stored one by one, one of stacked experts, and a dense model, whose
 GGUF files llama.cpp writes without moving rows."""
-DENSE = {**MIXTURE, "intermediate_size": 1536, "head_dim": None}
+DENSE = {**MIXTURE, "intermediate_size": 3072, "head_dim": None}
 GGUF_KINDS = ("Q8_0", "Q6_K", "Q4_K", "Q4_0", "Q5_0")
 """Types of blocks, the last one without code on tensors."""
 GROUP, BLOCK = 128, (128, 128)
