@@ -95,8 +95,10 @@ NAMED = tuple(name for name in SIZES if name != "tiny")
 
 def parse() -> argparse.Namespace:
     parser = report.parser_of("bench.real_sizes", __doc__)
-    parser.add_argument("--out", type=Path, help="write the result as JSON, and keep other models'")
+    parser.add_argument("--out", type=Path, help="write the result as JSON, and keep other rows")
     parser.add_argument("--models", nargs="+", choices=SIZES, default=NAMED, metavar="NAME")
+    every = sorted({weights for size in SIZES.values() for weights in size.weights})
+    parser.add_argument("--weights", nargs="+", choices=every, default=every, metavar="KIND")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--new", type=int, default=NEW, help="new tokens per answer")
     return parser.parse_args()
@@ -369,18 +371,23 @@ def main() -> int:
         size = SIZES[name]
         with tempfile.TemporaryDirectory(prefix="anabranch-bench-") as made:
             model = written(size, Path(made))
-            kinds: Figures = {}
+            kinds: Figures = result["models"].get(name, {}).get("weights", {})
             result["models"][name] = {
                 "layers": size.layers,
                 "of_layers": size.whole,
                 "rounds": arguments.rounds,
                 "new_tokens": arguments.new,
-                "bytes_per_s": round(rates.bytes_per_s),
-                "flops_per_s": round(rates.flops_per_s),
                 "weights": kinds,
             }
             for weights in size.weights:
-                kinds[weights] = figures = measure(model, weights, rates, arguments)
+                if weights not in arguments.weights:
+                    continue
+                kinds[weights] = figures = {
+                    "commit": result["commit"],
+                    "bytes_per_s": round(rates.bytes_per_s),
+                    "flops_per_s": round(rates.flops_per_s),
+                    **measure(model, weights, rates, arguments),
+                }
                 print(name, weights, json.dumps(figures), flush=True)
                 report.write(arguments.out, result)
     return 0

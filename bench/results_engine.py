@@ -28,9 +28,9 @@ def speed(result: dict[str, Any]) -> str:
 
 def real_sizes(result: dict[str, Any]) -> str:
     """Models of real sizes on a processor."""
-    models = result["models"].values()
+    every = [row for found in result["models"].values() for row in found["weights"].values()]
     bytes_per_s, flops_per_s = (
-        max(found[key] for found in models) / 1e9 for key in ("bytes_per_s", "flops_per_s")
+        max(row[key] for row in every) / 1e9 for key in ("bytes_per_s", "flops_per_s")
     )
     by_rows = {
         "rate": "tokens_per_s",
