@@ -7,6 +7,7 @@ bytes takes. No engine can be faster than the products it consists of.
 """
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -21,17 +22,18 @@ from node.model.linear.packed_linear import PackedLinear, favour_few_rows
 
 SEED = 0
 HIDDEN = (512, 1024)
+DTYPES = (torch.float32, torch.bfloat16)
 LAYERS = 4
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 ROUNDS = 7
 
 
-def layer_of(hidden: int) -> list[nn.Module]:
+def layer_of(hidden: int, dtype: torch.dtype) -> list[nn.Module]:
     """The linear parts of a Llama layer with a quarter of the heads for keys and values."""
     inner, narrow = (hidden * 8 // 3 + 63) // 64 * 64, hidden // 4
     shapes = [(hidden, hidden), (hidden, narrow), (hidden, narrow), (hidden, hidden)]
     shapes += [(hidden, inner), (hidden, inner), (inner, hidden)]
-    return [nn.Linear(i, o, bias=False).requires_grad_(False) for i, o in shapes]
+    return [nn.Linear(i, o, bias=False, dtype=dtype).requires_grad_(False) for i, o in shapes]
 
 
 def least_s(run: Callable[[], object]) -> float:
@@ -45,19 +47,19 @@ def least_s(run: Callable[[], object]) -> float:
     return min(took)
 
 
-def measure(hidden: int) -> dict[str, Any]:
+def measure(hidden: int, dtype: torch.dtype) -> dict[str, Any]:
     """Milliseconds for all the products, by layout and rows."""
     torch.manual_seed(SEED)
-    plain = [part for _ in range(LAYERS) for part in layer_of(hidden)]
+    plain = [part for _ in range(LAYERS) for part in layer_of(hidden, dtype)]
     sizes = [part.in_features for part in plain if isinstance(part, nn.Linear)]
     numbers = sum(part.weight.numel() for part in plain if isinstance(part, nn.Linear))
     packed = [favour_few_rows(part) for part in plain]
     assert all(isinstance(part, PackedLinear) for part in packed), "oneDNN is not here"
-    flat = torch.ones(numbers)
-    result: dict[str, Any] = {"unit": "ms", "weights_bytes": 4 * numbers}
+    flat = torch.ones(numbers * dtype.itemsize // 4)
+    result: dict[str, Any] = {"unit": "ms", "weights_bytes": dtype.itemsize * numbers}
     result["reading"] = round(least_s(flat.sum) * 1e3, 2)
     for rows in ROWS:
-        given = {size: torch.randn(rows, size) for size in set(sizes)}
+        given = {size: torch.randn(rows, size).to(dtype) for size in set(sizes)}
 
         def through(parts: list[nn.Module], given: dict[int, torch.Tensor] = given) -> None:
             for part, size in zip(parts, sizes, strict=True):
@@ -80,9 +82,10 @@ def main() -> int:
     torch.set_num_threads(1)
     result: dict[str, Any] = {**provenance(SEED), "threads": 1, "layers": LAYERS, "hidden": {}}
     with torch.inference_mode():
-        for hidden in HIDDEN:
-            result["hidden"][str(hidden)] = measure(hidden)
-            print(hidden, result["hidden"][str(hidden)], flush=True)
+        for dtype, hidden in itertools.product(DTYPES, HIDDEN):
+            name = f"{hidden} in {str(dtype).removeprefix('torch.')}"
+            result["hidden"][name] = measure(hidden, dtype)
+            print(name, result["hidden"][name], flush=True)
     write(arguments.out, result)
     return 0
 

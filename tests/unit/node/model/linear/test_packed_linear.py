@@ -1,5 +1,7 @@
 """Matrices in another layout: the same numbers come out, whatever the rows."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
@@ -16,28 +18,40 @@ class Shouting(nn.Linear):
 
 
 @pytest.fixture(autouse=True)
-def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(packed_linear, "NUMBERS_LEAST", 1)
+    packed_linear._can_pack.cache_clear()
+    yield
+    packed_linear._can_pack.cache_clear()
 
 
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("outputs", "inputs"), [(33, 70), (128, 64), (1, 5), (64, 129)])
-def test_products_are_the_same(bias: bool, outputs: int, inputs: int) -> None:
+def test_products_are_the_same(
+    dtype: torch.dtype,
+    error: float,
+    bias: bool,
+    outputs: int,
+    inputs: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packed_linear, "multiplies", lambda dtype: True)
     torch.manual_seed(outputs)
-    linear = nn.Linear(inputs, outputs, bias=bias).requires_grad_(False)
+    linear = nn.Linear(inputs, outputs, bias=bias, dtype=dtype).requires_grad_(False)
     packed = favour_few_rows(linear)
     assert isinstance(packed, PackedLinear)
     for shape in ((1, inputs), (1, 3, inputs), (1, 40, inputs), (300, inputs)):
-        rows = torch.randn(shape)
+        rows = torch.randn(shape).to(dtype)
         with torch.inference_mode():
-            torch.testing.assert_close(packed(rows), linear(rows), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(packed(rows), linear(rows), atol=error, rtol=error)
             apart = rows.transpose(0, -1).contiguous().transpose(0, -1)  # not in order
-            torch.testing.assert_close(packed(apart), linear(rows), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(packed(apart), linear(rows), atol=error, rtol=error)
 
 
 def test_what_is_within_is_replaced_and_what_computes_otherwise_is_not() -> None:
     module = nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.ModuleList([nn.Linear(8, 4)])})
-    module["c"], module["d"] = Shouting(8, 8), nn.Linear(8, 8, dtype=torch.bfloat16)
+    module["c"], module["d"] = Shouting(8, 8), nn.Linear(8, 8, dtype=torch.float16)
     assert favour_few_rows(module) is module
     kinds = [type(part) for part in (module["a"], module["b"][0], module["c"], module["d"])]
     assert kinds == [PackedLinear, PackedLinear, Shouting, nn.Linear]
@@ -47,12 +61,17 @@ def test_what_is_within_is_replaced_and_what_computes_otherwise_is_not() -> None
 
 def test_without_onednn_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_linear, "_packed", lambda weight: weight.to("nowhere"))
-    packed_linear._can_pack.cache_clear()
-    try:
-        linear = nn.Linear(8, 8)
-        assert favour_few_rows(linear) is linear
-    finally:
-        packed_linear._can_pack.cache_clear()
+    linear = nn.Linear(8, 8)
+    assert favour_few_rows(linear) is linear
+
+
+def test_a_cpu_without_products_in_bfloat16_keeps_its_matrices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packed_linear, "multiplies", lambda dtype: False)
+    linear = nn.Linear(8, 8, dtype=torch.bfloat16)
+    assert favour_few_rows(linear) is linear
+    assert isinstance(favour_few_rows(nn.Linear(8, 8)), PackedLinear)
 
 
 def test_small_matrices_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
