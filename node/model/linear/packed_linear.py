@@ -2,11 +2,12 @@
 
 import functools
 import logging
+import math
+import time
 
 import torch
 from torch import nn
 
-from node.device.products import multiplies
 from node.device.scripted import scripted
 from node.packed.tensor import is_packed
 
@@ -20,6 +21,8 @@ NUMBERS_LEAST = 200_000
 TRIAL_ERROR_MAX = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """Maximum difference between the two ways to multiply, for numbers of size 1 in sums of 64, by the
 dtypes that are packed."""
+TIMED_ROWS, TIMED_MATRIX, TIMINGS = 4, (1024, 2048), 9
+"""A decode step's product; others' work only ever adds to a timing, so the minimum counts."""
 
 
 class PackedLinear(nn.Module):
@@ -62,7 +65,7 @@ def packed_product(
 
 def favour_few_rows(module: nn.Module) -> nn.Module:
     """Pack the matrices of ``module`` for products of 1 to about 100 rows on a CPU: those in
-    float32, and in bfloat16 where the CPU multiplies it itself.
+    float32, and in bfloat16 where that is quicker on this CPU.
 
     Returns ``module``, or its replacement if it is a linear layer itself. Subclasses of linear
     layers, which may compute something else, other dtypes and other devices are left alone.
@@ -102,8 +105,6 @@ def _can_pack(dtype: torch.dtype) -> bool:
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    if dtype is not torch.float32 and not multiplies(dtype):
-        return False
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         linear = nn.Linear(64, 96).to(dtype)
@@ -119,4 +120,20 @@ def _can_pack(dtype: torch.dtype) -> bool:
             return False
     if not agrees:
         logger.warning("matrices stay as they are: oneDNN's products differ")
-    return agrees
+    return agrees and (dtype is torch.float32 or _is_quicker(dtype))
+
+
+def _is_quicker(dtype: torch.dtype) -> bool:
+    """Whether few rows are multiplied faster by a packed matrix."""
+    outs, ins = TIMED_MATRIX
+    with torch.inference_mode():
+        plain = nn.Linear(ins, outs, bias=False, dtype=dtype)
+        ways: list[nn.Module] = [plain, PackedLinear(plain)]
+        rows = torch.ones(TIMED_ROWS, ins, dtype=dtype)
+        least_s = [math.inf, math.inf]
+        for _ in range(1 + TIMINGS):
+            for way, linear in enumerate(ways):
+                started_s = time.perf_counter()
+                linear(rows)
+                least_s[way] = min(least_s[way], time.perf_counter() - started_s)
+    return least_s[1] < least_s[0]

@@ -1,5 +1,6 @@
 """Matrices in another layout: the same numbers come out, whatever the rows."""
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -36,7 +37,7 @@ def test_products_are_the_same(
     inputs: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(packed_linear, "multiplies", lambda dtype: True)
+    monkeypatch.setattr(packed_linear, "_is_quicker", lambda dtype: True)
     torch.manual_seed(outputs)
     linear = nn.Linear(inputs, outputs, bias=bias, dtype=dtype).requires_grad_(False)
     packed = favour_few_rows(linear)
@@ -65,12 +66,14 @@ def test_without_onednn_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None
     assert favour_few_rows(linear) is linear
 
 
-def test_a_cpu_without_products_in_bfloat16_keeps_its_matrices(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("packed_s", "kind"), [(0.5, PackedLinear), (2.0, nn.Linear)])
+def test_matrices_in_bfloat16_are_packed_where_that_is_quicker(
+    packed_s: float, kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_linear, "multiplies", lambda dtype: False)
+    took_s = itertools.cycle([0.0, 1.0, 0.0, packed_s])  # from a start to an end, by turns
+    monkeypatch.setattr(packed_linear.time, "perf_counter", lambda: next(took_s))
     linear = nn.Linear(8, 8, dtype=torch.bfloat16)
-    assert favour_few_rows(linear) is linear
+    assert type(favour_few_rows(linear)) is kind
     assert isinstance(favour_few_rows(nn.Linear(8, 8)), PackedLinear)
 
 
