@@ -360,7 +360,6 @@ def measure(model: Written, weights: str, rates: Rates, arguments: argparse.Name
 
 def main() -> int:
     arguments = parse()
-    rates = Rates.measured()
     result: Figures = {
         **report.provenance(SEED),
         "models": {},
@@ -382,6 +381,7 @@ def main() -> int:
             for weights in size.weights:
                 if weights not in arguments.weights:
                     continue
+                rates = Rates.measured()
                 kinds[weights] = figures = {
                     "commit": result["commit"],
                     "bytes_per_s": round(rates.bytes_per_s),
