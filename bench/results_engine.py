@@ -33,19 +33,24 @@ def real_sizes(result: dict[str, Any]) -> str:
         max(row[key] for row in every) / 1e9 for key in ("bytes_per_s", "flops_per_s")
     )
     by_rows = {
-        "rate": "tokens_per_s",
-        "times": "times_floor",
-        "step": "engine_step_ms",
-        "step_times": "engine_times_floor",
+        "rate": ("tokens_per_s", None),
+        "times": ("times_floor", bytes_per_s),
+        "step": ("engine_step_ms", None),
+        "step_times": ("engine_times_floor", bytes_per_s),
     }
     rows = [
         {
             "model": f"{model}, {found['layers']} of {found['of_layers']} layers",
             "weights": weights,
             **figures,
+            "ttft_512_times_floor": figures["ttft_512_times_floor"]
+            * (flops_per_s * 1e9 / figures["flops_per_s"]),
             **{
-                short: {int(rows): figure for rows, figure in figures[key].items()}
-                for short, key in by_rows.items()
+                short: {
+                    int(rows): figure * (highest * 1e9 / figures["bytes_per_s"] if highest else 1)
+                    for rows, figure in figures[key].items()
+                }
+                for short, (key, highest) in by_rows.items()
             },
         }
         for model, found in result["models"].items()
@@ -58,7 +63,8 @@ def real_sizes(result: dict[str, Any]) -> str:
         f" {result['cores']} cores ({result['cpu']}), which reads up to {bytes_per_s:.1f} GB/s"
         f" and multiplies up to {flops_per_s:.0f} GFLOP/s in bfloat16. A step's floor is what"
         " it must read of the weights over the former (of experts, those that its rows choose); a"
-        " prompt's is its products over the latter; memory is of all three peers with their"
+        " prompt's is its products over the latter, both by the highest rate that was measured for"
+        " any row; memory is of all three peers with their"
         f" libraries; drafts and kept prefixes are off {made('real_sizes')}:\n\n"
     ) + table(
         "model | weights | GiB of weights | engine's step of 1, 4, 8 rows, ms | times its floor"
