@@ -96,7 +96,9 @@ def beside_llama_cpp(result: dict[str, Any]) -> str:
     return (
         f"The same GGUF files of random weights by one engine and by llama.cpp (of"
         f" `llama-cpp-python` {result['llama_cpp']}, built on this machine), alone and with all"
-        f" {result['cores']} cores ({result['cpu']}), in turns; medians {made('llama_cpp')}:\n\n"
+        f" {result['cores']} cores ({result['cpu']}), in turns; medians {made('llama_cpp')}."
+        " llama.cpp rounds activations to 8 bits for Q8_0 and Q4_K and multiplies whole numbers;"
+        " this engine keeps them in bfloat16:\n\n"
     ) + table(
         "model | file | prompt of 512, tokens/s | llama.cpp's | ratio"
         " | decode of 1, 4, 8 rows, tokens/s | llama.cpp's | ratios",
