@@ -48,7 +48,7 @@ SMALL: dict[str, Any] = {
     "num_key_value_heads": 2,
     "kv_channels": 16,
     "num_experts_per_tok": 2,
-    "moe_k": 2,
+    **dict.fromkeys(("moe_k", "num_experts_per_token"), 2),
     "num_kv_shared_layers": 2,
     "vocab_size": 128,
     "vocab_size_per_layer_input": 128,

@@ -115,6 +115,8 @@ class ModelLayout:
             context_tokens=sizes_of(config)[1],
             dtype=dtype,
         )
+        if not any(shape.numbers for shape in anatomy.kv_shapes) and not any(anatomy.state_bytes):
+            raise Unservable("its layers keep neither keys and values nor a state")
         named = {id(module): name for name, module in model.named_modules()}
         structure: Any = model
         embed_name = named.get(id(structure.get_input_embeddings()), "")

@@ -74,15 +74,13 @@ def layers_name(model: nn.Module, config: Any) -> str:
     """
     count = config.get_text_config().num_hidden_layers
     structure: Any = model
-    within = {id(module) for module in structure.get_decoder().modules()}
-    stacks: list[str] = [
-        name
+    found = {
+        id(module): name
         for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList)
-        and len(module) == count
-        and name
-        and id(module) in within
-    ]
+        if isinstance(module, nn.ModuleList) and len(module) == count and name
+    }
+    within: list[str] = [found[id(m)] for m in structure.get_decoder().modules() if id(m) in found]
+    stacks = within or list(found.values())  # some models call their LM head the decoder
     stacks = [name for name in stacks if not any(name.startswith(f"{o}.") for o in stacks)]
     if len(stacks) != 1:
         raise Unservable(f"it has {len(stacks)} stacks of layers")
