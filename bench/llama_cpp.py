@@ -89,7 +89,7 @@ def ours(file: Path) -> Figures:
 
     def prompt_s() -> float:
         with sessions(engine, 1, LONG_PROMPT):
-            return step_s(engine, 1, 0, TOKEN_IDS)
+            return step_s(engine, [TOKEN_IDS], 0)
 
     return _figures(prompt_s, lambda streams: decode_s(engine, streams))
 
@@ -133,7 +133,7 @@ def theirs(file: Path) -> Figures:
 
     def steps_s(streams: int) -> float:
         empty()
-        took_s = [run([(n, at, 1) for n in range(streams)]) for at in range(STEPS)]
+        took_s = [run([(n, at, n + 1) for n in range(streams)]) for at in range(STEPS)]
         return median(took_s[WARM_STEPS:])
 
     return _figures(prompt_s, steps_s)

@@ -17,7 +17,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ from bench.local_swarm import ROOT
 from bench.packed_checkpoints import formats
 from bench.packed_checkpoints import write as write_packed
 from bench.random_model import make_llama
+from bench.real_sizes import decode_s
 from bench.report import provenance, write
 from bench.tiny_families import make
 from dht.messages.session import Sampling
@@ -278,38 +278,15 @@ def compare(right: Answers, got: Answers) -> dict[str, Any]:
     }
 
 
-def decode_s(engine: Engine, streams: int) -> float:
-    """Seconds of one decode step over all layers, the median of DECODE steps."""
-    for n in range(streams):
-        assert engine.kv.reserve(str(n), DECODE + 1) is None
-    seconds = []
-    for at in range(DECODE):
-        items = [
-            WorkItem(
-                session=str(n),
-                start=0,
-                end=engine.spec.layers,
-                position=at,
-                token_ids=(n + 1,),
-                sampling=Sampling(),
-            )
-            for n in range(streams)
-        ]
-        started_s = time.perf_counter()
-        engine.step(items)
-        seconds.append(time.perf_counter() - started_s)
-    for n in range(streams):
-        engine.kv.free(str(n))
-    return median(seconds)
-
-
 def speeds(engines: dict[str, Engine]) -> dict[str, dict[str, float]]:
     """Tokens/s by precision and streams."""
     times: dict[tuple[str, int], list[float]] = {}
     for _ in range(ROUNDS):
         for precision, engine in engines.items():
             for streams in STREAMS:
-                times.setdefault((precision, streams), []).append(decode_s(engine, streams))
+                times.setdefault((precision, streams), []).append(
+                    decode_s(engine, streams, DECODE, 0)
+                )
     return {
         precision: {
             str(streams): round(streams / median(times[precision, streams]), 1)

@@ -17,7 +17,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -234,11 +234,20 @@ def engine_steps_s(model: Written, weights: str, memory_bytes: int) -> dict[int,
     return {streams: decode_s(engine, streams) for streams in STREAMS}
 
 
-def decode_s(engine: Engine, streams: int) -> float:
-    """Median seconds of a step of all layers that decodes a row of each of ``streams`` sessions."""
-    with sessions(engine, streams, STEPS):
-        took_s = [step_s(engine, streams, position, (1,)) for position in range(STEPS)]
-    return median(took_s[WARM_STEPS:])
+def decode_s(
+    engine: Engine, streams: int, steps: int = STEPS, warm_steps: int = WARM_STEPS
+) -> float:
+    """Median seconds of a step of all layers that decodes a row of each of ``streams`` sessions,
+    behind ``warm_steps`` of the ``steps``.
+
+    Each session has a token of its own: equal rows would choose the same experts.
+    """
+    with sessions(engine, streams, steps):
+        took_s = [
+            step_s(engine, [(name + 1,) for name in range(streams)], position)
+            for position in range(steps)
+        ]
+    return median(took_s[warm_steps:])
 
 
 @contextmanager
@@ -254,18 +263,18 @@ def sessions(engine: Engine, count: int, tokens: int) -> Iterator[None]:
             engine.kv.free(str(name))
 
 
-def step_s(engine: Engine, streams: int, position: int, token_ids: tuple[int, ...]) -> float:
-    """Seconds of one step of all layers with these tokens of each session at ``position``."""
+def step_s(engine: Engine, token_ids: Sequence[tuple[int, ...]], position: int) -> float:
+    """Seconds of one step of all layers with each session's tokens at ``position``."""
     items = [
         WorkItem(
             session=str(name),
             start=0,
             end=engine.spec.layers,
             position=position,
-            token_ids=token_ids,
+            token_ids=given,
             sampling=Sampling(),
         )
-        for name in range(streams)
+        for name, given in enumerate(token_ids)
     ]
     started_s = time.perf_counter()
     errors = {result.error for result in engine.step(items)}
