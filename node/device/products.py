@@ -1,7 +1,10 @@
 """Whether this CPU multiplies matrices of a dtype in hardware."""
 
 import functools
+import math
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -17,15 +20,25 @@ def multiplies(dtype: torch.dtype) -> bool:
 
     They are timed once: where hardware has no such products they take three times as long or more.
     """
-    least = dict.fromkeys((torch.float32, dtype), float("inf"))
+    ways = {}
     with torch.inference_mode():
-        pairs = {
-            each: (torch.ones(ROWS, INNER, dtype=each), torch.ones(INNER, COLUMNS, dtype=each))
-            for each in least
-        }
-        for _ in range(1 + TIMINGS):  # the first ones warm up
-            for each, (rows, matrix) in pairs.items():
-                started_s = time.perf_counter()
-                rows @ matrix
-                least[each] = min(least[each], time.perf_counter() - started_s)
-    return least[dtype] < least[torch.float32]
+        for each in (torch.float32, dtype):
+            rows, matrix = (
+                torch.ones(ROWS, INNER, dtype=each),
+                torch.ones(INNER, COLUMNS, dtype=each),
+            )
+            ways[each] = partial(torch.matmul, rows, matrix)
+        least_s = dict(zip(ways, least_seconds(list(ways.values()), TIMINGS), strict=True))
+    return least_s[dtype] < least_s[torch.float32]
+
+
+def least_seconds(ways: Sequence[Callable[[], object]], timings: int) -> list[float]:
+    """Minimum seconds of each of ``ways``, which take turns ``timings`` times and once to warm
+    up."""
+    least_s = [math.inf] * len(ways)
+    for _ in range(1 + timings):
+        for way, run in enumerate(ways):
+            started_s = time.perf_counter()
+            run()
+            least_s[way] = min(least_s[way], time.perf_counter() - started_s)
+    return least_s

@@ -171,7 +171,7 @@ class EngineLayer:
 
     def __init__(self, engine: Engine, index: int, clock: Callable[[], float]) -> None:
         self._engine, self._index, self._clock = engine, index, clock
-        self.kv_tokens = room_for_timing(engine)
+        self.kv_tokens = engine.kv_tokens_beside(index, index + 1)
         self.page_tokens = engine.config.page_tokens
         self.context_tokens = engine.spec.context_tokens
         engine.load(index, index + 1, made_up=True)

@@ -2,12 +2,12 @@
 
 import functools
 import logging
-import math
-import time
+from functools import partial
 
 import torch
 from torch import nn
 
+from node.device.products import least_seconds
 from node.device.scripted import scripted
 from node.packed.tensor import is_packed
 
@@ -128,12 +128,7 @@ def _is_quicker(dtype: torch.dtype) -> bool:
     outs, ins = TIMED_MATRIX
     with torch.inference_mode():
         plain = nn.Linear(ins, outs, bias=False, dtype=dtype)
-        ways: list[nn.Module] = [plain, PackedLinear(plain)]
+        packed = PackedLinear(plain)
         rows = torch.ones(TIMED_ROWS, ins, dtype=dtype)
-        least_s = [math.inf, math.inf]
-        for _ in range(1 + TIMINGS):
-            for way, linear in enumerate(ways):
-                started_s = time.perf_counter()
-                linear(rows)
-                least_s[way] = min(least_s[way], time.perf_counter() - started_s)
-    return least_s[1] < least_s[0]
+        plain_s, packed_s = least_seconds([partial(plain, rows), partial(packed, rows)], TIMINGS)
+    return packed_s < plain_s

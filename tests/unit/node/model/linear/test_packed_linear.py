@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from node.device import products
 from node.model.linear import packed_linear
 from node.model.linear.packed_linear import PackedLinear, favour_few_rows
 
@@ -71,7 +72,7 @@ def test_matrices_in_bfloat16_are_packed_where_that_is_quicker(
     packed_s: float, kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     took_s = itertools.cycle([0.0, 1.0, 0.0, packed_s])  # from a start to an end, by turns
-    monkeypatch.setattr(packed_linear.time, "perf_counter", lambda: next(took_s))
+    monkeypatch.setattr(products.time, "perf_counter", lambda: next(took_s))
     linear = nn.Linear(8, 8, dtype=torch.bfloat16)
     assert type(favour_few_rows(linear)) is kind
     assert isinstance(favour_few_rows(nn.Linear(8, 8)), PackedLinear)
