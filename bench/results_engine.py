@@ -65,7 +65,8 @@ def real_sizes(result: dict[str, Any]) -> str:
         " it must read of the weights over the former (of experts, those that its rows choose); a"
         " prompt's is its products over the latter, both by the highest rate that was measured for"
         " any row; memory is of all three peers with their"
-        f" libraries; drafts and kept prefixes are off {made('real_sizes')}:\n\n"
+        f" libraries; drafts and kept prefixes are off {made('real_sizes')}.{_note(result)}"
+        "\n\n"
     ) + table(
         "model | weights | GiB of weights | engine's step of 1, 4, 8 rows, ms | times its floor"
         " | three peers' memory, GiB | serving after, s | TTFT of 512, s | times its floor"
@@ -77,6 +78,10 @@ def real_sizes(result: dict[str, Any]) -> str:
         " {rate[8]:.1f} | {times[1]:.2f}, {times[4]:.2f}, {times[8]:.2f}",
         rows,
     )
+
+
+def _note(result: dict[str, Any]) -> str:
+    return f" {result['note']}" if "note" in result else ""
 
 
 def beside_llama_cpp(result: dict[str, Any]) -> str:
@@ -98,7 +103,7 @@ def beside_llama_cpp(result: dict[str, Any]) -> str:
         f" `llama-cpp-python` {result['llama_cpp']}, built on this machine), alone and with all"
         f" {result['cores']} cores ({result['cpu']}), in turns; medians {made('llama_cpp')}."
         " llama.cpp rounds activations to 8 bits for Q8_0 and Q4_K and multiplies whole numbers;"
-        " this engine keeps them in bfloat16:\n\n"
+        f" this engine keeps them in bfloat16.{_note(result)}\n\n"
     ) + table(
         "model | file | prompt of 512, tokens/s | llama.cpp's | ratio"
         " | decode of 1, 4, 8 rows, tokens/s | llama.cpp's | ratios",
