@@ -8,6 +8,7 @@ import torch
 
 from node.attention.block_table import AttendPages
 from node.kernels.moe import GroupedKernel
+from node.kernels.packed import PackedKernel
 from node.kernels.rms_norm import NormRows
 from node.kernels.rotary import Rotate
 
@@ -24,18 +25,21 @@ class RowsKernels(NamedTuple):
 
     norm_rows: NormRows
     rotate_heads: Rotate
+    packed: PackedKernel
 
 
 def rows_kernels(device: torch.device, dtype: torch.dtype) -> RowsKernels | None:
-    """Norms and rotations in one launch each; None if impossible here."""
+    """Norms and rotations in one launch each, products by packed weights from their bits; None if
+    impossible here."""
     if not _runs_triton(device, dtype):
         return None
     try:
+        from node.kernels import triton_packed
         from node.kernels.triton_rms_norm import norm_rows
         from node.kernels.triton_rotary import rotate_heads
     except ImportError:  # :func:`pages_kernel` logs it
         return None
-    return RowsKernels(norm_rows, rotate_heads)
+    return RowsKernels(norm_rows, rotate_heads, triton_packed)
 
 
 def pages_kernel(device: torch.device, dtype: torch.dtype) -> AttendPages | None:

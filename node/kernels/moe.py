@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from node.kernels.packed import is_multiplied
 from node.kernels.trial import ERROR_MAX, SEED, KernelRefused
 
 THEIRS = "grouped_mm"
@@ -42,13 +43,17 @@ class GroupedKernel(Protocol):
 
 
 def mixtures_of(layers: Iterable[nn.Module]) -> Iterator[Any]:
-    """Modules of experts within the layers that run by ``transformers``' grouped implementation."""
+    """Modules of experts within the layers that run by ``transformers``' grouped implementation, or
+    one expert after the other because they are packed, though a kernel multiplies by them."""
     for layer in layers:
         for module in layer.modules():
             config = getattr(module, "config", None)
             if (
                 hasattr(module, "_apply_gate")
-                and getattr(config, "_experts_implementation", None) == THEIRS
+                and (
+                    getattr(config, "_experts_implementation", None) == THEIRS
+                    or (hasattr(config, "_experts_implementation") and is_multiplied(module))
+                )
                 and not getattr(module, "_is_expert_parallel", True)
             ):
                 yield module

@@ -16,14 +16,17 @@ import triton.language as tl
 from torch import Tensor
 
 from node.kernels.devices import shared_bytes
+from node.kernels.triton_groups import LANES_LEAST, Groups, group, own_block
+from node.kernels.triton_packed import packed_product
+from node.packed.packing import Packing
+from node.packed.tensor import PackedTensor
 
-LANES_LEAST = 16
+__all__ = ["group", "grouped_product"]
+
 FEW_ROWS = 16
 """Maximum mean number of rows per expert for which a block is as small as tensor cores allow."""
 SOME_ROWS = 64
 """Likewise for blocks of 64 rows."""
-PAIRS_AT_ONCE = 1024
-"""(token, expert) pairs that a program looks at in one iteration to find its own expert's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,36 +67,6 @@ def tiles_for(pairs: int, experts: int, item: int, room_bytes: int) -> Tiles:
     return next((each for each in known if each.shared_bytes(item) <= room_bytes), known[-1])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Groups:
-    """(token, expert) pairs, ordered by expert; a pair's index counts pairs token by token."""
-
-    order: Tensor
-    """``[pairs]`` int32: index of the pair at each place."""
-    ends: Tensor
-    """``[experts]`` int32: end of each expert's places."""
-    each: int
-    """Experts per token."""
-
-
-@triton.jit(do_not_specialize=["pairs"])
-def _group_pairs(chosen, order, ends, pairs, PAIRS: tl.constexpr):
-    """Find the places of one expert's pairs: behind all pairs of experts before it."""
-    expert = tl.program_id(0)
-    lanes = tl.arange(0, PAIRS)
-    before = 0
-    for first in range(0, pairs, PAIRS):
-        given = tl.load(chosen + first + lanes, mask=first + lanes < pairs, other=2147483647)
-        before += tl.sum((given < expert).to(tl.int32), 0)
-    place = before
-    for first in range(0, pairs, PAIRS):
-        given = tl.load(chosen + first + lanes, mask=first + lanes < pairs, other=2147483647)
-        own = (given == expert).to(tl.int32)
-        tl.store(order + place + tl.cumsum(own, 0) - own, first + lanes, mask=own > 0)
-        place += tl.sum(own, 0)
-    tl.store(ends + expert, place)
-
-
 @triton.jit
 def _grouped_product(
     rows,
@@ -121,18 +94,9 @@ def _grouped_product(
 ):
     """Multiply a block of one expert's rows by some of its columns."""
     block = tl.program_id(1)
-    lanes = tl.arange(0, EXPERTS)
-    there = lanes < experts
-    last = tl.load(ends + lanes, mask=there, other=0)
-    first = tl.load(ends + lanes - 1, mask=there & (lanes > 0), other=0)
-    counted = tl.cumsum(tl.cdiv(last - first, ROWS) * there.to(tl.int32), 0)
-    before = there & (counted <= block)
-    expert = tl.sum(before.to(tl.int32), 0)
+    expert, first_place, end = own_block(ends, experts, block, EXPERTS, ROWS)
     if expert < experts:
-        first_block = tl.max(tl.where(before, counted, 0), 0)
-        first_row = tl.max(tl.where(before, last, 0), 0)
-        end = tl.load(ends + expert)
-        place = first_row + (block - first_block) * ROWS + tl.arange(0, ROWS)
+        place = first_place + tl.arange(0, ROWS)
         live = place < end
         pair = tl.load(order + place, mask=live, other=0)
         source = pair // each if SPREAD else place
@@ -165,21 +129,6 @@ def _grouped_product(
         tl.store(target, total.to(out.dtype.element_ty), mask=live[:, None] & kept[None, :])
 
 
-def group(chosen: Tensor, experts: int) -> Groups:
-    """Group the experts that a router chose, ``[tokens, each]`` int64, in one launch."""
-    chosen = chosen.contiguous()
-    pairs = chosen.numel()
-    made = Groups(
-        order=chosen.new_empty(pairs, dtype=torch.int32),
-        ends=chosen.new_empty(experts, dtype=torch.int32),
-        each=chosen.shape[1],
-    )
-    at_once = min(PAIRS_AT_ONCE, max(LANES_LEAST, triton.next_power_of_2(pairs)))
-    with torch.cuda.device_of(chosen):
-        _group_pairs[(experts,)](chosen, made.order, made.ends, pairs, PAIRS=at_once, num_warps=4)
-    return made
-
-
 def grouped_product(
     rows: Tensor,
     weights: Tensor,
@@ -192,11 +141,17 @@ def grouped_product(
 ) -> Tensor:
     """Product of each pair's row with its expert's matrix, ``[pairs, outs]``.
 
-    ``weights`` are ``[experts, outs, ins]``, or ``[experts, ins, outs]`` if ``transposed``;
+    ``weights`` are ``[experts, outs, ins]``, or ``[experts, ins, outs]`` if ``transposed``,
+    perhaps packed;
     ``bias`` is ``[experts, outs]``. If ``spread``, ``rows`` are tokens' ``[tokens, ins]``, and the
     products lie in the groups' order. Otherwise ``rows`` are ``[pairs, ins]`` in that order, and
     the products lie token by token. ``shares``, ``[pairs]`` token by token, multiply the products.
     """
+    if isinstance(weights, PackedTensor):
+        assert isinstance(weights.packing, Packing)  # else nothing multiplies by its bits
+        return packed_product(
+            rows, weights.packing, weights.parts, groups, spread=spread, bias=bias, shares=shares
+        )
     experts = weights.shape[0]
     outs, ins = weights.shape[1:]
     strides = weights.stride()

@@ -29,7 +29,6 @@ from node.model.inspection.skeleton import Skeleton
 from node.model.inspection.structure import ModelStructure, inspect_model
 from node.model.linear.packed_linear import favour_few_rows
 from node.model.linear.quantize import held_bytes, packed_of, quantised, quantize_linears
-from node.packed.experts import run_packed_experts
 from node.packed.formats import stored_weights
 from node.packed.operand import operand_of
 from node.packed.stored import Stored
@@ -342,10 +341,10 @@ class LoadedRange:
         for part in missing:
             tensors = self._tensors(part, shared, meter)
             module = self._fill(part, tensors)
+            self.flow.multiply_packed(module)
             if self._layout.quantize is not None and part.layer is not None:
                 module = quantize_linears(module, self._layout.quantize)
-                run_packed_experts(module)
-            elif part.layer is not None:
+            if part.layer is not None:
                 module = self.flow.prepared(part.layer, module, self._layout.dtype, self.device)
             elif not self._layout.tied:
                 module = favour_few_rows(module)

@@ -1,6 +1,9 @@
-"""Weights in the layout that torch multiplies without dequantising them first.
+"""Weights in the layout that a device multiplies without dequantising them first.
 
-torch has one such product on CPUs, of bfloat16 rows by 4-bit codes with a scale and an offset for
+On GPUs a kernel of ours multiplies by the general layout (:class:`.packing.Packing`); blocks of
+GGUF files are brought into it, codes of 5 to 8 bits as bytes, scales rounded to bfloat16.
+
+On CPUs torch has one such product, of bfloat16 rows by 4-bit codes with a scale and an offset for
 each group of columns (``_weight_int4pack_mm_for_cpu``). Whatever has numbers in steps of one size
 by groups (:class:`.packing.Affine`) becomes its operand: codes of 4 bits as they are, codes of 5
 to 8 bits as two columns of 4, of which the first is multiplied by 16 times the row's number. Only
@@ -10,6 +13,7 @@ scales and offsets are rounded, to bfloat16. Rows beyond a few are cheaper to mu
 import functools
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +42,12 @@ MADE_NUMBERS = 1 << 20
 """Numbers of a matrix that are brought into the layout at a time."""
 TRIAL_ERROR_MAX = 0.01
 """Maximum error of a product in the trial, relative to the norm of all; rounding makes 0.003."""
+
+ZERO_MAX = 1 << 13
+"""Maximum zero point of a group, in steps: with larger ones its numbers differ by less than they
+are rounded."""
+HALVES = (torch.bfloat16, torch.float16)
+"""Dtypes of rows that GPUs multiply by codes (:mod:`node.kernels.triton_packed`)."""
 
 aten = torch.ops.aten
 
@@ -177,10 +187,64 @@ def operand_of(packed: PackedTensor, device: torch.device) -> PackedTensor:
     That is the stored one where there is no other, or where another takes much more memory.
     ``packed`` may be on the meta device, to learn sizes.
     """
+    if device.type == "cuda" and packed.dtype in HALVES:
+        return packed if isinstance(packed.packing, Packing) else _made_grid(packed)
     if device.type != "cpu" or packed.dtype is not torch.bfloat16:
         return packed
     together = _rows_together()
     return packed if together is None else _made(packed, together)
+
+
+def _made_grid(packed: PackedTensor) -> PackedTensor:
+    """Blocks as codes with a scale and a zero point for each group of columns."""
+    *leading, outs, ins = packed.packing.shape(packed.parts)
+    known = _first_rows(packed, 1)
+    if known is None or (leading and "order" in packed.parts):
+        return packed
+    bits = 4 if known.bits == 4 else 8
+    codes = packed.parts["codes"].new_empty((*leading, outs, ins * bits // 8), dtype=torch.uint8)
+    grid = (*leading, outs, ins // known.columns)
+    parts = {
+        "codes": codes,
+        "scales": codes.new_empty(grid, dtype=torch.bfloat16),
+        "zeros": codes.new_empty(grid, dtype=torch.float16),
+    }
+    packing = Packing(code="uint4" if bits == 4 else "uint8", columns=known.columns)
+    moved = {name: part for name, part in packed.parts.items() if name == "order"}
+    made = PackedTensor(packing, parts | moved, packed.dtype, turned=packed.turned)
+    if made.held_bytes > BYTES_MAX * packed.held_bytes:
+        return packed
+    for start, end, affine in _by_rows(packed, 1):
+        some = packing.some_rows(parts, start, end)
+        steps = affine.scales.to(torch.bfloat16).float()
+        flat = affine.least.abs() >= steps.abs() * ZERO_MAX  # or empty
+        steps = torch.where(flat, affine.least.abs().to(torch.bfloat16).float(), steps)
+        steps = torch.where(steps == 0, 1.0, steps)
+        numbers = affine.codes.masked_fill(flat.repeat_interleave(known.columns, dim=-1), 0)
+        if bits == 4:
+            numbers = numbers[..., ::2] | numbers[..., 1::2] << 4
+        some["codes"].copy_(numbers)
+        some["scales"].copy_(steps)
+        some["zeros"].copy_(-affine.least / steps)
+    return made
+
+
+def _first_rows(packed: PackedTensor, at_least: int) -> Affine | None:
+    """The first rows as steps of one size, to see whether all are."""
+    outs = packed.packing.shape(packed.parts)[-2]
+    some = packed.packing.some_rows(packed.parts, 0, min(at_least, outs))
+    return packed.packing.affine(some)
+
+
+def _by_rows(packed: PackedTensor, at_least: int) -> Iterator[tuple[int, int, Affine]]:
+    """A few rows at a time, multiples of ``at_least``: ``[start, end)``, and their steps."""
+    *leading, outs, ins = packed.packing.shape(packed.parts)
+    rows = max(1, MADE_NUMBERS // (math.prod(leading) * ins * at_least)) * at_least
+    for start in range(0, outs if packed.parts["codes"].device.type != "meta" else 0, rows):
+        end = min(start + rows, outs)
+        affine = packed.packing.affine(packed.packing.some_rows(packed.parts, start, end))
+        if affine is not None:  # as for the first rows
+            yield start, end, affine
 
 
 def _made(packed: PackedTensor, together: int) -> PackedTensor:
@@ -189,7 +253,7 @@ def _made(packed: PackedTensor, together: int) -> PackedTensor:
     if outs % together or (order is not None and order.shape[-2] > 1):
         return packed
     at_least = math.lcm(together, packed.packing.rows)
-    known = packed.packing.affine(packed.packing.some_rows(packed.parts, 0, min(at_least, outs)))
+    known = _first_rows(packed, at_least)
     if known is None:
         return packed
     bits = 4 if known.bits == 4 else 8
@@ -206,14 +270,10 @@ def _made(packed: PackedTensor, together: int) -> PackedTensor:
     made = PackedTensor(packing, parts, packed.dtype, turned=packed.turned)
     if made.held_bytes > BYTES_MAX * packed.held_bytes:
         return packed
-    rows = max(1, MADE_NUMBERS // (math.prod(leading) * ins * at_least)) * at_least
-    for start in range(0, outs if codes.device.type != "meta" else 0, rows):
-        end = min(start + rows, outs)
-        affine = packed.packing.affine(packed.packing.some_rows(packed.parts, start, end))
-        if affine is not None:  # as for the first rows
-            some = packing.some_rows(parts, start, end)
-            some["codes"].copy_(_interleaved(affine, packing))
-            some["scales"].copy_(_offset(affine, packing))
+    for start, end, affine in _by_rows(packed, at_least):
+        some = packing.some_rows(parts, start, end)
+        some["codes"].copy_(_interleaved(affine, packing))
+        some["scales"].copy_(_offset(affine, packing))
     return made
 
 

@@ -16,14 +16,17 @@ Parts, of which all may have the same leading dimensions (one matrix per expert)
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Protocol
 
 import torch
 
 Parts = Mapping[str, torch.Tensor]
+Multiply = Callable[[torch.Tensor, "Packing", Parts], torch.Tensor | None]
+"""Interface of :func:`node.kernels.triton_packed.packed_product`: rows ``[count, ins]`` times a
+matrix; None for rows that it does not take."""
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """4-bit floats without their sign (OCP Microscaling Formats 1.0, §5.3.3)."""
@@ -121,6 +124,8 @@ class Packing:
     """Rows that share a scale."""
     columns: int
     """Columns that share a scale."""
+    multiply: "Multiply | None" = field(default=None, compare=False, repr=False)
+    """Multiplies rows by the bits as they are; None: nothing does."""
 
     @property
     def joins(self) -> bool:
@@ -215,8 +220,9 @@ class Packing:
         some = {name: part if name == "order" else part[places] for name, part in by_row.items()}
         return spread.dequantise(some, dtype)
 
-    def product(self, parts: Parts, rows: torch.Tensor) -> None:
-        """Nothing multiplies these bits as they are."""
+    def product(self, parts: Parts, rows: torch.Tensor) -> torch.Tensor | None:
+        """``rows``, ``[count, ins]``, times the matrix, from its bits; None: dequantise them."""
+        return None if self.multiply is None else self.multiply(rows, self, parts)
 
     def affine(self, parts: Parts) -> Affine | None:
         """The same numbers as steps of one size by groups; None for floats of 8 bits, and where

@@ -320,6 +320,12 @@ def _embedding(weight: Any, ids: torch.Tensor, *_: Any) -> torch.Tensor | None:
     return rows.view(*ids.shape, -1)
 
 
+def rows_join(tensors: Sequence[Any]) -> bool:
+    """Whether matrices packed in the same way are joined by their rows without dequantising."""
+    first = tensors[0]
+    return _alike(tensors) and first.packing.joins and "order" not in first.parts
+
+
 def is_packed(module: torch.nn.Module) -> bool:
     """Whether one of the module's own weights, or of a module within it, is kept packed."""
     return any(isinstance(weight.data, PackedTensor) for weight in module.parameters())

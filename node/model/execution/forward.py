@@ -17,6 +17,7 @@ from node.attention.cache_view import PoolCache
 from node.attention.paged_attention import Segment, Step, set_step
 from node.device.tensors import to_device
 from node.kernels.choice import RowsKernels
+from node.kernels.packed import multiply_packed
 from node.kernels.rms_norm import fuse_norms
 from node.kernels.rotary import fuse_rotation
 from node.model.carried import Carried, Passed
@@ -83,6 +84,11 @@ class LayerForward:
         elif device.type == "cpu":
             self.traced.add(index, layer, dtype)
         return layer
+
+    def multiply_packed(self, module: nn.Module) -> None:
+        """Let the kernel for packed weights, if there is one, multiply by those of ``module``."""
+        if self._kernels is not None:
+            multiply_packed(module, self._kernels.packed)
 
     def keep(self, layers: dict[int, nn.Module]) -> None:
         """Run these layers from now on, and those that are added to them later; forget what was

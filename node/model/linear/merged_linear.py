@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from node.packed.tensor import is_packed
+from node.packed.tensor import is_packed, rows_join
 
 
 class MergedLinear(nn.Module):
@@ -70,9 +70,10 @@ def share_products(layer: nn.Module, siblings: Iterable[Sequence[str]]) -> None:
     for names in siblings:
         linears = [layer.get_submodule(name) for name in names]
         plain = [linear for linear in linears if type(linear) is nn.Linear]
-        if any(is_packed(linear) for linear in plain):
-            continue
+        weights = [linear.weight.data for linear in plain]
         if len(plain) < len(names):
+            continue
+        if any(map(is_packed, plain)) and not rows_join(weights):
             continue
         shared = MergedLinear(plain)
         for index, (name, linear) in enumerate(zip(names, plain, strict=True)):
