@@ -12,14 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from node.kernels.trial import tried
+from node.kernels.trial import ERRORS_MAX, alike, drawn, given_by, tried
 
 EPSILONS = ("variance_epsilon", "eps", "epsilon")
 """Attribute names of the epsilon in models."""
 TRIAL_SCALES = (1.0, 30.0, 1e-3)
 """Scales of the rows in a trial; with the last, the epsilon is as large as the mean square."""
-ERRORS_MAX = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""Maximum error, relative to the norm of a module's output for a row: a few roundings."""
 WIDTH_MAX = 1 << 14
 """Maximum width of a row that fits the registers of a program of our kernel."""
 
@@ -82,29 +80,17 @@ def _fused(module: Any, dtype: torch.dtype, kernel: NormRows | None) -> FusedNor
         or module._forward_pre_hooks
     ):
         return None
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(1, len(TRIAL_SCALES), weight.shape[0], generator=generator)
-    rows *= torch.tensor(TRIAL_SCALES)[None, :, None]
+    rows = drawn(1, len(TRIAL_SCALES), weight.shape[0], scales=TRIAL_SCALES)
     rows = rows.to(weight.device, dtype)
+    wanted = given_by(module, rows)
+    if wanted is None:
+        return None
+    narrow = rows.shape[-1] <= WIDTH_MAX
     with torch.inference_mode():
-        try:
-            wanted = module(rows)
-        except (RuntimeError, TypeError, ValueError):  # it takes other arguments
-            return None
-        narrow = rows.shape[-1] <= WIDTH_MAX
         for by in (kernel, None) if kernel is not None and narrow else (None,):
             for shifted in (False, True):
                 made = FusedNorm(weight.data, eps, shifted=shifted, kernel=by)
-                if _alike(tried(rows.device, "norms run by torch", partial(made, rows)), wanted):
+                normed = tried(rows.device, "norms run by torch", partial(made, rows))
+                if alike(normed, wanted, ERRORS_MAX[dtype]):
                     return made
     return None
-
-
-def _alike(given: Tensor | None, wanted: Any) -> bool:
-    if given is None or not isinstance(wanted, Tensor):
-        return False
-    if given.shape != wanted.shape or given.dtype is not wanted.dtype:
-        return False
-    norm = torch.linalg.vector_norm
-    apart, size = norm((given - wanted).float(), dim=-1), norm(wanted.float(), dim=-1)
-    return bool((apart <= ERRORS_MAX[given.dtype] * size).all())

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from node.kernels.trial import SEED, tried
+from node.kernels.trial import SEED, alike, given_by, tried
 
 NAME = "apply_rotary_pos_emb"
 ON = "cuda"
@@ -54,12 +54,12 @@ class FusedRotation:
 
         query, key = (drawn(1, TRIAL_TOKENS, n, TRIAL_WIDTH).transpose(1, 2) for n in (6, 2))
         cos, sin = (drawn(1, TRIAL_TOKENS, TRIAL_WIDTH // share) for _ in range(2))
+        wanted = given_by(self._theirs, query, key, cos, sin)
+        if not isinstance(wanted, tuple) or len(wanted) != 2:
+            return False
         with torch.inference_mode():
-            try:
-                wanted = self._theirs(query, key, cos, sin)
-            except (RuntimeError, TypeError, ValueError, IndexError):  # it takes other arguments
-                return False
-            return all(map(_alike, self._rotate(query, key, cos, sin), wanted))
+            given = self._rotate(query, key, cos, sin)
+            return all(alike(*pair, ERROR_MAX) for pair in zip(given, wanted, strict=True))
 
     def __call__(self, query: Any, key: Any, *others: Any, **named: Any) -> Any:
         if len(others) == 2 and not named and self._takes(query, key, *others):
@@ -97,11 +97,3 @@ def fuse_rotation(
             namespace[NAME] = made
             fused += 1
     return fused
-
-
-def _alike(given: Tensor, wanted: Any) -> bool:
-    if not isinstance(wanted, Tensor) or given.shape != wanted.shape:
-        return False
-    norm = torch.linalg.vector_norm
-    apart = norm((given - wanted).float(), dim=-1)
-    return bool((apart <= ERROR_MAX * norm(wanted.float(), dim=-1)).all())

@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from dht.errors import MachineError
 from node.device.failure import lost
@@ -15,12 +16,43 @@ SEED = 0
 ERROR_MAX = 0.02
 """Maximum error, relative to the norm of attention's output for a row and head. Rounding to
 bfloat16 causes 0.003; forgetting one token of 700 causes 0.04."""
+ERRORS_MAX = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+"""Maximum error of what takes the place of a model's own code, relative to the norm of that code's
+output for a row: a few roundings."""
 
 Found = TypeVar("Found")
 
 
 class KernelRefused(Exception):
     """A kernel failed its trial; the message says how."""
+
+
+def drawn(*size: int, scales: tuple[float, ...] = (1.0,)) -> Tensor:
+    """The same random numbers at each call, ``[*size]``, in float32 on the CPU. Rows, along the
+    dimension before the last, take the ``scales`` in turn."""
+    numbers = torch.randn(*size, generator=torch.Generator().manual_seed(SEED))
+    turns = torch.tensor(scales).repeat(-(-size[-2] // len(scales)))
+    return numbers * turns[: size[-2], None]
+
+
+def given_by(theirs: Callable[..., Any], *given: Any) -> Any:
+    """What a model's own code returns; None if it takes other arguments."""
+    try:
+        with torch.inference_mode():
+            return theirs(*given)
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):
+        return None
+
+
+def alike(given: Tensor | None, wanted: Any, error_max: float) -> bool:
+    """Whether two tensors differ by at most ``error_max``, relative to the norm of each row."""
+    if given is None or not isinstance(wanted, Tensor):
+        return False
+    if given.shape != wanted.shape or given.dtype is not wanted.dtype:
+        return False
+    norm = torch.linalg.vector_norm
+    apart, size = norm((given - wanted).float(), dim=-1), norm(wanted.float(), dim=-1)
+    return bool((apart <= error_max * size).all())  # false for NaN, too
 
 
 def tried(device: torch.device, without: str, trial: Callable[[], Found]) -> Found | None:
