@@ -7,10 +7,12 @@ from typing import NamedTuple
 import torch
 
 from node.attention.block_table import AttendPages
+from node.kernels.gate import GateRows
 from node.kernels.moe import GroupedKernel
 from node.kernels.packed import PackedKernel
 from node.kernels.rms_norm import NormRows
 from node.kernels.rotary import Rotate
+from node.kernels.router import ChooseExperts
 
 logger = logging.getLogger(__name__)
 
@@ -25,21 +27,25 @@ class RowsKernels(NamedTuple):
 
     norm_rows: NormRows
     rotate_heads: Rotate
+    choose_experts: ChooseExperts
+    gate_rows: GateRows
     packed: PackedKernel
 
 
 def rows_kernels(device: torch.device, dtype: torch.dtype) -> RowsKernels | None:
-    """Norms and rotations in one launch each, products by packed weights from their bits; None if
-    impossible here."""
+    """Norms, rotations, routers and gates in one launch each, products by packed weights from their
+    bits; None if impossible here."""
     if not _runs_triton(device, dtype):
         return None
     try:
         from node.kernels import triton_packed
+        from node.kernels.triton_gate import gate_rows
         from node.kernels.triton_rms_norm import norm_rows
         from node.kernels.triton_rotary import rotate_heads
+        from node.kernels.triton_router import choose_experts
     except ImportError:  # :func:`pages_kernel` logs it
         return None
-    return RowsKernels(norm_rows, rotate_heads, triton_packed)
+    return RowsKernels(norm_rows, rotate_heads, choose_experts, gate_rows, triton_packed)
 
 
 def pages_kernel(device: torch.device, dtype: torch.dtype) -> AttendPages | None:

@@ -17,9 +17,11 @@ from node.attention.cache_view import PoolCache
 from node.attention.paged_attention import Segment, Step, set_step
 from node.device.tensors import to_device
 from node.kernels.choice import RowsKernels
+from node.kernels.gate import fuse_gates
 from node.kernels.packed import multiply_packed
 from node.kernels.rms_norm import fuse_norms
 from node.kernels.rotary import fuse_rotation
+from node.kernels.router import fuse_routers
 from node.model.carried import Carried, Passed
 from node.model.execution.cuda_graphs import Capture, CudaGraphs, recordable
 from node.model.execution.layers_inside import LayersInside
@@ -79,6 +81,8 @@ class LayerForward:
             fuse_norms(layer, dtype, self._kernels.norm_rows if self._kernels else None)
             if self._kernels is not None:
                 fuse_rotation(layer, dtype, device, self._kernels.rotate_heads)
+                fuse_routers(layer, dtype, self._kernels.choose_experts)
+                fuse_gates(layer, dtype, device, self._kernels.gate_rows)
         if is_packed(layer):
             run_packed_experts(layer)
         elif device.type == "cpu":

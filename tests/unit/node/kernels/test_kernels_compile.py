@@ -16,13 +16,15 @@ from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from node.kernels.triton_gate import NUMBERS_AT_ONCE, _gate_rows
 from node.kernels.triton_grouped_gemm import _group_pairs, _grouped_product, tiles_for
 from node.kernels.triton_paged_attention import STAGES, _attend_block, _merge_parts, tile_tokens
 from node.kernels.triton_rms_norm import _norm_rows
 from node.kernels.triton_rotary import _rotate_heads
+from node.kernels.triton_router import ROWS_AT_ONCE, _choose_experts
 
 WIDTH, GROUP = 128, 4
-FLOATS = {"scale", "softcap", "eps"}
+FLOATS = {"scale", "softcap", "eps", "factor", "alpha", "cubic", "limit", "shift"}
 TABLES = {"pages", "segments", "blocks", "tokens", "order", "ends"}
 ALIGNED = {
     "key_row", "key_head", "value_row", "value_head",
@@ -108,6 +110,25 @@ for backend, arch, warp, room in json.loads(sys.argv[2]):
             {"SECOND": 64, "HALF": 64, "LANES": 64, "HEADS": 8},
             {n: "*bf16" for n in ("query", "key", "cos", "sin", "query_out", "key_out")},
         ),
+        (
+            _choose_experts,
+            {
+                "TOP": 8, "TOP_LANES": 8, "LANES": 256, "ROWS": ROWS_AT_ONCE, "SOFTMAX": True,
+                "NORMALISED": True, "BIASED": True,
+            },
+            {
+                "logits": "*bf16", "biases": "*fp32", "scores_out": "*bf16",
+                "chosen_out": "*i64",
+            },
+        ),
+        (
+            _gate_rows,
+            {
+                "gate_step": 1, "up_step": 1, "CUBIC": True, "LIMITED": True,
+                "LANES": NUMBERS_AT_ONCE,
+            },
+            {n: "*bf16" for n in ("gate", "up", "out")},
+        ),
     ):
         made = compiled(kernel, target, constants, kinds, 8 if kernel is _norm_rows else 4)
         spill = spilled(made.asm["cubin"]) if "cubin" in made.asm else None
@@ -144,7 +165,7 @@ def test_kernels_compile_for_cards_that_are_not_here(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 10 * len(CARDS)
+    assert len(found) == 12 * len(CARDS)
     for arch, block_rows, split, shared, room, spill, single in found:
         assert shared <= room, (arch, block_rows, split)
         assert single == 0, (arch, block_rows, split)
