@@ -29,22 +29,24 @@ def int32s(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Codes along the last axis in int32s, the lowest first."""
     each = 32 // bits
     apart = codes.long().reshape(*codes.shape[:-1], -1, each)
-    whole = (apart << torch.arange(each) * bits).sum(-1)
+    whole = (apart << torch.arange(each, device=codes.device) * bits).sum(-1)
     return torch.where(whole >= 1 << 31, whole - (1 << 32), whole).to(torch.int32)
 
 
 def fp8_blocks(weight: torch.Tensor, rows: int, columns: int) -> Packed:
     """E4M3 with a float32 scale per block."""
     outs, ins = weight.shape
-    codes, plain = torch.empty(outs, ins, dtype=torch.float8_e4m3fn), torch.empty(outs, ins)
-    scales = torch.empty(-(-outs // rows), -(-ins // columns))
-    for i, down in enumerate(range(0, outs, rows)):
-        for j, across in enumerate(range(0, ins, columns)):
-            at = (slice(down, down + rows), slice(across, across + columns))
-            scales[i, j] = weight[at].abs().max() / FP8_MAX
-            codes[at] = (weight[at] / scales[i, j]).to(torch.float8_e4m3fn)
-            plain[at] = codes[at].float() * scales[i, j]
-    return {".weight": codes, ".weight_scale_inv": scales}, plain
+    whole = torch.nn.functional.pad(weight, (0, -ins % columns, 0, -outs % rows))
+    blocks = whole.view(whole.shape[0] // rows, rows, -1, columns)
+    scales = blocks.abs().amax((1, 3)) / FP8_MAX
+    spread = scales[:, None, :, None]
+    codes = (blocks / spread).to(torch.float8_e4m3fn)
+    plain = (codes.float() * spread).view(whole.shape)[:outs, :ins]
+    tensors = {
+        ".weight": codes.view(whole.shape)[:outs, :ins].contiguous(),
+        ".weight_scale_inv": scales,
+    }
+    return tensors, plain.contiguous()
 
 
 def fp8_rows(weight: torch.Tensor) -> Packed:
@@ -56,11 +58,12 @@ def fp8_rows(weight: torch.Tensor) -> Packed:
 
 def e2m1(values: torch.Tensor) -> torch.Tensor:
     """Nearest 4-bit float's code."""
-    return torch.bucketize(values.abs().contiguous(), E2M1_BETWEEN) | (values < 0).long() << 3
+    between = E2M1_BETWEEN.to(values.device)
+    return torch.bucketize(values.abs().contiguous(), between) | (values < 0).long() << 3
 
 
 def e2m1_values(codes: torch.Tensor) -> torch.Tensor:
-    return torch.where(codes >= 8, -1.0, 1.0) * E2M1[codes & 7]
+    return torch.where(codes >= 8, -1.0, 1.0) * E2M1.to(codes.device)[codes & 7]
 
 
 def mxfp4(weight: torch.Tensor) -> Packed:
@@ -122,7 +125,7 @@ def pack_quantized(weight: torch.Tensor, bits: int, group: int, *, even: bool) -
     codes, scales, zeros, plain = grouped(weight, bits, group, even=even)
     tensors = {
         ".weight_packed": int32s(codes, bits),
-        ".weight_scale": scales,
+        ".weight_scale": scales.half(),
         ".weight_shape": torch.tensor(weight.shape),
     }
     if not even:
@@ -259,12 +262,14 @@ FORMATS = formats(32, BLOCK)
 """For tiny models."""
 
 
-def write(plain: Path, kind: Format, packed: Path, meant: Path | None = None) -> None:
+def write(
+    plain: Path, kind: Format, packed: Path, meant: Path | None = None, device: str = "cpu"
+) -> None:
     """Pack the checkpoint in ``plain`` by a format into ``packed``; its numbers to ``meant``.
 
-    Packs matrices within the layers, but routers.
+    Packs matrices within the layers, but routers, on ``device``.
     """
-    tensors = load_file(plain / "model.safetensors")
+    tensors = load_file(plain / "model.safetensors", device=device)
     files: dict[str, torch.Tensor] = {}
     numbers: dict[str, torch.Tensor] = {}
     for key, tensor in tensors.items():
@@ -274,13 +279,16 @@ def write(plain: Path, kind: Format, packed: Path, meant: Path | None = None) ->
         if not wanted or not key.endswith(ending) or ".layers." not in key or router:
             files[key], numbers[key] = tensor, tensor
             continue
-        made, numbers[key] = kind.pack(tensor.float())
+        made, means = kind.pack(tensor.float())
+        if meant is not None:
+            numbers[key] = means
         base = key.removesuffix(ending) if ending else key
         files |= {f"{base}{end}": part.contiguous() for end, part in made.items()}
     for directory, content in ((packed, files), (meant, numbers)):
         if directory is None:
             continue
-        shutil.copytree(plain, directory, dirs_exist_ok=True)
+        beside = shutil.ignore_patterns("*.safetensors")
+        shutil.copytree(plain, directory, dirs_exist_ok=True, ignore=beside)
         for stale in directory.glob("anabranch*"):
             stale.unlink()
         save_file(content, directory / "model.safetensors", metadata={"format": "pt"})
