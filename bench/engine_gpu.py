@@ -6,27 +6,29 @@ layer and over all, so that the difference is what layers take; the rest of a st
 pays once for all layers that it holds, is told apart. The floor of a layer is the bytes that it
 must read (KV, and weights: of experts, those that rows drawn evenly would choose) over the measured
 bandwidth. A prefill's floor is its multiplications over the measured rate of one large matrix
-product. ``transformers`` eager runs the same layers beside it.
+product. ``transformers`` runs the same layers beside it: eagerly, and in its continuous batching.
+Shapes in packed formats are read as they are published, without another side.
 ``--device cpu --tiny`` only proves that the script runs.
 """
 
 import argparse
 import gc
+import json
 import math
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
+from bench import packed_checkpoints
 from bench.report import provenance, write
 from node.device.tensors import wait_for
 from node.engine.engine import Engine, EngineConfig, WorkItem
@@ -41,10 +43,35 @@ PROFILED = 4
 ENGINE_SHARE_MAX = 0.6
 """Share of a GPU's free memory for the engine's weights and pages: the rest is for both sides'
 intermediate results and the other side's weights and cache."""
-
+PACKED_ROUNDS = 10
+"""Maximum steps of a point of a packed shape."""
+LISTED = 24
+"""Kernels that are listed by name, those that take the most time."""
+NAME_CHARACTERS = 80
+"""Characters kept of a kernel's name."""
+BATCHING_WARMING, BATCHING_STEPS = 4, 16
+"""Steps of continuous batching before those that are timed, and those."""
+BATCHING_POINT_S = 5.0
+"""Maximum seconds of one point of continuous batching; the step at work ends."""
+BATCHING_PAGE_TOKENS = 256
+"""Tokens on a page of continuous batching, as it has it."""
+REASON_CHARACTERS = 300
+"""Characters kept of why a side did not run."""
 
 Shape = Mapping[str, Any]
 """Fields of a model's configuration: its type, and the sizes of one layer."""
+
+
+Point = tuple[int, int]
+"""Sequences of a step of decoding, and tokens before each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedShape:
+    """A shape whose weights are packed as they are published."""
+
+    shape: Shape
+    format: packed_checkpoints.Format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +79,18 @@ class Plan:
     """What is measured."""
 
     shapes: dict[str, Shape]
+    packed: dict[str, PackedShape]
     layers: int
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
+    packed_points: tuple[Point, ...]
+    """Decodes of packed shapes."""
+    batching_points: tuple[Point, ...]
+    """Decodes of continuous batching, as many as there is time for."""
+    batching_s: float
+    """Seconds for all of them, for one shape."""
+    listed: frozenset[Point] = field(default_factory=frozenset)
+    """Decodes whose kernels are listed."""
     prefills: tuple[int, ...]
     """Tokens of prompts; a peer's steps have at most the first."""
     rounds: int
@@ -66,6 +102,11 @@ class Plan:
     def drawn_on(self, device: str) -> str:
         """The device that draws weights: the one that is measured, where they are many."""
         return device if self.layers > 2 else "cpu"
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """Decodes of plain shapes."""
+        return tuple((batch, context) for batch in self.batches for context in self.contexts)
 
 
 def llama(hidden: int, intermediate: int, heads: int, kv_heads: int = 8) -> Shape:
@@ -81,56 +122,91 @@ def llama(hidden: int, intermediate: int, heads: int, kv_heads: int = 8) -> Shap
     }
 
 
+def oss(hidden: int, experts: int, heads: int, head: int) -> Shape:
+    """Fields of a gpt-oss."""
+    return {
+        "model_type": "gpt_oss",
+        "hidden_size": hidden,
+        "intermediate_size": hidden,
+        "num_local_experts": experts,
+        "num_experts_per_tok": experts // 8 or 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 8 or 1,
+        "head_dim": head,
+    }
+
+
+LLAMA_8B, GPT_OSS_20B = llama(4096, 14336, 32), oss(2880, 32, 64, 64)
+QWEN3_30B_A3B: Shape = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+}
+TINY_EXPERTS: Shape = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 64,
+    "moe_intermediate_size": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+PUBLISHED = packed_checkpoints.formats(128, (128, 128))
+INT4, FP8, MXFP4 = "compressed-tensors, int4", "fp8", "mxfp4"
+
 FULL = Plan(
     shapes={
-        "llama-3-8b": llama(4096, 14336, 32),
+        "llama-3-8b": LLAMA_8B,
         "llama-3-70b": llama(8192, 28672, 64),
-        "qwen3-30b-a3b": {
-            "model_type": "qwen3_moe",
-            "hidden_size": 2048,
-            "moe_intermediate_size": 768,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 4,
-            "head_dim": 128,
-        },
-        "gpt-oss-20b": {
-            "model_type": "gpt_oss",
-            "hidden_size": 2880,
-            "intermediate_size": 2880,
-            "num_local_experts": 32,
-            "num_experts_per_tok": 4,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-        },
+        "qwen3-30b-a3b": QWEN3_30B_A3B,
+        "gpt-oss-20b": GPT_OSS_20B,
+    },
+    packed={
+        "llama-3-8b-int4": PackedShape(shape=LLAMA_8B, format=PUBLISHED[INT4]),
+        "llama-3-8b-fp8": PackedShape(shape=LLAMA_8B, format=PUBLISHED[FP8]),
+        "qwen3-30b-a3b-fp8": PackedShape(shape=QWEN3_30B_A3B, format=PUBLISHED[FP8]),
+        "gpt-oss-20b-mxfp4": PackedShape(shape=GPT_OSS_20B, format=PUBLISHED[MXFP4]),
     },
     layers=3,
     batches=(1, 8, 64, 256),
     contexts=(128, 2048, 8192),
+    packed_points=((1, 128), (8, 128), (64, 128), (256, 128), (1, 2048), (64, 2048)),
+    batching_points=(
+        *((1, 2048), (64, 2048), (64, 128), (1, 128), (8, 2048), (256, 128), (8, 128)),
+        *((1, 8192), (8, 8192), (256, 2048)),
+    ),
+    batching_s=15.0,
+    listed=frozenset({(1, 128), (1, 2048), (64, 128), (64, 2048)}),
     prefills=(512, 2048),
     rounds=20,
     copied_bytes=1 << 30,
     matrix=8192,
 )
 TINY = Plan(
-    shapes={
-        "tiny": llama(64, 96, 4, 2),
-        "tiny-experts": {
-            "model_type": "qwen3_moe",
-            "hidden_size": 64,
-            "moe_intermediate_size": 32,
-            "num_experts": 8,
-            "num_experts_per_tok": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-        },
+    shapes={"tiny": llama(64, 96, 4, 2), "tiny-experts": TINY_EXPERTS},
+    packed={
+        "tiny-int4": PackedShape(
+            shape=llama(64, 96, 4, 2), format=packed_checkpoints.FORMATS[INT4]
+        ),
+        "tiny-fp8": PackedShape(shape=llama(64, 96, 4, 2), format=packed_checkpoints.FORMATS[FP8]),
+        "tiny-experts-fp8": PackedShape(shape=TINY_EXPERTS, format=packed_checkpoints.FORMATS[FP8]),
+        "tiny-experts-mxfp4": PackedShape(
+            shape=oss(64, 8, 4, 16), format=packed_checkpoints.FORMATS[MXFP4]
+        ),
     },
     layers=2,
     batches=(1, 2),
     contexts=(16,),
+    packed_points=((1, 16), (2, 16)),
+    batching_points=((2, 16), (1, 16)),
+    batching_s=15.0,
+    listed=frozenset({(1, 16)}),
     prefills=(32,),
     rounds=2,
     copied_bytes=1 << 20,
@@ -166,6 +242,19 @@ def make_layers(
     return directory
 
 
+def make_packed(directory: Path, packed: PackedShape, plan: Plan, device: str) -> Path:
+    """Write a model of a packed shape as it is published."""
+    with tempfile.TemporaryDirectory(dir=directory.parent) as made:
+        plain = make_layers(Path(made), packed.shape, plan.layers, _longest(plan), device)
+        packed_checkpoints.write(plain, packed.format, directory, device=device)
+    return directory
+
+
+def _longest(plan: Plan) -> int:
+    """Tokens that a model must allow."""
+    return max(plan.contexts) + plan.rounds + 64 + max(plan.prefills)
+
+
 def fast_directory() -> str | None:
     """Where there are files in memory: large models are only written to be read once."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
@@ -183,10 +272,30 @@ def seconds_of(run: Callable[[], object], device: torch.device, rounds: int) -> 
     return median(took)
 
 
-def kernels_s(run: Callable[[], object]) -> float:
-    """Seconds of all kernels that ``run`` launches, without gaps and copies; 0 without CUDA."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """What runs on the device within a layer, with what a step takes beside its layers."""
+
+    seconds: float
+    """Of all kernels, without gaps and copies."""
+    launches: float
+    listed: list[tuple[str, float, float]]
+    """Name, launches and microseconds of the kernels that take the most."""
+
+    def figures(self, floor_s: float, *, listed: bool) -> dict[str, Any]:
+        """As results have them."""
+        found: dict[str, Any] = {
+            "kernels_us": round(1e6 * self.seconds, 1),
+            "kernels_times_floor": round(self.seconds / floor_s, 2),
+            "launches": round(self.launches, 1),
+        }
+        return found | ({"kernels": self.listed} if listed else {})
+
+
+def kernels_of(run: Callable[[], object], layers: int) -> Kernels | None:
+    """All kernels that ``run`` launches, by layer; None without CUDA."""
     if torch.version.cuda is None:
-        return 0.0
+        return None
     from torch.profiler import ProfilerActivity, profile
 
     run()
@@ -194,18 +303,23 @@ def kernels_s(run: Callable[[], object]) -> float:
         for _ in range(PROFILED):
             run()
         torch.cuda.synchronize()
-    kernels = [event for event in seen.key_averages() if not event.key.startswith("Mem")]
-    return sum(event.self_device_time_total for event in kernels) / PROFILED / 1e6
-
-
-def kernel_figures(kernel_s: float, floor_s: float) -> dict[str, float]:
-    """What kernels take of a layer, with those of the step itself; nothing without CUDA."""
-    if not kernel_s:
-        return {}
-    return {
-        "kernels_us": round(1e6 * kernel_s, 1),
-        "kernels_times_floor": round(kernel_s / floor_s, 2),
-    }
+    kernels = [
+        (
+            event.key,
+            event.count / PROFILED / layers,
+            event.self_device_time_total / PROFILED / layers,
+        )
+        for event in seen.key_averages()
+        if event.self_device_time_total > 0 and not event.key.startswith("Mem")
+    ]
+    longest = sorted(kernels, key=lambda kernel: kernel[2], reverse=True)[:LISTED]
+    return Kernels(
+        seconds=sum(us for _, _, us in kernels) / 1e6,
+        launches=sum(count for _, count, _ in kernels),
+        listed=[
+            (name[:NAME_CHARACTERS], round(count, 2), round(us, 2)) for name, count, us in longest
+        ],
+    )
 
 
 def parts_of(run: Callable[[], object], engine: "EngineSide", rounds: int) -> tuple[float, float]:
@@ -223,16 +337,18 @@ def parts_of(run: Callable[[], object], engine: "EngineSide", rounds: int) -> tu
     return median(inside), median(beside)
 
 
-def expert_bytes(directory: Path) -> int:
-    """Bytes of all experts' weights in a directory."""
-    found = 0
+def expert_share(directory: Path) -> float:
+    """Share of experts' weights in what is stored of the layers, in bytes."""
+    experts = layers = 0
     for path in directory.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a mapping
-                if ".experts." in name:
-                    part = file.get_slice(name)
-                    found += 2 * math.prod(part.get_shape())
-    return found
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        for name, entry in header.items():
+            if ".layers." in name:
+                start, end = entry["data_offsets"]
+                layers += end - start
+                experts += (end - start) * (".experts." in name)
+    return experts / layers
 
 
 def chosen_share(config: Any) -> float:
@@ -288,7 +404,7 @@ class EngineSide:
         self.reads_in_place = self._engine.reads_in_place
         self.layer_bytes = self._engine.spec.layer_bytes
         self.kv_bytes = self._engine.spec.kv_bytes_per_token_layer
-        self._expert_bytes = expert_bytes(directory) / plan.layers
+        self._expert_bytes = expert_share(directory) * self.layer_bytes
         self._chosen_share = chosen_share(probe)
         kinds = getattr(probe, "layer_types", None) or []
         self._windows = [
@@ -304,9 +420,14 @@ class EngineSide:
         return weights + batch * self.kv_bytes * sum(seen) / len(seen)
 
     @property
-    def row_bytes(self) -> float:
-        """Bytes of the weights that one row is multiplied with in a layer."""
-        return self.layer_bytes - self._expert_bytes * (1 - self._chosen_share)
+    def row_numbers(self) -> float:
+        """Numbers of the weights that one row is multiplied with in a layer, however they are
+        stored."""
+        layout = self._engine.layout
+        found = 0.0
+        for name, weight in layout.model.get_submodule(layout.layers_name).named_parameters():
+            found += weight.numel() * (self._chosen_share if ".experts." in name else 1.0)
+        return found / len(layout.layers)
 
     def open(self, batch: int, context: int, steps: int, layers: int) -> bool:
         """Sessions over the first ``layers`` with ``context`` tokens of random KV; False where
@@ -389,6 +510,11 @@ def _microseconds(timed: Iterable[Timing]) -> dict[str, float]:
     return {f"{t.batch}/{t.context_tokens}": round(1e6 * t.seconds, 1) for t in timed}
 
 
+def hold(model: Any, layers: Any, count: int) -> None:
+    """Let ``model`` run the first ``count`` of all its ``layers`` from now on."""
+    model.config.num_hidden_layers, model.layers = count, layers[:count]
+
+
 class EagerSide:
     """The same layers in ``transformers`` with eager attention."""
 
@@ -400,11 +526,12 @@ class EagerSide:
                 attn_implementation="eager",
             )
         self._model: Any = model.to(device).eval().model
+        self._layers = self._model.layers
         self.device = device
 
     def hold(self, layers: int) -> None:
         """Run the first ``layers`` from now on."""
-        self._model.config.num_hidden_layers = layers
+        hold(self._model, self._layers, layers)
 
     def _forward(self, ids: torch.Tensor, cache: DynamicCache) -> None:
         with torch.inference_mode():
@@ -429,6 +556,172 @@ class EagerSide:
         self._forward(ids, DynamicCache(config=self._model.config))
 
 
+class BatchingSide:
+    """The same layers in ``transformers``' continuous batching, with a tiny embedding and head.
+
+    Its own loop runs, on this thread. Sequences begin with random KV, as the engine's do. The
+    attention is the fastest that it finds: that of flash-attn, else torch's, else its own.
+    """
+
+    def __init__(self, directory: Path, device: str, plan: Plan) -> None:
+        with torch.device(plan.drawn_on(device)):
+            model: Any = AutoModelForCausalLM.from_config(
+                AutoConfig.from_pretrained(directory),
+                dtype=torch.bfloat16,
+                attn_implementation="eager",
+            )
+        self._model = model.to(device).eval()
+        if self._model._supports_sdpa:
+            self._model.set_attn_implementation("sdpa")
+        self._layers = self._model.model.layers
+        self.device = torch.device(device)
+        self.settings: dict[str, Any] = {}
+        """What it chose for the last steps."""
+
+    def _manager(self, batch: int, context: int, *, graphs: bool) -> Any:
+        """Its manager for steps of ``batch`` decodes; ``graphs``: of CUDA, for exactly these."""
+        from transformers import GenerationConfig
+        from transformers.generation.configuration_utils import ContinuousBatchingConfig
+        from transformers.generation.continuous_batching.utils import WorkloadHints
+
+        longest = context + BATCHING_WARMING + BATCHING_STEPS + 1
+        held = self._model.config.num_hidden_layers
+        pages = 2 * batch * math.ceil(longest / BATCHING_PAGE_TOKENS) + 8
+        padding = {"q_padding_interval_size": batch, "kv_padding_interval_size": batch * longest}
+        return self._model.init_continuous_batching(
+            GenerationConfig(do_sample=False, eos_token_id=-1),
+            ContinuousBatchingConfig(
+                page_size=BATCHING_PAGE_TOKENS,
+                num_blocks=pages * len(self._layers) // held,
+                max_batch_tokens=batch,
+                allow_block_sharing=False,
+                **({"use_cuda_graph": True, **padding} if graphs else {}),
+            ),
+            WorkloadHints(max_prompt_length=context, max_generated_length=64, num_requests=batch),
+        )
+
+    def step_s(
+        self, layers: int, batch: int, context: int, until_s: float, *, graphs: bool
+    ) -> float:
+        """Median seconds of a step of decodes through the first ``layers``.
+
+        Raises TimeoutError where it is not through at ``until_s``, StepError where it ends its
+        sequences, and what its code raises.
+        """
+        from transformers.generation.continuous_batching.requests import (
+            RequestState,
+            RequestStatus,
+        )
+
+        hold(self._model.model, self._layers, layers)
+        manager = self._manager(batch, context, graphs=graphs)
+        processor = manager.batch_processor = manager._create_batch_processor()
+        manager.current_batch = 0
+        processor.cache.cache_tensor.view(torch.bfloat16).normal_()
+        states = []
+        for n in range(batch):
+            state = RequestState(
+                request_id=str(n), initial_tokens=[n % 256] * context, max_new_tokens=None
+            )
+            state.status, state.remaining_prefill_tokens = RequestStatus.DECODING, []
+            state.tokens_to_process, state.generated_tokens = [1], [1]
+            state.position_offset = context
+            if not processor.cache.can_store_request_tokens(state, 1):
+                raise StepError("no room for its KV")
+            processor.scheduler.active_requests[state.request_id] = state
+            states.append(state)
+        chosen = manager.continuous_batching_config
+        self.settings = {
+            "attention": self._model.config._attn_implementation,
+            "graphs": any(chosen.cuda_graph_booleans),
+            "async": chosen.use_async_batching,
+        }
+        if processor.use_async_batching:
+            manager._generation_loop_body(processor, bootstrapping=True)
+        taken = []
+        for _ in range(BATCHING_WARMING + BATCHING_STEPS):
+            started_s = time.perf_counter()
+            manager._generation_loop_body(processor, bootstrapping=False)
+            taken.append(time.perf_counter() - started_s)
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"{len(taken)} steps within the time for all")
+        wait_for(self.device)
+        made = {state.generated_len() for state in states}
+        if made != {len(taken) + 1}:
+            raise StepError(f"sequences of {sorted(made)} tokens after {len(taken)} steps")
+        return median(taken[BATCHING_WARMING:])
+
+
+def batching_figures(
+    directory: Path, device: str, plan: Plan, found: dict[str, Any]
+) -> Iterator[None]:
+    """Put continuous batching beside the decodes in ``found``, or why it does not run. Yields after
+    each point."""
+    ends_s = time.monotonic() + plan.batching_s
+    try:
+        clean(device)
+        side = BatchingSide(directory, device, plan)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the engine's figures stay
+        found["batching"] = reason(error)
+        return
+    gc.freeze()  # it collects garbage at the end of each point
+    try:
+        yield from _batching_points(side, plan, found, ends_s)
+    finally:
+        gc.unfreeze()
+
+
+def _batching_points(
+    side: BatchingSide, plan: Plan, found: dict[str, Any], ends_s: float
+) -> Iterator[None]:
+    """All points: first as it chooses to, then with graphs of CUDA where these are faster."""
+    rate = "batching_layer_tokens_per_s"
+    for graphs in (False, True) if side.device.type == "cuda" else (False,):
+        for batch, context in plan.batching_points:
+            told = found.get(f"decode_{batch}_{context}")
+            until_s = min(ends_s, time.monotonic() + BATCHING_POINT_S)
+            if not isinstance(told, dict) or until_s <= time.monotonic():
+                continue
+            key = "batching_with_graphs" if graphs else "batching"
+            try:
+                clean(str(side.device))
+                figures = batching_point(side, batch, context, plan, until_s, graphs=graphs)
+            except Exception as error:  # noqa: BLE001 - as above
+                told[key] = reason(error)
+            else:
+                if figures[rate] > told.get(rate, 0):
+                    told |= figures
+                told[key] = {rate: figures[rate], **side.settings}
+            yield
+
+
+def batching_point(
+    side: BatchingSide, batch: int, context: int, plan: Plan, until_s: float, *, graphs: bool
+) -> dict[str, float]:
+    """One point of decoding in continuous batching."""
+
+    def decode_s(layers: int) -> tuple[float, float]:
+        return side.step_s(layers, batch, context, until_s, graphs=graphs), 0.0
+
+    layer_s, beside_s = layer_and_beside(decode_s, plan.layers)
+    return {
+        "batching_layer_tokens_per_s": round(batch / layer_s, 1),
+        "batching_beside_layers_ms": round(1e3 * beside_s, 3),
+    }
+
+
+def reason(error: Exception) -> str:
+    """Why a side did not run."""
+    return f"{type(error).__name__}: {error}"[:REASON_CHARACTERS]
+
+
+def clean(device: str) -> None:
+    """Free what nobody holds any more."""
+    gc.collect()
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def machine_rates(device: torch.device, plan: Plan) -> tuple[float, float]:
     """Bytes/s that a sum reads, and multiply-adds/s (counted as two) of one bfloat16 product."""
     read = torch.randn(plan.copied_bytes // 4, dtype=torch.float32, device=device)
@@ -439,16 +732,22 @@ def machine_rates(device: torch.device, plan: Plan) -> tuple[float, float]:
 
 
 def measure(
-    directory: Path, device: str, plan: Plan, *, kernels: bool, rival: bool = True
+    directory: Path,
+    device: str,
+    plan: Plan,
+    *,
+    kernels: bool,
+    rival: bool = True,
+    points: tuple[Point, ...] | None = None,
 ) -> dict[str, Any]:
-    """All batches and contexts of one shape, both sides in turn; ``rival``: the other side, too."""
+    """All ``points`` of one shape (those of the plan), both sides in turn; ``rival``: the other
+    side, too."""
     at = torch.device(device)
-    gc.collect()  # the shape before
-    if at.type == "cuda":
-        torch.cuda.empty_cache()
+    clean(device)  # the shape before
     bytes_per_s, flops_per_s = machine_rates(at, plan)
     steps = plan.rounds + 2
-    most = max(plan.batches) * (max(plan.contexts) + steps + 16) + max(plan.prefills)
+    points = points or plan.points
+    most = max(batch * (context + steps + 16) for batch, context in points) + max(plan.prefills)
     engine = EngineSide(directory, device, most, plan, kernels=kernels)
     eager = EagerSide(directory, device, plan) if rival else None
     found: dict[str, Any] = {
@@ -457,42 +756,45 @@ def measure(
         "flops_per_s": round(flops_per_s),
         "attention": "in place" if engine.reads_in_place else "over copies",
     }
-    kernel_s: dict[tuple[int, int], float] = {}
-    for batch in plan.batches:
-        for context in plan.contexts:
+    for batch, context in points:
+        seen: list[Kernels | None] = []
 
-            def decode_s(
-                layers: int, batch: int = batch, context: int = context
-            ) -> tuple[float, float]:
-                if not engine.open(batch, context, steps, layers):
-                    raise StepError("no room for its KV")
-                try:
-                    took = parts_of(engine.decode, engine, plan.rounds)
-                    if layers == plan.layers:
-                        kernel_s[batch, context] = kernels_s(engine.decode) / layers
-                finally:
-                    engine.close()
-                return took
-
-            name = f"decode_{batch}_{context}"
-            floor_s = engine.step_bytes(batch, context) / bytes_per_s
+        def decode_s(
+            layers: int,
+            batch: int = batch,
+            context: int = context,
+            seen: list[Kernels | None] = seen,
+        ) -> tuple[float, float]:
+            if not engine.open(batch, context, steps, layers):
+                raise StepError("no room for its KV")
             try:
-                layer_s, beside_s = layer_and_beside(decode_s, plan.layers)
-            except StepError as error:  # one point less, not all of them
-                found[name] = str(error)
-                continue
-            found[name] = {
-                "layer_tokens_per_s": round(batch / layer_s, 1),
-                "floor_us": round(1e6 * floor_s, 1),
-                "times_floor": round(layer_s / floor_s, 2),
-                "beside_layers_ms": round(1e3 * beside_s, 3),
-                **kernel_figures(kernel_s[batch, context], floor_s),
-            }
-            if eager is not None:
-                found[name] |= eager_figures(eager, batch, context, plan)
+                took = parts_of(engine.decode, engine, plan.rounds)
+                if layers == plan.layers:
+                    seen.append(kernels_of(engine.decode, layers))
+            finally:
+                engine.close()
+            return took
+
+        name = f"decode_{batch}_{context}"
+        floor_s = engine.step_bytes(batch, context) / bytes_per_s
+        try:
+            layer_s, beside_s = layer_and_beside(decode_s, plan.layers)
+        except StepError as error:  # one point less, not all of them
+            found[name] = str(error)
+            continue
+        found[name] = {
+            "layer_tokens_per_s": round(batch / layer_s, 1),
+            "floor_us": round(1e6 * floor_s, 1),
+            "times_floor": round(layer_s / floor_s, 2),
+            "beside_layers_ms": round(1e3 * beside_s, 3),
+        }
+        if (each := seen[0]) is not None:
+            found[name] |= each.figures(floor_s, listed=(batch, context) in plan.listed)
+        if eager is not None:
+            found[name] |= eager_figures(eager, batch, context, plan)
     for tokens in plan.prefills:
         found[f"prefill_{tokens}"] = prefill_figures(engine, eager, tokens, plan, flops_per_s)
-    if kernels:
+    if kernels and rival:
         del eager
         found["announced"] = engine.announced()
     return found
@@ -533,9 +835,9 @@ def eager_figures(eager: EagerSide, batch: int, context: int, plan: Plan) -> dic
 
 def prefill_figures(
     engine: EngineSide, eager: EagerSide | None, tokens: int, plan: Plan, flops_per_s: float
-) -> dict[str, float] | str:
+) -> dict[str, Any] | str:
     """One prompt on both sides; why not, where the engine cannot."""
-    floor_s = tokens * engine.row_bytes / flops_per_s  # two per weight of two bytes
+    floor_s = 2 * tokens * engine.row_numbers / flops_per_s
 
     def prefill_s(layers: int) -> tuple[float, float]:
         return parts_of(lambda: engine.prefill(tokens, layers), engine, plan.rounds)
@@ -544,15 +846,15 @@ def prefill_figures(
         layer_s, beside_s = layer_and_beside(prefill_s, plan.layers)
     except StepError as error:
         return str(error)
-    figures = {
+    figures: dict[str, Any] = {
         "floor_us": round(1e6 * floor_s, 1),
         "share_of_matrix_rate": round(floor_s / layer_s, 3),
         "layer_tokens_per_s": round(tokens / layer_s, 1),
         "beside_layers_ms": round(1e3 * beside_s, 3),
-        **kernel_figures(
-            kernels_s(lambda: engine.prefill(tokens, plan.layers)) / plan.layers, floor_s
-        ),
     }
+    seen = kernels_of(lambda: engine.prefill(tokens, plan.layers), plan.layers)
+    if seen is not None:
+        figures |= seen.figures(floor_s, listed=True)
     if eager is None:
         return figures
 
@@ -582,12 +884,35 @@ def device_facts(device: str) -> dict[str, Any]:
     }
 
 
+def _names(plan: Plan) -> list[str]:
+    return [*plan.shapes, *plan.packed]
+
+
+def shape_figures(plan: Plan, name: str, device: str, *, kernels: bool) -> Iterator[dict[str, Any]]:
+    """What is found of one shape, plain or packed, as it grows."""
+    draws = plan.drawn_on(device)
+    with tempfile.TemporaryDirectory(dir=fast_directory()) as made:
+        directory = Path(made) / "shape"
+        if (packed := plan.packed.get(name)) is not None:
+            plan = replace(plan, rounds=min(plan.rounds, PACKED_ROUNDS))
+            make_packed(directory, packed, plan, draws)
+            points = plan.packed_points
+            yield measure(directory, device, plan, kernels=kernels, rival=False, points=points)
+            return
+        make_layers(directory, plan.shapes[name], plan.layers, _longest(plan), draws)
+        found = measure(directory, device, plan, kernels=kernels, rival=kernels)
+        yield found
+        if kernels:
+            for _ in batching_figures(directory, device, plan, found):
+                yield found
+
+
 def main() -> int:
     """Measure every shape, print, and write the result."""
     parser = argparse.ArgumentParser(prog="python -m bench.engine_gpu", description=__doc__)
     parser.add_argument("--device", default="cuda:0", help="with its number (cuda:0)")
     parser.add_argument("--tiny", action="store_true", help="a shape that proves nothing")
-    parser.add_argument("--shapes", nargs="+", metavar="NAME", help=f"of {', '.join(FULL.shapes)}")
+    parser.add_argument("--shapes", nargs="+", metavar="NAME", help=f"of {', '.join(_names(FULL))}")
     parser.add_argument(
         "--no-kernels", action="store_true", help="torch's own kernels alone, no rival"
     )
@@ -597,28 +922,21 @@ def main() -> int:
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --device cpu --tiny proves that this runs")
     result: dict[str, Any] = {**provenance(SEED), **device_facts(arguments.device), "shapes": {}}
-    if unknown := set(arguments.shapes or ()) - plan.shapes.keys():
+    names = arguments.shapes or _names(plan)
+    if unknown := set(names) - set(_names(plan)):
         parser.error(
-            f"no such shape: {', '.join(sorted(unknown))}; known: {', '.join(plan.shapes)}"
+            f"no such shape: {', '.join(sorted(unknown))}; known: {', '.join(_names(plan))}"
         )
-    for name, shape in plan.shapes.items():
-        if name not in (arguments.shapes or plan.shapes):
-            continue
-        with tempfile.TemporaryDirectory(dir=fast_directory()) as made:
-            longest = max(plan.contexts) + plan.rounds + 64 + max(plan.prefills)
-            draws = plan.drawn_on(arguments.device)
-            directory = make_layers(Path(made), shape, plan.layers, longest, draws)
-            result["shapes"][name] = measure(
-                directory,
-                arguments.device,
-                plan,
-                kernels=not arguments.no_kernels,
-                rival=not arguments.no_kernels,
-            )
+    for name in names:
+        for found in shape_figures(plan, name, arguments.device, kernels=not arguments.no_kernels):
+            result["shapes"][name] = found
+            if arguments.out is not None:  # what was measured is not lost
+                write(arguments.out, result)
         for what, figures in result["shapes"][name].items():
-            print(f"{name} {what}: {figures}", flush=True)
-        if arguments.out is not None:  # after each shape: what was measured is not lost
-            write(arguments.out, result)
+            shown = figures
+            if isinstance(figures, dict):
+                shown = {key: value for key, value in figures.items() if key != "kernels"}
+            print(f"{name} {what}: {shown}", flush=True)
     return 0
 
 

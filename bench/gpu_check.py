@@ -27,6 +27,8 @@ from dht.command_line import EXIT_DONE
 TAIL_CHARACTERS = 4000
 """Characters kept of what a part wrote when it failed."""
 KERNEL_TESTS = ("tests/unit/node/kernels", "tests/unit/node/model/execution/test_cuda_graphs.py")
+PACKED = ("llama-3-8b-int4", "llama-3-8b-fp8", "qwen3-30b-a3b-fp8", "gpt-oss-20b-mxfp4")
+"""Shapes in packed formats."""
 
 Found = dict[str, Any]
 
@@ -69,16 +71,12 @@ def parts(device: str, *, tiny: bool) -> dict[str, Part]:
     here = ("tests/unit/node",)
     sanitizer = shutil.which("compute-sanitizer")
     shapes = ("tiny",) if tiny else ("llama-3-8b", "qwen3-30b-a3b", "llama-3-70b", "gpt-oss-20b")
+    packed = ("tiny-int4",) if tiny else PACKED
     engine = (*python, "bench.engine_gpu", *on, "--out", "{out}", "--shapes")
     return {
         "environment": Part(
             command=(*python, "bench.gpu_check", *on, "--part", "environment", "--out", "{out}"),
             limit_s=60,
-            read=read_json,
-        ),
-        "trials": Part(
-            command=(*python, "bench.gpu_check", *on, "--part", "trials", "--out", "{out}"),
-            limit_s=120,
             read=read_json,
         ),
         "tests": Part(
@@ -91,11 +89,16 @@ def parts(device: str, *, tiny: bool) -> dict[str, Part]:
             limit_s=120,
             read=read_tests,
         ),
-        "tiles": Part(
-            command=(*python, "bench.gpu_kernels", *on, "--out", "{out}"),
-            limit_s=120,
-            read=read_json,
-        ),
+        **{
+            f"engine {shape}": Part(command=(*engine, shape), limit_s=90, read=read_json)
+            for shape in (*shapes, *packed)
+        },
+        **{
+            f"engine {shape} without kernels": Part(
+                command=(*engine, shape, "--no-kernels"), limit_s=60, read=read_json
+            )
+            for shape in shapes[:2]
+        },
         "drift": Part(
             command=(
                 *(*python, "bench.gpu_drift", *on, "--out", "{out}"),
@@ -104,19 +107,14 @@ def parts(device: str, *, tiny: bool) -> dict[str, Part]:
             limit_s=180,
             read=read_json,
         ),
-        **{
-            f"engine {shape}": Part(command=(*engine, shape), limit_s=180, read=read_json)
-            for shape in shapes
-        },
-        **{
-            f"engine {shape} without kernels": Part(
-                command=(*engine, shape, "--no-kernels"), limit_s=180, read=read_json
-            )
-            for shape in shapes
-        },
         "sessions": Part(
             command=(*python, "bench.pool_soak", "--device", device, "--out", "{out}"),
             limit_s=180,
+            read=read_json,
+        ),
+        "trials": Part(
+            command=(*python, "bench.gpu_check", *on, "--part", "trials", "--out", "{out}"),
+            limit_s=120,
             read=read_json,
         ),
         "sanitizer": Part(
@@ -128,6 +126,11 @@ def parts(device: str, *, tiny: bool) -> dict[str, Part]:
             limit_s=300,
             read=read_tests,
             missing="" if sanitizer else "compute-sanitizer is not installed",
+        ),
+        "tiles": Part(
+            command=(*python, "bench.gpu_kernels", *on, "--out", "{out}"),
+            limit_s=120,
+            read=read_json,
         ),
     }
 

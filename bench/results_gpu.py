@@ -21,23 +21,25 @@ def gpu(result: dict[str, Any]) -> str:
     sessions = parts["sessions"]["found"]["own_pages"]
     drift = parts["drift"]["found"]["shapes"]["llama-3-8b"]
     failed = len(tests["failure"])
-    engines = [part for name, part in parts.items() if name.startswith("engine ")]
+    engines = {name: part for name, part in parts.items() if name.startswith("engine ")}
     card = parts["environment"]["found"]
     where = f"One {card['gpu']}: driver {card['driver']}, torch {result['torch']}, Triton"
     note = f" {result['note']}" if "note" in result else ""
     told = [
         "## A GPU",
         f"{where} {card['triton']} {made('gpu_check')}.{note}",
-        "Layers of large models' shapes with random weights in bfloat16. The floor is what must be"
-        " read over the measured bandwidth, for prompts the multiplications over the measured rate"
-        " of one large product; kernels' times are sums without gaps; `transformers` runs the same"
-        " layers eagerly; what a step takes beside its layers is paid once, whatever their number:",
+        "Layers of large models' shapes with random weights in bfloat16, or in the packed format"
+        " that their name ends in. The floor is what must be read over the measured bandwidth, for"
+        " prompts the multiplications over the measured rate of one large product; kernels' times"
+        " are sums without gaps; `transformers` runs the same layers eagerly, and in its continuous"
+        " batching with the attention that it finds; what a step takes beside its layers is paid"
+        " once, whatever their number:",
         table(
             "shape | step | floor, µs: | kernels, µs: | times the floor: | launches: |"
-            " a layer in a step, µs: | transformers, µs: | beside layers, ms:",
+            " a layer in a step, µs: | transformers, µs: | its batching, µs: | beside layers, ms:",
             "{shape} | {step} | {floor} | {kernels} | {times} | {launches} | {layer} | {eager} |"
-            " {beside}",
-            [row for part in engines for row in _rows(part)],
+            " {batching} | {beside}",
+            [row for name, part in engines.items() for row in _rows(name, part)],
         ),
         f"Tests marked `gpu`: {tests['tests'] - failed} of {tests['tests']} passed (every family's"
         f" ids in float32 among them); all {kernels['tests']} tests of the kernels did, on the"
@@ -64,22 +66,24 @@ def gpu(result: dict[str, Any]) -> str:
     return "\n\n".join(told)
 
 
-def _rows(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for shape, found in part["found"]["shapes"].items():
+def _rows(name: str, part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for shape, found in part["found"].get("shapes", {}).items():
+        of = name[name.find(shape) :] if shape in name else shape
         for point, step in POINTS.items():
             told = found.get(point)
             if not isinstance(told, dict) or not {"kernels_us", "layer_tokens_per_s"} & told.keys():
                 continue
             tokens = int(point.split("_")[1])
             yield {
-                "shape": shape,
+                "shape": of,
                 "step": step,
                 "floor": _given(told, "floor_us", "{:.0f}"),
                 "kernels": _given(told, "kernels_us", "{:.0f}"),
                 "times": _given(told, "kernels_times_floor", "{:.2f}"),
-                "launches": _given(told, "launches", "{}"),
+                "launches": _given(told, "launches", "{:.0f}"),
                 "layer": _microseconds(told, "layer_tokens_per_s", tokens),
                 "eager": _microseconds(told, "eager_layer_tokens_per_s", tokens),
+                "batching": _microseconds(told, "batching_layer_tokens_per_s", tokens),
                 "beside": _given(told, "beside_layers_ms", "{:.2f}"),
             }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench import gpu_check
+from bench.engine_gpu import FULL
 from bench.gpu_check import Part, parts, read_json, read_tests, run_part
 
 
@@ -85,3 +86,7 @@ def test_every_command_writes_where_it_is_told() -> None:
     for tiny in (False, True):
         for name, each in parts("cuda:0", tiny=tiny).items():
             assert any("{out}" in word for word in each.command), name
+
+
+def test_every_packed_shape_is_known() -> None:
+    assert set(gpu_check.PACKED) == FULL.packed.keys()
