@@ -618,6 +618,7 @@ class BatchingSide:
         processor = manager.batch_processor = manager._create_batch_processor()
         manager.current_batch = 0
         processor.cache.cache_tensor.view(torch.bfloat16).normal_()
+        wait_for(self.device)
         states = []
         for n in range(batch):
             state = RequestState(
