@@ -6,12 +6,14 @@ in its own bits. Rows may belong to experts, as in :mod:`.triton_grouped_gemm`. 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from node.kernels.devices import processors
 from node.kernels.triton_groups import LANES_LEAST, Groups, own_block
 from node.packed.packing import Packing, Parts
 
@@ -19,6 +21,9 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Dtypes of rows; the last where the kernel is interpreted."""
 COLUMNS_LEAST = 16
 """Minimum columns that share a scale."""
+WORD_BITS = 32
+EXPONENT_MAX = 128
+"""Maximum of scales that are exponents of two, as bytes: 2."""
 FEW_ROWS = 16
 """Maximum mean number of rows per matrix for which a block is as small as tensor cores allow."""
 SOME_ROWS = 64
@@ -36,9 +41,15 @@ class Tiles:
     stages: int
 
 
-FEW = Tiles(rows=16, outs=32, ins=256, warps=4, stages=3)
+FEW = Tiles(rows=16, outs=64, ins=128, warps=4, stages=4)
 SOME = Tiles(rows=64, outs=64, ins=128, warps=4, stages=3)
 MANY = Tiles(rows=128, outs=128, ins=64, warps=8, stages=3)
+PROGRAMS = 4
+"""Programs that a processor is given at least, if sums are long enough to be split."""
+SPLIT_TILES = 4
+"""Minimum tiles in a part of a sum."""
+SUMMED = 1024
+"""Numbers that a program sums up."""
 WRITTEN = Tiles(rows=0, outs=32, ins=256, warps=4, stages=1)
 """Tile that a program dequantises."""
 
@@ -49,66 +60,136 @@ def tiles_for(pairs: int, matrices: int) -> Tiles:
     return FEW if mean <= FEW_ROWS else SOME if mean <= SOME_ROWS else MANY
 
 
+def splits_for(programs: int, ins: int, tiles: Tiles, device: torch.device) -> int:
+    """Parts of each sum of ``ins`` terms, so that ``programs`` times as many occupy a device."""
+    wanted = PROGRAMS * processors(device) // programs
+    return max(1, min(wanted, ins // (SPLIT_TILES * tiles.ins)))
+
+
 def takes(packing: Packing, parts: Parts) -> bool:
-    """Whether the kernel multiplies by it: not by matrices whose columns have several orders, nor
-    by groups of columns that no tile holds whole."""
+    """Whether the kernel multiplies by it: not by matrices whose columns have several orders, by
+    groups of columns that no tile holds whole, nor where a scale is beyond 2."""
     ins, columns = packing.shape(parts)[-1], packing.columns
     power = columns >= COLUMNS_LEAST and columns & (columns - 1) == 0
     orders = parts["order"].shape[:-1].numel() if "order" in parts else 1
-    return orders == 1 and (power or columns >= ins) and ins % 2 == 0
+    if orders > 1 or not (power or columns >= ins) or ins * packing.bits % WORD_BITS:
+        return False
+    return parts["scales"].dtype is not torch.uint8 or _has_small_exponents(parts["scales"])
+
+
+def _has_small_exponents(scales: Tensor) -> bool:
+    return scales.device.type == "meta" or int(scales.max()) <= EXPONENT_MAX
+
+
+@triton.jit
+def _moved(words, LEFT: tl.constexpr):
+    return words << LEFT if LEFT >= 0 else words >> -LEFT
+
+
+@triton.jit
+def _bits(words, one, NTH: tl.constexpr, CODE: tl.constexpr):
+    """Make of the code at place NTH of words the bits of a float32, without a conversion, which
+    takes as long as several operations.
+
+    Of a float they are the same float where its exponent's bias is 127. Of steps of one size they
+    are 1 plus the code over 16 or 256: the code is the fraction.
+    """
+    if CODE == "e2m1":
+        made = _moved(words, 22 - 4 * NTH) & (7 << 22) | _moved(words, 28 - 4 * NTH) & -2147483648
+    elif CODE == "float8_e4m3":
+        made = _moved(words, 20 - 8 * NTH) & (127 << 20) | _moved(words, 24 - 8 * NTH) & -2147483648
+    elif CODE == "float8_e5m2":
+        made = _moved(words, 21 - 8 * NTH) & (127 << 21) | _moved(words, 24 - 8 * NTH) & -2147483648
+    elif CODE == "int8" or CODE == "uint8":
+        made = _moved(words, 15 - 8 * NTH) & (255 << 15) ^ one
+    else:
+        made = _moved(words, 19 - 4 * NTH) & (15 << 19) ^ one
+    return made
 
 
 @triton.jit
 def _numbers(
-    read,
+    words,
     scales,
     zeros,
+    one,
     OUTS: tl.constexpr,
     INS: tl.constexpr,
     CODE: tl.constexpr,
+    PER_WORD: tl.constexpr,
     COLUMNS: tl.constexpr,
     EXPONENTS: tl.constexpr,
     ZEROS: tl.constexpr,
 ):
-    """Make a tile of numbers, ``[OUTS, INS]`` float32, of its bytes and its groups' scales.
+    """Make a tile of numbers, ``[OUTS, INS]`` float32, of its words and its groups' scales.
 
-    Codes become bits of float32 without a conversion, which takes as long as several operations.
+    Their columns are in the order of :func:`_in_order`.
     """
-    BITS: tl.constexpr = 4 if CODE == "uint4" or CODE == "offset4" or CODE == "e2m1" else 8
-    wide = read.to(tl.int32)
-    if BITS == 4:
-        wide = tl.join(wide & 15, wide >> 4)
-    wide = tl.reshape(wide, [OUTS, INS // COLUMNS, COLUMNS])
-    if EXPONENTS:
+    bits = tl.join(
+        tl.join(_bits(words, one, 0, CODE), _bits(words, one, 1, CODE)),
+        tl.join(_bits(words, one, 2, CODE), _bits(words, one, 3, CODE)),
+    )
+    if PER_WORD == 8:
+        others = tl.join(
+            tl.join(_bits(words, one, 4, CODE), _bits(words, one, 5, CODE)),
+            tl.join(_bits(words, one, 6, CODE), _bits(words, one, 7, CODE)),
+        )
+        bits = tl.reshape(tl.join(bits, others), [OUTS, INS // 32, 4, 2, 2, 2])
+        bits = tl.permute(bits, [0, 1, 5, 4, 2, 3])
+    else:
+        bits = tl.permute(tl.reshape(bits, [OUTS, INS // 16, 4, 2, 2]), [0, 1, 4, 2, 3])
+    made = bits.to(tl.float32, bitcast=True)
+    if EXPONENTS and CODE == "e2m1":
+        step = (scales.to(tl.int32) + 126 << 23).to(tl.float32, bitcast=True)
+    elif EXPONENTS:
         step = (scales.to(tl.int32) << 23).to(tl.float32, bitcast=True)
     else:
         step = scales.to(tl.float32)
-    if CODE == "e2m1" or CODE == "float8_e4m3" or CODE == "float8_e5m2":
-        # Exponent and fraction at their places in a float32, whose bias is larger: two factors undo
-        # it, as one beside a scale could be infinite.
-        if CODE == "e2m1":
-            bits = (wide & 7) << 22 | (wide & 8) << 28
-            larger, step = 2.0**120, step * 2.0**6
-        elif CODE == "float8_e4m3":
-            bits = (wide & 127) << 20 | (wide & 128) << 24
-            larger, step = 2.0**120, step
-        else:
-            bits = (wide & 127) << 21 | (wide & 128) << 24
-            larger, step = 2.0**112, step
-        made = bits.to(tl.float32, bitcast=True) * larger * step[:, :, None]
-    else:
-        # 1 + code / WHOLE, whose fraction is the code; a product and a sum make the rest of it.
-        WHOLE: tl.constexpr = 1 << BITS
-        if CODE == "int8":
-            wide = wide ^ 128
+    # What undoes a bias apart from a scale would be infinite beside it.
+    if CODE == "e2m1" and not EXPONENTS:
+        made *= 2.0**120
+        step *= 2.0**6
+    elif CODE == "float8_e4m3":
+        made *= 2.0**120
+    elif CODE == "float8_e5m2":
+        made *= 2.0**112
+    least = step
+    if CODE != "e2m1" and CODE != "float8_e4m3" and CODE != "float8_e5m2":
+        WHOLE: tl.constexpr = 16 if PER_WORD == 8 else 256
         if ZEROS:
             zero = zeros.to(tl.float32)
         else:
             zero = 8.0 if CODE == "offset4" else 128.0 if CODE == "int8" else 0.0
-        bits = wide << (23 - BITS) | 0x3F800000
         least = (zero + WHOLE) * step
-        made = bits.to(tl.float32, bitcast=True) * (step * WHOLE)[:, :, None] - least[:, :, None]
+        step *= WHOLE
+    if COLUMNS == 16 and PER_WORD == 8:  # both groups of 32 columns lie among each other
+        made = tl.reshape(made, [OUTS, INS // 32, 4, 2, 4])
+        step = tl.reshape(step, [OUTS, INS // 32, 1, 2, 1])
+        least = tl.reshape(least, [OUTS, INS // 32, 1, 2, 1])
+    else:
+        made = tl.reshape(made, [OUTS, INS // COLUMNS, COLUMNS])
+        step = tl.reshape(step, [OUTS, INS // COLUMNS, 1])
+        least = tl.reshape(least, [OUTS, INS // COLUMNS, 1])
+    made *= step
+    if CODE != "e2m1" and CODE != "float8_e4m3" and CODE != "float8_e5m2":
+        made -= least
     return tl.reshape(made, [OUTS, INS])
+
+
+@triton.jit
+def _in_order(rows, ROWS: tl.constexpr, INS: tl.constexpr, PER_WORD: tl.constexpr):
+    """Put columns into the order in which a thread multiplies them: it then multiplies by all the
+    numbers of the words that it reads, instead of handing most of them to others.
+
+    A thread's part of a product of 16 columns are two neighbours, and two that are 8 columns on
+    (``mma.m16n8k16``); a word has four or eight neighbours.
+    """
+    if PER_WORD == 8:
+        rows = tl.reshape(rows, [ROWS, INS // 32, 4, 2, 2, 2])
+        rows = tl.permute(rows, [0, 1, 3, 4, 2, 5])
+    else:
+        rows = tl.permute(tl.reshape(rows, [ROWS, INS // 16, 4, 2, 2]), [0, 1, 3, 2, 4])
+    return tl.reshape(rows, [ROWS, INS])
 
 
 @triton.jit
@@ -132,12 +213,16 @@ def _packed_product(
     grid_columns,
     shared_rows,
     shared_columns,
+    one,
+    per_split,
     EXPERTS: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     INS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    SPLIT: tl.constexpr,
     CODE: tl.constexpr,
-    PER_BYTE: tl.constexpr,
+    PER_WORD: tl.constexpr,
     COLUMNS: tl.constexpr,
     EXPONENTS: tl.constexpr,
     ZEROS: tl.constexpr,
@@ -164,23 +249,29 @@ def _packed_product(
         if EXPERTS:
             pair = tl.load(order + place, mask=live, other=0)
             source = pair // each if SPREAD else place
+        start, stop = 0, ins
+        if SPLIT:
+            start = tl.program_id(2) * per_split
+            stop = tl.minimum(start + per_split, ins)
         at = tl.arange(0, INS)
-        from_rows = rows + source[:, None].to(tl.int64) * ins + at[None, :]
+        word = tl.arange(0, INS // PER_WORD)
+        from_rows = rows + source[:, None].to(tl.int64) * ins + start + at[None, :]
         matrix_row = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
         kept = matrix_row < outs
-        nth = (expert * outs + matrix_row).to(tl.int64) * (ins // PER_BYTE)
-        from_codes = codes + nth[:, None] + tl.arange(0, INS // PER_BYTE)[None, :]
+        nth = (expert * outs + matrix_row).to(tl.int64) * (ins // PER_WORD)
+        from_codes = codes + nth[:, None] + start // PER_WORD + word[None, :]
         scale_row = expert.to(tl.int64) * grid_rows if EXPERTS else 0
         scale_row = (scale_row + matrix_row // shared_rows) * grid_columns
         groups = tl.arange(0, INS // COLUMNS)
         total = tl.zeros([OUTS, ROWS], tl.float32)
-        from_grid = scale_row[:, None] + groups[None, :]
-        inside = kept[:, None] & (groups < grid_columns)[None, :]
+        group = start // shared_columns + groups
+        from_grid = scale_row[:, None] + group[None, :]
+        inside = kept[:, None] & (group < grid_columns)[None, :]
         step = tl.load(scales + from_grid, mask=inside, other=0)
         zero = step
         if ZEROS:
             zero = tl.load(zeros + from_grid, mask=inside, other=0)
-        for done in range(0, ins, INS):
+        for done in range(start, stop, INS):
             # The next groups' scales are few bytes, which nothing brings ahead but this.
             group = (done + INS) // shared_columns + groups
             from_grid = scale_row[:, None] + group[None, :]
@@ -189,15 +280,22 @@ def _packed_product(
             next_zero = next_step
             if ZEROS:
                 next_zero = tl.load(zeros + from_grid, mask=inside, other=0)
-            left = ins - done
-            some = tl.load(from_rows, mask=live[:, None] & (at < left)[None, :], other=0.0)
-            held = (tl.arange(0, INS // PER_BYTE) * PER_BYTE < left)[None, :] & kept[:, None]
-            read = tl.load(from_codes, mask=held, other=0)
-            matrix = _numbers(read, step, zero, OUTS, INS, CODE, COLUMNS, EXPONENTS, ZEROS)
+            if WHOLE:  # tiles end where the matrix does
+                some = tl.load(from_rows, mask=live[:, None], other=0.0)
+                read = tl.load(from_codes)
+            else:
+                left = stop - done
+                some = tl.load(from_rows, mask=live[:, None] & (at < left)[None, :], other=0.0)
+                held = (word * PER_WORD < left)[None, :] & kept[:, None]
+                read = tl.load(from_codes, mask=held, other=0)
+            matrix = _numbers(
+                read, step, zero, one, OUTS, INS, CODE, PER_WORD, COLUMNS, EXPONENTS, ZEROS
+            )
             matrix = matrix.to(some.dtype)
+            some = _in_order(some, ROWS, INS, PER_WORD)
             total = tl.dot(matrix, tl.trans(some), total, input_precision="ieee")
             from_rows += INS
-            from_codes += INS // PER_BYTE
+            from_codes += INS // PER_WORD
             step, zero = next_step, next_zero
         made = tl.trans(total)
         column = expert.to(tl.int64) * outs + matrix_row if EXPERTS else matrix_row
@@ -210,7 +308,25 @@ def _packed_product(
             made *= share.to(tl.float32)[:, None]
         to = place if SPREAD else pair
         target = out + to[:, None].to(tl.int64) * outs + matrix_row[None, :]
+        if SPLIT:
+            target += tl.program_id(2).to(tl.int64) * pairs * outs
         tl.store(target, made.to(out.dtype.element_ty), mask=live[:, None] & kept[None, :])
+
+
+@triton.jit
+def _sum_parts(
+    parts, biases, out, outs, numbers, count, BIASED: tl.constexpr, AT_ONCE: tl.constexpr
+):
+    """Sum up the products by parts of a matrix's columns."""
+    at = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
+    kept = at < numbers
+    total = tl.zeros([AT_ONCE], tl.float32)
+    for _ in range(count):
+        total += tl.load(parts + at, mask=kept, other=0.0)
+        parts += numbers
+    if BIASED:
+        total += tl.load(biases + at % outs, mask=kept, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=kept)
 
 
 @triton.jit
@@ -225,22 +341,23 @@ def _dequantise(
     grid_columns,
     shared_rows,
     shared_columns,
+    one,
     OUTS: tl.constexpr,
     INS: tl.constexpr,
     CODE: tl.constexpr,
-    PER_BYTE: tl.constexpr,
+    PER_WORD: tl.constexpr,
     COLUMNS: tl.constexpr,
     EXPONENTS: tl.constexpr,
     ZEROS: tl.constexpr,
     FACTORS: tl.constexpr,
 ):
-    """Write the numbers of a tile."""
+    """Write the numbers of a tile, its columns in the order of :func:`_in_order`."""
     row = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
     kept = (row < outs)[:, None]
     done = tl.program_id(1) * INS
-    byte = done // PER_BYTE + tl.arange(0, INS // PER_BYTE)
-    nth = row[:, None].to(tl.int64) * (ins // PER_BYTE) + byte[None, :]
-    read = tl.load(codes + nth, mask=kept & (byte * PER_BYTE < ins)[None, :], other=0)
+    word = done // PER_WORD + tl.arange(0, INS // PER_WORD)
+    nth = row[:, None].to(tl.int64) * (ins // PER_WORD) + word[None, :]
+    read = tl.load(codes + nth, mask=kept & (word * PER_WORD < ins)[None, :], other=0)
     group = done // shared_columns + tl.arange(0, INS // COLUMNS)
     from_grid = (row // shared_rows)[:, None] * grid_columns + group[None, :]
     inside = kept & (group < grid_columns)[None, :]
@@ -248,10 +365,10 @@ def _dequantise(
     zero = step
     if ZEROS:
         zero = tl.load(zeros + from_grid, mask=inside, other=0)
-    made = _numbers(read, step, zero, OUTS, INS, CODE, COLUMNS, EXPONENTS, ZEROS)
+    made = _numbers(read, step, zero, one, OUTS, INS, CODE, PER_WORD, COLUMNS, EXPONENTS, ZEROS)
     if FACTORS:
         made *= tl.load(factors + row, mask=row < outs, other=0.0).to(tl.float32)[:, None]
-    at = done + tl.arange(0, INS)
+    at = done + tl.ravel(_in_order(tl.arange(0, INS)[None, :], 1, INS, PER_WORD))
     target = out + row[:, None].to(tl.int64) * ins + at[None, :]
     tl.store(target, made.to(out.dtype.element_ty), mask=kept & (at < ins)[None, :])
 
@@ -260,32 +377,53 @@ def dequantised(packing: Packing, parts: Parts, dtype: torch.dtype) -> Tensor:
     """The numbers of a packed matrix, ``[outs, ins]``, that :func:`takes` accepts, with its columns
     in their order as stored."""
     outs, ins = packing.shape(parts)
-    scales = parts["scales"].contiguous()
-    out = torch.empty(outs, ins, dtype=dtype, device=scales.device)
-    whole = packing.columns >= WRITTEN.ins or packing.columns >= ins
-    with torch.cuda.device_of(scales):
+    out = torch.empty(outs, ins, dtype=dtype, device=parts["codes"].device)
+    given, named = _operands(packing, parts, WRITTEN)
+    with torch.cuda.device_of(out):  # Triton launches on the current device
         _dequantise[(triton.cdiv(outs, WRITTEN.outs), triton.cdiv(ins, WRITTEN.ins))](
-            parts["codes"].contiguous().view(torch.uint8),
-            scales,
-            parts["zeros"].contiguous() if "zeros" in parts else scales,
-            parts["factors"].contiguous() if "factors" in parts else scales,
+            *given,
             out,
             outs,
             ins,
-            scales.shape[-1],
+            parts["scales"].shape[-1],
             packing.rows,
             packing.columns,
-            OUTS=WRITTEN.outs,
-            INS=WRITTEN.ins,
-            CODE=packing.code,
-            PER_BYTE=8 // packing.bits,
-            COLUMNS=WRITTEN.ins if whole else packing.columns,
-            EXPONENTS=scales.dtype is torch.uint8,
-            ZEROS="zeros" in parts,
-            FACTORS="factors" in parts,
+            _one(packing),
             num_warps=WRITTEN.warps,
+            **named,
         )
     return out
+
+
+def _operands(
+    packing: Packing, parts: Parts, tiles: Tiles
+) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """What both kernels are told of a matrix: its tensors, and what they are compiled for."""
+    scales = parts["scales"].contiguous()
+    ins = packing.shape(parts)[-1]
+    one_group = packing.columns >= tiles.ins or packing.columns >= ins
+    tensors = (
+        parts["codes"].contiguous().view(torch.int32),
+        scales,
+        parts["zeros"].contiguous() if "zeros" in parts else scales,
+        parts["factors"].contiguous() if "factors" in parts else scales,
+    )
+    return tensors, {
+        "OUTS": tiles.outs,
+        "INS": tiles.ins,
+        "CODE": packing.code,
+        "PER_WORD": WORD_BITS // packing.bits,
+        "COLUMNS": tiles.ins if one_group else packing.columns,
+        "EXPONENTS": scales.dtype is torch.uint8,
+        "ZEROS": "zeros" in parts,
+        "FACTORS": "factors" in parts,
+    }
+
+
+def _one(packing: Packing) -> int:
+    """The bits of 1 in float32, perhaps with a code's sign turned; an argument, because the
+    compiler makes one operation of a mask and what is in a register."""
+    return 0x3F800000 ^ (0x400000 if packing.code == "int8" else 0)
 
 
 def packed_product(
@@ -298,12 +436,14 @@ def packed_product(
     bias: Tensor | None = None,
     shares: Tensor | None = None,
     tiles: Tiles | None = None,
+    splits: int | None = None,
 ) -> Tensor:
     """``rows``, ``[count, ins]``, times a packed matrix, ``[count, outs]``.
 
     With ``groups``, the matrices are ``[experts, outs, ins]``, and the rest is as in
     :func:`node.kernels.triton_grouped_gemm.grouped_product`. They are such as :func:`takes`
-    accepts.
+    accepts. ``tiles`` and ``splits``, the parts of the sum that are made side by side, are chosen
+    here where they are None.
     """
     *leading, outs, ins = packing.shape(parts)
     experts = leading[0] if leading else 1
@@ -313,23 +453,24 @@ def packed_product(
     rows = rows.contiguous()
     pairs = rows.shape[0] if groups is None else groups.order.shape[0]
     tiles = tiles or tiles_for(pairs, experts)
-    whole = packing.columns >= tiles.ins or packing.columns >= ins
-    out = rows.new_empty(pairs, outs)
     blocks = triton.cdiv(pairs, tiles.rows)
     if groups is not None:
         blocks = pairs // tiles.rows + min(experts, pairs)  # at most
-    codes, scales = parts["codes"].contiguous(), parts["scales"].contiguous()
-    grid = scales.shape[-2:]
+    grid = (triton.cdiv(outs, tiles.outs), blocks)
+    if splits is None:
+        splits = 1 if groups is not None else splits_for(grid[0] * grid[1], ins, tiles, rows.device)
+    per_split = triton.cdiv(triton.cdiv(ins, tiles.ins), splits) * tiles.ins
+    out = rows.new_empty(pairs, outs)
+    made = out if splits == 1 else torch.empty(splits, pairs, outs, device=rows.device)
+    given, named = _operands(packing, parts, tiles)
+    bias = None if bias is None else bias.contiguous()
     with torch.cuda.device_of(rows):  # Triton launches on the current device
-        _packed_product[(triton.cdiv(outs, tiles.outs), blocks)](
+        _packed_product[(*grid, splits)](
             rows,
-            codes.view(torch.uint8),
-            scales,
-            parts["zeros"].contiguous() if "zeros" in parts else scales,
-            parts["factors"].contiguous() if "factors" in parts else scales,
-            out if bias is None else bias.contiguous(),
+            *given,
+            out if bias is None else bias,
             out if shares is None else shares.contiguous(),
-            out,
+            made,
             out if groups is None else groups.order,
             out if groups is None else groups.ends,
             experts,
@@ -337,24 +478,32 @@ def packed_product(
             outs,
             ins,
             1 if groups is None else groups.each,
-            grid[0],
-            grid[1],
+            *parts["scales"].shape[-2:],
             packing.rows,
             packing.columns,
+            _one(packing),
+            per_split,
             EXPERTS=0 if groups is None else max(LANES_LEAST, triton.next_power_of_2(experts)),
             ROWS=tiles.rows,
-            OUTS=tiles.outs,
-            INS=tiles.ins,
-            CODE=packing.code,
-            PER_BYTE=8 // packing.bits,
-            COLUMNS=tiles.ins if whole else packing.columns,
-            EXPONENTS=scales.dtype is torch.uint8,
-            ZEROS="zeros" in parts,
-            FACTORS="factors" in parts,
+            WHOLE=ins % tiles.ins == 0 and outs % tiles.outs == 0,
+            SPLIT=splits > 1,
             SPREAD=spread,
-            BIASED=bias is not None,
+            BIASED=bias is not None and splits == 1,
             SHARED=shares is not None,
             num_warps=tiles.warps,
             num_stages=tiles.stages,
+            **named,
         )
+        if splits > 1:
+            _sum_parts[(triton.cdiv(out.numel(), SUMMED),)](
+                made,
+                out if bias is None else bias,
+                out,
+                outs,
+                out.numel(),
+                splits,
+                BIASED=bias is not None,
+                AT_ONCE=SUMMED,
+                num_warps=4,
+            )
     return out

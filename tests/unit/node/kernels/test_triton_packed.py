@@ -63,7 +63,7 @@ def drawn(kind: str, experts: int | None = None) -> PackedTensor:
         "scales": torch.rand(grid) + 0.5,
     }
     if "exponents" in parts:
-        made["scales"] = torch.randint(120, 130, grid, dtype=torch.uint8)
+        made["scales"] = torch.randint(118, 129, grid, dtype=torch.uint8)
     if "zeros" in parts:
         made["zeros"] = torch.randint(0, 15, grid, dtype=torch.uint8)
     if "factors" in parts:
