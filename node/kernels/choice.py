@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -75,8 +76,17 @@ def experts_kernel(device: torch.device, dtype: torch.dtype) -> GroupedKernel | 
     return triton_grouped_gemm
 
 
+def multiplies_packed(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a device could multiply by packed weights; a GPU that is not here is taken for a new
+    one."""
+    here = torch.cuda.is_available()
+    return _runs_triton(device, dtype) and not (here and find_spec("triton") is None)
+
+
 def _runs_triton(device: torch.device, dtype: torch.dtype) -> bool:
     if device.type != "cuda" or dtype not in DTYPES:
         return False
     nvidia = torch.version.hip is None
-    return not nvidia or torch.cuda.get_device_capability(device) >= CAPABILITY_LEAST
+    if not nvidia or not torch.cuda.is_available():
+        return True
+    return torch.cuda.get_device_capability(device) >= CAPABILITY_LEAST

@@ -9,6 +9,7 @@ MLSys'23, §5.1). Only matrices of experts that have rows are read. Imports ``tr
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -18,7 +19,6 @@ from torch import Tensor
 from node.kernels.devices import shared_bytes
 from node.kernels.triton_groups import LANES_LEAST, Groups, group, own_block
 from node.kernels.triton_packed import packed_product
-from node.packed.packing import Packing
 from node.packed.tensor import PackedTensor
 
 __all__ = ["group", "grouped_product"]
@@ -148,9 +148,9 @@ def grouped_product(
     the products lie token by token. ``shares``, ``[pairs]`` token by token, multiply the products.
     """
     if isinstance(weights, PackedTensor):
-        assert isinstance(weights.packing, Packing)  # else nothing multiplies by its bits
+        packing: Any = weights.packing  # the general one: nothing multiplies by others
         return packed_product(
-            rows, weights.packing, weights.parts, groups, spread=spread, bias=bias, shares=shares
+            rows, packing, weights.parts, groups, spread=spread, bias=bias, shares=shares
         )
     experts = weights.shape[0]
     outs, ins = weights.shape[1:]

@@ -22,6 +22,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 COLUMNS_LEAST = 16
 """Minimum columns that share a scale."""
 WORD_BITS = 32
+"""Bits that are read at once of codes of 4 bits."""
 EXPONENT_MAX = 128
 """Maximum of scales that are exponents of two, as bytes: 2."""
 FEW_ROWS = 16
@@ -41,9 +42,29 @@ class Tiles:
     stages: int
 
 
-FEW = Tiles(rows=16, outs=64, ins=128, warps=4, stages=4)
-SOME = Tiles(rows=64, outs=64, ins=128, warps=4, stages=3)
-MANY = Tiles(rows=128, outs=128, ins=64, warps=8, stages=3)
+WORDS = (
+    (
+        Tiles(rows=16, outs=64, ins=128, warps=4, stages=3),
+        Tiles(rows=16, outs=64, ins=64, warps=4, stages=5),
+    ),
+    (
+        Tiles(rows=64, outs=64, ins=128, warps=4, stages=3),
+        Tiles(rows=64, outs=64, ins=64, warps=4, stages=4),
+    ),
+    (Tiles(rows=128, outs=128, ins=64, warps=4, stages=3),),
+)
+"""Tiles for codes of 4 bits and few, some and many rows: the first that divides the columns."""
+BYTES = (
+    (Tiles(rows=16, outs=32, ins=256, warps=2, stages=3),),
+    (Tiles(rows=64, outs=128, ins=64, warps=4, stages=3),),
+    (Tiles(rows=128, outs=128, ins=64, warps=8, stages=3),),
+)
+"""Likewise for codes of 8 bits."""
+DEQUANTISED_ROWS = 128
+"""Maximum rows for which one matrix is multiplied by its bits; with more it takes less to write its
+numbers first."""
+DEQUANTISED_NUMBERS = 1 << 24
+"""Numbers that are written at a time."""
 PROGRAMS = 4
 """Programs that a processor is given at least, if sums are long enough to be split."""
 SPLIT_TILES = 4
@@ -54,10 +75,13 @@ WRITTEN = Tiles(rows=0, outs=32, ins=256, warps=4, stages=1)
 """Tile that a program dequantises."""
 
 
-def tiles_for(pairs: int, matrices: int) -> Tiles:
-    """The quickest tiles for ``pairs`` of rows and matrices."""
+def tiles_for(pairs: int, matrices: int, packing: Packing, ins: int) -> Tiles:
+    """The quickest tiles for ``pairs`` of rows and matrices of ``ins`` columns
+    (``bench/packed_kernels.py``)."""
     mean = pairs / matrices
-    return FEW if mean <= FEW_ROWS else SOME if mean <= SOME_ROWS else MANY
+    size = 0 if mean <= FEW_ROWS else 1 if mean <= SOME_ROWS else 2
+    known = (WORDS if packing.bits == 4 else BYTES)[size]
+    return next((each for each in known if ins % each.ins == 0), known[-1])
 
 
 def splits_for(programs: int, ins: int, tiles: Tiles, device: torch.device) -> int:
@@ -109,35 +133,37 @@ def _bits(words, one, NTH: tl.constexpr, CODE: tl.constexpr):
 
 @triton.jit
 def _numbers(
-    words,
+    codes,
     scales,
     zeros,
     one,
     OUTS: tl.constexpr,
     INS: tl.constexpr,
     CODE: tl.constexpr,
-    PER_WORD: tl.constexpr,
+    HELD: tl.constexpr,
     COLUMNS: tl.constexpr,
     EXPONENTS: tl.constexpr,
     ZEROS: tl.constexpr,
+    TURNED: tl.constexpr,
 ):
-    """Make a tile of numbers, ``[OUTS, INS]`` float32, of its words and its groups' scales.
+    """Make a tile of numbers, ``[OUTS, INS]`` float32, of its codes, which are bytes or words of
+    eight, and its groups' scales.
 
-    Their columns are in the order of :func:`_in_order`.
+    If TURNED, columns of words are in the order of :func:`_turned`.
     """
-    bits = tl.join(
-        tl.join(_bits(words, one, 0, CODE), _bits(words, one, 1, CODE)),
-        tl.join(_bits(words, one, 2, CODE), _bits(words, one, 3, CODE)),
-    )
-    if PER_WORD == 8:
-        others = tl.join(
-            tl.join(_bits(words, one, 4, CODE), _bits(words, one, 5, CODE)),
-            tl.join(_bits(words, one, 6, CODE), _bits(words, one, 7, CODE)),
-        )
-        bits = tl.reshape(tl.join(bits, others), [OUTS, INS // 32, 4, 2, 2, 2])
-        bits = tl.permute(bits, [0, 1, 5, 4, 2, 3])
+    if HELD == 1:
+        bits = _bits(codes.to(tl.int32), one, 0, CODE)
     else:
-        bits = tl.permute(tl.reshape(bits, [OUTS, INS // 16, 4, 2, 2]), [0, 1, 4, 2, 3])
+        lower = tl.join(
+            tl.join(_bits(codes, one, 0, CODE), _bits(codes, one, 1, CODE)),
+            tl.join(_bits(codes, one, 2, CODE), _bits(codes, one, 3, CODE)),
+        )
+        upper = tl.join(
+            tl.join(_bits(codes, one, 4, CODE), _bits(codes, one, 5, CODE)),
+            tl.join(_bits(codes, one, 6, CODE), _bits(codes, one, 7, CODE)),
+        )
+        bits = tl.reshape(tl.join(lower, upper), [OUTS, INS // 32, 4, 2, 2, 2])
+        bits = tl.permute(bits, [0, 1, 5, 4, 2, 3] if TURNED else [0, 1, 2, 5, 4, 3])
     made = bits.to(tl.float32, bitcast=True)
     if EXPONENTS and CODE == "e2m1":
         step = (scales.to(tl.int32) + 126 << 23).to(tl.float32, bitcast=True)
@@ -155,14 +181,14 @@ def _numbers(
         made *= 2.0**112
     least = step
     if CODE != "e2m1" and CODE != "float8_e4m3" and CODE != "float8_e5m2":
-        WHOLE: tl.constexpr = 16 if PER_WORD == 8 else 256
+        WHOLE: tl.constexpr = 16 if HELD == 8 else 256
         if ZEROS:
             zero = zeros.to(tl.float32)
         else:
             zero = 8.0 if CODE == "offset4" else 128.0 if CODE == "int8" else 0.0
         least = (zero + WHOLE) * step
         step *= WHOLE
-    if COLUMNS == 16 and PER_WORD == 8:  # both groups of 32 columns lie among each other
+    if TURNED and COLUMNS == 16:  # both groups of 32 columns lie among each other
         made = tl.reshape(made, [OUTS, INS // 32, 4, 2, 4])
         step = tl.reshape(step, [OUTS, INS // 32, 1, 2, 1])
         least = tl.reshape(least, [OUTS, INS // 32, 1, 2, 1])
@@ -177,19 +203,15 @@ def _numbers(
 
 
 @triton.jit
-def _in_order(rows, ROWS: tl.constexpr, INS: tl.constexpr, PER_WORD: tl.constexpr):
-    """Put columns into the order in which a thread multiplies them: it then multiplies by all the
-    numbers of the words that it reads, instead of handing most of them to others.
+def _turned(rows, ROWS: tl.constexpr, INS: tl.constexpr):
+    """Put each 32 columns into the order in which threads multiply: a thread then multiplies by all
+    eight numbers of the words that it reads, instead of handing six of them to others.
 
-    A thread's part of a product of 16 columns are two neighbours, and two that are 8 columns on
-    (``mma.m16n8k16``); a word has four or eight neighbours.
+    Its part of a product of 16 columns are two neighbours, and two that are 8 columns on
+    (``mma.m16n8k16``).
     """
-    if PER_WORD == 8:
-        rows = tl.reshape(rows, [ROWS, INS // 32, 4, 2, 2, 2])
-        rows = tl.permute(rows, [0, 1, 3, 4, 2, 5])
-    else:
-        rows = tl.permute(tl.reshape(rows, [ROWS, INS // 16, 4, 2, 2]), [0, 1, 3, 2, 4])
-    return tl.reshape(rows, [ROWS, INS])
+    apart = tl.reshape(rows, [ROWS, INS // 32, 4, 2, 2, 2])
+    return tl.reshape(tl.permute(apart, [0, 1, 3, 4, 2, 5]), [ROWS, INS])
 
 
 @triton.jit
@@ -222,10 +244,11 @@ def _packed_product(
     WHOLE: tl.constexpr,
     SPLIT: tl.constexpr,
     CODE: tl.constexpr,
-    PER_WORD: tl.constexpr,
+    HELD: tl.constexpr,
     COLUMNS: tl.constexpr,
     EXPONENTS: tl.constexpr,
     ZEROS: tl.constexpr,
+    TURNED: tl.constexpr,
     FACTORS: tl.constexpr,
     SPREAD: tl.constexpr,
     BIASED: tl.constexpr,
@@ -254,12 +277,12 @@ def _packed_product(
             start = tl.program_id(2) * per_split
             stop = tl.minimum(start + per_split, ins)
         at = tl.arange(0, INS)
-        word = tl.arange(0, INS // PER_WORD)
+        word = tl.arange(0, INS // HELD)
         from_rows = rows + source[:, None].to(tl.int64) * ins + start + at[None, :]
         matrix_row = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
         kept = matrix_row < outs
-        nth = (expert * outs + matrix_row).to(tl.int64) * (ins // PER_WORD)
-        from_codes = codes + nth[:, None] + start // PER_WORD + word[None, :]
+        nth = (expert * outs + matrix_row).to(tl.int64) * (ins // HELD)
+        from_codes = codes + nth[:, None] + start // HELD + word[None, :]
         scale_row = expert.to(tl.int64) * grid_rows if EXPERTS else 0
         scale_row = (scale_row + matrix_row // shared_rows) * grid_columns
         groups = tl.arange(0, INS // COLUMNS)
@@ -286,16 +309,17 @@ def _packed_product(
             else:
                 left = stop - done
                 some = tl.load(from_rows, mask=live[:, None] & (at < left)[None, :], other=0.0)
-                held = (word * PER_WORD < left)[None, :] & kept[:, None]
+                held = (word * HELD < left)[None, :] & kept[:, None]
                 read = tl.load(from_codes, mask=held, other=0)
             matrix = _numbers(
-                read, step, zero, one, OUTS, INS, CODE, PER_WORD, COLUMNS, EXPONENTS, ZEROS
+                read, step, zero, one, OUTS, INS, CODE, HELD, COLUMNS, EXPONENTS, ZEROS, TURNED
             )
             matrix = matrix.to(some.dtype)
-            some = _in_order(some, ROWS, INS, PER_WORD)
+            if TURNED:
+                some = _turned(some, ROWS, INS)
             total = tl.dot(matrix, tl.trans(some), total, input_precision="ieee")
             from_rows += INS
-            from_codes += INS // PER_WORD
+            from_codes += INS // HELD
             step, zero = next_step, next_zero
         made = tl.trans(total)
         column = expert.to(tl.int64) * outs + matrix_row if EXPERTS else matrix_row
@@ -345,19 +369,19 @@ def _dequantise(
     OUTS: tl.constexpr,
     INS: tl.constexpr,
     CODE: tl.constexpr,
-    PER_WORD: tl.constexpr,
+    HELD: tl.constexpr,
     COLUMNS: tl.constexpr,
     EXPONENTS: tl.constexpr,
     ZEROS: tl.constexpr,
     FACTORS: tl.constexpr,
 ):
-    """Write the numbers of a tile, its columns in the order of :func:`_in_order`."""
+    """Write the numbers of a tile."""
     row = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
     kept = (row < outs)[:, None]
     done = tl.program_id(1) * INS
-    word = done // PER_WORD + tl.arange(0, INS // PER_WORD)
-    nth = row[:, None].to(tl.int64) * (ins // PER_WORD) + word[None, :]
-    read = tl.load(codes + nth, mask=kept & (word * PER_WORD < ins)[None, :], other=0)
+    word = done // HELD + tl.arange(0, INS // HELD)
+    nth = row[:, None].to(tl.int64) * (ins // HELD) + word[None, :]
+    read = tl.load(codes + nth, mask=kept & (word * HELD < ins)[None, :], other=0)
     group = done // shared_columns + tl.arange(0, INS // COLUMNS)
     from_grid = (row // shared_rows)[:, None] * grid_columns + group[None, :]
     inside = kept & (group < grid_columns)[None, :]
@@ -365,17 +389,17 @@ def _dequantise(
     zero = step
     if ZEROS:
         zero = tl.load(zeros + from_grid, mask=inside, other=0)
-    made = _numbers(read, step, zero, one, OUTS, INS, CODE, PER_WORD, COLUMNS, EXPONENTS, ZEROS)
+    made = _numbers(read, step, zero, one, OUTS, INS, CODE, HELD, COLUMNS, EXPONENTS, ZEROS, False)
     if FACTORS:
         made *= tl.load(factors + row, mask=row < outs, other=0.0).to(tl.float32)[:, None]
-    at = done + tl.ravel(_in_order(tl.arange(0, INS)[None, :], 1, INS, PER_WORD))
+    at = done + tl.arange(0, INS)
     target = out + row[:, None].to(tl.int64) * ins + at[None, :]
     tl.store(target, made.to(out.dtype.element_ty), mask=kept & (at < ins)[None, :])
 
 
 def dequantised(packing: Packing, parts: Parts, dtype: torch.dtype) -> Tensor:
-    """The numbers of a packed matrix, ``[outs, ins]``, that :func:`takes` accepts, with its columns
-    in their order as stored."""
+    """The numbers of a packed matrix, ``[outs, ins]``, that :func:`takes` accepts, its columns in
+    the order that they are stored in."""
     outs, ins = packing.shape(parts)
     out = torch.empty(outs, ins, dtype=dtype, device=parts["codes"].device)
     given, named = _operands(packing, parts, WRITTEN)
@@ -402,8 +426,9 @@ def _operands(
     scales = parts["scales"].contiguous()
     ins = packing.shape(parts)[-1]
     one_group = packing.columns >= tiles.ins or packing.columns >= ins
+    codes = parts["codes"].contiguous()
     tensors = (
-        parts["codes"].contiguous().view(torch.int32),
+        codes.view(torch.int32 if packing.bits == 4 else torch.uint8),
         scales,
         parts["zeros"].contiguous() if "zeros" in parts else scales,
         parts["factors"].contiguous() if "factors" in parts else scales,
@@ -412,12 +437,27 @@ def _operands(
         "OUTS": tiles.outs,
         "INS": tiles.ins,
         "CODE": packing.code,
-        "PER_WORD": WORD_BITS // packing.bits,
+        "HELD": 8 if packing.bits == 4 else 1,
         "COLUMNS": tiles.ins if one_group else packing.columns,
         "EXPONENTS": scales.dtype is torch.uint8,
         "ZEROS": "zeros" in parts,
         "FACTORS": "factors" in parts,
     }
+
+
+def _product_of_numbers(
+    rows: Tensor, packing: Packing, parts: Parts, bias: Tensor | None
+) -> Tensor:
+    """The product by a matrix's numbers, of which a part is written at a time."""
+    outs, ins = packing.shape(parts)
+    out = rows.new_empty(rows.shape[0], outs)
+    stored = {name: part for name, part in parts.items() if name != "order"}
+    each = max(1, DEQUANTISED_NUMBERS // (ins * packing.rows)) * packing.rows
+    for start in range(0, outs, each):
+        end = min(start + each, outs)
+        numbers = dequantised(packing, packing.some_rows(stored, start, end), rows.dtype)
+        torch.mm(rows, numbers.t(), out=out[:, start:end])
+    return out if bias is None else out.add_(bias)
 
 
 def _one(packing: Packing) -> int:
@@ -452,7 +492,9 @@ def packed_product(
         rows = torch.empty_like(rows).index_copy_(1, place, rows)
     rows = rows.contiguous()
     pairs = rows.shape[0] if groups is None else groups.order.shape[0]
-    tiles = tiles or tiles_for(pairs, experts)
+    if groups is None and tiles is None and pairs > DEQUANTISED_ROWS:
+        return _product_of_numbers(rows, packing, parts, bias)
+    tiles = tiles or tiles_for(pairs, experts, packing, ins)
     blocks = triton.cdiv(pairs, tiles.rows)
     if groups is not None:
         blocks = pairs // tiles.rows + min(experts, pairs)  # at most
@@ -487,6 +529,7 @@ def packed_product(
             ROWS=tiles.rows,
             WHOLE=ins % tiles.ins == 0 and outs % tiles.outs == 0,
             SPLIT=splits > 1,
+            TURNED=packing.bits == 4,
             SPREAD=spread,
             BIASED=bias is not None and splits == 1,
             SHARED=shares is not None,

@@ -214,7 +214,7 @@ class ModelLayout:
         packed = self.names.packed(parameters, self.store.tensors)
         module = self.model.get_submodule(path)
         if quantize is not None:
-            for name, turned in packed_of(module, quantize, self.device).items():
+            for name, turned in packed_of(module, quantize, self.device, self.dtype).items():
                 weight = module.get_parameter(name)
                 rows = weight.transpose(1, 2) if turned else weight
                 packed.setdefault(f"{path}.{name}", quantised(rows, quantize, rows.device))
@@ -435,7 +435,7 @@ class LoadedRange:
         packed: dict[str, bool] = {}
         if layout.quantize is not None and part.layer is not None:
             module = layout.model.get_submodule(part.path)
-            found = packed_of(module, layout.quantize, self.device).items()
+            found = packed_of(module, layout.quantize, self.device, layout.dtype).items()
             packed = {f"{part.path}.{name}": turned for name, turned in found}
         sources = {
             source: names for c in waiting for source, names in layout.names.tensors(c).items()

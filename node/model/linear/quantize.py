@@ -4,10 +4,10 @@ int8: weights and each row of activations as 8-bit integers with one scale per r
 integers (Dettmers et al., LLM.int8(), NeurIPS'22, without its outlier decomposition, which would
 make a session's numbers depend on who shares the batch), by the kernels of ``bitsandbytes``.
 
-int4: on CPUs, steps of one size between the least and the largest of 64 weights, zero among them,
-as packed tensors (:mod:`node.packed`) that torch multiplies by; on GPUs, 4-bit NormalFloat in
-blocks of 64 (Dettmers et al., QLoRA, NeurIPS'23 §3) with the kernels of ``bitsandbytes``. Both take
-the same memory and err alike (``bench/quantization.py``).
+int4: steps of one size between the least and the largest of 64 weights, zero among them, as packed
+tensors (:mod:`node.packed`) that torch multiplies by on CPUs, and a kernel of ours on GPUs. On GPUs
+that cannot run it, 4-bit NormalFloat in blocks of 64 (Dettmers et al., QLoRA, NeurIPS'23 §3) with
+the kernels of ``bitsandbytes``. Both take the same memory and err alike (``bench/quantization.py``).
 
 Experts that a model's code keeps stacked are packed tensors in both, and on all devices; their
 activations stay in the dtype. Everything else stays as it is: norms, routers, and the embedding and
@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from dht.errors import UserError
+from node.kernels.choice import multiplies_packed
 from node.packed.packing import Packing
 from node.packed.tensor import PackedTensor
 
@@ -72,11 +73,14 @@ def held_bytes(
     return total
 
 
-def packed_of(module: nn.Module, kind: str, device: torch.device) -> dict[str, bool]:
+def packed_of(
+    module: nn.Module, kind: str, device: torch.device, dtype: torch.dtype
+) -> dict[str, bool]:
     """Names of the weights of ``module`` that are packed while they are read.
 
-    They are those of stacked experts, ``[experts, outs, ins]``, and on CPUs in 4 bits those of
-    linear layers. True for experts that a model's code keeps turned, ``[experts, ins, outs]``.
+    They are those of stacked experts, ``[experts, outs, ins]``, and in 4 bits those of linear
+    layers, where ``device`` multiplies rows in ``dtype`` by them. True for experts that a model's
+    code keeps turned, ``[experts, ins, outs]``.
     """
     found: dict[str, bool] = {}
     for path, inner in module.named_modules():
@@ -86,7 +90,7 @@ def packed_of(module: nn.Module, kind: str, device: torch.device) -> dict[str, b
                 continue
             if kind == "int8" or weight.shape[1 if turned else 2] % BLOCK == 0:
                 found[name] = turned
-    if kind == "int4" and device.type == "cpu":
+    if kind == "int4" and (device.type == "cpu" or multiplies_packed(device, dtype)):
         found |= {f"{name}.weight": False for name, _ in _named_linears(module, kind)}
     return found
 

@@ -27,7 +27,14 @@ from node.kernels.moe import OURS
 from node.kernels.packed import is_multiplied, multiply_packed
 from node.kernels.triton_gate import gate_rows
 from node.kernels.triton_groups import group
-from node.kernels.triton_packed import FEW, MANY, SOME, dequantised, packed_product, takes
+from node.kernels.triton_packed import (
+    BYTES,
+    DEQUANTISED_ROWS,
+    WORDS,
+    dequantised,
+    packed_product,
+    takes,
+)
 from node.kernels.triton_rms_norm import norm_rows
 from node.kernels.triton_rotary import rotate_heads
 from node.kernels.triton_router import choose_experts
@@ -38,10 +45,14 @@ KINDS: dict[str, tuple[dict[str, Any], tuple[int, int], frozenset[str]]] = {
     "offset4": ({"code": "offset4", "columns": 128}, (33, 256), frozenset()),
     "mxfp4": ({"code": "e2m1", "columns": 32}, (40, 96), frozenset({"exponents"})),
     "nvfp4": ({"code": "e2m1", "columns": 16}, (40, 96), frozenset({"factors"})),
-    "int8 by rows": ({"code": "int8", "columns": 300}, (40, 300), frozenset()),
+    "int8 by rows": ({"code": "int8", "columns": 304}, (40, 304), frozenset()),
     "uint8, zeros": ({"code": "uint8", "columns": 32}, (40, 320), frozenset({"zeros"})),
-    "fp8 by blocks": ({"code": "float8_e4m3", "rows": 128, "columns": 128}, (150, 272), frozenset()),
-    "e5m2 by blocks": ({"code": "float8_e5m2", "rows": 128, "columns": 128}, (150, 272), frozenset()),
+    "fp8 by blocks": (
+        {"code": "float8_e4m3", "rows": 128, "columns": 128}, (150, 272), frozenset(),
+    ),
+    "e5m2 by blocks": (
+        {"code": "float8_e5m2", "rows": 128, "columns": 128}, (150, 272), frozenset(),
+    ),
     "ordered": ({"code": "uint4", "columns": 32}, (24, 96), frozenset({"order", "zeros"})),
 }  # fmt: skip
 """Packing, shape, and what parts there are."""
@@ -84,15 +95,28 @@ def assert_alike(made: Tensor, wanted: Tensor) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", [1, 20, 70])
+@pytest.mark.parametrize("count", [1, 70, DEQUANTISED_ROWS + 1])
 def test_products_by_one_matrix(kind: str, count: int) -> None:
     weight = drawn(kind)
     rows = torch.randn(count, weight.shape[1], device=DEVICE)
     bias = torch.randn(weight.shape[0], device=DEVICE)
     assert takes(*plain(weight))
     wanted = rows @ weight.dequantised().t() + bias
-    for tiles in {1: (FEW,), 20: (SOME, FEW), 70: (MANY,)}[count]:
-        assert_alike(packed_product(rows, *plain(weight), bias=bias, tiles=tiles), wanted)
+    assert_alike(packed_product(rows, *plain(weight), bias=bias), wanted)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize(("kind", "known"), [("uint4, zeros", WORDS), ("uint8, zeros", BYTES)])
+def test_every_tile_of_a_sum_in_parts(
+    kind: str, known: tuple[tuple[triton_packed.Tiles, ...], ...], splits: int
+) -> None:
+    weight = drawn(kind)
+    rows = torch.randn(5, weight.shape[1], device=DEVICE)
+    bias = torch.randn(weight.shape[0], device=DEVICE)
+    wanted = rows @ weight.dequantised().t() + bias
+    for tiles in (each for size in known for each in size):
+        made = packed_product(rows, *plain(weight), bias=bias, tiles=tiles, splits=splits)
+        assert_alike(made, wanted)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "ordered"])
