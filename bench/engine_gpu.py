@@ -293,8 +293,10 @@ class Kernels:
 
 
 def kernels_of(run: Callable[[], object], layers: int) -> Kernels | None:
-    """All kernels that ``run`` launches, by layer; None without CUDA."""
+    """All kernels that ``run`` launches, by layer; None without CUDA, where it runs as often."""
     if torch.version.cuda is None:
+        for _ in range(1 + PROFILED):
+            run()
         return None
     from torch.profiler import ProfilerActivity, profile
 
@@ -746,7 +748,7 @@ def measure(
     at = torch.device(device)
     clean(device)  # the shape before
     bytes_per_s, flops_per_s = machine_rates(at, plan)
-    steps = plan.rounds + 2
+    steps = plan.rounds + 2 + 1 + PROFILED
     points = points or plan.points
     most = max(batch * (context + steps + 16) for batch, context in points) + max(plan.prefills)
     engine = EngineSide(directory, device, most, plan, kernels=kernels)

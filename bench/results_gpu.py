@@ -21,13 +21,9 @@ def gpu(result: dict[str, Any]) -> str:
     sessions = parts["sessions"]["found"]["own_pages"]
     drift = parts["drift"]["found"]["shapes"]["llama-3-8b"]
     failed = len(tests["failure"])
-    engines = {name: part for name, part in parts.items() if name.startswith("engine ")}
-    card = parts["environment"]["found"]
-    where = f"One {card['gpu']}: driver {card['driver']}, torch {result['torch']}, Triton"
-    note = f" {result['note']}" if "note" in result else ""
     told = [
         "## A GPU",
-        f"{where} {card['triton']} {made('gpu_check')}.{note}",
+        _where(result, "gpu_check"),
         "Layers of large models' shapes with random weights in bfloat16, or in the packed format"
         " that their name ends in. The floor is what must be read over the measured bandwidth, for"
         " prompts the multiplications over the measured rate of one large product; kernels' times"
@@ -39,7 +35,7 @@ def gpu(result: dict[str, Any]) -> str:
             " a layer in a step, µs: | transformers, µs: | its batching, µs: | beside layers, ms:",
             "{shape} | {step} | {floor} | {kernels} | {times} | {launches} | {layer} | {eager} |"
             " {batching} | {beside}",
-            [row for name, part in engines.items() for row in _rows(name, part)],
+            [row for name, part in parts.items() for row in _rows(name, part)],
         ),
         f"Tests marked `gpu`: {tests['tests'] - failed} of {tests['tests']} passed (every family's"
         f" ids in float32 among them); all {kernels['tests']} tests of the kernels did, on the"
@@ -66,7 +62,76 @@ def gpu(result: dict[str, Any]) -> str:
     return "\n\n".join(told)
 
 
+def gpu_h100(result: dict[str, Any]) -> str:
+    """Prompts, and tests, on another card."""
+    parts = result["parts"]
+    tests, kernels = parts["tests"]["found"], parts["kernels"]["found"]
+    failed = len(tests["failure"]) + len(tests["error"])
+    told = [
+        _where(result, "gpu_check_h100"),
+        "Prompts in the same terms; a decode as a peer with these layers would announce it, timed"
+        " by itself, behind waits for the device:",
+        table(
+            "shape | step | floor, µs: | kernels, µs: | times the floor: | launches: |"
+            " a layer in a step, µs: | transformers, µs:",
+            "{shape} | {step} | {floor} | {kernels} | {times} | {launches} | {layer} | {eager}",
+            [row for name, part in parts.items() for row in _rows(name, part)],
+        ),
+        table(
+            "shape | announced: 1 decode, µs: | 16: | 64: | 256: | a chunk of 512:",
+            "{shape} | {1/1:.0f} | {16/1:.0f} | {64/1:.0f} | {256/1:.0f} | {512/0:.0f}",
+            [
+                {
+                    "shape": shape,
+                    **found["announced"]["decode_us"],
+                    **found["announced"]["prompt_us"],
+                }
+                for part in parts.values()
+                for shape, found in part["found"].get("shapes", {}).items()
+                if "announced" in found
+            ],
+        ),
+        f"Tests marked `gpu`: {tests['tests'] - failed} of {tests['tests']} passed; all"
+        f" {kernels['tests']} tests of routers, gates and packed weights did.",
+    ]
+    return "\n\n".join(told)
+
+
+def gpu_packed(result: dict[str, Any]) -> str:
+    """Products by packed matrices beside those by numbers."""
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in result["rows"]:
+        each = rows.setdefault((row["product"], row["tokens"]), {"product": row["product"]})
+        each["rows"] = row["tokens"]
+        kind = row["variant"] if isinstance(row["variant"], str) else "packed"
+        if "microseconds" in row:
+            each[kind] = min(row["microseconds"], each.get(kind, row["microseconds"]))
+    told = [
+        f"Products by packed matrices, one {result['gpu']}"
+        f" {made('gpu_packed', 'gpu_kernels --packed')}. {result['note']} The quickest tile of"
+        " each; beside it one product of bfloat16 by cuBLAS:",
+        table(
+            "product | rows: | floor, µs: | packed, µs: | bfloat16, µs:",
+            "{product} | {rows} | {floor:.0f} | {packed:.0f} | {plain}",
+            [
+                {**each, "plain": f"{each['bfloat16']:.0f}" if "bfloat16" in each else "–"}
+                for each in rows.values()
+            ],
+        ),
+    ]
+    return "\n\n".join(told)
+
+
+def _where(result: dict[str, Any], name: str) -> str:
+    card = result["parts"]["environment"]["found"]
+    note = f" {result['note']}" if "note" in result else ""
+    where = f"One {card['gpu']}: driver {card['driver']}, torch {result['torch']}, Triton"
+    return f"{where} {card['triton']} {made(name, 'gpu_check')}.{note}"
+
+
 def _rows(name: str, part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if not name.startswith("engine "):
+        return
     for shape, found in part["found"].get("shapes", {}).items():
         of = name[name.find(shape) :] if shape in name else shape
         for point, step in POINTS.items():

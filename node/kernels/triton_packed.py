@@ -5,6 +5,7 @@ What codes stand for is made in registers, between reading and multiplying, so t
 in its own bits. Rows may belong to experts, as in :mod:`.triton_grouped_gemm`. Imports ``triton``.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,8 +64,10 @@ BYTES = (
 DEQUANTISED_ROWS = 128
 """Maximum rows for which one matrix is multiplied by its bits; with more it takes less to write its
 numbers first."""
-DEQUANTISED_NUMBERS = 1 << 24
+DEQUANTISED_NUMBERS = 1 << 25
 """Numbers that are written at a time."""
+ALIGNED = 128
+"""Rows of which those are a multiple: cuBLAS has slower kernels for outputs that begin anywhere."""
 PROGRAMS = 4
 """Programs that a processor is given at least, if sums are long enough to be split."""
 SPLIT_TILES = 4
@@ -452,7 +455,8 @@ def _product_of_numbers(
     outs, ins = packing.shape(parts)
     out = rows.new_empty(rows.shape[0], outs)
     stored = {name: part for name, part in parts.items() if name != "order"}
-    each = max(1, DEQUANTISED_NUMBERS // (ins * packing.rows)) * packing.rows
+    together = math.lcm(packing.rows, ALIGNED)
+    each = max(1, DEQUANTISED_NUMBERS // (ins * together)) * together
     for start in range(0, outs, each):
         end = min(start + each, outs)
         numbers = dequantised(packing, packing.some_rows(stored, start, end), rows.dtype)
