@@ -21,7 +21,7 @@ from node.kernels.triton_groups import LANES_LEAST, Groups, group, own_block
 from node.kernels.triton_packed import packed_product
 from node.packed.tensor import PackedTensor
 
-__all__ = ["group", "grouped_product"]
+__all__ = ["SOME_ROWS", "group", "grouped_product"]
 
 FEW_ROWS = 16
 """Maximum mean number of rows per expert for which a block is as small as tensor cores allow."""
