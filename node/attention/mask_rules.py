@@ -34,6 +34,22 @@ class MaskRule:
         seen = key <= query
         return seen & (key > query - window) if window else seen
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether a row may see keys behind its own. Raises what the predicate raises."""
+        if self.predicate is None:
+            return False
+        rows, keys = self._tried()
+        return bool((self._judge(rows, keys) & (keys > rows)).any())
+
+    def _tried(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Query positions ``[rows, 1]`` and key positions ``[1, keys]`` that show what kind of rule
+        it is: the first, those where a window ends, and the last."""
+        span = 2 * self.window + 3
+        wanted = {0, 1, 2, span - 1, *(self.window + n for n in (-2, -1, 0, 1))}
+        rows = sorted(q for q in wanted if 0 <= q < span)
+        return torch.tensor(rows)[:, None], torch.arange(span)[None, :]
+
     def _judge(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         assert self.predicate is not None  # noqa: S101 - for the type checker
         answer = self.predicate(0, 0, query, key)
@@ -54,10 +70,7 @@ def windowed(rule: MaskRule) -> MaskRule:
     if rule.predicate is None:
         return plain
     judged = MaskRule(predicate=rule.predicate)
-    span = 2 * plain.window + 3
-    keys = torch.arange(span)[None, :]
-    wanted = {0, 1, 2, span - 1, *(plain.window + n for n in (-2, -1, 0, 1))}
-    rows = torch.tensor(sorted(q for q in wanted if 0 <= q < span))[:, None]
+    rows, keys = rule._tried()
     expected = keys <= rows
     if plain.window:
         expected &= keys > rows - plain.window

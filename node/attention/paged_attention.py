@@ -98,6 +98,10 @@ class Step:
     """Number of attention calls."""
 
 
+class LooksAhead(NotImplementedError):
+    """Attention goes to later tokens: no cache can serve it, ours or another."""
+
+
 class KvShapeFound(Exception):
     """Ends a trial run of a layer as soon as its attention is reached, with the KV shape found."""
 
@@ -270,8 +274,8 @@ def _refuse_unknown(module: Any, rule: Any, is_causal: bool | None, others: dict
     if not isinstance(rule, MaskRule):
         raise NotImplementedError("attention with a bias of its own")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if rule is CAUSAL and not causal:
-        raise NotImplementedError("attention to later tokens")
+    if (rule is CAUSAL and not causal) or rule.looks_ahead:
+        raise LooksAhead("attention to later tokens")
     for name, given in others.items():
         if isinstance(given, torch.Tensor) and name not in WITHOUT_EFFECT:
             raise NotImplementedError(f"attention with {name}")

@@ -37,7 +37,7 @@ AHEAD_LEAST = 0.03
 """Minimum difference that counts, relative to the norm of a layer's output: more
 than rounding to bfloat16 causes."""
 EXACT_LEAST = 1e-4
-"""Likewise in float32, where chunks are compared with the rows at once."""
+"""Likewise in float32."""
 ELSEWHERE = slice(0, 0)
 """Placeholder for a context's pool rows when a kernel finds them by page."""
 
@@ -162,8 +162,12 @@ class ModelRunner:
             except FAILURES as error:
                 logger.info("rows of several sessions run one by one: %s", str(error)[:200])
                 return False
-        least = EXACT_LEAST if dtype is torch.float32 else AHEAD_LEAST
-        return bool(apart <= least * torch.linalg.vector_norm(alone))
+        return bool(apart <= self._least * torch.linalg.vector_norm(alone))
+
+    @property
+    def _least(self) -> float:
+        """Minimum difference that counts in the dtype of the layers."""
+        return EXACT_LEAST if self._layout.dtype is torch.float32 else AHEAD_LEAST
 
     def _trial(self, first: int, last: int, state: SessionState | None = None) -> Segment:
         """Rows ``[first, last)`` of a session that has the first pool rows."""
@@ -200,18 +204,17 @@ class ModelRunner:
         with torch.inference_mode():
             whole = made(0, ROWS_TRIED, new_state())
 
-            def is_same(parts: list[torch.Tensor], least: float) -> bool:
+            def is_same(parts: list[torch.Tensor]) -> bool:
                 difference = torch.linalg.vector_norm(whole - torch.cat(parts))
-                return bool(difference <= least * torch.linalg.vector_norm(whole))
+                return bool(difference <= self._least * torch.linalg.vector_norm(whole))
 
             if (state := new_state()) is not None:
                 half = ROWS_TRIED // 2
                 parts = [made(0, half, state), made(half, ROWS_TRIED, state)]
-                exact = self._layout.dtype is torch.float32
-                if not is_same(parts, EXACT_LEAST if exact else AHEAD_LEAST):
+                if not is_same(parts):
                     self._loaded.flow.row_by_row = True
             state = new_state()
-            return is_same([one(at, state) for at in range(ROWS_TRIED)], AHEAD_LEAST)
+            return is_same([one(at, state) for at in range(ROWS_TRIED)])
 
     def use_experts(self, kernel: GroupedKernel) -> None:
         """Let ``kernel`` run mixtures of experts if its results are right on this device.

@@ -16,7 +16,7 @@ from torch import nn
 from dht.errors import UserError
 from dht.messages.types import ModelSpec, with_layer_bytes
 from dht.model_files import sizes_of
-from node.attention.paged_attention import ATTENTION_NAME, register_attention
+from node.attention.paged_attention import ATTENTION_NAME, LooksAhead, register_attention
 from node.device.heap import give_back
 from node.device.tensors import DTYPES, is_finite
 from node.kernels.choice import RowsKernels
@@ -84,6 +84,9 @@ class ModelLayout:
                 studied = cls.studied(store, config, model, stored, DTYPES[dtype], packed=packed)
                 return replace(studied, quantize=quantize, device=torch.device(device))
             except (Unservable, *FAILURES, OSError) as error:
+            except LooksAhead:
+                reason = "its layers attend to later tokens"
+                break
                 lines = str(error).strip().splitlines()
                 first_line = lines[0] if lines else repr(error)
                 if ATTENTION_NAME not in first_line:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from node.attention.cache_view import LookingCache
-from node.attention.paged_attention import KvShapeFound, set_looking
+from node.attention.paged_attention import KvShapeFound, LooksAhead, set_looking
 from node.kv.layer_pool import KvShape
 from node.kv.session_state import SessionState
 from node.model.carried import Carried, TokenForm
@@ -127,7 +127,7 @@ def inspect_model(
 ) -> ModelStructure:
     """The structure of ``model``, which is on the meta device.
 
-    ``packed``: whether its attention was replaced by ours. Raises Unservable.
+    ``packed``: whether its attention was replaced by ours. Raises Unservable, and LooksAhead.
     """
 
     def studied() -> ModelStructure:
@@ -142,6 +142,8 @@ def inspect_model(
         raise Unservable(str(reason)) from reason
     except FAILURES as error:
         what = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    except LooksAhead:
+        raise
         raise Unservable(f"its layers cannot be run one by one ({what})") from error
 
 
