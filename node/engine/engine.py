@@ -234,7 +234,7 @@ class Engine:
             page_tokens=self.config.page_tokens,
             width=self._width,
             vocab=self.spec.vocab,
-            context_tokens=self.spec.context_tokens,
+            context_tokens=self.spec.context_tokens - self.layout.anatomy.first_position,
             carried=self.layout.anatomy.carried,
             unsound=unsound_of(items),
         )

@@ -150,7 +150,12 @@ class ModelLayout:
 
     def skeleton(self) -> Skeleton:
         """The model's own forward without weights, on the CPU."""
-        return Skeleton(self.model, self.layers_name, tuples=self.anatomy.tuples)
+        return Skeleton(
+            self.model,
+            self.layers_name,
+            tuples=self.anatomy.tuples,
+            first_position=self.anatomy.first_position,
+        )
 
     def spec(self, name: str) -> ModelSpec:
         """The model as planners need it; sizes are in the dtype that peers compute in."""

@@ -144,14 +144,23 @@ def _shadow(value: Any) -> Any:
 class Skeleton:
     """A model's forward around slots. Parts with weights are stand-ins until :meth:`put`."""
 
-    def __init__(self, model: nn.Module, layers_name: str, *, tuples: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        layers_name: str,
+        *,
+        tuples: bool = False,
+        first_position: int = 0,
+    ) -> None:
         """``model`` is on the meta device; it is copied, its layers are not.
 
         ``tuples``: whether a layer returns a tuple whose first part is its output.
         """
         self.tuples = tuples
+        ``first_position``: the number that the model gives the first token's position.
         self.layers_name = layers_name
         self._device = torch.device("cpu")
+        self.first_position = first_position
         layers: Any = model.get_submodule(layers_name)
         empty = nn.ModuleList()
         model.set_submodule(layers_name, empty)
@@ -193,6 +202,12 @@ class Skeleton:
 
     def modules(self) -> Iterator[nn.Module]:
         """All modules but the layers."""
+    @property
+    def padding_id(self) -> int | None:
+        """The token id that stands for padding, if there is one."""
+        structure: Any = self._model
+        return getattr(structure.config.get_text_config(), "pad_token_id", None)
+
         return self._model.modules()
 
     def module(self, name: str) -> nn.Module:
@@ -233,7 +248,7 @@ class Skeleton:
         *,
         token_ids: torch.Tensor | None = None,
         embedded: torch.Tensor | None = None,
-        positions: torch.Tensor,
+        positions: torch.Tensor | None,
         cache: Any = None,
         mask: torch.Tensor | None = None,
         answer: LayerFunction | None = None,
@@ -245,15 +260,16 @@ class Skeleton:
 
         ``answer`` computes the layers' outputs (None: their inputs), and ``beside`` has what each
         returns behind them, if layers return tuples; or ``perform`` runs them, and may end the pass
-        with EnoughHeard. ``mask``, ``[sessions, tokens]``, is 0 for padding before contexts.
-        ``listen`` also records the calls of all other modules.
+        with EnoughHeard. Positions begin with 0; None leaves them to the model. ``mask``,
+        ``[sessions, tokens]``, is 0 for padding before contexts. ``listen`` also records the calls
+        of all other modules.
         """
         self._heard = heard = Heard()
         self._perform = perform or self._answering(answer, beside)
         called = "cache_params" if "cache_params" in self._takes else "past_key_values"
         given: dict[str, Any] = {"use_cache": cache is not None, called: cache}
-        if "position_ids" in self._takes or "kwargs" in self._takes:
-            given["position_ids"] = positions
+        if positions is not None and ("position_ids" in self._takes or "kwargs" in self._takes):
+            given["position_ids"] = positions + self.first_position
         if mask is not None:
             given["attention_mask"] = mask
         if token_ids is not None:

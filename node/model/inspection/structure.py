@@ -83,6 +83,8 @@ class ModelStructure:
     """Whether rotary frequencies depend on the length of the context."""
     by_ids: bool = False
     """Whether its forward runs for token ids alone, not for embeddings."""
+    first_position: int = 0
+    """The number that its own forward gives the first token's position."""
     state_bytes: tuple[int, ...] = ()
     """Bytes of the states beside keys and values that each layer keeps for a session."""
     states_per_layer: int = 1
@@ -206,6 +208,7 @@ class _Inspection:
         for tuples in (False, True):
             skeleton = Skeleton(model, layers_name, tuples=tuples)
             try:
+                skeleton.first_position = self._first_position(skeleton)
                 heard = self._heard(skeleton)
                 self._check_order(heard)
             except (*FAILURES, Unservable) as error:
@@ -214,6 +217,35 @@ class _Inspection:
             return skeleton, heard
         assert failure is not None  # noqa: S101 - for the type checker
         raise failure
+
+    def _first_position(self, skeleton: Skeleton) -> int:
+        """The number that the model's own forward gives the first token's position where nobody
+        says so: beyond padding's, in RoBERTa and what comes of it."""
+        padding = skeleton.padding_id
+        ids = torch.tensor([[at for at in range(TOKENS + 1) if at != padding][:TOKENS]])
+
+        def heard(first: int | None) -> Heard:
+            positions = None if first is None else _positions(first, TOKENS)
+            with torch.inference_mode():
+                return skeleton.run(
+                    token_ids=ids,
+                    positions=positions,
+                    cache=self._cache(TOKENS),
+                    answer=_noisy(0),
+                    listen=True,
+                )
+
+        try:
+            own = heard(None)
+        except FAILURES:
+            return 0  # it has to be told
+        told = heard(0)
+        if _same_layers(own, told):
+            return 0
+        for first in _shifts(own, told):
+            if _same_layers(own, heard(first)):
+                return first
+        raise Unservable("it numbers positions in a way of its own")
 
     def _cache(self, tokens: int) -> Any:
         return None if self._packed else LookingCache(tokens, self._states_per_layer)
@@ -263,6 +295,7 @@ class _Inspection:
             kv_shapes=flow.kv_shapes if flow else tuple(self._kept(index) for index in layers),
             state_bytes=flow.state_bytes if flow else (0,) * len(layers),
             carried=flow.carried if flow else None,
+            first_position=self._skeleton.first_position,
             by_ids=flow is not None and flow.by_ids,
             rotates_by_length=_rotates_by_length(self._skeleton),
             states_per_layer=self._states_per_layer,
@@ -472,6 +505,37 @@ class _Inspection:
 def _may_keep_state(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
     convolves = any(isinstance(module, nn.Conv1d) for each in layers for module in each.modules())
     return convolves or bool(getattr(model, "_is_stateful", False))
+def _same_layers(own: Heard, told: Heard) -> bool:
+    """Whether layers get the same hidden states and arguments in two passes; what they get in the
+    second alone is what only its caller said."""
+
+    def is_same(a: Any, b: Any) -> bool:
+        return a is None or same(a, b) or (isinstance(a, LookingCache) and type(a) is type(b))
+
+    return len(own.layers) == len(told.layers) and all(
+        torch.equal(a.hidden, b.hidden)
+        and len(a.positional) == len(b.positional)
+        and all(map(is_same, a.positional, b.positional))
+        and all(name in b.named and is_same(a.named[name], b.named[name]) for name in a.named)
+        for a, b in zip(own.layers, told.layers, strict=True)
+    )
+
+
+def _shifts(own: Heard, told: Heard) -> list[int]:
+    """By how much integers that parts are given differ in two passes, if all by the same."""
+    found: dict[int, None] = {}
+    for a, b in zip(own.parts, told.parts, strict=False):
+        for p, q in zip(a.positional, b.positional, strict=False):
+            if not isinstance(p, torch.Tensor) or not isinstance(q, torch.Tensor):
+                continue
+            if p.is_floating_point() or p.shape != q.shape or not p.numel():
+                continue
+            apart = p.long() - q.long()
+            if int(apart.min()) == int(apart.max()) > 0:
+                found[int(apart.max())] = None
+    return list(found)
+
+
 
 
 def _states_per_layer(model: Any) -> int:
