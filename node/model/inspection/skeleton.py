@@ -119,10 +119,11 @@ class StandIn(nn.Module):
         for place, value in enumerate(values):  # separate weights: no two inputs may cancel out
             weight = 0.7 + 0.31 * place
             if isinstance(value, torch.Tensor):
-                for numbers in (value, value.float().mean(-1) if value.dim() else value):
-                    if _spreads(numbers.shape, rows):
-                        seed = seed + weight * numbers
-                        break
+                numbers = value
+                while numbers.dim() and not _spreads(numbers.shape, rows):
+                    numbers = numbers.float().mean(-1)  # channels, and perhaps streams
+                if _spreads(numbers.shape, rows):
+                    seed = seed + weight * numbers
             elif isinstance(value, int | float):
                 seed = seed + weight * value
         return torch.sin(seed[..., None] + channel).to(dtype)
@@ -171,7 +172,7 @@ class Skeleton:
         self._model.set_submodule(
             layers_name, nn.ModuleList(Slot(layer, i, self) for i, layer in enumerate(layers))
         )
-        self.parts = dict(_leaves_with_weights(self._model))
+        self.parts = dict(_parts_with_weights(self._model))
         for name, part in self.parts.items():
             self._model.set_submodule(name, StandIn(part, self._device))
         self._takes = inspect.signature(model.forward).parameters
@@ -200,8 +201,6 @@ class Skeleton:
                     module._buffers[name] = buffer.to(device)
         return self
 
-    def modules(self) -> Iterator[nn.Module]:
-        """All modules but the layers."""
     @property
     def padding_id(self) -> int | None:
         """The token id that stands for padding, if there is one."""
@@ -209,6 +208,8 @@ class Skeleton:
         return getattr(structure.config.get_text_config(), "pad_token_id", None)
 
         return self._model.modules()
+    def modules(self) -> Iterator[nn.Module]:
+        """All modules but the layers."""
 
     def module(self, name: str) -> nn.Module:
         """A module beside the layers."""
@@ -320,7 +321,15 @@ def _parents(name: str) -> list[str]:
     return [".".join(parts[:end]) for end in range(len(parts))]
 
 
-def _leaves_with_weights(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _parts_with_weights(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that have weights of their own, and around none that has others; and the input
+    embedding, whatever is in it."""
+    structure: Any = model
+    embedding = structure.get_input_embeddings()
+    within = {id(module) for module in embedding.modules()} if embedding is not None else set()
     for name, module in model.named_modules():
-        if not list(module.children()) and list(module.parameters(recurse=False)):
+        if id(module) in within and module is not embedding:
+            continue
+        inside = any(list(child.parameters()) for child in module.children())
+        if (module is embedding or not inside) and list(module.parameters(recurse=False)):
             yield name, module

@@ -289,7 +289,7 @@ class _Inspection:
             before=before,
             behind=behind,
             plain_entry=self._plain_entry(before),
-            plain_tail=self._plain_tail(behind),
+            plain_tail=self._form.shape == (1, self._width) and self._plain_tail(behind),
             sources=sources,
             calls=calls,
             kv_shapes=flow.kv_shapes if flow else tuple(self._kept(index) for index in layers),
