@@ -115,6 +115,7 @@ class _Running(threading.local):
     step: Step | None = None
     looking: bool = False
     passing: bool = False
+    passed: int = 0
 
 
 _running = _Running()
@@ -131,8 +132,16 @@ def set_looking(looking: bool) -> None:
 
 
 def set_passing(passing: bool) -> None:
-    """While set, attention returns a tensor of the right shape and computes nothing."""
+    """While set, attention returns a tensor of the right shape and computes nothing; its calls
+    are counted anew."""
     _running.passing = passing
+    if passing:
+        _running.passed = 0
+
+
+def passed() -> int:
+    """How often attention was called since :func:`set_passing` set it."""
+    return _running.passed
 
 
 def paged_attention(
@@ -162,6 +171,7 @@ def paged_attention(
         _refuse_unknown(module, rule, is_causal, others)
         raise KvShapeFound(module.layer_idx, key.shape[1], key.shape[-1], value.shape[-1])
     if _running.passing:
+        _running.passed += 1
         return query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1]), None
     step = _running.step
     if step is None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from node.attention.paged_attention import set_passing
+from node.attention.paged_attention import passed, set_passing
 
 FAILURES = (
     RuntimeError,
@@ -37,6 +37,8 @@ class LayerTraits:
     """Whether its operations do not depend on the values of its tensors."""
     siblings: tuple[tuple[str, ...], ...] = ()
     """Groups of names of its linear modules that receive the same input."""
+    attends: int = 0
+    """Number of its calls of attention."""
 
 
 def on_meta(value: Any) -> Any:
@@ -75,11 +77,12 @@ def traits_of(layer: nn.Module, *positional: Any, **named: Any) -> LayerTraits:
         with torch.inference_mode(), _passing(), changed:
             shadow(*on_meta(positional), **on_meta(named))
     except FAILURES:
-        return LayerTraits()
+        return LayerTraits(attends=passed())
     finally:
         for hook in hooks:
             hook.remove()
-    return LayerTraits(recordable=True, siblings=_siblings(shadow, given, changed.storages))
+    siblings = _siblings(shadow, given, changed.storages)
+    return LayerTraits(recordable=True, siblings=siblings, attends=passed())
 
 
 def _siblings(

@@ -142,10 +142,10 @@ def inspect_model(
         return studied()
     except Untraceable as reason:
         raise Unservable(str(reason)) from reason
-    except FAILURES as error:
-        what = f"{type(error).__name__}: {error}".strip().splitlines()[0]
     except LooksAhead:
         raise
+    except FAILURES as error:
+        what = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         raise Unservable(f"its layers cannot be run one by one ({what})") from error
 
 
@@ -476,10 +476,13 @@ class _Inspection:
         return self._first.logits is not None and torch.equal(self._first.logits, flowing)
 
     def _traits(self) -> tuple[LayerTraits, ...]:
-        return tuple(
+        found = tuple(
             traits_of(layer, call.hidden, *call.positional, **call.named)
             for layer, call in zip(self._layers, self._first.layers, strict=True)
         )
+        if any(traits.attends > 1 for traits in found):  # their pages would be written twice
+            raise Unservable("its layers attend more than once")
+        return found
 
     def _kept(self, index: int) -> KvShape:
         """What a layer keeps per token; found on the meta device, at no cost."""
@@ -502,9 +505,6 @@ class _Inspection:
         raise Unservable(f"layer {index} does not call attention")
 
 
-def _may_keep_state(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
-    convolves = any(isinstance(module, nn.Conv1d) for each in layers for module in each.modules())
-    return convolves or bool(getattr(model, "_is_stateful", False))
 def _same_layers(own: Heard, told: Heard) -> bool:
     """Whether layers get the same hidden states and arguments in two passes; what they get in the
     second alone is what only its caller said."""
@@ -536,6 +536,9 @@ def _shifts(own: Heard, told: Heard) -> list[int]:
     return list(found)
 
 
+def _may_keep_state(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
+    convolves = any(isinstance(module, nn.Conv1d) for each in layers for module in each.modules())
+    return convolves or bool(getattr(model, "_is_stateful", False))
 
 
 def _states_per_layer(model: Any) -> int:
