@@ -33,7 +33,7 @@ from node.packed.formats import stored_weights
 from node.packed.operand import operand_of
 from node.packed.stored import Stored
 from node.packed.tensor import PackedTensor
-from node.weights.checkpoint_names import CheckpointNames
+from node.weights.checkpoint_names import CheckpointNames, integers_of
 from node.weights.hashes import Progress
 from node.weights.store import WeightStore
 
@@ -242,7 +242,8 @@ class ModelLayout:
         return operand_of(weight.to(self.dtype_of(parameter)), self.device)  # type: ignore[arg-type]
 
     def dtype_of(self, parameter: str) -> torch.dtype:
-        """The dtype of a parameter; some must stay float32, whatever the rest uses."""
+        """The dtype of a parameter; some must stay float32, whatever the rest uses, and integers
+        what they are."""
         if parameter in self.kept_float32:
             return torch.float32
         return self.dtype
@@ -253,6 +254,8 @@ class _Part:
     """A module to fill: a layer, or one beside the layers."""
 
     path: str
+        if (kept := integers_of(self.model, parameter)) is not None:
+            return kept
     """Name of the module in the model."""
     parameters: list[str]
     """The module's parameters from the checkpoint, by the names of the model's code."""

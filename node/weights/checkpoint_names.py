@@ -22,7 +22,15 @@ from node.packed.tensor import PackedTensor
 from node.weights.gguf_names import FAILURES, gguf_sources, gguf_transforms
 
 CODE_DTYPES = frozenset({"I8", "U8", "I16", "I32", "I64"})
-"""Dtypes of packed codes: no model's code has a weight matrix of these."""
+"""Dtypes of packed codes, where the model's code has numbers in their place."""
+
+
+def integers_of(model: nn.Module, name: str) -> torch.dtype | None:
+    """The dtype of a parameter or buffer where the model's code has integers in it, such as a table
+    of experts by token; None for all others."""
+    path, _, leaf = name.rpartition(".")
+    tensor = getattr(model.get_submodule(path), leaf)
+    return None if tensor.is_floating_point() else tensor.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +128,9 @@ class CheckpointNames:
             if any(weight.make is not None for weight in stored.values()):
                 on_meta = {name: weight.on_meta(described) for name, weight in stored.items()}
                 made |= self.convert(conversion, on_meta)
-            for weight in stored.values():
-                self._refuse_codes(weight, described)
+            if integers_of(self._model, conversion.target) is None:
+                for weight in stored.values():
+                    self._refuse_codes(weight, described)
         found = {name: part for name, part in made.items() if isinstance(part, PackedTensor)}
         for name, part in found.items():
             if part.shape != (wanted := self._model.get_parameter(name).shape):
