@@ -32,11 +32,18 @@ def check_layers(store: WeightStore) -> None:
 
 def auto_class(config: Any) -> Any:
     """The Auto class of ``transformers`` that has a model with a language model's head for
-    ``config``: that for text or, for one that also sees or hears, that for several senses."""
+    ``config``: that for text or, for one that also sees or hears, that for several senses.
+
+    A class for text whose own configuration has no model is only a part of the other: no checkpoint
+    is of it alone, and none has its names.
+    """
     from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
-    causal = type(config) in AutoModelForCausalLM._model_mapping
-    return AutoModelForCausalLM if causal else AutoModelForMultimodalLM
+    causal, several = AutoModelForCausalLM._model_mapping, AutoModelForMultimodalLM._model_mapping
+    kind = type(config)
+    if kind in causal and (kind not in several or causal[kind].config_class in causal):
+        return AutoModelForCausalLM
+    return AutoModelForMultimodalLM
 
 
 def build_meta_model(
