@@ -23,10 +23,11 @@ from node.kernels.choice import RowsKernels
 from node.model.execution.cuda_graphs import CudaCapture
 from node.model.execution.forward import LayerForward
 from node.model.inspection.layer_traits import FAILURES
-from node.model.inspection.meta_model import build_meta_model, kept_float32, layers_name, ties
+from node.model.inspection.meta_model import build_meta_model, kept_float32, layers_name
 from node.model.inspection.session_inspection import Unservable
 from node.model.inspection.skeleton import Skeleton
 from node.model.inspection.structure import ModelStructure, inspect_model
+from node.model.inspection.tied import tied_to, ties
 from node.model.linear.packed_linear import favour_few_rows
 from node.model.linear.quantize import held_bytes, packed_of, quantised, quantize_linears
 from node.packed.formats import stored_weights
@@ -83,10 +84,10 @@ class ModelLayout:
                 config, model = build_meta_model(store, DTYPES[dtype], attention)
                 studied = cls.studied(store, config, model, stored, DTYPES[dtype], packed=packed)
                 return replace(studied, quantize=quantize, device=torch.device(device))
-            except (Unservable, *FAILURES, OSError) as error:
             except LooksAhead:
                 reason = "its layers attend to later tokens"
                 break
+            except (Unservable, *FAILURES, OSError) as error:
                 lines = str(error).strip().splitlines()
                 first_line = lines[0] if lines else repr(error)
                 if ATTENTION_NAME not in first_line:
@@ -213,7 +214,8 @@ class ModelLayout:
 
     def layer_kind(self, index: int) -> object:
         """The same for layers of equal tensors."""
-        names = self.names.sources(self.part_parameters(f"{self.layers_name}.{index}"))
+        parameters = self.part_parameters(f"{self.layers_name}.{index}")
+        names = self.names.sources(map(self.stored_as, parameters))
         entries = [self.store.tensors[name] for name in names]
         return tuple((entry.dtype, entry.shape) for entry in entries)
 
@@ -237,6 +239,12 @@ class ModelLayout:
         module = self.model.get_submodule(path)
         return [f"{path}.{name}" for name in module.state_dict()]
 
+    def stored_as(self, parameter: str) -> str:
+        """The parameter whose tensors fill ``parameter``: itself, or one that it is tied to where
+        the files hold that one alone."""
+        tied = () if parameter in self.names else tied_to(self.model, parameter)
+        return next((name for name in tied if name in self.names), parameter)
+
     def held(self, parameter: str, weight: PackedTensor) -> PackedTensor:
         """A packed weight, perhaps on the meta device, in the layout that it is kept in."""
         return operand_of(weight.to(self.dtype_of(parameter)), self.device)  # type: ignore[arg-type]
@@ -246,6 +254,8 @@ class ModelLayout:
         what they are."""
         if parameter in self.kept_float32:
             return torch.float32
+        if (kept := integers_of(self.model, parameter)) is not None:
+            return kept
         return self.dtype
 
 
@@ -254,13 +264,12 @@ class _Part:
     """A module to fill: a layer, or one beside the layers."""
 
     path: str
-        if (kept := integers_of(self.model, parameter)) is not None:
-            return kept
     """Name of the module in the model."""
-    parameters: list[str]
-    """The module's parameters from the checkpoint, by the names of the model's code."""
     names: list[str]
     """Checkpoint tensors from which the parameters are made."""
+    stored: dict[str, list[str]]
+    """The module's parameters, by the names of the model's code, under the one whose tensors fill
+    them: itself, or one that they are tied to."""
     layer: int | None = None
     shares: bool = False
     """Whether its weight is the tied matrix, which another part holds."""
@@ -422,13 +431,15 @@ class LoadedRange:
         layout = self._layout
         weight = f"{path}.weight"
         parameters = [n for n in layout.part_parameters(path) if not (shares and n == weight)]
-        stored = parameters
-        if layout.tied and path == layout.head_name and not shares:
-            stored = [f"{layout.embed_name}.weight" if n == weight else n for n in parameters]
+        lent = layout.tied and path == layout.head_name and not shares
+        stored: dict[str, list[str]] = {}
+        for name in parameters:
+            known = f"{layout.embed_name}.weight" if lent and name == weight else name
+            stored.setdefault(layout.stored_as(known), []).append(name)
         return _Part(
             path=path,
-            parameters=parameters,
             names=layout.names.sources(stored),
+            stored=stored,
             layer=layer,
             shares=shares,
         )
@@ -439,10 +450,7 @@ class LoadedRange:
         """The part's parameters by name, each made as soon as all its source tensors are read."""
         layout, weight = self._layout, f"{part.path}.weight"
         made = {weight: shared} if part.shares and shared is not None else {}
-        borrowed = f"{layout.embed_name}.weight"
-        own = [n for n in part.parameters if n in layout.names]
-        lent = [] if len(own) == len(part.parameters) else [borrowed]
-        waiting = layout.names.conversions([*own, *lent])
+        waiting = layout.names.conversions(part.stored)
         packed: dict[str, bool] = {}
         if layout.quantize is not None and part.layer is not None:
             module = layout.model.get_submodule(part.path)
@@ -466,8 +474,10 @@ class LoadedRange:
             for conversion in ready:
                 waiting.remove(conversion)
                 for target, parameter in layout.names.convert(conversion, weights).items():
-                    known = weight if lent and target == borrowed else target
-                    made[known] = self._moved(known, self._quantised(parameter, packed.get(known)))
+                    for filled in part.stored.get(target, ()):
+                        made[filled] = self._moved(
+                            filled, self._quantised(parameter, packed.get(filled))
+                        )
         return made
 
     def _quantised(self, weight: torch.Tensor, turned: bool | None) -> torch.Tensor:

@@ -94,11 +94,6 @@ def layers_name(model: nn.Module, config: Any) -> str:
     return stacks[0]
 
 
-def ties(model: nn.Module, name: str) -> bool:
-    """Whether the model's code fills the weight ``name`` from another weight."""
-    return name in (getattr(model, "all_tied_weights_keys", None) or {})
-
-
 def kept_float32(model: nn.Module, dtype: torch.dtype) -> frozenset[str]:
     """Parameters that ``transformers`` loads in float32: declared or built so."""
     structure: Any = model

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from node.model.inspection.tied import tied_to
 from node.model.lean_transformers import without_compiler
 
 LayerFunction = Callable[[int, torch.Tensor], torch.Tensor]
@@ -156,12 +157,12 @@ class Skeleton:
         """``model`` is on the meta device; it is copied, its layers are not.
 
         ``tuples``: whether a layer returns a tuple whose first part is its output.
+        ``first_position``: the number that the model gives the first token's position.
         """
         self.tuples = tuples
-        ``first_position``: the number that the model gives the first token's position.
+        self.first_position = first_position
         self.layers_name = layers_name
         self._device = torch.device("cpu")
-        self.first_position = first_position
         layers: Any = model.get_submodule(layers_name)
         empty = nn.ModuleList()
         model.set_submodule(layers_name, empty)
@@ -207,9 +208,9 @@ class Skeleton:
         structure: Any = self._model
         return getattr(structure.config.get_text_config(), "pad_token_id", None)
 
-        return self._model.modules()
     def modules(self) -> Iterator[nn.Module]:
         """All modules but the layers."""
+        return self._model.modules()
 
     def module(self, name: str) -> nn.Module:
         """A module beside the layers."""
@@ -218,7 +219,11 @@ class Skeleton:
 
     def loose(self, heard: Heard) -> list[str]:
         """Names of weights beside the layers that belong to no part, though the module that has
-        them ran; what sees or hears does not run for token ids."""
+        them ran; what sees or hears does not run for token ids.
+
+        A weight that is tied to one of a part is that part's: a head's bias, of which the module
+        around the head has the name, too.
+        """
         inside = tuple(f"{name}." for name in self.parts)
         ran = {parent for call in heard.parts for parent in _parents(call.name)}
         return [
@@ -227,6 +232,7 @@ class Skeleton:
             if parameter.device.type == "meta"
             and not name.startswith(inside)
             and name.rpartition(".")[0] in ran
+            and not any(tied.startswith(inside) for tied in tied_to(self._model, name))
         ]
 
     def hear(
