@@ -33,7 +33,7 @@ ITEMS_MAX = 1024
 STOP_TOKENS_MAX = 64
 BIASED_TOKENS_MAX = 1024
 GRAMMAR_BYTES_MAX = 64 << 10
-DRAFT_TOKENS_MAX = 15
+DRAFT_TOKENS_MAX = 31
 """Maximum drafted tokens of one chunk: a decode has one row more at most."""
 LOGPROBS_MAX = 20
 """Maximum alternatives per token that a client may ask for, as with OpenAI."""
