@@ -15,10 +15,12 @@ import argparse
 import gc
 import json
 import math
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -55,6 +57,8 @@ BATCHING_POINT_S = 5.0
 """Maximum seconds of one point of continuous batching; the step at work ends."""
 BATCHING_PAGE_TOKENS = 256
 """Tokens on a page of continuous batching, as it has it."""
+COMPILE_S = 100.0
+"""Maximum seconds for which a shape is run to compile its kernels."""
 REASON_CHARACTERS = 300
 """Characters kept of why a side did not run."""
 
@@ -102,6 +106,20 @@ class Plan:
     def drawn_on(self, device: str) -> str:
         """The device that draws weights: the one that is measured, where they are many."""
         return device if self.layers > 2 else "cpu"
+
+    def once(self) -> "Plan":
+        """Few steps of each kind, and nobody beside: what compiles all kernels."""
+        few = tuple(batch for batch in self.batches if batch in {1, 64}) or self.batches[:1]
+        return replace(
+            self,
+            batches=few,
+            contexts=self.contexts[:2],
+            packed_points=tuple((batch, self.contexts[0]) for batch in few),
+            batching_s=0.0,
+            rounds=1,
+            copied_bytes=1 << 20,
+            matrix=64,
+        )
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -742,9 +760,9 @@ def measure(
     kernels: bool,
     rival: bool = True,
     points: tuple[Point, ...] | None = None,
-) -> dict[str, Any]:
+) -> Iterator[dict[str, Any]]:
     """All ``points`` of one shape (those of the plan), both sides in turn; ``rival``: the other
-    side, too."""
+    side, too. Yields what is found after each."""
     at = torch.device(device)
     clean(device)  # the shape before
     bytes_per_s, flops_per_s = machine_rates(at, plan)
@@ -784,6 +802,7 @@ def measure(
             layer_s, beside_s = layer_and_beside(decode_s, plan.layers)
         except StepError as error:  # one point less, not all of them
             found[name] = str(error)
+            yield found
             continue
         found[name] = {
             "layer_tokens_per_s": round(batch / layer_s, 1),
@@ -795,12 +814,14 @@ def measure(
             found[name] |= each.figures(floor_s, listed=(batch, context) in plan.listed)
         if eager is not None:
             found[name] |= eager_figures(eager, batch, context, plan)
+        yield found
     for tokens in plan.prefills:
         found[f"prefill_{tokens}"] = prefill_figures(engine, eager, tokens, plan, flops_per_s)
+        yield found
     if kernels and rival:
         del eager
         found["announced"] = engine.announced()
-    return found
+        yield found
 
 
 def layer_and_beside(
@@ -900,14 +921,34 @@ def shape_figures(plan: Plan, name: str, device: str, *, kernels: bool) -> Itera
             plan = replace(plan, rounds=min(plan.rounds, PACKED_ROUNDS))
             make_packed(directory, packed, plan, draws)
             points = plan.packed_points
-            yield measure(directory, device, plan, kernels=kernels, rival=False, points=points)
+            yield from measure(directory, device, plan, kernels=kernels, rival=False, points=points)
             return
         make_layers(directory, plan.shapes[name], plan.layers, _longest(plan), draws)
-        found = measure(directory, device, plan, kernels=kernels, rival=kernels)
-        yield found
-        if kernels:
+        found: dict[str, Any] = {}
+        rival = kernels and plan.batching_s > 0
+        for found in measure(directory, device, plan, kernels=kernels, rival=rival):
+            yield found
+        if rival:
             for _ in batching_figures(directory, device, plan, found):
                 yield found
+
+
+def compiled(names: Sequence[str], on: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Run each shape once, all side by side, so that their kernels are compiled and kept: seconds,
+    and what one said that failed."""
+    command = [sys.executable, "-m", "bench.engine_gpu", *on, "--once", "--shapes"]
+
+    def run(name: str) -> dict[str, Any]:
+        started_s = time.monotonic()
+        try:
+            subprocess.run([*command, name], check=True, capture_output=True, timeout=COMPILE_S)
+        except subprocess.SubprocessError as error:
+            said = (getattr(error, "stderr", None) or b"").decode(errors="replace")
+            return {"failed": reason(error), "said": said[-REASON_CHARACTERS:]}
+        return {"seconds": round(time.monotonic() - started_s, 1)}
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        return dict(zip(names, pool.map(run, names), strict=True))
 
 
 def main() -> int:
@@ -919,9 +960,19 @@ def main() -> int:
     parser.add_argument(
         "--no-kernels", action="store_true", help="torch's own kernels alone, no rival"
     )
+    parser.add_argument(
+        "--once", action="store_true", help="few steps, to compile what they run: no figures"
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="run all shapes --once, side by side"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
     arguments = parser.parse_args()
     plan = TINY if arguments.tiny else FULL
+    if arguments.once:
+        plan = plan.once()
+    if arguments.compile and arguments.out is None:
+        parser.error("--compile writes to --out")
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --device cpu --tiny proves that this runs")
     result: dict[str, Any] = {**provenance(SEED), **device_facts(arguments.device), "shapes": {}}
@@ -930,6 +981,10 @@ def main() -> int:
         parser.error(
             f"no such shape: {', '.join(sorted(unknown))}; known: {', '.join(_names(plan))}"
         )
+    if arguments.compile:
+        on = ("--device", arguments.device, *(("--tiny",) if arguments.tiny else ()))
+        write(arguments.out, result | {"compiled": compiled(names, on)})
+        return 0
     for name in names:
         for found in shape_figures(plan, name, arguments.device, kernels=not arguments.no_kernels):
             result["shapes"][name] = found

@@ -79,6 +79,15 @@ def parts(device: str, *, tiny: bool) -> dict[str, Part]:
             limit_s=60,
             read=read_json,
         ),
+        "compiled": Part(
+            command=(*engine[:-1], "--compile", "--shapes", *shapes, *packed),
+            limit_s=120,
+            read=read_json,
+        ),
+        **{
+            f"engine {shape}": Part(command=(*engine, shape), limit_s=90, read=read_json)
+            for shape in (*shapes, *packed)
+        },
         "tests": Part(
             command=(*tests, "-m", "gpu", "-n", "8", "--junitxml={out}", *here),
             limit_s=180,
@@ -89,10 +98,6 @@ def parts(device: str, *, tiny: bool) -> dict[str, Part]:
             limit_s=120,
             read=read_tests,
         ),
-        **{
-            f"engine {shape}": Part(command=(*engine, shape), limit_s=90, read=read_json)
-            for shape in (*shapes, *packed)
-        },
         **{
             f"engine {shape} without kernels": Part(
                 command=(*engine, shape, "--no-kernels"), limit_s=60, read=read_json
