@@ -1,4 +1,4 @@
-"""Runs mixtures of experts by our own kernel, registered with ``transformers``.
+"""Runs mixtures of experts by our own code, registered with ``transformers``.
 
 Modules for which ``transformers`` has several implementations name the chosen one in their
 configuration. :func:`use` puts ours there, once :func:`try_grouped_gemm` has seen that both agree.
@@ -10,12 +10,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from node.kernels import experts_in_turn
 from node.kernels.packed import is_multiplied
 from node.kernels.trial import ERROR_MAX, SEED, KernelRefused
+from node.packed.tensor import is_packed_itself
 
 THEIRS = "grouped_mm"
 """The implementation that ours replaces; others are left alone."""
 OURS = "anabranch_grouped"
+IN_TURN = "anabranch_in_turn"
+"""One expert after the other (:mod:`.experts_in_turn`), for packed weights."""
+BY_EXPERT = "eager"
+"""What ``transformers`` calls the forward of a mixture's own code: a loop over the experts that a
+step uses."""
 TRIAL_EACH = 2
 """Experts per token in a trial."""
 TRIAL_TOKENS = (1, 9, 0)
@@ -44,16 +51,14 @@ class GroupedKernel(Protocol):
 
 def mixtures_of(layers: Iterable[nn.Module]) -> Iterator[Any]:
     """Modules of experts within the layers that run by ``transformers``' grouped implementation, or
-    one expert after the other because they are packed, though a kernel multiplies by them."""
+    in turn because they are packed, though a kernel multiplies by them."""
     for layer in layers:
         for module in layer.modules():
             config = getattr(module, "config", None)
+            runs_by = getattr(config, "_experts_implementation", None)
             if (
                 hasattr(module, "_apply_gate")
-                and (
-                    getattr(config, "_experts_implementation", None) == THEIRS
-                    or (hasattr(config, "_experts_implementation") and is_multiplied(module))
-                )
+                and (runs_by == THEIRS or (runs_by == IN_TURN and is_multiplied(module)))
                 and not getattr(module, "_is_expert_parallel", True)
             ):
                 yield module
@@ -129,13 +134,30 @@ def try_grouped_gemm(kernel: GroupedKernel, layers: Iterable[nn.Module]) -> floa
 
 def use(kernel: GroupedKernel, layers: Iterable[nn.Module]) -> int:
     """Let ``kernel`` run all mixtures of experts in ``layers``; returns their number."""
+    _register(OURS, kernel)
+    found = list(mixtures_of(layers))
+    for module in found:
+        module.config._experts_implementation = OURS
+    return len(found)
+
+
+def run_packed_experts(layer: nn.Module) -> None:
+    """Let mixtures with packed weights dequantise only the experts that a step uses, one after the
+    other: by our code, or by their own where that does more than ``transformers`` expects."""
+    for module in layer.modules():
+        if hasattr(getattr(module, "config", None), "_experts_implementation") and is_packed_itself(
+            module
+        ):
+            _register(IN_TURN, experts_in_turn)
+            known = hasattr(module, "_apply_gate")
+            config: Any = module.config
+            config._experts_implementation = IN_TURN if known else BY_EXPERT
+
+
+def _register(name: str, kernel: GroupedKernel) -> None:
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     def forward(module: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         return run_experts(kernel, module, hidden, chosen, shares)
 
-    ALL_EXPERTS_FUNCTIONS.register(OURS, forward)
-    found = list(mixtures_of(layers))
-    for module in found:
-        module.config._experts_implementation = OURS
-    return len(found)
+    ALL_EXPERTS_FUNCTIONS.register(name, forward)

@@ -18,8 +18,6 @@ from node.kernels.devices import processors
 from node.kernels.triton_groups import LANES_LEAST, Groups, own_block
 from node.packed.packing import Packing, Parts
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-"""Dtypes of rows; the last where the kernel is interpreted."""
 COLUMNS_LEAST = 16
 """Minimum columns that share a scale."""
 WORD_BITS = 32
@@ -217,7 +215,7 @@ def _turned(rows, ROWS: tl.constexpr, INS: tl.constexpr):
     return tl.reshape(tl.permute(apart, [0, 1, 3, 4, 2, 5]), [ROWS, INS])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])  # else some row counts would wait for the compiler
 def _packed_product(
     rows,
     codes,
@@ -340,7 +338,7 @@ def _packed_product(
         tl.store(target, made.to(out.dtype.element_ty), mask=live[:, None] & kept[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _sum_parts(
     parts, biases, out, outs, numbers, count, BIASED: tl.constexpr, AT_ONCE: tl.constexpr
 ):

@@ -116,6 +116,15 @@ class PackedTensor(torch.Tensor):
             out[:, start : start + tile.shape[0]] = rows @ tile.t()
         return out
 
+    def of_expert(self, index: int, rows: torch.Tensor) -> torch.Tensor:
+        """``rows``, ``[count, ins]``, times the matrix at ``index`` of a stack: ``[count, outs]``.
+
+        The same as a product by that part, without the tensor in between, which takes as long as
+        a small product."""
+        parts = {name: part[index] for name, part in self.parts.items()}
+        made = self.packing.product(parts, rows)
+        return PackedTensor(self.packing, parts).product(rows) if made is None else made
+
     def _with(
         self,
         parts: Parts,
@@ -324,6 +333,11 @@ def rows_join(tensors: Sequence[Any]) -> bool:
     """Whether matrices packed in the same way are joined by their rows without dequantising."""
     first = tensors[0]
     return _alike(tensors) and first.packing.joins and "order" not in first.parts
+
+
+def is_packed_itself(module: torch.nn.Module) -> bool:
+    """Whether one of the module's own weights is kept packed."""
+    return any(isinstance(each.data, PackedTensor) for each in module.parameters(recurse=False))
 
 
 def is_packed(module: torch.nn.Module) -> bool:

@@ -18,6 +18,7 @@ from node.attention.paged_attention import Segment, Step, set_step
 from node.device.tensors import to_device
 from node.kernels.choice import RowsKernels
 from node.kernels.gate import fuse_gates
+from node.kernels.moe import run_packed_experts
 from node.kernels.packed import multiply_packed
 from node.kernels.rms_norm import fuse_norms
 from node.kernels.rotary import fuse_rotation
@@ -30,7 +31,6 @@ from node.model.inspection.skeleton import Skeleton, argument_of, blank_input
 from node.model.inspection.structure import ModelStructure
 from node.model.linear.merged_linear import share_products
 from node.model.linear.packed_linear import favour_few_rows
-from node.packed.experts import run_packed_experts
 from node.packed.tensor import is_packed
 
 

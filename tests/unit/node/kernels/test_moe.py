@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ from tests.unit.node.model.execution.test_cuda_graphs import LAYERS, PROMPTS, an
 
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
-from node.kernels import triton_grouped_gemm
-from node.kernels.triton_grouped_gemm import FEW, MANY, SOME, group, grouped_product, tiles_for
+from node.kernels import experts_in_turn, triton_grouped_gemm
+from node.kernels.triton_grouped_gemm import FEW, MANY, SOME, tiles_for
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -27,8 +28,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     ("tokens", "each", "count", "outs", "ins"),
     [(1, 1, 3, 16, 16), (5, 2, 4, 24, 40), (3, 2, 8, 33, 150), (70, 3, 5, 150, 33)],
 )
+@pytest.mark.parametrize("by", [triton_grouped_gemm, experts_in_turn], ids=["kernel", "in turn"])
 def test_each_row_by_its_experts_matrix(
-    tokens: int, each: int, count: int, outs: int, ins: int, transposed: bool, bias: bool
+    by: Any, tokens: int, each: int, count: int, outs: int, ins: int, transposed: bool, bias: bool
 ) -> None:
     generator = torch.Generator().manual_seed(3)
 
@@ -41,11 +43,11 @@ def test_each_row_by_its_experts_matrix(
     weights = random(count, outs, ins)
     biases = random(count, outs) if bias else None
     given = weights.transpose(1, 2).contiguous() if transposed else weights
-    groups = group(chosen, count)
+    groups = by.group(chosen, count)
     flat = chosen.reshape(-1)
     sent, order = torch.sort(flat, stable=True)
     assert groups.order.tolist() == order.tolist()
-    assert groups.ends.tolist() == torch.bincount(flat, minlength=count).cumsum(0).tolist()
+    assert list(groups.ends) == torch.bincount(flat, minlength=count).cumsum(0).tolist()
     shares = random(tokens * each)
     for rows, spread, source in (
         (random(tokens, ins), True, order // each),
@@ -56,7 +58,7 @@ def test_each_row_by_its_experts_matrix(
             wanted = wanted + biases[sent]
         if not spread:
             wanted = torch.empty_like(wanted).index_copy_(0, order, wanted) * shares[:, None]
-        made = grouped_product(
+        made = by.grouped_product(
             rows,
             given,
             biases,
@@ -131,13 +133,14 @@ def test_a_kernel_that_errs_is_not_used(tmp_path: Path, caplog: pytest.LogCaptur
     expected = answers(engine_of(tmp_path), PROMPTS[:2], 3)
 
     def skewed(*given: object, **more: object) -> torch.Tensor:
-        return grouped_product(*given, **more) * 1.05  # type: ignore[arg-type]
+        return triton_grouped_gemm.grouped_product(*given, **more) * 1.05  # type: ignore[arg-type]
 
     def fails(*_: object, **__: object) -> torch.Tensor:
         raise RuntimeError("no C compiler\nand much more")
 
     for product, told in ((skewed, "off by 0.1"), (fails, "its kernel failed: no C compiler")):
-        kernel = SimpleNamespace(group=group, grouped_product=product, SOME_ROWS=16)
+        by = triton_grouped_gemm
+        kernel = SimpleNamespace(group=by.group, grouped_product=product, SOME_ROWS=16)
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             engine = engine_by_kernel(tmp_path, kernel)
