@@ -7,6 +7,9 @@ twenty is of high priority. Both are counted alike: tokens of whole answers that
 that leaves out the first seconds. The requests come from several processes on the same cores as the
 peers, which run at a lower priority: they stand for machines of others. In the end every peer must
 live, and announce all its KV as free again.
+
+``--ablate ROUNDS``: full load alone, in windows that take turns with and without drafts, in a swarm
+that keeps prefixes and then in one that does not.
 """
 
 import argparse
@@ -18,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -56,6 +60,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=3, help="that ask")
     parser.add_argument("--peak-seconds", type=float, default=20.0, help="of each closed loop")
     parser.add_argument("--memory", type=float, default=0.6, help="per peer, of the whole model's")
+    parser.add_argument("--ablate", type=int, metavar="ROUNDS", help="drafts and kept prefixes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--note", default="", help="what else the machine did; into the result")
     return parser.parse_args()
@@ -168,19 +173,61 @@ async def quiet(local: LocalSwarm, free_before: dict[str, int]) -> float:
     return math.inf
 
 
-def measure(local: LocalSwarm, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """All figures of one swarm."""
-    free = asyncio.run(kv_free(local))
-    result: dict[str, Any] = {"kv_tokens_free": sorted(free.values())}
-    result["sessions_of_kv_per_peer"] = min(free.values()) // (PROMPT_TOKENS + arguments.tokens)
-    crowd = Crowd(
+ABLATED_STREAMS = 64
+"""Answers at once in each window of ``--ablate``."""
+
+
+def _start(local: LocalSwarm, arguments: argparse.Namespace) -> None:
+    for span in SPANS:
+        gib = arguments.memory * memory_for(local.model) / 2**30
+        local.start_peer(memory_gib=gib, extra=("--layers", span), run_on=BEHIND)
+    local.wait_serving()
+
+
+def ablated(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Median tokens/s at full load: with and without drafts, by whether prefixes are kept."""
+    found: dict[str, Any] = {"streams": ABLATED_STREAMS, "windows": {}}
+    for kept in (True, False):
+        extra = ("--threads", "1", *(() if kept else ("--no-prefix-cache",)))
+        with (
+            tempfile.TemporaryDirectory(prefix="anabranch-overload-") as scratch,
+            LocalSwarm(model_of(arguments.model, Path(scratch)), extra=extra) as local,
+        ):
+            _start(local, arguments)
+            with _crowd(local, arguments) as crowd:
+                crowd.streams(4, 2.0)  # warm
+                rates: dict[bool, list[float]] = {True: [], False: []}
+                for _ in range(arguments.ablate):
+                    for speculate, taken in rates.items():
+                        seconds = arguments.peak_seconds
+                        start_s, outcomes = crowd.streams(
+                            ABLATED_STREAMS, seconds, speculate=speculate
+                        )
+                        taken.append(round(goodput(outcomes, start_s, seconds), 1))
+                crowd.stop()
+        for speculate, each in rates.items():
+            name = f"prefixes {'kept' if kept else 'not kept'}, {'' if speculate else 'no '}drafts"
+            found["windows"][name] = {"tokens_per_s": each, "median": median(each)}
+            console.print(f"{name}: {median(each)} tokens/s of {each}")
+    return found
+
+
+def _crowd(local: LocalSwarm, arguments: argparse.Namespace) -> Crowd:
+    return Crowd(
         local.addresses,
         str(local.model),
         processes=arguments.processes,
         tokens=arguments.tokens,
         seed=arguments.seed,
     )
-    with crowd:
+
+
+def measure(local: LocalSwarm, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """All figures of one swarm."""
+    free = asyncio.run(kv_free(local))
+    result: dict[str, Any] = {"kv_tokens_free": sorted(free.values())}
+    result["sessions_of_kv_per_peer"] = min(free.values()) // (PROMPT_TOKENS + arguments.tokens)
+    with _crowd(local, arguments) as crowd:
         crowd.streams(4, 2.0)  # warm
         processors = Processors(local, crowd.process_ids)
         peaks, busy = {}, {}
@@ -227,14 +274,14 @@ def main() -> int:
         "peers": len(SPANS),
         "note": arguments.note,
     }
+    if arguments.ablate:
+        report.write(arguments.out, result | ablated(arguments, console))
+        return 0
     with (
         tempfile.TemporaryDirectory(prefix="anabranch-bench-") as scratch,
         LocalSwarm(model_of(arguments.model, Path(scratch)), extra=("--threads", "1")) as local,
     ):
-        for span in SPANS:
-            gib = arguments.memory * memory_for(local.model) / 2**30
-            local.start_peer(memory_gib=gib, extra=("--layers", span), run_on=BEHIND)
-        local.wait_serving()
+        _start(local, arguments)
         result.update(measure(local, arguments, console))
     report.write(arguments.out, result)
     Console().print(result)
