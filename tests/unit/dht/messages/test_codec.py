@@ -32,6 +32,7 @@ from dht.messages.peer import (
     TextsRequest,
 )
 from dht.messages.session import (
+    DRAFT_TOKENS_MAX,
     ActivationItem,
     Activations,
     Delivered,
@@ -538,19 +539,28 @@ def test_what_is_refused(envelope: Any, reason: str) -> None:
     assert isinstance(caught.value, PeerError)
 
 
+MORE = DRAFT_TOKENS_MAX + 1
+
+
 @pytest.mark.parametrize(
     "message",
     [
         Activations(
-            items=(ActivationItem(session=S, attempt=0, position=5, tokens=17, drafts=(7,) * 16),),
+            items=(
+                ActivationItem(
+                    session=S, attempt=0, position=5, tokens=MORE + 1, drafts=(7,) * MORE
+                ),
+            ),
             dtype="bfloat16",
             hidden=64,
         ),
-        RingTokens(tokens=(RingToken(session=S, attempt=0, position=5, token_ids=(7,) * 17),)),
+        RingTokens(
+            tokens=(RingToken(session=S, attempt=0, position=5, token_ids=(7,) * (MORE + 1)),)
+        ),
         RingTokens(tokens=(RingToken(session=S, attempt=0, position=5, token_ids=()),)),
         RingTokens(
             tokens=(
-                RingToken(session=S, attempt=0, position=5, token_ids=(7,), foretold=(7,) * 16),
+                RingToken(session=S, attempt=0, position=5, token_ids=(7,), foretold=(7,) * MORE),
             )
         ),
     ],
