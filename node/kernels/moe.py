@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from node.kernels import experts_in_turn
 from node.kernels.packed import is_multiplied
 from node.kernels.trial import ERROR_MAX, SEED, KernelRefused
-from node.packed.tensor import is_packed_itself
+from node.packed.tensor import packed_weights
 
 THEIRS = "grouped_mm"
 """The implementation that ours replaces; others are left alone."""
@@ -145,12 +145,10 @@ def run_packed_experts(layer: nn.Module) -> None:
     """Let mixtures with packed weights dequantise only the experts that a step uses, one after the
     other: by our code, or by their own where that does more than ``transformers`` expects."""
     for module in layer.modules():
-        if hasattr(getattr(module, "config", None), "_experts_implementation") and is_packed_itself(
-            module
-        ):
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, "_experts_implementation") and packed_weights(module):
             _register(IN_TURN, experts_in_turn)
             known = hasattr(module, "_apply_gate")
-            config: Any = module.config
             config._experts_implementation = IN_TURN if known else BY_EXPERT
 
 

@@ -5,7 +5,6 @@ other. The kernel is tried on some rows of each kind of matrix.
 """
 
 import functools
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from node.kernels.trial import SEED, tried
 from node.packed.packing import Packing, Parts
-from node.packed.tensor import PackedTensor
+from node.packed.tensor import PackedTensor, packed_weights
 
 ERROR_MAX = 0.02
 """Maximum error of a product in a trial, relative to the norm of all; rounding to bfloat16 makes
@@ -56,12 +55,8 @@ def multiply_packed(module: nn.Module, kernel: PackedKernel) -> int:
 def is_multiplied(module: nn.Module) -> bool:
     """Whether a kernel multiplies by all weights of the module itself that are packed, and there
     are some."""
-    packed = list(_packed(module))
+    packed = packed_weights(module)
     return bool(packed) and all(getattr(each.packing, "multiply", None) for each in packed)
-
-
-def _packed(module: nn.Module) -> Iterator[PackedTensor]:
-    return (each for each in module.parameters(recurse=False) if isinstance(each, PackedTensor))
 
 
 def _is_right(kernel: PackedKernel, packing: Packing, parts: Parts, dtype: torch.dtype) -> bool:

@@ -8,7 +8,6 @@ cut into blocks, and a block's expert is found in the running count of blocks (a
 MLSys'23, §5.1). Only matrices of experts that have rows are read. Imports ``triton``.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,32 +16,19 @@ import triton.language as tl
 from torch import Tensor
 
 from node.kernels.devices import shared_bytes
-from node.kernels.triton_groups import LANES_LEAST, Groups, group, own_block
+from node.kernels.triton_groups import (
+    FEW_ROWS,
+    LANES_LEAST,
+    SOME_ROWS,
+    Groups,
+    Tiles,
+    group,
+    own_block,
+)
 from node.kernels.triton_packed import packed_product
 from node.packed.tensor import PackedTensor
 
 __all__ = ["SOME_ROWS", "group", "grouped_product"]
-
-FEW_ROWS = 16
-"""Maximum mean number of rows per expert for which a block is as small as tensor cores allow."""
-SOME_ROWS = 64
-"""Likewise for blocks of 64 rows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles:
-    """Tile of a program: rows and columns of the output, and terms of the sum per iteration."""
-
-    rows: int
-    outs: int
-    ins: int
-    warps: int
-    stages: int
-
-    def shared_bytes(self, item: int) -> int:
-        """Shared memory for the tiles of both operands, numbers of ``item`` bytes each."""
-        return (self.rows + self.outs) * self.ins * self.stages * item
-
 
 FEW = (
     Tiles(rows=16, outs=64, ins=128, warps=4, stages=3),

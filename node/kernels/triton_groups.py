@@ -1,5 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""Rows in blocks, each of one expert's: what products by expert share. Imports ``triton``."""
+"""Rows in blocks, each of one expert's, and tiles: what products by expert share. Imports
+``triton``."""
 
 from dataclasses import dataclass
 
@@ -11,6 +12,25 @@ from torch import Tensor
 LANES_LEAST = 16
 PAIRS_AT_ONCE = 1024
 """(token, expert) pairs that a program looks at in one iteration to find its own expert's."""
+FEW_ROWS = 16
+"""Maximum mean number of rows per expert for which a block is as small as tensor cores allow."""
+SOME_ROWS = 64
+"""Likewise for blocks of 64 rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """Tile of a program: rows and columns of the output, and terms of the sum per iteration."""
+
+    rows: int
+    outs: int
+    ins: int
+    warps: int
+    stages: int
+
+    def shared_bytes(self, item: int) -> int:
+        """Shared memory for the tiles of both operands, numbers of ``item`` bytes each."""
+        return (self.rows + self.outs) * self.ins * self.stages * item
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

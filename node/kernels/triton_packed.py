@@ -6,7 +6,6 @@ in its own bits. Rows may belong to experts, as in :mod:`.triton_grouped_gemm`. 
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +14,14 @@ import triton.language as tl
 from torch import Tensor
 
 from node.kernels.devices import processors
-from node.kernels.triton_groups import LANES_LEAST, Groups, own_block
+from node.kernels.triton_groups import (
+    FEW_ROWS,
+    LANES_LEAST,
+    SOME_ROWS,
+    Groups,
+    Tiles,
+    own_block,
+)
 from node.packed.packing import Packing, Parts
 
 COLUMNS_LEAST = 16
@@ -24,22 +30,6 @@ WORD_BITS = 32
 """Bits that are read at once of codes of 4 bits."""
 EXPONENT_MAX = 128
 """Maximum of scales that are exponents of two, as bytes: 2."""
-FEW_ROWS = 16
-"""Maximum mean number of rows per matrix for which a block is as small as tensor cores allow."""
-SOME_ROWS = 64
-"""Likewise for blocks of 64 rows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles:
-    """Tile of a program: rows and columns of the output, and terms of the sum per iteration."""
-
-    rows: int
-    outs: int
-    ins: int
-    warps: int
-    stages: int
-
 
 WORDS = (
     (
@@ -78,7 +68,7 @@ WRITTEN = Tiles(rows=0, outs=32, ins=256, warps=4, stages=1)
 
 def tiles_for(pairs: int, matrices: int, packing: Packing, ins: int) -> Tiles:
     """The quickest tiles for ``pairs`` of rows and matrices of ``ins`` columns
-    (``bench/packed_kernels.py``)."""
+    (``python -m bench.gpu_kernels --packed``)."""
     mean = pairs / matrices
     size = 0 if mean <= FEW_ROWS else 1 if mean <= SOME_ROWS else 2
     known = (WORDS if packing.bits == 4 else BYTES)[size]
@@ -113,8 +103,8 @@ def _moved(words, LEFT: tl.constexpr):
 
 @triton.jit
 def _bits(words, one, NTH: tl.constexpr, CODE: tl.constexpr):
-    """Make of the code at place NTH of words the bits of a float32, without a conversion, which
-    takes as long as several operations.
+    """Make of bytes, or of the 4 bits at place NTH of words, the bits of a float32, without a
+    conversion, which takes as long as several operations.
 
     Of a float they are the same float where its exponent's bias is 127. Of steps of one size they
     are 1 plus the code over 16 or 256: the code is the fraction.
@@ -122,11 +112,11 @@ def _bits(words, one, NTH: tl.constexpr, CODE: tl.constexpr):
     if CODE == "e2m1":
         made = _moved(words, 22 - 4 * NTH) & (7 << 22) | _moved(words, 28 - 4 * NTH) & -2147483648
     elif CODE == "float8_e4m3":
-        made = _moved(words, 20 - 8 * NTH) & (127 << 20) | _moved(words, 24 - 8 * NTH) & -2147483648
+        made = words << 20 & (127 << 20) | words << 24 & -2147483648
     elif CODE == "float8_e5m2":
-        made = _moved(words, 21 - 8 * NTH) & (127 << 21) | _moved(words, 24 - 8 * NTH) & -2147483648
+        made = words << 21 & (127 << 21) | words << 24 & -2147483648
     elif CODE == "int8" or CODE == "uint8":
-        made = _moved(words, 15 - 8 * NTH) & (255 << 15) ^ one
+        made = words << 15 & (255 << 15) ^ one
     else:
         made = _moved(words, 19 - 4 * NTH) & (15 << 19) ^ one
     return made
@@ -152,6 +142,7 @@ def _numbers(
 
     If TURNED, columns of words are in the order of :func:`_turned`.
     """
+    FLOATS: tl.constexpr = CODE == "e2m1" or CODE == "float8_e4m3" or CODE == "float8_e5m2"
     if HELD == 1:
         bits = _bits(codes.to(tl.int32), one, 0, CODE)
     else:
@@ -181,7 +172,7 @@ def _numbers(
     elif CODE == "float8_e5m2":
         made *= 2.0**112
     least = step
-    if CODE != "e2m1" and CODE != "float8_e4m3" and CODE != "float8_e5m2":
+    if not FLOATS:
         WHOLE: tl.constexpr = 16 if HELD == 8 else 256
         if ZEROS:
             zero = zeros.to(tl.float32)
@@ -198,7 +189,7 @@ def _numbers(
         step = tl.reshape(step, [OUTS, INS // COLUMNS, 1])
         least = tl.reshape(least, [OUTS, INS // COLUMNS, 1])
     made *= step
-    if CODE != "e2m1" and CODE != "float8_e4m3" and CODE != "float8_e5m2":
+    if not FLOATS:
         made -= least
     return tl.reshape(made, [OUTS, INS])
 

@@ -24,9 +24,9 @@ from typing import Protocol
 import torch
 
 Parts = Mapping[str, torch.Tensor]
-Multiply = Callable[[torch.Tensor, "Packing", Parts], torch.Tensor | None]
+Multiply = Callable[[torch.Tensor, "Packing", Parts], torch.Tensor]
 """Interface of :func:`node.kernels.triton_packed.packed_product`: rows ``[count, ins]`` times a
-matrix; None for rows that it does not take."""
+matrix."""
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """4-bit floats without their sign (OCP Microscaling Formats 1.0, §5.3.3)."""

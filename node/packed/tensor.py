@@ -94,27 +94,9 @@ class PackedTensor(torch.Tensor):
         """One of the same shape and packing, on the CPU, with random codes, to time with."""
         return self._with(self.packing.made_up(self.parts))
 
-    def tiles(self, dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]]:
-        """A few rows of a matrix at a time: the first one's index, and ``[rows, ins]`` in
-        ``dtype``, which stay until the next ones come."""
-        room = Room()
-        outs, ins = self.packing.shape(self.parts)
-        numbers = TILE_NUMBERS if self.device.type == "cpu" else ANYWHERE_NUMBERS
-        rows = max(1, numbers // (ins * self.packing.rows)) * self.packing.rows
-        for start in range(0, outs, rows):
-            some = self.packing.some_rows(self.parts, start, min(start + rows, outs))
-            yield start, self.packing.dequantise(some, dtype, room)
-
     def product(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows``, ``[count, ins]``, times the matrix: ``[count, outs]``."""
-        if (made := self.packing.product(self.parts, rows)) is not None:
-            return made
-        out = rows.new_empty(rows.shape[0], self.packing.shape(self.parts)[0])
-        if rows.device.type == "cpu" and not multiplies(rows.dtype):
-            rows = rows.float()  # tiles are computed in float32 anyway
-        for start, tile in self.tiles(rows.dtype):
-            out[:, start : start + tile.shape[0]] = rows @ tile.t()
-        return out
+        return _product(self.packing, self.parts, rows)
 
     def of_expert(self, index: int, rows: torch.Tensor) -> torch.Tensor:
         """``rows``, ``[count, ins]``, times the matrix at ``index`` of a stack: ``[count, outs]``.
@@ -122,8 +104,7 @@ class PackedTensor(torch.Tensor):
         The same as a product by that part, without the tensor in between, which takes as long as
         a small product."""
         parts = {name: part[index] for name, part in self.parts.items()}
-        made = self.packing.product(parts, rows)
-        return PackedTensor(self.packing, parts).product(rows) if made is None else made
+        return _product(self.packing, parts, rows)
 
     def _with(
         self,
@@ -139,6 +120,31 @@ class PackedTensor(torch.Tensor):
             dtype or self.dtype,
             turned=self.turned if turned is None else turned,
         )
+
+
+def _product(packing: Meaning, parts: Parts, rows: torch.Tensor) -> torch.Tensor:
+    if (made := packing.product(parts, rows)) is not None:
+        return made
+    out = rows.new_empty(rows.shape[0], packing.shape(parts)[0])
+    if rows.device.type == "cpu" and not multiplies(rows.dtype):
+        rows = rows.float()  # tiles are computed in float32 anyway
+    for start, tile in _tiles(packing, parts, rows.dtype):
+        out[:, start : start + tile.shape[0]] = rows @ tile.t()
+    return out
+
+
+def _tiles(
+    packing: Meaning, parts: Parts, dtype: torch.dtype
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """A few rows of a matrix at a time: the first one's index, and ``[rows, ins]`` in ``dtype``,
+    which stay until the next ones come."""
+    room = Room()
+    outs, ins = packing.shape(parts)
+    numbers = TILE_NUMBERS if parts["codes"].device.type == "cpu" else ANYWHERE_NUMBERS
+    rows = max(1, numbers // (ins * packing.rows)) * packing.rows
+    for start in range(0, outs, rows):
+        some = packing.some_rows(parts, start, min(start + rows, outs))
+        yield start, packing.dequantise(some, dtype, room)
 
 
 def _plain(value: Any) -> Any:
@@ -335,9 +341,9 @@ def rows_join(tensors: Sequence[Any]) -> bool:
     return _alike(tensors) and first.packing.joins and "order" not in first.parts
 
 
-def is_packed_itself(module: torch.nn.Module) -> bool:
-    """Whether one of the module's own weights is kept packed."""
-    return any(isinstance(each.data, PackedTensor) for each in module.parameters(recurse=False))
+def packed_weights(module: torch.nn.Module) -> list[PackedTensor]:
+    """The module's own weights that are kept packed."""
+    return [each for each in module.parameters(recurse=False) if isinstance(each, PackedTensor)]
 
 
 def is_packed(module: torch.nn.Module) -> bool:
