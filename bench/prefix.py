@@ -1,12 +1,13 @@
 """What it saves that stages keep the KV of earlier sessions, over a wide network.
 
-    sudo python -m bench.prefix [--quick] [--out bench/results/prefix.json]
+    sudo python -m bench.prefix [--only "chat"] [--out bench/results/prefix.json]
 
 Six real peers, two for each of three stages, each in a network namespace of its own (50 ms round
 trips, 100 Mbit/s; :mod:`bench.wan_lab`), serve a random Llama in float32. One client holds a chat
-of 10 turns over 2,000 tokens, and an agent's 20 turns over 8,000; then the agent's again, with a
-stage of its route killed in the middle. Some turns of each are asked again with
-``prefix_cache=off``: the answers must be the same. Time to the first token is that of the client.
+of 10 turns over 2,000 tokens, and an agent's 20 turns over 8,000; then the agent's again, while
+other clients hold chats of their own, and with a stage of its route killed in the middle. Some
+turns of each are asked again with ``prefix_cache=off``: the answers must be the same. Time to the
+first token is that of the client.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import signal
 import statistics
 import sys
 import tempfile
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -54,16 +56,51 @@ class Talk:
     """Whether a stage of the route is killed in the middle."""
     off_every: int = 3
     """One turn in ``off_every`` is asked again without the cache."""
+    beside: int = 0
+    """Other clients that hold chats of their own meanwhile."""
 
 
 TALKS = {
     "chat": Talk(history=2000, turns=10, said=100, answered=48),
     "agent": Talk(history=8000, turns=20, said=200, answered=32, off_every=6),
+    "agent, two clients beside": Talk(
+        history=8000, turns=20, said=200, answered=32, off_every=6, beside=2
+    ),
     "agent, a stage killed": Talk(
         history=8000, turns=20, said=200, answered=32, off_every=6, kills=True
     ),
 }
-QUICK = {"chat": TALKS["chat"]}
+BESIDE = Talk(history=200, turns=10, said=50, answered=32)
+"""A chat of a client beside; the next begins where one ends."""
+
+
+@contextlib.asynccontextmanager
+async def others(job: dict[str, Any], count: int) -> AsyncIterator[list[int]]:
+    """Clients that hold chats of their own as long as the block lasts; yields a list that grows by
+    the number of tokens of each of their answers."""
+    answered: list[int] = []
+
+    async def chat(seed: int) -> None:
+        rng = random.Random(seed)
+        async with Swarm.connect(job["peers"], model=job["model"]) as client:
+            while True:
+                prompt = [rng.randrange(VOCAB) for _ in range(BESIDE.history)]
+                for _ in range(BESIDE.turns):
+                    prompt += [rng.randrange(VOCAB) for _ in range(BESIDE.said)]
+                    answer = await client.generate(prompt, max_new_tokens=BESIDE.answered)
+                    answered.append(len(answer.token_ids))
+                    prompt += answer.token_ids
+
+    tasks = [asyncio.create_task(chat(1000 + number)) for number in range(count)]
+    try:
+        yield answered
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        failed = [error for error in ended if isinstance(error, Exception)]
+        if failed:  # a cancelled one is no Exception
+            raise ExceptionGroup("clients beside failed", failed)
 
 
 async def hold(client: Swarm, talk: Talk, pids: dict[str, int], seed: int) -> dict[str, Any]:
@@ -136,18 +173,23 @@ def figures(turns: list[dict[str, Any]], talk: Talk) -> dict[str, Any]:
 async def run_client(job: dict[str, Any]) -> dict[str, Any]:
     """All conversations, each by a client of its own."""
     found = {}
-    talks = QUICK if job["quick"] else TALKS
-    for seed, (name, talk) in enumerate(talks.items()):
-        async with Swarm.connect(job["peers"], model=job["model"]) as client:
+    for seed, name in enumerate(job["talks"]):
+        talk = TALKS[name]
+        async with (
+            others(job, talk.beside) as beside,
+            Swarm.connect(job["peers"], model=job["model"]) as client,
+        ):
             for _ in range(6):  # links are opened by the first answers
                 warm = [random.randrange(VOCAB) for _ in range(8)]
                 await client.generate(warm, max_new_tokens=2, prefix_cache=PrefixCache.OFF)
             found[name] = await hold(client, talk, job["pids"], seed)
+            if talk.beside:
+                found[name]["answers_beside"] = len(beside)
             print(name, {**found[name], "rows": ...}, file=sys.stderr, flush=True)
     return found
 
 
-def measure(*, quick: bool) -> dict[str, Any]:
+def measure(talks: Sequence[str]) -> dict[str, Any]:
     """Start the peers on their hosts and ask from another."""
     with contextlib.ExitStack() as stack:
         made = stack.enter_context(tempfile.TemporaryDirectory())
@@ -168,7 +210,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
             "peers": swarm.addresses[:2],
             "pids": {peer.peer_id: peer.process.pid for peer in swarm.peers},
             "model": model.name,
-            "quick": quick,
+            "talks": list(talks),
         }
         command = [sys.executable, "-m", "bench.prefix", "--job", json.dumps(job)]
         found: dict[str, Any] = json.loads(lab.output(CLIENT, command, END_S))
@@ -177,7 +219,9 @@ def measure(*, quick: bool) -> dict[str, Any]:
 
 def main() -> int:
     parser = parser_of("bench.prefix", __doc__)
-    parser.add_argument("--quick", action="store_true", help="the chat alone")
+    parser.add_argument(
+        "--only", nargs="+", choices=TALKS, default=list(TALKS), help="these conversations"
+    )
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -187,7 +231,7 @@ def main() -> int:
         return 0
     if (reason := why_not()) is not None:
         raise SystemExit(f"error: {reason}")
-    found = measure(quick=arguments.quick)
+    found = measure(arguments.only)
     for name, each in found.items():
         print(name, {key: value for key, value in each.items() if key != "rows"})
     if arguments.out is not None:
