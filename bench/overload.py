@@ -8,8 +8,8 @@ that leaves out the first seconds. The requests come from several processes on t
 peers, which run at a lower priority: they stand for machines of others. In the end every peer must
 live, and announce all its KV as free again.
 
-``--ablate ROUNDS``: full load alone, in windows that take turns with and without drafts, in a swarm
-that keeps prefixes and then in one that does not.
+``--ablate ROUNDS``: full load alone, in windows that take turns: as answers are by default, and
+plain, without drafts and without prefixes. Prompts are random, so that neither can help.
 """
 
 import argparse
@@ -19,9 +19,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, stdev
 from typing import Any
 
 import psutil
@@ -60,7 +60,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=3, help="that ask")
     parser.add_argument("--peak-seconds", type=float, default=20.0, help="of each closed loop")
     parser.add_argument("--memory", type=float, default=0.6, help="per peer, of the whole model's")
-    parser.add_argument("--ablate", type=int, metavar="ROUNDS", help="drafts and kept prefixes")
+    parser.add_argument("--ablate", type=int, metavar="ROUNDS", help="windows of each sort")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--note", default="", help="what else the machine did; into the result")
     return parser.parse_args()
@@ -184,32 +184,38 @@ def _start(local: LocalSwarm, arguments: argparse.Namespace) -> None:
     local.wait_serving()
 
 
-def ablated(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Median tokens/s at full load: with and without drafts, by whether prefixes are kept."""
-    found: dict[str, Any] = {"streams": ABLATED_STREAMS, "windows": {}}
-    for kept in (True, False):
-        extra = ("--threads", "1", *(() if kept else ("--no-prefix-cache",)))
-        with (
-            tempfile.TemporaryDirectory(prefix="anabranch-overload-") as scratch,
-            LocalSwarm(model_of(arguments.model, Path(scratch)), extra=extra) as local,
-        ):
-            _start(local, arguments)
-            with _crowd(local, arguments) as crowd:
-                crowd.streams(4, 2.0)  # warm
-                rates: dict[bool, list[float]] = {True: [], False: []}
-                for _ in range(arguments.ablate):
-                    for speculate, taken in rates.items():
-                        seconds = arguments.peak_seconds
-                        start_s, outcomes = crowd.streams(
-                            ABLATED_STREAMS, seconds, speculate=speculate
-                        )
-                        taken.append(round(goodput(outcomes, start_s, seconds), 1))
-                crowd.stop()
-        for speculate, each in rates.items():
-            name = f"prefixes {'kept' if kept else 'not kept'}, {'' if speculate else 'no '}drafts"
-            found["windows"][name] = {"tokens_per_s": each, "median": median(each)}
-            console.print(f"{name}: {median(each)} tokens/s of {each}")
-    return found
+def ablated(local: LocalSwarm, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Full load in windows that take turns, ABBA: as by default, and plain."""
+    rates: dict[str, list[float]] = {"default": [], "plain": []}
+    costs: dict[str, list[float]] = {"default": [], "plain": []}
+    seconds = arguments.peak_seconds
+    with _crowd(local, arguments) as crowd:
+        crowd.streams(ABLATED_STREAMS, seconds)  # warm
+        processors = Processors(local, crowd.process_ids)
+        for number in range(arguments.ablate):
+            for name in sorted(rates, reverse=number % 2 == 1):
+                spent_s = processors.spent_s()["peers"]
+                start_s, outcomes = crowd.streams(ABLATED_STREAMS, seconds, plain=name == "plain")
+                tokens = sum(len(outcome.came_s) for outcome in outcomes)
+                costs[name].append((processors.spent_s()["peers"] - spent_s) / max(1, tokens))
+                rates[name].append(goodput(outcomes, start_s, seconds))
+            console.print(f"{number + 1}: {rates['default'][-1]:.0f}, {rates['plain'][-1]:.0f}")
+        crowd.stop()
+    return {
+        "streams": ABLATED_STREAMS,
+        "window_s": seconds,
+        "tokens_per_s": rates,
+        "default_of_plain": paired(rates["default"], rates["plain"]),
+        "peers_processor_s_per_token": costs,
+        "processor_s_default_of_plain": paired(costs["default"], costs["plain"]),
+    }
+
+
+def paired(ours: Sequence[float], others: Sequence[float]) -> dict[str, float]:
+    """The geometric mean of the ratios of pairs, and its standard error as a part of it."""
+    logs = [math.log(a / b) for a, b in zip(ours, others, strict=True)]
+    error = stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+    return {"ratio": math.exp(fmean(logs)), "standard_error": error}
 
 
 def _crowd(local: LocalSwarm, arguments: argparse.Namespace) -> Crowd:
@@ -274,15 +280,13 @@ def main() -> int:
         "peers": len(SPANS),
         "note": arguments.note,
     }
-    if arguments.ablate:
-        report.write(arguments.out, result | ablated(arguments, console))
-        return 0
     with (
         tempfile.TemporaryDirectory(prefix="anabranch-bench-") as scratch,
         LocalSwarm(model_of(arguments.model, Path(scratch)), extra=("--threads", "1")) as local,
     ):
         _start(local, arguments)
-        result.update(measure(local, arguments, console))
+        run = ablated if arguments.ablate else measure
+        result.update(run(local, arguments, console))
     report.write(arguments.out, result)
     Console().print(result)
     return 0

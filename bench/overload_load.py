@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from client import Swarm, UnavailableError
+from client.answer.generation import PrefixCache
 from client.swarm.swarm import SwarmConfig
 from dht.errors import SwarmError
 
@@ -53,8 +54,8 @@ class Order:
     per_s: float = 0.0
     first: float = 0.0
     """When the first arrival is due, in steps of the rate: processes take turns."""
-    speculate: bool = True
-    """Whether answers may be drafted."""
+    plain: bool = False
+    """Without drafts, and without looking for prefixes or keeping any."""
 
 
 class Asker:
@@ -65,7 +66,7 @@ class Asker:
         self._tokens = tokens
         self._rng = random.Random(seed)
 
-    async def ask(self, due_s: float, *, high: bool = False, speculate: bool = True) -> Outcome:
+    async def ask(self, due_s: float, *, high: bool = False, plain: bool = False) -> Outcome:
         """One answer, or how it was refused."""
         prompt = [self._rng.randrange(300, 2000) for _ in range(PROMPT_TOKENS)]
         asked_s, came_s = time.monotonic(), []
@@ -76,7 +77,8 @@ class Asker:
                 max_new_tokens=self._tokens,
                 ignore_eos=True,
                 priority="high" if high else "normal",
-                speculate=speculate,
+                speculate=not plain,
+                prefix_cache=PrefixCache.OFF if plain else PrefixCache.OWN,
             )
             async for piece in pieces:
                 came_s += [time.monotonic()] * len(piece.token_ids)
@@ -99,7 +101,7 @@ class Asker:
         """Answers one after another until the time is over."""
         done = []
         while time.monotonic() < order.start_s + order.seconds:
-            done.append(await self.ask(time.monotonic(), speculate=order.speculate))
+            done.append(await self.ask(time.monotonic(), plain=order.plain))
             if done[-1].kind != "served":
                 await asyncio.sleep(max(0.1, done[-1].retry_after_s))
         return done
@@ -170,16 +172,13 @@ class Crowd:
         return [outcome for pipe in self._pipes for outcome in pipe.recv()]
 
     def streams(
-        self, streams: int, seconds: float, *, speculate: bool = True
+        self, streams: int, seconds: float, *, plain: bool = False
     ) -> tuple[float, list[Outcome]]:
         """``streams`` answers at once, each followed by the next; when they began."""
         start_s, count = time.monotonic() + START_S, len(self._pipes)
         share = [streams // count + (at < streams % count) for at in range(count)]
         return start_s, self._all(
-            [
-                Order(start_s=start_s, seconds=seconds, streams=each, speculate=speculate)
-                for each in share
-            ]
+            [Order(start_s=start_s, seconds=seconds, streams=each, plain=plain) for each in share]
         )
 
     def arrivals(self, per_s: float, seconds: float) -> tuple[float, list[Outcome]]:
