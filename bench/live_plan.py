@@ -19,13 +19,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from bench import report
 from bench.announced import announced_problem
 from bench.clusters import HELD_OUT, TUNING, load
-from bench.judged import tau
 from bench.local_swarm import ROOT
 from bench.papers.clusters import azure, published
 from bench.papers.full_load import offline
@@ -255,6 +255,16 @@ def row(name: str, before: dict[str, Any] | None = None) -> dict[str, Any]:
             for by in ("judged", "estimated")
         },
     }
+
+
+def tau(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Kendall's tau of two figures for each placement; None: no two differ."""
+    alike = count = 0
+    for (a, b), (c, d) in combinations(pairs, 2):
+        if a != c and b != d:
+            count += 1
+            alike += (a < c) == (b < d)
+    return round(2 * alike / count - 1, 3) if count else None
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
