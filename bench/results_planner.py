@@ -94,6 +94,28 @@ def live_plans(result: dict[str, Any]) -> str:
     )
 
 
+def planner_parts(result: dict[str, Any]) -> str:
+    """What plans serve that were made without a part of the planner."""
+    limits = sorted({float(limit) for row in result["summary"].values() for limit in row})
+    return (
+        "Simulated, with live inputs: plans made without a part of the planner, in so many seconds"
+        " of one core; tokens/s under full load by the living rules, as a part of the whole"
+        " planner's in the same time: geometric mean, and least to most of"
+        f" {len({row['cluster'] for row in result['rows']})} clusters {made('planner_parts')}:\n\n"
+    ) + table(
+        " | ".join(["without", *(f"{limit:g} s" for limit in limits)]),
+        " | ".join(["{part}", *(f"{{at_{limit:g}}}" for limit in limits)]),
+        [
+            {"part": part} | {f"at_{limit}": _spread(found) for limit, found in row.items()}
+            for part, row in result["summary"].items()
+        ],
+    )
+
+
+def _spread(found: dict[str, float]) -> str:
+    return f"{found['geometric mean']:.2f} ({found['least']:.2f}–{found['most']:.2f})"
+
+
 def light_load(result: dict[str, Any]) -> str:
     """What requests wait for a token while others ask little."""
     found = result["summary"]

@@ -226,6 +226,19 @@ def overload(result: dict[str, Any]) -> str:
     )
 
 
+def full_load(result: dict[str, Any]) -> str:
+    """What drafts and kept prefixes cost where they cannot help."""
+    rate, cost = result["default_of_plain"], result["processor_s_default_of_plain"]
+    return (
+        f"Full load of random prompts ({result['streams']} answers at once, windows of"
+        f" {result['window_s']:.0f} s that take turns, {len(result['tokens_per_s']['plain'])} of"
+        " each): with drafts and kept prefixes, as answers are by default,"
+        f" {rate['ratio']:.3f} ± {rate['standard_error']:.3f} times the tokens/s of plain ones, and"
+        f" {cost['ratio']:.3f} ± {cost['standard_error']:.3f} times the peers' processor time per"
+        f" token {made('overload_ablated', 'overload --ablate')}."
+    )
+
+
 def losses(result: dict[str, Any]) -> str:
     """How long a loss is felt."""
     coordinator = result["coordinator_killed"]["median"]
