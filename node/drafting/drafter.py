@@ -17,6 +17,9 @@ class Draft:
     """The drafter's own confidence, from 0 to ``GRADES - 1``."""
 
 
+NO_DRAFT = Draft()
+
+
 class Drafter(Protocol):
     """Follows one session's tokens and proposes the next ones."""
 

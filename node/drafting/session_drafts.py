@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from node.drafting.chain import ModelDrafts
-from node.drafting.drafter import Draft, Drafter
+from node.drafting.drafter import NO_DRAFT, Draft, Drafter
 from node.drafting.pace import HEAD_GRADE, MODEL_GRADE, DraftOffer, DraftPace
 
 FOLLOWED_TOKENS_MAX = 2048
@@ -47,7 +47,7 @@ class SessionDrafts:
     """The drafter that made the round's drafts."""
     _foretold: tuple[int, tuple[int, ...]] = (0, ())
     """Number of the session's tokens at which the last stage foretold some, and these."""
-    _draft: Draft = field(default_factory=Draft)
+    _draft: Draft = NO_DRAFT
     """What the drafter that copies proposed for the present round, sent or not."""
     _wait: Wait | None = None
     _ahead: int = AHEAD_AT_FIRST
@@ -81,11 +81,13 @@ class SessionDrafts:
         if self._wait is not None:
             return self._awaited(self._wait, now_s)
         self.follow(token_ids)
-        self._draft, self._sent_s, self.source = Draft(), None, Source.COPY
+        self._draft, self._sent_s, self.source = NO_DRAFT, None, Source.COPY
         if self._foretold[0] != len(token_ids):  # of an earlier round, or of another last stage
             self._foretold = 0, ()
         if self.drafter.known >= len(token_ids):
             self._draft = self.drafter.propose(most)
+        if not self._draft.token_ids and not self._foretold[1] and self.model is None:
+            return ()
         copied = len(self._draft.token_ids)
         offers = {Source.COPY: DraftOffer(grade=self._draft.grade, ready=copied, most=copied)}
         if foretold := self._foretold[1][:most]:

@@ -9,7 +9,7 @@ longest suffix that occurs earlier. Pure.
 from array import array
 from collections.abc import Sequence
 
-from node.drafting.drafter import Draft
+from node.drafting.drafter import NO_DRAFT, Draft
 
 WINDOW_TOKENS = 1 << 15
 """Maximum tokens that a drafter remembers; beyond, it forgets the older half."""
@@ -74,14 +74,14 @@ class SuffixDrafter:
         """Up to ``most`` tokens; what runs beyond the end repeats what is proposed itself."""
         tokens, end = self._tokens, self._supply[-1]
         if most < 1 or end < 1:
-            return Draft()
+            return NO_DRAFT
         matched, here = 0, len(tokens)
         while matched < min(end, GRADE_TOKENS[-1]) and (
             tokens[end - 1 - matched] == tokens[here - 1 - matched]
         ):
             matched += 1
         if matched < MATCH_LEAST:
-            return Draft()
+            return NO_DRAFT
         proposed = list(tokens[end : end + most])
         while len(proposed) < most:
             proposed.append(proposed[len(proposed) - (here - end)])
