@@ -9,7 +9,8 @@ peers, which run at a lower priority: they stand for machines of others. In the 
 live, and announce all its KV as free again.
 
 ``--ablate ROUNDS``: full load alone, in windows that take turns: as answers are by default, and
-plain, without drafts and without prefixes. Prompts are random, so that neither can help.
+plain, without drafts and without prefixes. Prompts are random, so that neither can help. Short
+windows (``--peak-seconds 8``) tell more than long ones: a machine's own pace changes with time.
 """
 
 import argparse
@@ -198,7 +199,7 @@ def ablated(local: LocalSwarm, arguments: argparse.Namespace, console: Console) 
                 start_s, outcomes = crowd.streams(ABLATED_STREAMS, seconds, plain=name == "plain")
                 tokens = sum(len(outcome.came_s) for outcome in outcomes)
                 costs[name].append((processors.spent_s()["peers"] - spent_s) / max(1, tokens))
-                rates[name].append(goodput(outcomes, start_s, seconds))
+                rates[name].append(tokens / (max(o.ended_s for o in outcomes) - start_s))
             console.print(f"{number + 1}: {rates['default'][-1]:.0f}, {rates['plain'][-1]:.0f}")
         crowd.stop()
     return {
