@@ -9,8 +9,9 @@ peers, which run at a lower priority: they stand for machines of others. In the 
 live, and announce all its KV as free again.
 
 ``--ablate ROUNDS``: full load alone, in windows that take turns: as answers are by default, and
-plain, without drafts and without prefixes. Prompts are random, so that neither can help. Short
-windows (``--peak-seconds 8``) tell more than long ones: a machine's own pace changes with time.
+plain, without drafts and without prefixes. Prompts are random, so that neither can help. Every
+layer is held once, so that all answers run in the same steps. Short windows (``--peak-seconds 8``)
+tell more than long ones: a machine's own pace changes with time.
 """
 
 import argparse
@@ -178,8 +179,12 @@ ABLATED_STREAMS = 64
 """Answers at once in each window of ``--ablate``."""
 
 
+def _spans(arguments: argparse.Namespace) -> tuple[str, ...]:
+    return SPANS[: len(SPANS) // 2] if arguments.ablate else SPANS
+
+
 def _start(local: LocalSwarm, arguments: argparse.Namespace) -> None:
-    for span in SPANS:
+    for span in _spans(arguments):
         gib = arguments.memory * memory_for(local.model) / 2**30
         local.start_peer(memory_gib=gib, extra=("--layers", span), run_on=BEHIND)
     local.wait_serving()
@@ -278,7 +283,7 @@ def main() -> int:
         "factor": arguments.factor,
         "tokens": arguments.tokens,
         "processes": arguments.processes,
-        "peers": len(SPANS),
+        "peers": len(_spans(arguments)),
         "note": arguments.note,
     }
     with (
