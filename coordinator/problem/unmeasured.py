@@ -11,16 +11,16 @@ from dht.messages.types import Link
 PEERS_MAX = 128
 """Maximum peers whose missing links are guessed: their number grows with the square."""
 WITNESSES = 2
-"""Minimum number of common neighbours that must allow a guess at least as good: one alone may lie
-about its links."""
+"""Minimum number of witnesses that must allow a guess at least as good: common neighbours, one of
+which alone may lie about its links, and the way back."""
 
 
 def with_guesses(peers: Sequence[str], links: Sequence[Link]) -> tuple[Link, ...]:
     """``links`` and, for every pair of ``peers`` that has none, the best that ``WITNESSES`` allow.
 
-    Over a witness, a link is as fast as the slower of the two links to the witness, and its round
-    trip the sum of theirs. A round trip is known where either direction was measured. Pairs with
-    fewer witnesses get no link.
+    Over a common neighbour, a link is as fast as the slower of the two links to it, and its round
+    trip the sum of theirs. A round trip is known where either direction was measured, and the rate
+    of the way back is a witness of this one's. Pairs with fewer witnesses get no link.
     """
     if not links or not WITNESSES < len(peers) <= PEERS_MAX:
         return tuple(links)
@@ -36,7 +36,7 @@ def with_guesses(peers: Sequence[str], links: Sequence[Link]) -> tuple[Link, ...
     measured = {(source, target) for source, target, _ in known}
     guessed: list[Link] = []
     for source, name in enumerate(peers):
-        slower = np.minimum(rates[source][:, None], rates)
+        slower = np.vstack([np.minimum(rates[source][:, None], rates), rates[:, source]])
         sums = round_trips[source][:, None] + round_trips
         fast = np.partition(slower, -WITNESSES, axis=0)[-WITNESSES]
         near = np.partition(sums, WITNESSES - 1, axis=0)[WITNESSES - 1]

@@ -1,6 +1,7 @@
 """Links that nobody measured, guessed over peers that are linked to both ends."""
 
 from dataclasses import replace
+from itertools import permutations
 
 from coordinator.problem.unmeasured import PEERS_MAX, with_guesses
 from dht.messages.types import Link
@@ -51,6 +52,16 @@ def test_without_a_way_back_round_trips_add_up() -> None:
     missing = ("a0", "a1"), ("a1", "a0")
     found = guessed({pair: each for pair, each in known.items() if pair not in missing})
     assert found["a0", "a1"].rtt_s == found["a1", "a0"].rtt_s == 2 * NEAR[1]
+
+
+def test_the_way_back_is_a_witness() -> None:
+    """Sites of three: a pair there has one near neighbour in common, the others are far."""
+    names = [f"{site}{number}" for site in "abc" for number in range(3)]
+    known = {(a, b): link(a, b, NEAR if a[0] == b[0] else FAR) for a, b in permutations(names, 2)}
+    del known["a0", "a1"]
+    assert guessed(known)["a0", "a1"].bandwidth_bytes_per_s == NEAR[0]
+    del known["a1", "a0"]
+    assert guessed(known)["a0", "a1"].bandwidth_bytes_per_s == FAR[0]
 
 
 def test_one_liar_is_no_witness() -> None:
