@@ -40,7 +40,7 @@ from coordinator.planning.solve import SolveAnswer, SolveRequest, solve_request
 from coordinator.plans.transition import TransitionConfig
 from coordinator.problem.service import announced_service
 from coordinator.runtime import CoordinatorConfig
-from coordinator.search.pattern_cpsat import Limits, widest_chain
+from coordinator.search.pattern_cpsat import widest_chain
 from coordinator.search.stage_patterns import Terrain, place_chains
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.judge import judge, standing_load
@@ -150,11 +150,10 @@ def solved(
 
 def simple(known: Problem, stages_max: int) -> tuple[Assignment, ...] | None:
     """The chain of stage patterns of the most flow, by type and region, with a bound on depth."""
-    terrain = Terrain(known, peer_classes(known, regions(known)), lambda _kind, _layers: 1e15)
+    terrain = Terrain(known, peer_classes(known, regions(known)))
     if not terrain.kinds:
         return None
-    limits = Limits(stages_max=stages_max)
-    chain = widest_chain(terrain, terrain.counts(), limits, seed=0, work_max=SIMPLE_WORK)
+    chain = widest_chain(terrain, terrain.counts(), stages_max, seed=0, work_max=SIMPLE_WORK)
     return None if chain is None else place_chains(terrain, [chain])
 
 

@@ -139,13 +139,19 @@ def ceiling(held: Assignment, service: Service) -> float:
 
     So a stage of a chain serves at most the sum over its peers, however its flow is drawn.
     """
-    load, machine = service.workload, service.machines[held.peer_id]
+    machine = service.machines[held.peer_id]
     layers = held.end - held.start
     run = layers * machine.stretch_of(layers)
+    return 1 / max(run * layer_token_s(machine, service.workload), 1e-12)
+
+
+def layer_token_s(machine: PeerSpeed, load: Workload) -> float:
+    """The least time of a layer for each decoded token: the token's own, or that of its share of
+    the prompts, whichever is more."""
     prompt = _prompt(machine, load)
     row_s = min(prompt.at(rows) / rows for rows in LIMIT_ROWS)
     decode_s = _decode(machine, load).at(DECODES_MOST) / DECODES_MOST
-    return 1 / max(run * decode_s, run * row_s * load.input_tokens / load.output_tokens, 1e-12)
+    return max(decode_s, row_s * load.input_tokens / load.output_tokens)
 
 
 def _decode(machine: PeerSpeed, load: Workload) -> Curve:

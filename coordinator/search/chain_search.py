@@ -4,7 +4,7 @@ The dynamic program gives chains within a second at any load, so that a busy mac
 chains to improve; the stage-pattern program and the moves use the time that is left.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,6 +13,7 @@ from coordinator.evaluation.max_flow import balanced_flow, flow_parts, solve_flo
 from coordinator.problem.service import Service
 from coordinator.search import local_moves
 from coordinator.search.chain_dp import Chain, Chains, chains_by_dp
+from coordinator.search.full_load import at_full_load
 from coordinator.search.pattern_cpsat import WORK_MAX
 from coordinator.search.pattern_search import search_patterns
 from dht.messages.types import Assignment, FlowEdge, Problem
@@ -82,6 +83,14 @@ class Judge:
         edges = tuple(edge for judged in each for edge in judged.edges)
         return edges, None if self.service is None else added(served)
 
+    def token_s(self, made: Mapping[Chains, float]) -> float:
+        """Time of a token around the ring of the best of the chains ``made``, which are given with
+        their worth; 0: there are none."""
+        if not made:
+            return 0.0
+        _, served = self.flow(max(made, key=lambda chains: made[chains]))
+        return 0.0 if served is None else served.token_time_s
+
     def _judged(self, chain: Chain, needed: float = 0.0) -> "_Judged | None":
         """A chain's flow and worth; None where it surely serves less than what is ``needed``."""
         known = self._known.get(chain)
@@ -144,19 +153,21 @@ def search(
     made: dict[Chains, float] = {chains: judge(chains) for chains in seeds if chains}
     if service is not None:
         rows_end = until(spent, ROWS_SHARE, CANDIDATES_MAX)
-        for chains in chains_by_dp(problem, judge=judge, go_on=rows_end):
-            made[chains] = judge(chains)
+        for _ in range(2):  # the second time by how long a token takes in the best of the first
+            problem = at_full_load(judge.problem, service, judge.token_s(made))
+            for chains in chains_by_dp(problem, judge=judge, go_on=rows_end):
+                made[chains] = judge(chains)
+        problem = at_full_load(judge.problem, service, judge.token_s(made))
     share = FRONTIER_SHARE if service else 1.0
     frontier_end = until(spent, share, CANDIDATES_MAX, 0 if made else TIMES_MIN)
-    room_for = service.kv_tokens if service else None
     if frontier_end(0):
         for chains in search_patterns(
             problem,
-            room_for=room_for,
             judge=judge,
             seed=seed,
             go_on=frontier_end,
             work_max=work_max,
+            flow_alone=service is None,
         ):
             made[chains] = judge(chains)
     best = sorted((Found(value, chains) for chains, value in made.items()), key=lambda f: -f.value)

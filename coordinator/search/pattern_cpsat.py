@@ -8,7 +8,6 @@ enough for the slow links between regions.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
@@ -21,25 +20,16 @@ FLOW_WITHIN = 4e-3
 """Precision at which bisection ends, as a share of the flow."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Limits on a chain besides the available peers."""
-
-    stages_max: int
-    kv_tokens_min: float = 0.0
-    """Minimum KV room of every stage, in tokens."""
-
-
 def widest_chain(
     terrain: Terrain,
     available: Sequence[int],
-    limits: Limits,
+    stages_max: int,
     *,
     seed: int,
     go_on: Callable[[], bool] = lambda: True,
     work_max: float = WORK_MAX,
 ) -> tuple[StagePattern, ...] | None:
-    """The chain of stages with the most flow that was found; None: no chain was found.
+    """The chain of at most ``stages_max`` stages with the most flow that was found, or None.
 
     Once ``go_on()`` is false, the best chain so far is returned, if there is one.
     """
@@ -52,7 +42,7 @@ def widest_chain(
     low, best = 0.0, None
     flow = high / 2
     for _ in range(BISECTIONS_MAX):
-        found = _Program(terrain, available, flow, limits).solve(seed, work_max)
+        found = _Program(terrain, available, flow, stages_max).solve(seed, work_max)
         if found is None:
             high = flow
         else:
@@ -82,7 +72,7 @@ class _Program:
     """
 
     def __init__(
-        self, terrain: Terrain, available: Sequence[int], flow: float, limits: Limits
+        self, terrain: Terrain, available: Sequence[int], flow: float, stages_max: int
     ) -> None:
         from ortools.sat.python import cp_model
 
@@ -90,13 +80,13 @@ class _Program:
         self._terrain = terrain
         self._model = cp_model.CpModel()
         self._flow = flow
-        self._patterns = terrain.patterns(available, flow, limits.kv_tokens_min)
+        self._patterns = terrain.patterns(available, flow)
         self._simple = len(terrain.regions) == 1 and not any(
             self._exceeds(pattern, first=True) or self._exceeds(pattern, last=True)
             for pattern in self._patterns
         )
         self._define_roles(available)
-        self._define_sums(available, limits)
+        self._define_sums(available, stages_max)
         if not self._simple:
             self._define_order()
 
@@ -125,7 +115,7 @@ class _Program:
         roles = (self._head, self._tail, self._both, self._middle)
         return [role[index] for role in roles if index in role]
 
-    def _define_sums(self, available: Sequence[int], limits: Limits) -> None:
+    def _define_sums(self, available: Sequence[int], stages_max: int) -> None:
         model = self._model
         uses = {index: sum(self._roles(index)) for index in range(len(self._patterns))}
         for kind, count in enumerate(available):
@@ -138,7 +128,7 @@ class _Program:
                 model.add(sum(taken) <= count)
         held = sum(p.layers * uses[index] for index, p in enumerate(self._patterns))
         model.add(held == self._terrain.problem.model.layers)
-        model.add(sum(uses.values()) <= limits.stages_max)
+        model.add(sum(uses.values()) <= stages_max)
 
     def _define_order(self) -> None:
         """Require that the regions form one path, with heads and tails at its joints."""

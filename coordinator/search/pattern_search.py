@@ -1,17 +1,17 @@
 """Makes candidates with the stage-pattern program: chains of many depths, alone and side by side.
 
 Neither the widest chain nor the shortest serves most: depth costs time, width needs peers. So the
-search makes chains of every depth, then combinations of chains over disjoint kinds of peers, then
-chains with more KV room; the caller judges them.
+search makes chains of every depth, then combinations of chains over disjoint kinds of peers; the
+caller judges them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from coordinator.heuristics.peer_classes import PeerClass, peer_classes, regions
+from coordinator.heuristics.peer_classes import peer_classes, regions
 from coordinator.search.chain_dp import Chains, disjoint
-from coordinator.search.pattern_cpsat import WORK_MAX, Limits, widest_chain
+from coordinator.search.pattern_cpsat import WORK_MAX, widest_chain
 from coordinator.search.stage_patterns import StagePattern, Terrain, place_chains, used
 from dht.messages.types import Assignment, Problem
 
@@ -19,17 +19,12 @@ DEPTH_STEPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 17, 20, 24, 30, 40, 60)
 """Bounds on a chain's depth, as stages beyond the fewest possible."""
 COARSE_STEPS = (0, 1, 3, 6)
 """Bounds on depth for the first pass."""
-KV_STEPS = (1.15, 1.35, 1.6, 2.0)
-"""Minimum KV room of every stage, as multiples of the room of a chain's narrowest stage."""
 SUBSETS_MAX = 40
 """Maximum sets of kinds that get chains of their own."""
 COPIES_MAX = 3
 """Maximum copies of a chain side by side, each over its share of every kind."""
-REFINED = 3
-"""Number of the best chains for which more KV room is tried."""
 COMBINED_MAX = 4
 """Maximum combinations of chains over disjoint kinds."""
-UNLIMITED_TOKENS = 1e15
 
 PatternChain = tuple[StagePattern, ...]
 Worth = Callable[[Chains], float]
@@ -40,25 +35,24 @@ Worth = Callable[[Chains], float]
 class _Found:
     value: float
     chain: PatternChain
-    counts: tuple[int, ...]
     stages_max: int
 
 
 def search_patterns(
     problem: Problem,
     *,
-    room_for: Callable[[str, int], float] | None,
     judge: Worth,
     seed: int,
     go_on: Callable[[int], bool],
     work_max: float = WORK_MAX,
+    flow_alone: bool = False,
 ) -> Iterator[Chains]:
     """Placements made of chains, until ``go_on(programs solved)`` is false.
 
-    ``room_for(peer, layers)`` is the KV room in tokens; without it, only the chain with the most
-    flow is made. ``work_max`` bounds one program, in CP-SAT's deterministic seconds.
+    ``work_max`` bounds one program, in CP-SAT's deterministic seconds. With ``flow_alone``, only
+    the chain with the most flow is made.
     """
-    search = _Search(problem, room_for, judge, seed, go_on, work_max)
+    search = _Search(problem, judge, seed, go_on, work_max, flow_alone=flow_alone)
     if search.terrain.kinds:
         yield from search.run()
 
@@ -67,41 +61,36 @@ class _Search:
     def __init__(
         self,
         problem: Problem,
-        room_for: Callable[[str, int], float] | None,
         judge: Worth,
         seed: int,
         go_on: Callable[[int], bool],
         work_max: float,
+        *,
+        flow_alone: bool,
     ) -> None:
         self._judge = judge
         self._seed = seed
         self._go_on = go_on
         self._work_max = work_max
         self._asked = 0
-        self._has_room = room_for is not None
-
-        def room(kind: PeerClass, layers: int) -> float:
-            if room_for is None:
-                return UNLIMITED_TOKENS
-            return min(room_for(peer, layers) for peer in kind.peer_ids)
-
-        self.terrain = Terrain(problem, peer_classes(problem, regions(problem)), room)
+        self._flow_alone = flow_alone
+        self.terrain = Terrain(problem, peer_classes(problem, regions(problem)))
 
     def run(self) -> Iterator[Chains]:
-        """One chain over all kinds; chains over sets of kinds; copies; more KV room."""
+        """One chain over all kinds; chains over sets of kinds; copies."""
         all_counts = tuple(self.terrain.counts())
         found = []
         per_set: dict[frozenset[int], _Found] = {}
         everything = frozenset(range(len(all_counts)))
-        if self._has_room:
+        if not self._flow_alone:
             # Chains over one sort of device are found quickly and hard to beat for small models.
             self._best_of(self._alike(), all_counts, COARSE_STEPS, per_set)
             for parts in disjoint(_values(per_set), COMBINED_MAX):
                 yield self._spans([per_set[part].chain for part in parts])
-        for one in self._depths(all_counts, DEPTH_STEPS if self._has_room else DEPTH_STEPS[-1:]):
+        for one in self._depths(all_counts, DEPTH_STEPS[-1:] if self._flow_alone else DEPTH_STEPS):
             found.append(one)
             yield self._spans([one.chain])
-        if not self._has_room:  # the objective is flow alone: more depth is more flow
+        if self._flow_alone:  # more depth is more flow
             return
         if found:
             per_set[everything] = max(found, key=lambda f: f.value)
@@ -110,9 +99,6 @@ class _Search:
             yield self._spans([per_set[part].chain for part in parts])
         for copies in range(2, COPIES_MAX + 1):
             yield from self._copies(all_counts, copies)
-        found.sort(key=lambda f: -f.value)
-        for one in found[:REFINED]:
-            yield from self._roomier(one)
 
     def _spans(self, chains: Sequence[PatternChain]) -> Chains:
         placed = place_chains(self.terrain, chains)
@@ -124,14 +110,14 @@ class _Search:
             at += count
         return tuple(spans)
 
-    def _chain(self, counts: Sequence[int], limits: Limits) -> PatternChain | None:
+    def _chain(self, counts: Sequence[int], stages_max: int) -> PatternChain | None:
         if not self._go_on(self._asked):
             return None
         self._asked += 1
         return widest_chain(
             self.terrain,
             counts,
-            limits,
+            stages_max,
             seed=self._seed,
             go_on=lambda: self._go_on(self._asked),
             work_max=self._work_max,
@@ -167,25 +153,12 @@ class _Search:
         reached = 0
         most = min(layers, sum(counts))
         for bound in sorted({min(fewest + more, most) for more in steps}):
-            chain = self._chain(counts, Limits(stages_max=bound))
+            chain = self._chain(counts, bound)
             if chain is None or len(chain) <= reached:
                 continue
             reached = len(chain)
             value = self._judge(self._spans([chain]))
-            yield _Found(value=value, chain=chain, counts=counts, stages_max=bound)
-
-    def _roomier(self, found: _Found) -> Iterator[Chains]:
-        kinds_ = self.terrain.kinds
-        narrowest = min(
-            sum(n * self.terrain.room_for(kinds_[kind], stage.layers) for kind, n in stage.counts)
-            for stage in found.chain
-        )
-        for step in KV_STEPS:
-            limits = Limits(stages_max=found.stages_max, kv_tokens_min=step * narrowest)
-            chain = self._chain(found.counts, limits)
-            if chain is None:
-                return
-            yield self._spans([chain])
+            yield _Found(value=value, chain=chain, stages_max=bound)
 
     def _copies(self, counts: tuple[int, ...], copies: int) -> Iterator[Chains]:
         share = tuple(n // copies for n in counts)
@@ -193,7 +166,7 @@ class _Search:
             chains, left = [one.chain] * copies, list(counts)
             for chain in chains:
                 left = [a - b for a, b in zip(left, used(self.terrain, chain), strict=True)]
-            rest = self._chain(left, Limits(stages_max=one.stages_max + 2)) if any(left) else None
+            rest = self._chain(left, one.stages_max + 2) if any(left) else None
             yield self._spans([*chains, rest] if rest else chains)
 
     def _alike(self) -> list[frozenset[int]]:

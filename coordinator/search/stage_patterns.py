@@ -7,7 +7,7 @@ with a count of peers per kind whose summed T_l reaches a target flow F.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -21,9 +21,6 @@ WIDTH_MAX = 4
 """Maximum number of peers to which a stage at a region's border is widened."""
 REMEMBERED_MAX = 256
 """Maximum cached sets of patterns."""
-
-RoomFor = Callable[[PeerClass, int], float]
-"""KV room of a peer of a class, in tokens, at a number of layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +41,12 @@ class StagePattern:
 class Terrain:
     """A problem as kinds of peers in regions: everything that does not depend on F."""
 
-    def __init__(self, problem: Problem, kinds: Sequence[PeerClass], room_for: RoomFor) -> None:
+    def __init__(self, problem: Problem, kinds: Sequence[PeerClass]) -> None:
         self.problem = problem
         self.kinds = tuple(kinds)
-        self.room_for = room_for
         self.regions = tuple(sorted({kind.region for kind in kinds}))
         self.crossing_tokens_per_s = self._crossings()
-        self._known: dict[tuple[tuple[int, ...], float, float], tuple[StagePattern, ...]] = {}
+        self._known: dict[tuple[tuple[int, ...], float], tuple[StagePattern, ...]] = {}
 
     def _crossings(self) -> dict[tuple[int, int], float]:
         """Tokens/s of the median link between two regions, for each pair of regions."""
@@ -73,15 +69,13 @@ class Terrain:
                 widest = max(widest, math.ceil(flow / each))
         return min(widest, WIDTH_MAX)
 
-    def patterns(
-        self, available: Sequence[int], flow: float, kv_tokens_min: float
-    ) -> tuple[StagePattern, ...]:
+    def patterns(self, available: Sequence[int], flow: float) -> tuple[StagePattern, ...]:
         """:func:`patterns`, cached: bisections for several depths ask for the same ones."""
-        key = (tuple(available), flow, kv_tokens_min)
+        key = (tuple(available), flow)
         if key not in self._known:
             if len(self._known) >= REMEMBERED_MAX:
                 self._known.clear()
-            self._known[key] = tuple(patterns(self, available, flow, kv_tokens_min))
+            self._known[key] = tuple(patterns(self, available, flow))
         return self._known[key]
 
     def counts(self) -> list[int]:
@@ -89,10 +83,8 @@ class Terrain:
         return [len(kind.peer_ids) for kind in self.kinds]
 
 
-def patterns(
-    terrain: Terrain, available: Sequence[int], flow: float, kv_tokens_min: float
-) -> Iterator[StagePattern]:
-    """The minimal stages that reach ``flow`` and the KV room: none can spare a peer.
+def patterns(terrain: Terrain, available: Sequence[int], flow: float) -> Iterator[StagePattern]:
+    """The minimal stages that reach ``flow``: none can spare a peer.
 
     In regions whose links to others are slow, also wider stages, for the region's border.
     """
@@ -101,14 +93,10 @@ def patterns(
         mine = [i for i, kind in enumerate(terrain.kinds) if kind.region == region and available[i]]
         longest = max((len(terrain.kinds[i].tokens_per_s) for i in mine), default=0)
         for count in range(1, min(longest, layers) + 1):
-            able = [
-                (rate, terrain.room_for(terrain.kinds[i], count), i)
-                for i in mine
-                if (rate := terrain.kinds[i].rate(count)) > 0
-            ]
-            able.sort(key=lambda entry: (-entry[0], entry[2]))
+            able = [(rate, i) for i in mine if (rate := terrain.kinds[i].rate(count)) > 0]
+            able.sort(key=lambda entry: (-entry[0], entry[1]))
             for peers_min in range(1, terrain.width(region, flow) + 1):
-                sums = _Sums(flow=flow, room=kv_tokens_min, peers=peers_min)
+                sums = _Sums(flow=flow, peers=peers_min)
                 for counts in _covers(able, available, sums)[:PATTERNS_MAX]:
                     stage = StagePattern(layers=count, counts=counts, region=region)
                     if peers_min in {1, stage.peers}:
@@ -120,32 +108,27 @@ class _Sums:
     """Sums over the peers of a stage: what they have, or must have."""
 
     flow: float
-    room: float
     peers: int
 
-    def plus(self, count: int, each: tuple[float, float]) -> "_Sums":
-        """The sums with ``count`` more peers of rate and room ``each``."""
-        return _Sums(
-            flow=self.flow + count * each[0],
-            room=self.room + count * each[1],
-            peers=self.peers + count,
-        )
+    def plus(self, count: int, rate: float) -> "_Sums":
+        """The sums with ``count`` more peers of this rate."""
+        return _Sums(flow=self.flow + count * rate, peers=self.peers + count)
 
     def reach(self, wanted: "_Sums") -> bool:
         """Whether every sum is at least the wanted one."""
-        return self.flow >= wanted.flow and self.room >= wanted.room and self.peers >= wanted.peers
+        return self.flow >= wanted.flow and self.peers >= wanted.peers
 
 
 def _covers(
-    able: Sequence[tuple[float, float, int]], available: Sequence[int], wanted: _Sums
+    able: Sequence[tuple[float, int]], available: Sequence[int], wanted: _Sums
 ) -> list[tuple[tuple[int, int], ...]]:
     """Minimal multisets of kinds that reach the ``wanted`` sums, the least wasteful first."""
     found: list[tuple[float, tuple[tuple[int, int], ...]]] = []
-    each = {kind: (rate, room) for rate, room, kind in able}
-    nothing = _Sums(flow=0.0, room=0.0, peers=0)
+    each = {kind: rate for rate, kind in able}
+    nothing = _Sums(flow=0.0, peers=0)
     # The sums that the remaining kinds could add: a branch that cannot reach the goal ends at once.
     left = [nothing]
-    for _, _, kind in reversed(able):
+    for _, kind in reversed(able):
         left.append(left[-1].plus(available[kind], each[kind]))
     left.reverse()
 
@@ -155,12 +138,10 @@ def _covers(
                 found.append((have.flow, chosen))
             return
         rest = left[at]
-        most = _Sums(
-            flow=have.flow + rest.flow, room=have.room + rest.room, peers=have.peers + rest.peers
-        )
+        most = _Sums(flow=have.flow + rest.flow, peers=have.peers + rest.peers)
         if at == len(able) or not most.reach(wanted) or len(found) >= 2 * PATTERNS_MAX:
             return
-        kind = able[at][2]
+        kind = able[at][1]
         need = 0
         while need < available[kind] and not have.plus(need, each[kind]).reach(wanted):
             need += 1

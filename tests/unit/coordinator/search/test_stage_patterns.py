@@ -6,7 +6,7 @@ from hypothesis import given
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import check_plan, uncovered
 from coordinator.heuristics.peer_classes import peer_classes, regions
-from coordinator.search.pattern_cpsat import Limits, chain_flow, widest_chain
+from coordinator.search.pattern_cpsat import chain_flow, widest_chain
 from coordinator.search.stage_patterns import Terrain, place_chains, used
 from dht.messages.types import Problem, fits
 from tests.examples import examples
@@ -14,10 +14,8 @@ from tests.unit.coordinator.helix import problem_of
 from tests.unit.coordinator.problems import link, model, node, plan_of, problems
 
 
-def terrain_of(problem: Problem, room: float = 1e9) -> Terrain:
-    return Terrain(
-        problem, peer_classes(problem, regions(problem)), lambda kind, layers: room / layers
-    )
+def terrain_of(problem: Problem) -> Terrain:
+    return Terrain(problem, peer_classes(problem, regions(problem)))
 
 
 # Flows that an exhaustive search of patterns found, tokens/s.
@@ -34,7 +32,7 @@ KNOWN = (
 def test_flows_of_known_clusters(cluster: str, name: str, stages_max: int, flow: float) -> None:
     problem = problem_of(cluster, name)
     terrain = terrain_of(problem)
-    chain = widest_chain(terrain, terrain.counts(), Limits(stages_max=stages_max), seed=0)
+    chain = widest_chain(terrain, terrain.counts(), stages_max, seed=0)
     assert chain is not None
     assert len(chain) <= stages_max
     assert chain_flow(terrain, chain) == pytest.approx(flow, rel=5e-3)
@@ -47,24 +45,10 @@ def test_flows_of_known_clusters(cluster: str, name: str, stages_max: int, flow:
 def test_the_same_input_gives_the_same_chain() -> None:
     problem = problem_of("geo24", "70b")
     chains = [
-        widest_chain(terrain, terrain.counts(), Limits(stages_max=14), seed=3)
+        widest_chain(terrain, terrain.counts(), 14, seed=3)
         for terrain in (terrain_of(problem), terrain_of(problem))
     ]
     assert chains[0] == chains[1]
-
-
-def test_more_kv_room_costs_flow() -> None:
-    problem = problem_of("single24", "70b")
-    terrain = terrain_of(problem, room=400_000.0)
-    counts = terrain.counts()
-    free = widest_chain(terrain, counts, Limits(stages_max=14), seed=0)
-    roomy = widest_chain(terrain, counts, Limits(stages_max=14, kv_tokens_min=80_000), seed=0)
-    assert free is not None
-    assert roomy is not None
-    room = min(stage.peers * 400_000.0 / stage.layers for stage in roomy)
-    assert room >= 80_000
-    assert min(stage.peers * 400_000.0 / stage.layers for stage in free) < 80_000
-    assert chain_flow(terrain, roomy) <= chain_flow(terrain, free) * 1.002
 
 
 def test_a_crossing_takes_as_many_links_as_the_flow_needs() -> None:
@@ -80,7 +64,7 @@ def test_a_crossing_takes_as_many_links_as_the_flow_needs() -> None:
     ]
     problem = Problem(model=model(12), nodes=(*near, *far), links=tuple(links))
     terrain = terrain_of(problem)
-    chain = widest_chain(terrain, terrain.counts(), Limits(stages_max=12), seed=0)
+    chain = widest_chain(terrain, terrain.counts(), 12, seed=0)
     assert chain is not None
     spans = place_chains(terrain, [chain])
     assert solve_flow(problem, spans).flow_tokens_per_s >= 7.9
@@ -94,7 +78,7 @@ def test_a_chain_covers_the_model_and_fits_its_peers(problem: Problem) -> None:
     if not terrain.kinds:
         return
     counts = terrain.counts()
-    chain = widest_chain(terrain, counts, Limits(stages_max=8), seed=0)
+    chain = widest_chain(terrain, counts, 8, seed=0)
     if chain is None:
         return
     assert all(a <= b for a, b in zip(used(terrain, chain), counts, strict=True))
