@@ -508,9 +508,8 @@ def test_a_peer_that_waits_for_a_holder_makes_way_for_its_owner() -> None:
                     if living.held != (0, 0) and living.peer._follower._moving.locked()
                 ]
 
-            await asyncio.sleep(300)
+            await swarm.until(lambda: bool(waiting()), 1200)
             held = waiting()
-            assert held, "the plan takes layers from nobody"
             for number in held:
                 desks[number].used = True
             await swarm.until(

@@ -9,7 +9,7 @@ from coordinator.evaluation.estimate import estimate
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.heuristics.peer_classes import peer_classes, regions
 from coordinator.problem.service import Curve, service_from_rates
-from coordinator.search.pattern_cpsat import Limits, widest_chain
+from coordinator.search.pattern_cpsat import widest_chain
 from coordinator.search.stage_patterns import Terrain, place_chains
 from coordinator.simulator.judge import judge
 from dht.messages.types import Assignment, Problem
@@ -28,8 +28,8 @@ def spans_of(cluster: str, name: str, which: str | int) -> tuple[Assignment, ...
     if isinstance(which, str):
         return published(cluster, name, which)
     problem = problem_of(cluster, name)
-    terrain = Terrain(problem, peer_classes(problem, regions(problem)), lambda kind, layers: 1e9)
-    chain = widest_chain(terrain, terrain.counts(), Limits(stages_max=which), seed=0)
+    terrain = Terrain(problem, peer_classes(problem, regions(problem)))
+    chain = widest_chain(terrain, terrain.counts(), which, seed=0)
     assert chain is not None
     return place_chains(terrain, [chain])
 
