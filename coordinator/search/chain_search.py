@@ -34,8 +34,6 @@ ROWS_SHARE = 0.6
 not, in one of a hundred cells, it still finds more than what would come after it."""
 FRONTIER_SHARE = 0.4
 """Share of the time after which no more chains are made; the rest is for improving the best."""
-DOUBT = 1.06
-"""Minimum ratio of refined chains' throughput to the best unrefined one's: the estimate's error."""
 REMEMBERED_MAX = 20_000
 """Maximum chains whose worth is cached."""
 GAIN_MIN = 1.0005
@@ -173,13 +171,11 @@ def search(
     best = sorted((Found(value, chains) for chains, value in made.items()), key=lambda f: -f.value)
     if service is None or not best:
         return best
-    refined = []
+    refined: list[Found] = []
     for turn, found in enumerate(best[:REFINED], start=1):
         share = FRONTIER_SHARE + (1 - FRONTIER_SHARE) * turn / REFINED
         refined.append(improved(found.chains, judge, seed=seed, share=share, spent=spent))
-    # The search also exploits the estimate's errors: its gain must exceed them.
-    surely = [found for found in refined if found.value >= DOUBT * best[0].value]
-    return sorted([*surely, *best], key=lambda found: -found.value)
+    return sorted([*refined, *best], key=lambda found: -found.value)
 
 
 def improved(
