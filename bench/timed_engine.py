@@ -98,6 +98,8 @@ class TimedEngine:
 
     def keep_no_more(self, key: str) -> None: ...
 
+    def settle(self, key: str, tokens: int) -> None: ...
+
     def extend_kv(self, key: str, tokens: int) -> bool:
         pages = -(-tokens // self.page_tokens) * self.page_tokens
         more = pages - self._kv[key]

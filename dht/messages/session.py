@@ -257,6 +257,9 @@ class SessionClose:
 
     session: SessionId
     attempt: RouteAttempt
+    tokens: Position = 0
+    """At an answer's end: number of leading rows that are right, accepted drafts among them. A
+    stage whose last rows were drafted does not know yet. 0: not said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

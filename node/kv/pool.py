@@ -114,6 +114,13 @@ class KvPool:
         with self._lock:
             self._names.pop(session, None)
 
+    def settle(self, session: str, tokens: int) -> None:
+        """Nothing takes back a session's first ``tokens`` tokens, as far as they are written."""
+        with self._lock:
+            if (reservation := self._accounts.get(session)) is not None:
+                known = min(tokens, reservation.written)
+                reservation.settled = max(reservation.settled, known)
+
     def extend(self, session: str, tokens: int) -> bool:
         """Give a session pages for its first ``tokens`` tokens; False if too few are free, or the
         session has ended."""

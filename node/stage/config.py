@@ -105,6 +105,10 @@ class StageEngine(Protocol):
         """Keep no further KV of a session for others."""
         ...
 
+    def settle(self, key: str, tokens: int) -> None:
+        """Nothing takes back a session's first ``tokens`` tokens, as far as they were run."""
+        ...
+
     def extend_kv(self, key: str, tokens: int) -> bool:
         """Give a session KV for its first ``tokens`` tokens; False if too little is free."""
         ...

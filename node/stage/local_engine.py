@@ -327,6 +327,9 @@ class LocalEngine:
     def keep_no_more(self, key: str) -> None:
         self._engine.kv.keep_no_more(key)
 
+    def settle(self, key: str, tokens: int) -> None:
+        self._engine.kv.settle(key, tokens)
+
     def extend_kv(self, key: str, tokens: int) -> bool:
         return self._engine.kv.extend(key, tokens)
 

@@ -482,6 +482,7 @@ def _next_peer(open_: SessionOpen) -> str:
     return open_.route[(open_.hop + 1) % len(open_.route)].peer_id
 
 
-def close_of(session: StageSession) -> SessionClose:
+def close_of(session: StageSession, tokens: int = 0) -> SessionClose:
     """A close message for the session's present attempt."""
-    return SessionClose(session=session.open.session, attempt=session.open.attempt)
+    open_ = session.open
+    return SessionClose(session=open_.session, attempt=open_.attempt, tokens=tokens)

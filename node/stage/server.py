@@ -370,7 +370,7 @@ class StageServer:
         """Close the session if a neighbouring stage of its route asks for it; others may not."""
         live = self._table.find(close.session, close.attempt)
         if live is not None and self._is_neighbour(live, peer_id):
-            self._close(live)
+            self._close(live, close.tokens)
 
     def upstream_lost(self, peer_id: str, upstream: FrameSender) -> None:
         """Pause the sessions whose stream from the stage before ended."""
@@ -429,19 +429,25 @@ class StageServer:
         """Complete an answer: free it here, and tell the first stage, which tells the rest."""
         session = live.session
         self.counters["finished"] += 1
+        rows = session.open.prompt_tokens + len(session.sampled) - 1
+        self.kv.settle(session.kv_key, rows)
         self._table.finish(live)
         if session.ring_peer is not None:
-            self._hops.get(session.ring_peer).send(close_of(session))
+            self._hops.get(session.ring_peer).send(close_of(session, rows))
 
-    def _close(self, live: Live) -> None:
-        """Free the session here and at the stages after; a finished one is kept for its client."""
+    def _close(self, live: Live, tokens: int = 0) -> None:
+        """Free the session here and at the stages after; a finished one is kept for its client.
+
+        ``tokens``: as in :class:`SessionClose`.
+        """
         session = live.session
         if session.state is StageState.FINISHED:
             return
         if session.next_peer is not None:
             hop = self._hops.find(session.next_peer)
             if hop is not None:  # beyond a lost hop, the session ends by its own time limit
-                hop.send(close_of(session))
+                hop.send(close_of(session, tokens))
+        self.kv.settle(session.kv_key, tokens)
         if (warming := live.warming) is not None and warming.copies:
             hop = self._hops.find(warming.next_peer)
             if hop is not None:

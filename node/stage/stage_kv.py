@@ -90,6 +90,10 @@ class StageKv:
         """Keep no further KV of a session for others."""
         self._engine.keep_no_more(session)
 
+    def settle(self, session: str, tokens: int) -> None:
+        """Nothing takes back a session's first ``tokens`` tokens, as far as they were run."""
+        self._engine.settle(session, tokens)
+
     def take(self, session: str, tokens: int) -> bool:
         """Take KV for a session's first ``tokens`` tokens, for which others may have to give way;
         False if the session has to wait."""

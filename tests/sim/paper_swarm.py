@@ -91,6 +91,8 @@ class PaperEngine:
         self.kv: dict[str, tuple[range, int]] = {}
         """Layers and tokens that each session has taken."""
         self.states: dict[str, list[int]] = {}
+        self.settled: dict[str, int] = {}
+        """Rows of each session that nothing takes back."""
         self.keeps = True
         self.names: dict[str, PageNames] = {}
         self.kept: dict[tuple[tuple[int, int], bytes], int] = {}
@@ -151,11 +153,15 @@ class PaperEngine:
             if (layers, name) not in self.kept:
                 break
             states.append(self.kept[layers, name])
-        self.states[key] = states
+        self.states[key], self.settled[key] = states, len(states) - 1
         return len(states) - 1
 
     def keep_no_more(self, key: str) -> None:
         self.names[key] = NO_NAMES
+
+    def settle(self, key: str, tokens: int) -> None:
+        if key in self.states:
+            self.settled[key] = max(self.settled[key], min(tokens, len(self.states[key]) - 1))
 
     def extend_kv(self, key: str, tokens: int) -> bool:
         layers, had = self.kv[key]
@@ -170,7 +176,8 @@ class PaperEngine:
         self.queued.pop(key, None)
         layers, _ = self.kv.pop(key, (range(0), 0))
         names = self.names.pop(key, NO_NAMES)
-        for index, state in enumerate(self.states.pop(key, [7])[1:-1]):  # not the newest row
+        settled = self.settled.pop(key, 0)
+        for index, state in enumerate(self.states.pop(key, [7])[1 : 1 + settled]):
             if (name := names.page(index, self.page_tokens)) is not None and self._keeps:
                 self.kept.setdefault(((layers.start, layers.stop), name), state)
 
@@ -210,6 +217,7 @@ class PaperEngine:
             return "no KV is reserved"
         if position != len(states) - 1 or len(body) != 8 * tokens:
             return f"KV at {position} came, {len(states) - 1} comes next"
+        self.settled[key] = position
         states += struct.unpack(f"<{tokens}q", body)
         self.kv_imported += tokens
         return None
@@ -252,6 +260,7 @@ class PaperEngine:
             assert not item.drafts, "drafted rows cannot be taken back"
             self.known[key] = item.position, item.position + len(ids)
         del states[item.position + 1 :]
+        self.settled[key] = item.position
         for token_id in ids:
             states.append(fold(states[-1], token_id))
         if item.end < LAYERS:

@@ -72,6 +72,9 @@ class RealEngine(PaperEngine):
     def keep_no_more(self, key: str) -> None:
         self.engine.kv.keep_no_more(key)
 
+    def settle(self, key: str, tokens: int) -> None:
+        self.engine.kv.settle(key, tokens)
+
     def extend_kv(self, key: str, tokens: int) -> bool:
         return self.engine.kv.extend(key, tokens)
 

@@ -10,7 +10,7 @@ from bench.simulated.clock import run_virtual
 from client import UnavailableError
 from client.swarm.swarm import Swarm
 from dht.messages import codec
-from dht.messages.prefix import SHARED_KEY, block_names
+from dht.messages.prefix import BLOCK_TOKENS, SHARED_KEY, block_names
 from dht.messages.session import Prompt, SessionAccepted, SessionFailed, SessionRefused
 from dht.transport.interface import SESSION_PROTOCOL
 from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
@@ -57,10 +57,29 @@ def test_turns_of_a_chat_run_what_is_new() -> None:
                 prompt = (*prompt, *said, *range(turn, turn + 20))
                 cached = await ask(swarm, client, prompt)
                 known = len(prompt) - 20 - 1  # the answer's last token was never run
-                assert known - 16 <= cached <= known
+                assert cached == known // BLOCK_TOKENS * BLOCK_TOKENS
                 assert rows(swarm) == [len(prompt) - cached + NEW - 1] * 3
                 for peer in swarm.peers:
                     assert peer.stage.counters["cached_tokens"] > 0
+
+    virtual(scenario)
+
+
+@pytest.mark.parametrize("new", [NEW, NEW + 1, NEW + 7, NEW + 12])
+def test_a_turn_finds_the_rows_that_were_drafted_last(new: int) -> None:
+    """Where an answer ends in a round with drafts, stages hear which of them were right."""
+
+    async def scenario() -> None:
+        async with paper_swarm(*SPANS, foretold=True) as swarm, swarm.client() as client:
+            prompt = HISTORY[:200]
+            answer = await client.generate(prompt, max_new_tokens=new)
+            await until(lambda: held(swarm) == 0)
+            assert sum(peer.stage.counters["accepted_drafts"] for peer in swarm.peers) > 0
+            known = len(prompt) + new - 1
+            prompt = (*prompt, *answer.token_ids, *range(20))
+            again = await client.generate(prompt, max_new_tokens=NEW)
+            assert again.token_ids == answer_of(prompt, NEW)
+            assert again.cached_tokens == known // BLOCK_TOKENS * BLOCK_TOKENS
 
     virtual(scenario)
 

@@ -164,8 +164,8 @@ GOLDEN: list[tuple[Any, str]] = [
         "9303ac7265636f7264732d6275737981ad72657472795f61667465725f73cb3ff0000000000000",
     ),
     (
-        SessionClose(session=S, attempt=3),
-        "9303a5636c6f736582a773657373696f6ea973657373696f6e2d31a7617474656d707403",
+        SessionClose(session=S, attempt=3, tokens=17),
+        "9303a5636c6f736583a773657373696f6ea973657373696f6e2d31a7617474656d707403a6746f6b656e7311",
     ),
     (
         SessionRefused(
@@ -523,6 +523,8 @@ def test_unknown_fields_are_ignored() -> None:
         ((VERSION, "ping", {"nonce": "7"}), "not a message"),
         ((VERSION, "ping"), "not a message"),
         ((VERSION, "close", {"session": "s" * 33, "attempt": 0}), "not a message"),
+        ((VERSION, "close", {"session": "s", "attempt": 0, "tokens": -1}), "not a message"),
+        ((VERSION, "close", {"session": "s", "attempt": 0, "tokens": 1 << 60}), "not a message"),
         (
             (
                 VERSION,

@@ -114,6 +114,15 @@ class Pools(RuleBasedStateMachine):
             assert self.pools[at].free_tokens == 0
             self.cancel(at, name)
 
+    @rule(at=places, name=names, tokens=st.integers(0, 1 << 20))
+    def settle(self, at: int, name: str, tokens: int) -> None:
+        """A neighbour says how many rows are right, and may say any number."""
+        before = self.pools[at].get(name)
+        known = 0 if before is None else before.settled
+        self.pools[at].settle(name, tokens)
+        if before is not None:
+            assert before.settled == max(known, min(tokens, self.told[at][name].at))
+
     @rule(at=places, name=names)
     def cancel(self, at: int, name: str) -> None:
         self.pools[at].free(name)
