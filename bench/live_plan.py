@@ -34,7 +34,6 @@ from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import uncovered
 from coordinator.experiments.planner_view import service_of
 from coordinator.heuristics import heuristics
-from coordinator.heuristics.peer_classes import peer_classes, regions
 from coordinator.planning.placement import best_placement
 from coordinator.planning.solve import SolveAnswer, SolveRequest, solve_request
 from coordinator.plans.transition import TransitionConfig
@@ -133,7 +132,6 @@ def solved(
     known: Problem, limit_s: float, *, thorough: bool = False, flow: tuple[FlowEdge, ...] = ()
 ) -> tuple[SolveAnswer, float]:
     """A solve's answer, and the seconds of the processor that it took."""
-    started_s = time.process_time()
     request = SolveRequest(
         problem=known,
         version=PlanVersion(term=1, counter=1 + thorough),
@@ -144,13 +142,20 @@ def solved(
         thorough=thorough,
         flow=flow,
     )
-    answer = solve_request(request, lambda: (time.process_time() - started_s) / limit_s)
-    return answer, time.process_time() - started_s
+    spent = clock(limit_s)
+    answer = solve_request(request, spent)
+    return answer, spent() * limit_s
+
+
+def clock(limit_s: float) -> Callable[[], float]:
+    """The share of ``limit_s`` seconds of the processor that is gone from now on."""
+    started_s = time.process_time()
+    return lambda: (time.process_time() - started_s) / limit_s
 
 
 def simple(known: Problem, stages_max: int) -> tuple[Assignment, ...] | None:
     """The chain of stage patterns of the most flow, by type and region, with a bound on depth."""
-    terrain = Terrain(known, peer_classes(known, regions(known)))
+    terrain = Terrain(known)
     if not terrain.kinds:
         return None
     chain = widest_chain(terrain, terrain.counts(), stages_max, seed=0, work_max=SIMPLE_WORK)
@@ -194,12 +199,12 @@ def figures(each: Case, plan: Plan) -> dict[str, float]:
 
 def informed(each: Case) -> float:
     """Tokens/s by the living rules of what the planner finds from the cluster's own tables."""
-    problem, profiles, started_s = each.problem, each.profiles, time.process_time()
+    problem, profiles = each.problem, each.profiles
     placed = best_placement(
         problem,
         time_limit_s=INFORMED_S,
         seed=0,
-        spent=lambda: (time.process_time() - started_s) / INFORMED_S,
+        spent=clock(INFORMED_S),
         service=service_of(problem, profiles, hub=False),
         trials=True,
     )

@@ -13,7 +13,6 @@ import contextlib
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from unittest.mock import patch
 
 from bench import report
 from bench.clusters import TUNING
-from bench.live_plan import Case, case
+from bench.live_plan import Case, case, clock
 from bench.local_swarm import ROOT
 from coordinator.planning import placement
 from coordinator.problem.service import announced_service
@@ -74,13 +73,12 @@ def key_of(row: dict[str, Any]) -> Key:
 
 def planned(each: Case, part: str, limit_s: float) -> placement.Placement:
     """The placement that is found without ``part``, in ``limit_s`` seconds of the processor."""
-    started_s = time.process_time()
     with PARTS[part]():
         return placement.best_placement(
             each.known,
             time_limit_s=limit_s,
             seed=0,
-            spent=lambda: (time.process_time() - started_s) / limit_s,
+            spent=clock(limit_s),
             service=announced_service(each.known),
             trials=part != TRIALS and limit_s > CoordinatorConfig().solve_s,
         )

@@ -86,7 +86,7 @@ class Judge:
         their worth; 0: there are none."""
         if not made:
             return 0.0
-        _, served = self.flow(max(made, key=lambda chains: made[chains]))
+        _, served = self.flow(max(made, key=made.__getitem__))
         return 0.0 if served is None else served.token_time_s
 
     def _judged(self, chain: Chain, needed: float = 0.0) -> "_Judged | None":
@@ -152,15 +152,14 @@ def search(
     if service is not None:
         rows_end = until(spent, ROWS_SHARE, CANDIDATES_MAX)
         for _ in range(2):  # the second time by how long a token takes in the best of the first
-            problem = at_full_load(judge.problem, service, judge.token_s(made))
-            for chains in chains_by_dp(problem, judge=judge, go_on=rows_end):
+            at_load = at_full_load(problem, service, judge.token_s(made))
+            for chains in chains_by_dp(at_load, judge=judge, go_on=rows_end):
                 made[chains] = judge(chains)
-        problem = at_full_load(judge.problem, service, judge.token_s(made))
     share = FRONTIER_SHARE if service else 1.0
     frontier_end = until(spent, share, CANDIDATES_MAX, 0 if made else TIMES_MIN)
     if frontier_end(0):
         for chains in search_patterns(
-            problem,
+            at_full_load(problem, service, judge.token_s(made)) if service else problem,
             judge=judge,
             seed=seed,
             go_on=frontier_end,
@@ -171,11 +170,11 @@ def search(
     best = sorted((Found(value, chains) for chains, value in made.items()), key=lambda f: -f.value)
     if service is None or not best:
         return best
-    refined: list[Found] = []
+    refined = []
     for turn, found in enumerate(best[:REFINED], start=1):
         share = FRONTIER_SHARE + (1 - FRONTIER_SHARE) * turn / REFINED
         refined.append(improved(found.chains, judge, seed=seed, share=share, spent=spent))
-    return sorted([*refined, *best], key=lambda found: -found.value)
+    return sorted([*best, *refined], key=lambda found: -found.value)
 
 
 def improved(

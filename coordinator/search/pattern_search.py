@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from coordinator.heuristics.peer_classes import peer_classes, regions
 from coordinator.search.chain_dp import Chains, disjoint
 from coordinator.search.pattern_cpsat import WORK_MAX, widest_chain
 from coordinator.search.stage_patterns import StagePattern, Terrain, place_chains, used
@@ -74,7 +73,7 @@ class _Search:
         self._work_max = work_max
         self._asked = 0
         self._flow_alone = flow_alone
-        self.terrain = Terrain(problem, peer_classes(problem, regions(problem)))
+        self.terrain = Terrain(problem)
 
     def run(self) -> Iterator[Chains]:
         """One chain over all kinds; chains over sets of kinds; copies."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from coordinator.evaluation.max_flow import bandwidth_bytes_per_s
-from coordinator.heuristics.peer_classes import PeerClass
+from coordinator.heuristics.peer_classes import peer_classes, regions
 from dht.messages.types import Assignment, Problem
 
 PATTERNS_MAX = 600
@@ -41,10 +41,10 @@ class StagePattern:
 class Terrain:
     """A problem as kinds of peers in regions: everything that does not depend on F."""
 
-    def __init__(self, problem: Problem, kinds: Sequence[PeerClass]) -> None:
+    def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.kinds = tuple(kinds)
-        self.regions = tuple(sorted({kind.region for kind in kinds}))
+        self.kinds = peer_classes(problem, regions(problem))
+        self.regions = tuple(sorted({kind.region for kind in self.kinds}))
         self.crossing_tokens_per_s = self._crossings()
         self._known: dict[tuple[tuple[int, ...], float], tuple[StagePattern, ...]] = {}
 

@@ -7,7 +7,6 @@ import pytest
 
 from coordinator.evaluation.estimate import estimate
 from coordinator.evaluation.max_flow import solve_flow
-from coordinator.heuristics.peer_classes import peer_classes, regions
 from coordinator.problem.service import Curve, service_from_rates
 from coordinator.search.pattern_cpsat import widest_chain
 from coordinator.search.stage_patterns import Terrain, place_chains
@@ -28,7 +27,7 @@ def spans_of(cluster: str, name: str, which: str | int) -> tuple[Assignment, ...
     if isinstance(which, str):
         return published(cluster, name, which)
     problem = problem_of(cluster, name)
-    terrain = Terrain(problem, peer_classes(problem, regions(problem)))
+    terrain = Terrain(problem)
     chain = widest_chain(terrain, terrain.counts(), which, seed=0)
     assert chain is not None
     return place_chains(terrain, [chain])

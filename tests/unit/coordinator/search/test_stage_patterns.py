@@ -5,7 +5,6 @@ from hypothesis import given
 
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import check_plan, uncovered
-from coordinator.heuristics.peer_classes import peer_classes, regions
 from coordinator.search.pattern_cpsat import chain_flow, widest_chain
 from coordinator.search.stage_patterns import Terrain, place_chains, used
 from dht.messages.types import Problem, fits
@@ -15,7 +14,7 @@ from tests.unit.coordinator.problems import link, model, node, plan_of, problems
 
 
 def terrain_of(problem: Problem) -> Terrain:
-    return Terrain(problem, peer_classes(problem, regions(problem)))
+    return Terrain(problem)
 
 
 # Flows that an exhaustive search of patterns found, tokens/s.

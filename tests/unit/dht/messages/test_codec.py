@@ -523,8 +523,8 @@ def test_unknown_fields_are_ignored() -> None:
         ((VERSION, "ping", {"nonce": "7"}), "not a message"),
         ((VERSION, "ping"), "not a message"),
         ((VERSION, "close", {"session": "s" * 33, "attempt": 0}), "not a message"),
-        ((VERSION, "close", {"session": "s", "attempt": 0, "tokens": -1}), "not a message"),
-        ((VERSION, "close", {"session": "s", "attempt": 0, "tokens": 1 << 60}), "not a message"),
+        ((VERSION, "close", {"session": S, "attempt": 0, "tokens": -1}), "not a message"),
+        ((VERSION, "close", {"session": S, "attempt": 0, "tokens": 1 << 60}), "not a message"),
         (
             (
                 VERSION,
