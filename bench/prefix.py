@@ -76,9 +76,9 @@ BESIDE = Talk(history=200, turns=10, said=50, answered=32)
 
 @contextlib.asynccontextmanager
 async def others(job: dict[str, Any], count: int) -> AsyncIterator[list[int]]:
-    """Clients that hold chats of their own as long as the block lasts; yields a list that grows by
-    the number of tokens of each of their answers."""
-    answered: list[int] = []
+    """Clients that hold chats of their own as long as the block lasts, which fails where one of
+    them does; yields a list that grows by the tokens of each of their answers."""
+    answered: list[Sequence[int]] = []
 
     async def chat(seed: int) -> None:
         rng = random.Random(seed)
@@ -88,19 +88,14 @@ async def others(job: dict[str, Any], count: int) -> AsyncIterator[list[int]]:
                 for _ in range(BESIDE.turns):
                     prompt += [rng.randrange(VOCAB) for _ in range(BESIDE.said)]
                     answer = await client.generate(prompt, max_new_tokens=BESIDE.answered)
-                    answered.append(len(answer.token_ids))
+                    answered.append(answer.token_ids)
                     prompt += answer.token_ids
 
-    tasks = [asyncio.create_task(chat(1000 + number)) for number in range(count)]
-    try:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(chat(1000 + number)) for number in range(count)]
         yield answered
-    finally:
         for task in tasks:
             task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        failed = [error for error in ended if isinstance(error, Exception)]
-        if failed:  # a cancelled one is no Exception
-            raise ExceptionGroup("clients beside failed", failed)
 
 
 async def hold(client: Swarm, talk: Talk, pids: dict[str, int], seed: int) -> dict[str, Any]:
