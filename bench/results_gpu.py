@@ -130,10 +130,10 @@ def _where(result: dict[str, Any], name: str) -> str:
 
 
 def _rows(name: str, part: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    if not name.startswith("engine "):
+    if not name.startswith("engine"):
         return
     for shape, found in part["found"].get("shapes", {}).items():
-        of = name[name.find(shape) :] if shape in name else shape
+        of = f"{shape} without kernels" if "without" in name else shape
         for point, step in POINTS.items():
             told = found.get(point)
             if not isinstance(told, dict) or not {"kernels_us", "layer_tokens_per_s"} & told.keys():
