@@ -5,9 +5,9 @@ What runs within a step between bringing rows to the device and fetching results
 layer and over all, so that the difference is what layers take; the rest of a step, which a peer
 pays once for all layers that it holds, is told apart. The floor of a layer is the bytes that it
 must read (KV, and weights: of experts, those that rows drawn evenly would choose) over the measured
-bandwidth. A prefill's floor is its multiplications over the measured rate of one large matrix
-product. ``transformers`` runs the same layers beside it: eagerly, and in its continuous batching.
-Shapes in packed formats are read as they are published, without another side.
+bandwidth. A prefill's floor is the longer of that and its multiplications over the measured rate of
+one large matrix product. ``transformers`` runs the same layers beside it: eagerly, and in its
+continuous batching. Shapes in packed formats are read as they are published, without another side.
 ``--device cpu --tiny`` only proves that the script runs.
 """
 
@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -57,6 +57,8 @@ BATCHING_POINT_S = 5.0
 """Maximum seconds of one point of continuous batching; the step at work ends."""
 BATCHING_PAGE_TOKENS = 256
 """Tokens on a page of continuous batching, as it has it."""
+RATE_ROUNDS = 20
+"""Rounds of what the machine's rates are measured by, once for all shapes."""
 COMPILE_S = 100.0
 """Maximum seconds for which a shape is run to compile its kernels."""
 REASON_CHARACTERS = 300
@@ -434,10 +436,14 @@ class EngineSide:
 
     def step_bytes(self, batch: int, context: int) -> float:
         """Bytes that a step of ``batch`` decodes must read per layer, on average."""
-        touched = 1 - (1 - self._chosen_share) ** batch
-        weights = self.layer_bytes - self._expert_bytes * (1 - touched)
+        weights = self.read_bytes(batch)
         seen = [min(window or context, context) for window in self._windows]
         return weights + batch * self.kv_bytes * sum(seen) / len(seen)
+
+    def read_bytes(self, rows: int) -> float:
+        """Bytes of the weights of a layer that so many rows need, drawn evenly among experts."""
+        touched = 1 - (1 - self._chosen_share) ** rows
+        return self.layer_bytes - self._expert_bytes * (1 - touched)
 
     @property
     def row_numbers(self) -> float:
@@ -743,13 +749,18 @@ def clean(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def machine_rates(device: torch.device, plan: Plan) -> tuple[float, float]:
-    """Bytes/s that a sum reads, and multiply-adds/s (counted as two) of one bfloat16 product."""
-    read = torch.randn(plan.copied_bytes // 4, dtype=torch.float32, device=device)
-    read_s = seconds_of(read.sum, device, plan.rounds)
-    square = torch.randn(plan.matrix, plan.matrix, dtype=torch.bfloat16, device=device)
-    product_s = seconds_of(lambda: square @ square, device, plan.rounds)
-    return plan.copied_bytes / read_s, 2 * plan.matrix**3 / product_s
+@cache
+def machine_rates(device: torch.device, copied_bytes: int, matrix: int) -> tuple[float, float]:
+    """Bytes/s of the quicker of a sum that reads and a copy that reads and writes, and
+    multiply-adds/s (counted as two) of one bfloat16 product."""
+    read = torch.randn(copied_bytes // 4, dtype=torch.float32, device=device)
+    to = torch.empty_like(read)
+    read_s = seconds_of(read.sum, device, RATE_ROUNDS)
+    copied_s = seconds_of(lambda: to.copy_(read), device, RATE_ROUNDS)
+    del read, to
+    square = torch.randn(matrix, matrix, dtype=torch.bfloat16, device=device)
+    product_s = seconds_of(lambda: square @ square, device, RATE_ROUNDS)
+    return copied_bytes / min(read_s, copied_s / 2), 2 * matrix**3 / product_s
 
 
 def measure(
@@ -765,7 +776,7 @@ def measure(
     side, too. Yields what is found after each."""
     at = torch.device(device)
     clean(device)  # the shape before
-    bytes_per_s, flops_per_s = machine_rates(at, plan)
+    bytes_per_s, flops_per_s = machine_rates(at, plan.copied_bytes, plan.matrix)
     steps = plan.rounds + 2 + 1 + PROFILED
     points = points or plan.points
     most = max(batch * (context + steps + 16) for batch, context in points) + max(plan.prefills)
@@ -816,7 +827,8 @@ def measure(
             found[name] |= eager_figures(eager, batch, context, plan)
         yield found
     for tokens in plan.prefills:
-        found[f"prefill_{tokens}"] = prefill_figures(engine, eager, tokens, plan, flops_per_s)
+        rates = bytes_per_s, flops_per_s
+        found[f"prefill_{tokens}"] = prefill_figures(engine, eager, tokens, plan, rates)
         yield found
     if kernels and rival:
         del eager
@@ -858,10 +870,12 @@ def eager_figures(eager: EagerSide, batch: int, context: int, plan: Plan) -> dic
 
 
 def prefill_figures(
-    engine: EngineSide, eager: EagerSide | None, tokens: int, plan: Plan, flops_per_s: float
+    engine: EngineSide, eager: EagerSide | None, tokens: int, plan: Plan, rates: tuple[float, float]
 ) -> dict[str, Any] | str:
     """One prompt on both sides; why not, where the engine cannot."""
-    floor_s = 2 * tokens * engine.row_numbers / flops_per_s
+    bytes_per_s, flops_per_s = rates
+    products_s = 2 * tokens * engine.row_numbers / flops_per_s
+    floor_s = max(products_s, engine.read_bytes(tokens) / bytes_per_s)
 
     def prefill_s(layers: int) -> tuple[float, float]:
         return parts_of(lambda: engine.prefill(tokens, layers), engine, plan.rounds)
@@ -872,7 +886,8 @@ def prefill_figures(
         return str(error)
     figures: dict[str, Any] = {
         "floor_us": round(1e6 * floor_s, 1),
-        "share_of_matrix_rate": round(floor_s / layer_s, 3),
+        "share_of_matrix_rate": round(products_s / layer_s, 3),
+        "times_floor": round(layer_s / floor_s, 2),
         "layer_tokens_per_s": round(tokens / layer_s, 1),
         "beside_layers_ms": round(1e3 * beside_s, 3),
     }

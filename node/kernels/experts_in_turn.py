@@ -65,6 +65,12 @@ def grouped_product(
     return torch.empty_like(made).index_copy_(0, groups.order, made)
 
 
+def sum_each(made: Tensor, each: int) -> Tensor:
+    """Sums of the ``each`` products of every token, ``[tokens, width]``; as
+    :func:`node.kernels.triton_groups.sum_each`."""
+    return made.view(-1, each, made.shape[1]).sum(dim=1)
+
+
 def _product(rows: Tensor, weights: Tensor, expert: int, transposed: bool) -> Tensor:
     if isinstance(weights, PackedTensor):
         return weights.of_expert(expert, rows)

@@ -36,6 +36,8 @@ class GroupedKernel(Protocol):
 
     def group(self, chosen: Tensor, experts: int) -> Any: ...
 
+    def sum_each(self, made: Tensor, each: int) -> Tensor: ...
+
     def grouped_product(
         self,
         rows: Tensor,
@@ -96,7 +98,7 @@ def run_experts(
     )
     if normed:
         made = module.post_expert_norm(made) * shares.reshape(-1, 1)
-    return made.view(*chosen.shape, -1).sum(dim=1).to(hidden.dtype)
+    return kernel.sum_each(made, chosen.shape[1]).to(hidden.dtype)
 
 
 def try_grouped_gemm(kernel: GroupedKernel, layers: Iterable[nn.Module]) -> float:

@@ -24,11 +24,12 @@ from node.kernels.triton_groups import (
     Tiles,
     group,
     own_block,
+    sum_each,
 )
 from node.kernels.triton_packed import packed_product
 from node.packed.tensor import PackedTensor
 
-__all__ = ["SOME_ROWS", "group", "grouped_product"]
+__all__ = ["SOME_ROWS", "group", "grouped_product", "sum_each"]
 
 FEW = (
     Tiles(rows=16, outs=64, ins=128, warps=4, stages=3),

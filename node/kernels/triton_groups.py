@@ -10,7 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 LANES_LEAST = 16
-PAIRS_AT_ONCE = 1024
+SUMMED = 1024
+"""Columns that a program sums up."""
+PAIRS_AT_ONCE = 4096
 """(token, expert) pairs that a program looks at in one iteration to find its own expert's."""
 FEW_ROWS = 16
 """Maximum mean number of rows per expert for which a block is as small as tensor cores allow."""
@@ -91,5 +93,31 @@ def group(chosen: Tensor, experts: int) -> Groups:
     )
     at_once = min(PAIRS_AT_ONCE, max(LANES_LEAST, triton.next_power_of_2(pairs)))
     with torch.cuda.device_of(chosen):
-        _group_pairs[(experts,)](chosen, made.order, made.ends, pairs, PAIRS=at_once, num_warps=4)
+        _group_pairs[(experts,)](
+            chosen, made.order, made.ends, pairs, PAIRS=at_once, num_warps=4 if pairs <= 1024 else 8
+        )
     return made
+
+
+@triton.jit
+def _sum_each(made, out, width, EACH: tl.constexpr, LANES: tl.constexpr):
+    """Sum up some columns of one token's products."""
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    inside = at < width
+    total = tl.zeros([LANES], tl.float32)
+    for nth in tl.static_range(EACH):
+        part = tl.load(made + (token * EACH + nth) * width + at, mask=inside, other=0.0)
+        total += part.to(tl.float32)
+    tl.store(out + token * width + at, total.to(out.dtype.element_ty), mask=inside)
+
+
+def sum_each(made: Tensor, each: int) -> Tensor:
+    """Sums of the ``each`` products of every token, ``[tokens, width]``; ``made`` is ``[tokens *
+    each, width]``, token by token."""
+    pairs, width = made.shape
+    out = made.new_empty(pairs // each, width)
+    grid = (out.shape[0], triton.cdiv(width, SUMMED))
+    with torch.cuda.device_of(made):
+        _sum_each[grid](made.contiguous(), out, width, EACH=each, LANES=SUMMED, num_warps=4)
+    return out

@@ -30,8 +30,14 @@ WORD_BITS = 32
 """Bits that are read at once of codes of 4 bits."""
 EXPONENT_MAX = 128
 """Maximum of scales that are exponents of two, as bytes: 2."""
+SCALE_MAX = 128.0
+"""Maximum of floats that scale 8-bit floats: what undoes their bias is finite with it."""
 
 WORDS = (
+    (
+        Tiles(rows=1, outs=8, ins=1024, warps=4, stages=2),
+        Tiles(rows=1, outs=16, ins=256, warps=4, stages=3),
+    ),
     (
         Tiles(rows=16, outs=64, ins=128, warps=4, stages=3),
         Tiles(rows=16, outs=64, ins=64, warps=4, stages=5),
@@ -42,8 +48,13 @@ WORDS = (
     ),
     (Tiles(rows=128, outs=128, ins=64, warps=4, stages=3),),
 )
-"""Tiles for codes of 4 bits and few, some and many rows: the first that divides the columns."""
+"""Tiles for codes of 4 bits and a row alone, few, some and many rows: the first that divides the
+columns."""
 BYTES = (
+    (
+        Tiles(rows=1, outs=8, ins=512, warps=4, stages=3),
+        Tiles(rows=1, outs=16, ins=256, warps=4, stages=3),
+    ),
     (Tiles(rows=16, outs=32, ins=256, warps=2, stages=3),),
     (Tiles(rows=64, outs=128, ins=64, warps=4, stages=3),),
     (Tiles(rows=128, outs=128, ins=64, warps=8, stages=3),),
@@ -66,11 +77,11 @@ WRITTEN = Tiles(rows=0, outs=32, ins=256, warps=4, stages=1)
 """Tile that a program dequantises."""
 
 
-def tiles_for(pairs: int, matrices: int, packing: Packing, ins: int) -> Tiles:
+def tiles_for(pairs: int, matrices: int, packing: Packing, ins: int, *, alone: bool) -> Tiles:
     """The quickest tiles for ``pairs`` of rows and matrices of ``ins`` columns
-    (``python -m bench.gpu_kernels --packed``)."""
+    (``python -m bench.gpu_kernels --packed``); ``alone``: no matrix has two rows."""
     mean = pairs / matrices
-    size = 0 if mean <= FEW_ROWS else 1 if mean <= SOME_ROWS else 2
+    size = 0 if alone else 1 if mean <= FEW_ROWS else 2 if mean <= SOME_ROWS else 3
     known = (WORDS if packing.bits == 4 else BYTES)[size]
     return next((each for each in known if ins % each.ins == 0), known[-1])
 
@@ -83,17 +94,18 @@ def splits_for(programs: int, ins: int, tiles: Tiles, device: torch.device) -> i
 
 def takes(packing: Packing, parts: Parts) -> bool:
     """Whether the kernel multiplies by it: not by matrices whose columns have several orders, by
-    groups of columns that no tile holds whole, nor where a scale is beyond 2."""
+    groups of columns that no tile holds whole, nor where a scale is too large."""
     ins, columns = packing.shape(parts)[-1], packing.columns
     power = columns >= COLUMNS_LEAST and columns & (columns - 1) == 0
     orders = parts["order"].shape[:-1].numel() if "order" in parts else 1
     if orders > 1 or not (power or columns >= ins) or ins * packing.bits % WORD_BITS:
         return False
-    return parts["scales"].dtype is not torch.uint8 or _has_small_exponents(parts["scales"])
-
-
-def _has_small_exponents(scales: Tensor) -> bool:
-    return scales.device.type == "meta" or int(scales.max()) <= EXPONENT_MAX
+    scales = parts["scales"]
+    if scales.device.type == "meta":
+        return True
+    if scales.dtype is torch.uint8:
+        return int(scales.max()) <= EXPONENT_MAX
+    return not packing.code.startswith("float8") or float(scales.abs().max()) <= SCALE_MAX
 
 
 @triton.jit
@@ -109,12 +121,12 @@ def _bits(words, one, NTH: tl.constexpr, CODE: tl.constexpr):
     Of a float they are the same float where its exponent's bias is 127. Of steps of one size they
     are 1 plus the code over 16 or 256: the code is the fraction.
     """
-    if CODE == "e2m1":
-        made = _moved(words, 22 - 4 * NTH) & (7 << 22) | _moved(words, 28 - 4 * NTH) & -2147483648
+    if CODE == "e2m1":  # the sign is kept in the place that it is first shifted to
+        made = words << 28 - 4 * NTH >> 6 & (7 << 22 | -2147483648)
     elif CODE == "float8_e4m3":
-        made = words << 20 & (127 << 20) | words << 24 & -2147483648
+        made = words << 24 >> 4 & (127 << 20 | -2147483648)
     elif CODE == "float8_e5m2":
-        made = words << 21 & (127 << 21) | words << 24 & -2147483648
+        made = words << 24 >> 3 & (127 << 21 | -2147483648)
     elif CODE == "int8" or CODE == "uint8":
         made = words << 15 & (255 << 15) ^ one
     else:
@@ -163,14 +175,13 @@ def _numbers(
         step = (scales.to(tl.int32) << 23).to(tl.float32, bitcast=True)
     else:
         step = scales.to(tl.float32)
-    # What undoes a bias apart from a scale would be infinite beside it.
-    if CODE == "e2m1" and not EXPONENTS:
+    if CODE == "e2m1" and not EXPONENTS:  # all that undoes the bias would be infinite in a scale
         made *= 2.0**120
         step *= 2.0**6
     elif CODE == "float8_e4m3":
-        made *= 2.0**120
+        step *= 2.0**120
     elif CODE == "float8_e5m2":
-        made *= 2.0**112
+        step *= 2.0**112
     least = step
     if not FLOATS:
         WHOLE: tl.constexpr = 16 if HELD == 8 else 256
@@ -204,6 +215,32 @@ def _turned(rows, ROWS: tl.constexpr, INS: tl.constexpr):
     """
     apart = tl.reshape(rows, [ROWS, INS // 32, 4, 2, 2, 2])
     return tl.reshape(tl.permute(apart, [0, 1, 3, 4, 2, 5]), [ROWS, INS])
+
+
+@triton.jit
+def _tile(
+    from_rows,
+    from_codes,
+    live,
+    kept,
+    at,
+    word,
+    left,
+    WHOLE: tl.constexpr,
+    HELD: tl.constexpr,
+):
+    """Load a tile of rows and one of codes; ``left`` columns are left of the matrix, none perhaps.
+
+    If WHOLE, tiles end where the matrix does.
+    """
+    if WHOLE:
+        some = tl.load(from_rows, mask=live[:, None] & (left > 0), other=0.0)
+        read = tl.load(from_codes, mask=left > 0, other=0)
+    else:
+        some = tl.load(from_rows, mask=live[:, None] & (at < left)[None, :], other=0.0)
+        held = (word * HELD < left)[None, :] & kept[:, None]
+        read = tl.load(from_codes, mask=held, other=0)
+    return some, read
 
 
 @triton.jit(do_not_specialize=["pairs"])  # else some row counts would wait for the compiler
@@ -248,6 +285,8 @@ def _packed_product(
 ):
     """Multiply a block of rows, of one expert if EXPERTS is not 0, by some of its columns.
 
+    A row alone is multiplied number by number: the units that multiply matrices would be given 15
+    rows of zeros, and every number in another thread's order.
     A tile's columns are groups of COLUMNS with one scale each; or one group, a part of
     ``shared_columns`` with one scale, if COLUMNS is INS.
     """
@@ -278,7 +317,7 @@ def _packed_product(
         scale_row = expert.to(tl.int64) * grid_rows if EXPERTS else 0
         scale_row = (scale_row + matrix_row // shared_rows) * grid_columns
         groups = tl.arange(0, INS // COLUMNS)
-        total = tl.zeros([OUTS, ROWS], tl.float32)
+        total = tl.zeros([OUTS, INS if ROWS == 1 else ROWS], tl.float32)
         group = start // shared_columns + groups
         from_grid = scale_row[:, None] + group[None, :]
         inside = kept[:, None] & (group < grid_columns)[None, :]
@@ -286,6 +325,10 @@ def _packed_product(
         zero = step
         if ZEROS:
             zero = tl.load(zeros + from_grid, mask=inside, other=0)
+        if ROWS == 1:
+            some, read = _tile(
+                from_rows, from_codes, live, kept, at, word, stop - start, WHOLE, HELD
+            )
         for done in range(start, stop, INS):
             # The next groups' scales are few bytes, which nothing brings ahead but this.
             group = (done + INS) // shared_columns + groups
@@ -295,25 +338,30 @@ def _packed_product(
             next_zero = next_step
             if ZEROS:
                 next_zero = tl.load(zeros + from_grid, mask=inside, other=0)
-            if WHOLE:  # tiles end where the matrix does
-                some = tl.load(from_rows, mask=live[:, None], other=0.0)
-                read = tl.load(from_codes)
+            if ROWS == 1:  # the compiler brings ahead only what a dot is given
+                next_some, next_read = _tile(
+                    from_rows + INS, from_codes + INS // HELD,
+                    live, kept, at, word, stop - done - INS, WHOLE, HELD,
+                )  # fmt: skip
             else:
-                left = stop - done
-                some = tl.load(from_rows, mask=live[:, None] & (at < left)[None, :], other=0.0)
-                held = (word * HELD < left)[None, :] & kept[:, None]
-                read = tl.load(from_codes, mask=held, other=0)
+                some, read = _tile(
+                    from_rows, from_codes, live, kept, at, word, stop - done, WHOLE, HELD
+                )
             matrix = _numbers(
                 read, step, zero, one, OUTS, INS, CODE, HELD, COLUMNS, EXPONENTS, ZEROS, TURNED
             )
-            matrix = matrix.to(some.dtype)
-            if TURNED:
-                some = _turned(some, ROWS, INS)
-            total = tl.dot(matrix, tl.trans(some), total, input_precision="ieee")
+            if ROWS == 1:
+                total += matrix * some.to(tl.float32)
+                some, read = next_some, next_read
+            else:
+                matrix = matrix.to(some.dtype)
+                if TURNED:
+                    some = _turned(some, ROWS, INS)
+                total = tl.dot(matrix, tl.trans(some), total, input_precision="ieee")
             from_rows += INS
             from_codes += INS // HELD
             step, zero = next_step, next_zero
-        made = tl.trans(total)
+        made = tl.sum(total, 1)[None, :] if ROWS == 1 else tl.trans(total)
         column = expert.to(tl.int64) * outs + matrix_row if EXPERTS else matrix_row
         if FACTORS:
             made *= tl.load(factors + column, mask=kept, other=0.0).to(tl.float32)[None, :]
@@ -487,7 +535,8 @@ def packed_product(
     pairs = rows.shape[0] if groups is None else groups.order.shape[0]
     if groups is None and tiles is None and pairs > DEQUANTISED_ROWS:
         return _product_of_numbers(rows, packing, parts, bias)
-    tiles = tiles or tiles_for(pairs, experts, packing, ins)
+    alone = pairs == (1 if groups is None else groups.each)
+    tiles = tiles or tiles_for(pairs, experts, packing, ins, alone=alone)
     blocks = triton.cdiv(pairs, tiles.rows)
     if groups is not None:
         blocks = pairs // tiles.rows + min(experts, pairs)  # at most
@@ -522,7 +571,7 @@ def packed_product(
             ROWS=tiles.rows,
             WHOLE=ins % tiles.ins == 0 and outs % tiles.outs == 0,
             SPLIT=splits > 1,
-            TURNED=packing.bits == 4,
+            TURNED=packing.bits == 4 and tiles.rows > 1,
             SPREAD=spread,
             BIASED=bias is not None and splits == 1,
             SHARED=shares is not None,

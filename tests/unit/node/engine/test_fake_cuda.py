@@ -22,7 +22,7 @@ from node.engine import kernel_trial, model_runner
 from node.engine.engine import Engine, EngineConfig, WorkItem, WorkResult
 from node.engine.head_drafts import HeadDrafts
 from node.engine.work_item import Features
-from node.kernels import moe
+from node.kernels import experts_in_turn, moe
 from node.model.eagle_head import eagle_head
 from node.model.execution import cuda_graphs
 from node.model.execution.cuda_graphs import CudaGraphs
@@ -293,7 +293,10 @@ def test_experts_need_not_wait(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     """With a kernel that finds the groups itself; its trial finds nothing to object to."""
     make(tmp_path, name)
     kernel = SimpleNamespace(
-        group=group_of_nothing, grouped_product=product_of_nothing, SOME_ROWS=16
+        group=group_of_nothing,
+        grouped_product=product_of_nothing,
+        sum_each=experts_in_turn.sum_each,
+        SOME_ROWS=16,
     )
     monkeypatch.setattr(engine_module, "experts_kernel", lambda *_: kernel)
     monkeypatch.setattr(moe, "ERROR_MAX", 1.0)

@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from node.kernels.triton_gate import NUMBERS_AT_ONCE, _gate_rows
 from node.kernels.triton_grouped_gemm import _grouped_product, tiles_for
-from node.kernels.triton_groups import _group_pairs
+from node.kernels.triton_groups import PAIRS_AT_ONCE, SUMMED, _group_pairs, _sum_each
 from node.kernels.triton_packed import BYTES, WORDS, _packed_product
 from node.kernels.triton_paged_attention import STAGES, _attend_block, _merge_parts, tile_tokens
 from node.kernels.triton_rms_norm import _norm_rows
@@ -102,7 +102,8 @@ for backend, arch, warp, room in json.loads(sys.argv[2]):
         spill = spilled(made.asm["cubin"]) if "cubin" in made.asm else None
         found.append([arch, tiles.rows, False, made.metadata.shared, room, spill, 0])
     for kernel, constants, kinds in (
-        (_group_pairs, {"PAIRS": 1024}, {"chosen": "*i64"}),
+        (_group_pairs, {"PAIRS": PAIRS_AT_ONCE}, {"chosen": "*i64"}),
+        (_sum_each, {"EACH": 8, "LANES": SUMMED}, {"made": "*bf16", "out": "*bf16"}),
         (
             _norm_rows,
             {"WIDTH": 4096, "LANES": 4096, "ROWS": 1},
@@ -133,11 +134,14 @@ for backend, arch, warp, room in json.loads(sys.argv[2]):
             {n: "*bf16" for n in ("gate", "up", "out")},
         ),
     ):
-        made = compiled(kernel, target, constants, kinds, 8 if kernel is _norm_rows else 4)
+        made = compiled(
+            kernel, target, constants, kinds, 8 if kernel in (_norm_rows, _group_pairs) else 4
+        )
         spill = spilled(made.asm["cubin"]) if "cubin" in made.asm else None
         found.append([arch, 1, False, made.metadata.shared, room, spill, 0])
     for code, per_scale, (tiles, *_) in (
-        ("e2m1", 32, WORDS[0]), ("uint4", 64, WORDS[2]), ("uint8", 32, BYTES[0])
+        ("uint4", 64, WORDS[0]), ("uint8", 32, BYTES[0]),
+        ("e2m1", 32, WORDS[1]), ("uint4", 64, WORDS[3]), ("uint8", 32, BYTES[1]),
     ):
         held = 1 if code == "uint8" else 8
         exponents = code == "e2m1"
@@ -145,7 +149,7 @@ for backend, arch, warp, room in json.loads(sys.argv[2]):
             "EXPERTS": 128, "ROWS": tiles.rows, "OUTS": tiles.outs, "INS": tiles.ins,
             "WHOLE": True, "SPLIT": False, "CODE": code, "HELD": held,
             "COLUMNS": per_scale, "EXPONENTS": exponents, "ZEROS": not exponents,
-            "TURNED": held == 8, "FACTORS": False, "SPREAD": True, "BIASED": False, "SHARED": False,
+            "TURNED": held == 8 and tiles.rows > 1, "FACTORS": False, "SPREAD": True, "BIASED": False, "SHARED": False,
         }
         kinds = {name: "*bf16" for name in ("rows", "factors", "biases", "shares", "out")}
         kinds["codes"] = "*i32" if held == 8 else "*u8"
@@ -189,7 +193,7 @@ def test_kernels_compile_for_cards_that_are_not_here(tmp_path: Path) -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     for each in found:
         each.extend([64] * (8 - len(each)))
-    assert len(found) == (12 + 3) * len(CARDS)
+    assert len(found) == (13 + 5) * len(CARDS)
     for arch, block_rows, split, shared, room, spill, single, most in found:
         assert shared <= room, (arch, block_rows, split)
         assert single == 0, (arch, block_rows, split)

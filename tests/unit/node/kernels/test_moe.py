@@ -68,6 +68,9 @@ def test_each_row_by_its_experts_matrix(
             shares=None if spread else shares,
         )
         assert (made - wanted).abs().max() < 1e-4
+        if not spread:
+            summed = by.sum_each(made, each)
+            assert (summed - made.view(tokens, each, outs).sum(1)).abs().max() < 1e-4
 
 
 def test_the_largest_tiles_that_fit() -> None:
@@ -140,7 +143,9 @@ def test_a_kernel_that_errs_is_not_used(tmp_path: Path, caplog: pytest.LogCaptur
 
     for product, told in ((skewed, "off by 0.1"), (fails, "its kernel failed: no C compiler")):
         by = triton_grouped_gemm
-        kernel = SimpleNamespace(group=by.group, grouped_product=product, SOME_ROWS=16)
+        kernel = SimpleNamespace(
+            group=by.group, grouped_product=product, sum_each=by.sum_each, SOME_ROWS=16
+        )
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             engine = engine_by_kernel(tmp_path, kernel)
