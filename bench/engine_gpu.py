@@ -754,10 +754,9 @@ def machine_rates(device: torch.device, copied_bytes: int, matrix: int) -> tuple
     """Bytes/s of the quicker of a sum that reads and a copy that reads and writes, and
     multiply-adds/s (counted as two) of one bfloat16 product."""
     read = torch.randn(copied_bytes // 4, dtype=torch.float32, device=device)
-    to = torch.empty_like(read)
     read_s = seconds_of(read.sum, device, RATE_ROUNDS)
-    copied_s = seconds_of(lambda: to.copy_(read), device, RATE_ROUNDS)
-    del read, to
+    copied_s = seconds_of(partial(torch.empty_like(read).copy_, read), device, RATE_ROUNDS)
+    del read
     square = torch.randn(matrix, matrix, dtype=torch.bfloat16, device=device)
     product_s = seconds_of(lambda: square @ square, device, RATE_ROUNDS)
     return copied_bytes / min(read_s, copied_s / 2), 2 * matrix**3 / product_s

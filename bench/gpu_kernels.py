@@ -183,6 +183,7 @@ PACKED_TOKENS = (1, 64, 256, 2048)
 PACKED_BYTES = 200 << 20
 """Bytes of all copies of a matrix."""
 PACKED_TILES = (
+    (1, 16, 512, 4, 2), (1, 8, 512, 2, 2), (1, 8, 1024, 4, 2), (1, 4, 512, 2, 2),
     (16, 64, 128, 4, 3), (16, 64, 64, 4, 5), (16, 32, 256, 2, 3), (16, 32, 128, 2, 4),
     (64, 64, 128, 4, 3), (64, 64, 64, 4, 4), (64, 128, 64, 4, 3), (64, 128, 128, 8, 3),
     (128, 128, 64, 4, 3), (128, 128, 64, 8, 3), (128, 64, 64, 4, 4), (256, 128, 64, 8, 3),
@@ -210,7 +211,8 @@ def packed_timed(
     names = ("rows", "outs", "ins", "warps", "stages")
     mean = tokens * matrix.each / max(1, matrix.experts)
     size = next((known for known in (16, 64) if mean <= known), 128)
-    tried = [None, *(each for each in PACKED_TILES if size in (each[0], each[0] // 2))]
+    sizes = [1] if tokens == 1 else [size, 2 * size]
+    tried = [None, *(each for each in PACKED_TILES if each[0] in sizes)]
 
     def through(run: Callable[[Any], object]) -> Callable[[], object]:
         return lambda: [run(weight) for weight in weights]

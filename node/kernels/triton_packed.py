@@ -33,11 +33,9 @@ EXPONENT_MAX = 128
 SCALE_MAX = 128.0
 """Maximum of floats that scale 8-bit floats: what undoes their bias is finite with it."""
 
+ALONE = Tiles(rows=1, outs=16, ins=512, warps=4, stages=2)
+"""Tile for a row alone."""
 WORDS = (
-    (
-        Tiles(rows=1, outs=8, ins=1024, warps=4, stages=2),
-        Tiles(rows=1, outs=16, ins=256, warps=4, stages=3),
-    ),
     (
         Tiles(rows=16, outs=64, ins=128, warps=4, stages=3),
         Tiles(rows=16, outs=64, ins=64, warps=4, stages=5),
@@ -48,13 +46,8 @@ WORDS = (
     ),
     (Tiles(rows=128, outs=128, ins=64, warps=4, stages=3),),
 )
-"""Tiles for codes of 4 bits and a row alone, few, some and many rows: the first that divides the
-columns."""
+"""Tiles for codes of 4 bits and few, some and many rows: the first that divides the columns."""
 BYTES = (
-    (
-        Tiles(rows=1, outs=8, ins=512, warps=4, stages=3),
-        Tiles(rows=1, outs=16, ins=256, warps=4, stages=3),
-    ),
     (Tiles(rows=16, outs=32, ins=256, warps=2, stages=3),),
     (Tiles(rows=64, outs=128, ins=64, warps=4, stages=3),),
     (Tiles(rows=128, outs=128, ins=64, warps=8, stages=3),),
@@ -80,8 +73,10 @@ WRITTEN = Tiles(rows=0, outs=32, ins=256, warps=4, stages=1)
 def tiles_for(pairs: int, matrices: int, packing: Packing, ins: int, *, alone: bool) -> Tiles:
     """The quickest tiles for ``pairs`` of rows and matrices of ``ins`` columns
     (``python -m bench.gpu_kernels --packed``); ``alone``: no matrix has two rows."""
+    if alone:
+        return ALONE
     mean = pairs / matrices
-    size = 0 if alone else 1 if mean <= FEW_ROWS else 2 if mean <= SOME_ROWS else 3
+    size = 0 if mean <= FEW_ROWS else 1 if mean <= SOME_ROWS else 2
     known = (WORDS if packing.bits == 4 else BYTES)[size]
     return next((each for each in known if ins % each.ins == 0), known[-1])
 

@@ -19,7 +19,7 @@ from triton.compiler import ASTSource
 from node.kernels.triton_gate import NUMBERS_AT_ONCE, _gate_rows
 from node.kernels.triton_grouped_gemm import _grouped_product, tiles_for
 from node.kernels.triton_groups import PAIRS_AT_ONCE, SUMMED, _group_pairs, _sum_each
-from node.kernels.triton_packed import BYTES, WORDS, _packed_product
+from node.kernels.triton_packed import ALONE, BYTES, WORDS, _packed_product
 from node.kernels.triton_paged_attention import STAGES, _attend_block, _merge_parts, tile_tokens
 from node.kernels.triton_rms_norm import _norm_rows
 from node.kernels.triton_rotary import _rotate_heads
@@ -140,8 +140,8 @@ for backend, arch, warp, room in json.loads(sys.argv[2]):
         spill = spilled(made.asm["cubin"]) if "cubin" in made.asm else None
         found.append([arch, 1, False, made.metadata.shared, room, spill, 0])
     for code, per_scale, (tiles, *_) in (
-        ("uint4", 64, WORDS[0]), ("uint8", 32, BYTES[0]),
-        ("e2m1", 32, WORDS[1]), ("uint4", 64, WORDS[3]), ("uint8", 32, BYTES[1]),
+        ("uint4", 64, [ALONE]), ("uint8", 32, [ALONE]),
+        ("e2m1", 32, WORDS[0]), ("uint4", 64, WORDS[2]), ("uint8", 32, BYTES[0]),
     ):
         held = 1 if code == "uint8" else 8
         exponents = code == "e2m1"
@@ -149,7 +149,8 @@ for backend, arch, warp, room in json.loads(sys.argv[2]):
             "EXPERTS": 128, "ROWS": tiles.rows, "OUTS": tiles.outs, "INS": tiles.ins,
             "WHOLE": True, "SPLIT": False, "CODE": code, "HELD": held,
             "COLUMNS": per_scale, "EXPONENTS": exponents, "ZEROS": not exponents,
-            "TURNED": held == 8 and tiles.rows > 1, "FACTORS": False, "SPREAD": True, "BIASED": False, "SHARED": False,
+            "TURNED": held == 8 and tiles.rows > 1, "FACTORS": False, "SPREAD": True,
+            "BIASED": False, "SHARED": False,
         }
         kinds = {name: "*bf16" for name in ("rows", "factors", "biases", "shares", "out")}
         kinds["codes"] = "*i32" if held == 8 else "*u8"

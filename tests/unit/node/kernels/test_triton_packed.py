@@ -28,6 +28,7 @@ from node.kernels.packed import is_multiplied, multiply_packed
 from node.kernels.triton_gate import gate_rows
 from node.kernels.triton_groups import group
 from node.kernels.triton_packed import (
+    ALONE,
     BYTES,
     DEQUANTISED_ROWS,
     WORDS,
@@ -114,7 +115,7 @@ def test_every_tile_of_a_sum_in_parts(
     rows = torch.randn(5, weight.shape[1], device=DEVICE)
     bias = torch.randn(weight.shape[0], device=DEVICE)
     wanted = rows @ weight.dequantised().t() + bias
-    for tiles in (each for size in known for each in size):
+    for tiles in (ALONE, *(each for size in known for each in size)):
         made = packed_product(rows, *plain(weight), bias=bias, tiles=tiles, splits=splits)
         assert_alike(made, wanted)
 
