@@ -29,6 +29,8 @@ from bench.clusters import HELD_OUT, TUNING, load
 from bench.local_swarm import ROOT
 from bench.papers.clusters import azure, published
 from bench.papers.full_load import offline
+from bench.pattern_cpsat import widest_chain
+from bench.stage_patterns import Terrain, place_chains
 from coordinator.evaluation.estimate import estimate
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import uncovered
@@ -39,8 +41,6 @@ from coordinator.planning.solve import SolveAnswer, SolveRequest, solve_request
 from coordinator.plans.transition import TransitionConfig
 from coordinator.problem.service import announced_service
 from coordinator.runtime import CoordinatorConfig
-from coordinator.search.pattern_cpsat import widest_chain
-from coordinator.search.stage_patterns import Terrain, place_chains
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.judge import judge, standing_load
 from coordinator.simulator.plans import plan_of

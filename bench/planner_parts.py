@@ -57,7 +57,6 @@ OPTIONAL = [name for name in placement.HEURISTICS if name not in placement.FIRST
 PARTS: dict[str, Without] = {
     WHOLE: contextlib.nullcontext,
     "dynamic program": lambda: patch.object(chain_search, "chains_by_dp", _nothing),
-    "stage patterns": lambda: patch.object(chain_search, "search_patterns", _nothing),
     "moves": lambda: patch.object(chain_search, "REFINED", 0),
     TRIALS: contextlib.nullcontext,
     "all heuristics": without_heuristics(*OPTIONAL),

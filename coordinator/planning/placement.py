@@ -21,7 +21,6 @@ from coordinator.plans.waves import can_be_reached
 from coordinator.problem.service import Service
 from coordinator.search.chain_dp import Chains
 from coordinator.search.chain_search import MOVES_MAX, Judge, as_chains, search, until
-from coordinator.search.pattern_cpsat import WORK_MAX
 from coordinator.simulator.judge import judge
 from dht.errors import SwarmError
 from dht.messages.types import (
@@ -56,8 +55,6 @@ WHOLE_SHARE = 0.12
 """Share of the time kept for that comparison."""
 SEARCH_SHARE = 0.93
 """Share of the time for the search; then spares are placed and the best plan is written."""
-WORK_SHARE = 0.04
-"""Maximum share of the time for one program, in CP-SAT's deterministic seconds."""
 FIRST = ("keep", "greedy")
 """Heuristics that run however late it is: peers refuse a plan that serves much less than the greedy
 placement (:mod:`coordinator.plans.review`), so even a planner without time must try that one."""
@@ -122,7 +119,7 @@ def best_placement(
     service: Service | None = None,
     trials: bool = False,
 ) -> Placement:
-    """The best placement of all heuristics, chains of stage patterns and the search from there.
+    """The best placement of all heuristics, a dynamic program's chains and the search from there.
 
     Placements are judged by the estimate under ``service``; without it, by max flow, and then the
     exact program is tried too for few peers. With ``trials``, the best of every depth are tried by
@@ -166,7 +163,7 @@ def _best(
         return _best_with_spares(problem, better, service) if better else cells
     clock = peer_cells.ends_at(spent, TRIALS_FROM if trials else SEARCH_SHARE)
     found = _heuristics(problem, service, clock)
-    found += _unless_it_fails(lambda: _searched(problem, service, found, time_limit_s, seed, clock))
+    found += _unless_it_fails(lambda: _searched(problem, service, found, seed, clock))
     if service is None:
         found += _unless_it_fails(
             lambda: _by_flow(problem, found, choose(found), time_limit_s, seed, clock)
@@ -357,21 +354,14 @@ def _searched(
     problem: Problem,
     service: Service | None,
     heuristics_: Sequence[Placement],
-    time_limit_s: float,
     seed: int,
     spent: Callable[[], float] | None,
 ) -> list[Placement]:
-    """The best chains that the search finds; their planner is ``patterns``."""
+    """The best chains that the search finds; their planner is ``chains by dp``."""
     layers = problem.model.layers
     seeds = [as_chains(p.assignments, p.edges or (), layers) for p in heuristics_]
     judge = Judge(problem, service)
-    made = search(
-        judge,
-        seeds=seeds,
-        seed=seed,
-        spent=spent,
-        work_max=min(WORK_MAX, WORK_SHARE * time_limit_s),
-    )
+    made = search(judge, seeds=seeds, seed=seed, spent=spent)
     depths: set[int] = set()
     kept = []
     for number, found in enumerate(made):
@@ -380,7 +370,7 @@ def _searched(
             kept.append(found)
         depths.add(depth)
     return [
-        of_chains(judge, found.chains, "patterns+moves" if found.refined else "patterns")
+        of_chains(judge, found.chains, "chains by dp, moved" if found.refined else "chains by dp")
         for found in kept
     ]
 

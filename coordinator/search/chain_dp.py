@@ -3,9 +3,8 @@
 Peers are ordered region by region, and a stage is a run of neighbours in that order. For a target
 flow F, a table holds the most layers that the peers i to j can hold side by side while their T_l
 add up to F; a dynamic program over the table finds the fewest stages that reach all layers. A
-ladder of F, from the bound down, gives deep narrow chains and short wide ones. The program in
-:mod:`coordinator.search.stage_patterns` finds better chains where kinds mix well, but takes
-seconds; this one gives the start, the same on every machine at any load.
+ladder of F, from the bound down, gives deep narrow chains and short wide ones, the same on every
+machine at any load.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
-"""Searches for chains: first by the dynamic program, then by stage patterns, then by local moves.
+"""Searches for chains: first by the dynamic program, then by local moves.
 
 The dynamic program gives chains within a second at any load, so that a busy machine too has good
-chains to improve; the stage-pattern program and the moves use the time that is left.
+chains to improve; the moves use the time that is left.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +14,6 @@ from coordinator.problem.service import Service
 from coordinator.search import local_moves
 from coordinator.search.chain_dp import Chain, Chains, chains_by_dp
 from coordinator.search.full_load import at_full_load
-from coordinator.search.pattern_cpsat import WORK_MAX
-from coordinator.search.pattern_search import search_patterns
 from dht.messages.types import Assignment, FlowEdge, Problem
 
 MOVES_MAX = 2_000
@@ -28,12 +26,10 @@ CANDIDATES_MAX = 300
 REFINED = 3
 """Number of the best candidates that are improved by moves."""
 TIMES_MIN = 3
-"""Minimum chains judged, or programs solved where there are no chains, however late it is."""
+"""Minimum chains judged, however late it is."""
 ROWS_SHARE = 0.6
 """Share of the time for the dynamic program, which usually needs a fraction of it. Where it does
 not, in one of a hundred cells, it still finds more than what would come after it."""
-FRONTIER_SHARE = 0.4
-"""Share of the time after which no more chains are made; the rest is for improving the best."""
 REMEMBERED_MAX = 20_000
 """Maximum chains whose worth is cached."""
 GAIN_MIN = 1.0005
@@ -139,40 +135,26 @@ def search(
     seeds: Sequence[Chains] = (),
     seed: int,
     spent: Callable[[], float] | None,
-    work_max: float = WORK_MAX,
 ) -> list[Found]:
     """Chains for the judge's problem, best first; some of ``seeds`` may be among them.
 
     ``spent()`` returns the share of the time that is gone; without it, the work is a fixed amount.
-    One program takes at most ``work_max`` of CP-SAT's deterministic seconds. Without a service,
-    only the stage-pattern program runs, for the chain with the most flow.
+    Moves only improve chains that a service judges.
     """
     problem, service = judge.problem, judge.service
     made: dict[Chains, float] = {chains: judge(chains) for chains in seeds if chains}
-    if service is not None:
-        rows_end = until(spent, ROWS_SHARE, CANDIDATES_MAX)
-        for _ in range(2):  # the second time by how long a token takes in the best of the first
-            at_load = at_full_load(problem, service, judge.token_s(made))
-            for chains in chains_by_dp(at_load, judge=judge, go_on=rows_end):
-                made[chains] = judge(chains)
-    share = FRONTIER_SHARE if service else 1.0
-    frontier_end = until(spent, share, CANDIDATES_MAX, 0 if made else TIMES_MIN)
-    if frontier_end(0):
-        for chains in search_patterns(
-            at_full_load(problem, service, judge.token_s(made)) if service else problem,
-            judge=judge,
-            seed=seed,
-            go_on=frontier_end,
-            work_max=work_max,
-            flow_alone=service is None,
-        ):
+    rows_end = until(spent, ROWS_SHARE, CANDIDATES_MAX)
+    for _ in range(2 if service else 1):  # then by how long a token takes in the best of the first
+        at_load = at_full_load(problem, service, judge.token_s(made)) if service else problem
+        for chains in chains_by_dp(at_load, judge=judge, go_on=rows_end):
             made[chains] = judge(chains)
     best = sorted((Found(value, chains) for chains, value in made.items()), key=lambda f: -f.value)
     if service is None or not best:
         return best
     refined = []
+    began = 0.0 if spent is None else spent()
     for turn, found in enumerate(best[:REFINED], start=1):
-        share = FRONTIER_SHARE + (1 - FRONTIER_SHARE) * turn / REFINED
+        share = began + (1 - began) * turn / REFINED
         refined.append(improved(found.chains, judge, seed=seed, share=share, spent=spent))
     return sorted([*best, *refined], key=lambda found: -found.value)
 

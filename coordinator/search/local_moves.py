@@ -1,6 +1,6 @@
 """Improves chains by small random moves, judged by the estimate: the last step of the planner.
 
-The stage-pattern program sees kinds and median links; this step sees every peer and link as it is.
+The dynamic program keeps peers in one order; this step tries every peer and link.
 Moves: give a layer to another stage, move a peer to another stage, swap two peers, swap two stages,
 split a stage in two, join it with the next, add an idle peer to a stage.
 """

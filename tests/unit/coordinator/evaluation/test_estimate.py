@@ -5,11 +5,11 @@ from itertools import combinations
 
 import pytest
 
+from bench.pattern_cpsat import widest_chain
+from bench.stage_patterns import Terrain, place_chains
 from coordinator.evaluation.estimate import estimate
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.problem.service import Curve, service_from_rates
-from coordinator.search.pattern_cpsat import widest_chain
-from coordinator.search.stage_patterns import Terrain, place_chains
 from coordinator.simulator.judge import judge
 from dht.messages.types import Assignment, Problem
 from tests.unit.coordinator.helix import problem_of, published, service_of

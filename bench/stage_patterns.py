@@ -1,8 +1,9 @@
-"""Enumerates stage patterns, from which a CP-SAT program places dozens of unlike peers in a second.
+"""Enumerates stage patterns, from which a CP-SAT program places dozens of unlike peers in a second:
+a rival of the planner, which did better without them (:mod:`bench.planner_parts`).
 
 A *stage* is a set of peers that hold the same layers; a *pattern* is a stage's number of layers
 with a count of peers per kind whose summed T_l reaches a target flow F.
-:mod:`coordinator.search.pattern_cpsat` finds the patterns that make a chain.
+:mod:`bench.pattern_cpsat` finds the patterns that make a chain.
 """
 
 import math

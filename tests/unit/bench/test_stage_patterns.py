@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 
+from bench.pattern_cpsat import chain_flow, widest_chain
+from bench.stage_patterns import Terrain, place_chains, used
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import check_plan, uncovered
-from coordinator.search.pattern_cpsat import chain_flow, widest_chain
-from coordinator.search.stage_patterns import Terrain, place_chains, used
 from dht.messages.types import Problem, fits
 from tests.examples import examples
 from tests.unit.coordinator.helix import problem_of

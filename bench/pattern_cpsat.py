@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import permutations
 from typing import Any
 
-from coordinator.search.stage_patterns import StagePattern, Terrain
+from bench.stage_patterns import StagePattern, Terrain
 
 WORK_MAX = 0.5
 """Maximum work of one program, in CP-SAT's deterministic seconds: the same on every machine."""
