@@ -6,9 +6,15 @@ from typing import Any
 from bench.report import made, table
 
 POINTS = {
-    "decode_1_2048": "1 decode, 2,048 tokens before it",
+    "decode_1_128": "1 decode, 128 tokens before it",
+    "decode_1_2048": "1 decode, 2,048",
+    "decode_1_8192": "1 decode, 8,192",
+    "decode_8_2048": "8 decodes, 2,048",
     "decode_64_128": "64 decodes, 128",
     "decode_64_2048": "64 decodes, 2,048",
+    "decode_64_8192": "64 decodes, 8,192",
+    "decode_256_128": "256 decodes, 128",
+    "decode_256_2048": "256 decodes, 2,048",
     "prefill_512": "a chunk of 512",
     "prefill_2048": "a prompt of 2,048",
 }
@@ -17,31 +23,44 @@ POINTS = {
 def gpu(result: dict[str, Any]) -> str:
     """Layers of large models' shapes against the card's memory and multipliers."""
     parts = result["parts"]
-    tests, kernels = parts["tests"]["found"], parts["kernels"]["found"]
-    sessions = parts["sessions"]["found"]["own_pages"]
+    tests = parts["tests"]["found"]
+    failed = len(tests["failure"]) + len(tests["error"])
     drift = parts["drift"]["found"]["shapes"]["llama-3-8b"]
-    failed = len(tests["failure"])
     told = [
         "## A GPU",
         _where(result, "gpu_check"),
         "Layers of large models' shapes with random weights in bfloat16, or in the packed format"
-        " that their name ends in. The floor is what must be read over the measured bandwidth, for"
-        " prompts the multiplications over the measured rate of one large product; kernels' times"
-        " are sums without gaps; `transformers` runs the same layers eagerly, and in its continuous"
-        " batching with the attention that it finds; what a step takes beside its layers is paid"
-        " once, whatever their number:",
+        " that their name ends in. The floor of a decode is what must be read over the measured"
+        " bandwidth, for prompts that or the multiplications over the measured rate of one large"
+        " product, whichever takes longer; kernels' times are sums without gaps; `transformers`"
+        " runs the same layers eagerly, and in its continuous batching with the attention that it"
+        " finds; what a step takes beside its layers is paid once, whatever their number:",
         table(
             "shape | step | floor, µs: | kernels, µs: | times the floor: | launches: |"
-            " a layer in a step, µs: | transformers, µs: | its batching, µs: | beside layers, ms:",
-            "{shape} | {step} | {floor} | {kernels} | {times} | {launches} | {layer} | {eager} |"
-            " {batching} | {beside}",
+            " a layer in a step, µs: | of the matrix rate: | transformers, µs: |"
+            " its batching, µs: | beside layers, ms:",
+            "{shape} | {step} | {floor} | {kernels} | {times} | {launches} | {layer} | {rate} |"
+            " {eager} | {batching} | {beside}",
             [row for name, part in parts.items() for row in _rows(name, part)],
         ),
+        "A decode as a peer with these layers would announce it, timed by itself, behind waits for"
+        " the device:",
+        table(
+            "shape | announced: 1 decode, µs: | 16: | 64: | 256: | a chunk of 512:",
+            "{shape} | {1/1:.0f} | {16/1:.0f} | {64/1:.0f} | {256/1:.0f} | {512/0:.0f}",
+            [
+                {
+                    "shape": shape,
+                    **found["announced"]["decode_us"],
+                    **found["announced"]["prompt_us"],
+                }
+                for part in parts.values()
+                for shape, found in part["found"].get("shapes", {}).items()
+                if "announced" in found
+            ],
+        ),
         f"Tests marked `gpu`: {tests['tests'] - failed} of {tests['tests']} passed (every family's"
-        f" ids in float32 among them); all {kernels['tests']} tests of the kernels did, on the"
-        f" card. {sessions['sessions']:,} sessions left {sessions['free_tokens_after']:,} of"
-        f" {sessions['free_tokens_before']:,} KV tokens free and grew the device's memory by"
-        f" {sessions['grown_device_bytes']:,} bytes.",
+        " ids in float32 and too little memory among them).",
         "How far one shape's answers are from float32, as the norm of the difference over the"
         " norm, and from those of bfloat16 alone:",
         table(
@@ -62,39 +81,17 @@ def gpu(result: dict[str, Any]) -> str:
     return "\n\n".join(told)
 
 
-def gpu_h100(result: dict[str, Any]) -> str:
-    """Prompts, and tests, on another card."""
+def gpu_h200(result: dict[str, Any]) -> str:
+    """What was seen on another card alone."""
     parts = result["parts"]
-    tests, kernels = parts["tests"]["found"], parts["kernels"]["found"]
-    failed = len(tests["failure"]) + len(tests["error"])
-    told = [
-        _where(result, "gpu_check_h100"),
-        "Prompts in the same terms; a decode as a peer with these layers would announce it, timed"
-        " by itself, behind waits for the device:",
-        table(
-            "shape | step | floor, µs: | kernels, µs: | times the floor: | launches: |"
-            " a layer in a step, µs: | transformers, µs:",
-            "{shape} | {step} | {floor} | {kernels} | {times} | {launches} | {layer} | {eager}",
-            [row for name, part in parts.items() for row in _rows(name, part)],
-        ),
-        table(
-            "shape | announced: 1 decode, µs: | 16: | 64: | 256: | a chunk of 512:",
-            "{shape} | {1/1:.0f} | {16/1:.0f} | {64/1:.0f} | {256/1:.0f} | {512/0:.0f}",
-            [
-                {
-                    "shape": shape,
-                    **found["announced"]["decode_us"],
-                    **found["announced"]["prompt_us"],
-                }
-                for part in parts.values()
-                for shape, found in part["found"].get("shapes", {}).items()
-                if "announced" in found
-            ],
-        ),
-        f"Tests marked `gpu`: {tests['tests'] - failed} of {tests['tests']} passed; all"
-        f" {kernels['tests']} tests of routers, gates and packed weights did.",
-    ]
-    return "\n\n".join(told)
+    kernels, sessions = parts["kernels"]["found"], parts["sessions"]["found"]["own_pages"]
+    return (
+        f"One {parts['environment']['found']['gpu']}, earlier"
+        f" {made('gpu_check_h200', 'gpu_check')}: all {kernels['tests']} tests of the kernels that"
+        f" there were passed on the card; {sessions['sessions']:,} sessions left"
+        f" {sessions['free_tokens_after']:,} of {sessions['free_tokens_before']:,} KV tokens free"
+        f" and grew the device's memory by {sessions['grown_device_bytes']:,} bytes."
+    )
 
 
 def gpu_packed(result: dict[str, Any]) -> str:
@@ -147,6 +144,7 @@ def _rows(name: str, part: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 "times": _given(told, "kernels_times_floor", "{:.2f}"),
                 "launches": _given(told, "launches", "{:.0f}"),
                 "layer": _microseconds(told, "layer_tokens_per_s", tokens),
+                "rate": _given(told, "share_of_matrix_rate", "{:.0%}"),
                 "eager": _microseconds(told, "eager_layer_tokens_per_s", tokens),
                 "batching": _microseconds(told, "batching_layer_tokens_per_s", tokens),
                 "beside": _given(told, "beside_layers_ms", "{:.2f}"),

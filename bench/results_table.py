@@ -13,7 +13,7 @@ from typing import Any
 from bench.local_swarm import ROOT
 from bench.results_attacks import attacks, grants
 from bench.results_engine import beside_llama_cpp, cost, engine, real_sizes, schemas, speed
-from bench.results_gpu import gpu, gpu_h100, gpu_packed
+from bench.results_gpu import gpu, gpu_h200, gpu_packed
 from bench.results_links import (
     groups,
     hop,
@@ -85,7 +85,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "real_sizes": real_sizes,
         "llama_cpp": beside_llama_cpp,
         "gpu_check": gpu,
-        "gpu_check_h100": gpu_h100,
+        "gpu_check_h200": gpu_h200,
         "gpu_packed": gpu_packed,
         "papers/molink": links,
         "wan_real": real_links,
