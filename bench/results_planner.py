@@ -101,12 +101,14 @@ def planner_parts(result: dict[str, Any]) -> str:
         "Simulated, with live inputs: plans made without a part of the planner, in so many seconds"
         " of one core; tokens/s under full load by the living rules, as a part of the whole"
         " planner's in the same time: geometric mean, and least to most of"
-        f" {len({row['cluster'] for row in result['rows']})} clusters {made('planner_parts')}:\n\n"
+        f" {len({row['cluster'] for row in result['rows']})} clusters {made('planner_parts')}."
+        f" {result.get('note', '')}\n\n"
     ) + table(
         " | ".join(["without", *(f"{limit:g} s" for limit in limits)]),
-        " | ".join(["{part}", *(f"{{at_{limit:g}}}" for limit in limits)]),
+        " | ".join(["{part}", *(f"{{at_{nth}}}" for nth in range(len(limits)))]),
         [
-            {"part": part} | {f"at_{limit}": _spread(found) for limit, found in row.items()}
+            {"part": part}
+            | {f"at_{limits.index(float(limit))}": _spread(found) for limit, found in row.items()}
             for part, row in result["summary"].items()
         ],
     )
