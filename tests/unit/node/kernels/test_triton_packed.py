@@ -31,6 +31,7 @@ from node.kernels.triton_packed import (
     ALONE,
     BYTES,
     DEQUANTISED_ROWS,
+    SCALE_MAX,
     WORDS,
     dequantised,
     packed_product,
@@ -196,8 +197,15 @@ def test_groups_of_one_number_keep_it() -> None:
                 "order": torch.arange(64, dtype=torch.int32).expand(2, 64),
             },
         ),
+        PackedTensor(
+            Packing(code="float8_e4m3", rows=4, columns=16),
+            {
+                "codes": torch.zeros(4, 16, dtype=torch.uint8).view(torch.float8_e4m3fn),
+                "scales": torch.full((1, 1), 2 * SCALE_MAX),
+            },
+        ),
     ],
-    ids=["groups that no tile holds", "several orders"],
+    ids=["groups that no tile holds", "several orders", "a scale too large"],
 )
 def test_others_are_dequantised(weight: PackedTensor) -> None:
     assert not takes(*plain(weight))
