@@ -62,6 +62,16 @@ def live_plans(result: dict[str, Any]) -> str:
         f" {found['tau']['estimated']:.2f}, of short runs {found['tau']['judged']:.2f}"
         for sort, found in result["summary"].items()
     )
+    published = {
+        row["cluster"]: (
+            row["ours"]["served"] / row["rivals"]["helix"]["served"],
+            row["by_helix"]["ours"] / row["by_helix"]["helix"],
+        )
+        for row in result["rows"]
+        if "helix" in row["rivals"]
+    }
+    beside = ", ".join(f"{name} {ours:.2f} and {by:.2f}" for name, (ours, by) in published.items())
+    told = [row["ours"]["served"] / row["informed"] for row in result["rows"] if "informed" in row]
     return (
         "Simulated, with live inputs: what peers announce by the node's own profile code on a"
         f" stand-in device is planned in {result['limit_s'][0]:.0f} s of one core, and again in"
@@ -70,8 +80,10 @@ def live_plans(result: dict[str, Any]) -> str:
         " chains of stage patterns of at most 8, 11, 14 or 20 stages with the most flow, Petals'"
         " greedy rule, SWARM's equal stages and whole replicas, all from the same inputs. Clusters"
         " are Helix's and made ones (`bench/clusters.py`). Ours to the best:"
-        f" {sorts}. `informed`: what the same planner finds in 30 s from the tables that a cluster"
-        f" is made of {made('live_plan')}:\n\n"
+        f" {sorts}. Ours to Helix's published plan by our rules, and by Helix's, which ours is not"
+        f" made for: {beside}. `informed`: what the same planner finds in 30 s from the tables that"
+        f" a cluster is made of; ours serve {min(told):.2f} to {max(told):.2f} times as much"
+        f" {made('live_plan')}:\n\n"
     ) + table(
         "cluster | peers: | model | ours, tokens/s: | informed: | best of the simple: | which"
         " | ratio: | Helix's plan: | ours by Helix's rules: | the simple one's: | Helix's:",
