@@ -774,8 +774,8 @@ def measure(
     """All ``points`` of one shape (those of the plan), both sides in turn; ``rival``: the other
     side, too. Yields what is found after each."""
     at = torch.device(device)
-    clean(device)  # the shape before
     bytes_per_s, flops_per_s = machine_rates(at, plan.copied_bytes, plan.matrix)
+    clean(device)  # the shape before
     steps = plan.rounds + 2 + 1 + PROFILED
     points = points or plan.points
     most = max(batch * (context + steps + 16) for batch, context in points) + max(plan.prefills)
@@ -999,17 +999,25 @@ def main() -> int:
         on = ("--device", arguments.device, *(("--tiny",) if arguments.tiny else ()))
         write(arguments.out, result | {"compiled": compiled(names, on)})
         return 0
+    failed = False
     for name in names:
-        for found in shape_figures(plan, name, arguments.device, kernels=not arguments.no_kernels):
-            result["shapes"][name] = found
-            if arguments.out is not None:  # what was measured is not lost
-                write(arguments.out, result)
+        each = shape_figures(plan, name, arguments.device, kernels=not arguments.no_kernels)
+        try:
+            for found in each:
+                result["shapes"][name] = found
+                if arguments.out is not None:  # what was measured is not lost
+                    write(arguments.out, result)
+        except Exception as error:  # noqa: BLE001 - whatever one shape meets, the others follow
+            result["shapes"].setdefault(name, {})["failed"] = reason(error)
+            failed = True
         for what, figures in result["shapes"][name].items():
             shown = figures
             if isinstance(figures, dict):
                 shown = {key: value for key, value in figures.items() if key != "kernels"}
             print(f"{name} {what}: {shown}", flush=True)
-    return 0
+    if arguments.out is not None:
+        write(arguments.out, result)
+    return int(failed)
 
 
 if __name__ == "__main__":

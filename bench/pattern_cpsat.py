@@ -7,11 +7,11 @@ enough for the slow links between regions.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import permutations
 from typing import Any
 
-from bench.stage_patterns import StagePattern, Terrain
+from bench.stage_patterns import StagePattern, Terrain, patterns
 
 WORK_MAX = 0.5
 """Maximum work of one program, in CP-SAT's deterministic seconds: the same on every machine."""
@@ -26,13 +26,9 @@ def widest_chain(
     stages_max: int,
     *,
     seed: int,
-    go_on: Callable[[], bool] = lambda: True,
     work_max: float = WORK_MAX,
 ) -> tuple[StagePattern, ...] | None:
-    """The chain of at most ``stages_max`` stages with the most flow that was found, or None.
-
-    Once ``go_on()`` is false, the best chain so far is returned, if there is one.
-    """
+    """The chain of at most ``stages_max`` stages with the most flow that was found, or None."""
     layers = terrain.problem.model.layers
     high = sum(
         count * max((j * t for j, t in enumerate(kind.tokens_per_s, start=1)), default=0.0)
@@ -47,7 +43,7 @@ def widest_chain(
             high = flow
         else:
             best, low = found, max(flow, chain_flow(terrain, found))
-        if high - low <= FLOW_WITHIN * high or (best is not None and not go_on()):
+        if high - low <= FLOW_WITHIN * high:
             break
         flow = (low + high) / 2
     return best
@@ -80,7 +76,7 @@ class _Program:
         self._terrain = terrain
         self._model = cp_model.CpModel()
         self._flow = flow
-        self._patterns = terrain.patterns(available, flow)
+        self._patterns = tuple(patterns(terrain, available, flow))
         self._simple = len(terrain.regions) == 1 and not any(
             self._exceeds(pattern, first=True) or self._exceeds(pattern, last=True)
             for pattern in self._patterns

@@ -55,7 +55,7 @@ def gpu(result: dict[str, Any]) -> str:
                     **found["announced"]["prompt_us"],
                 }
                 for part in parts.values()
-                for shape, found in part["found"].get("shapes", {}).items()
+                for shape, found in part.get("found", {}).get("shapes", {}).items()
                 if "announced" in found
             ],
         ),
@@ -129,7 +129,7 @@ def _where(result: dict[str, Any], name: str) -> str:
 def _rows(name: str, part: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if not name.startswith("engine"):
         return
-    for shape, found in part["found"].get("shapes", {}).items():
+    for shape, found in part.get("found", {}).get("shapes", {}).items():
         of = f"{shape} without kernels" if "without" in name else shape
         for point, step in POINTS.items():
             told = found.get(point)

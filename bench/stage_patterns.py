@@ -1,5 +1,6 @@
 """Enumerates stage patterns, from which a CP-SAT program places dozens of unlike peers in a second:
-a rival of the planner, which did better without them (:mod:`bench.planner_parts`).
+a rival of the planner, which serves as much without them, within 1%
+(``bench/results/planner_parts.json``).
 
 A *stage* is a set of peers that hold the same layers; a *pattern* is a stage's number of layers
 with a count of peers per kind whose summed T_l reaches a target flow F.
@@ -12,16 +13,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
+from bench.peer_classes import peer_classes
 from coordinator.evaluation.max_flow import bandwidth_bytes_per_s
-from coordinator.heuristics.peer_classes import peer_classes, regions
+from coordinator.heuristics.peer_regions import regions
 from dht.messages.types import Assignment, Problem
 
 PATTERNS_MAX = 600
 """Maximum patterns in a program per number of layers and region; the least wasteful are kept."""
 WIDTH_MAX = 4
 """Maximum number of peers to which a stage at a region's border is widened."""
-REMEMBERED_MAX = 256
-"""Maximum cached sets of patterns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,6 @@ class Terrain:
         self.kinds = peer_classes(problem, regions(problem))
         self.regions = tuple(sorted({kind.region for kind in self.kinds}))
         self.crossing_tokens_per_s = self._crossings()
-        self._known: dict[tuple[tuple[int, ...], float], tuple[StagePattern, ...]] = {}
 
     def _crossings(self) -> dict[tuple[int, int], float]:
         """Tokens/s of the median link between two regions, for each pair of regions."""
@@ -69,15 +68,6 @@ class Terrain:
             if region in pair and 0 < each < flow:
                 widest = max(widest, math.ceil(flow / each))
         return min(widest, WIDTH_MAX)
-
-    def patterns(self, available: Sequence[int], flow: float) -> tuple[StagePattern, ...]:
-        """:func:`patterns`, cached: bisections for several depths ask for the same ones."""
-        key = (tuple(available), flow)
-        if key not in self._known:
-            if len(self._known) >= REMEMBERED_MAX:
-                self._known.clear()
-            self._known[key] = tuple(patterns(self, available, flow))
-        return self._known[key]
 
     def counts(self) -> list[int]:
         """The number of peers of each kind."""

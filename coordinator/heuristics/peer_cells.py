@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.heuristics.heuristics import coverage
-from coordinator.heuristics.peer_classes import regions
+from coordinator.heuristics.peer_regions import regions
 from dht.messages.types import Link, PlannerNode, Problem, mean_layer_bytes
 
 CELL_PEERS = 24

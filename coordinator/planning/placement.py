@@ -122,9 +122,10 @@ def best_placement(
     """The best placement of all heuristics, a dynamic program's chains and the search from there.
 
     Placements are judged by the estimate under ``service``; without it, by max flow, and then the
-    exact program is tried too for few peers. With ``trials``, the best of every depth are tried by
-    short simulated runs, for ``CELLS_ABOVE`` peers at most. ``spent()`` returns the share of the
-    time that is gone, and the work ends at 1; without it, the work ends after a fixed amount. The
+    exact program is tried too for few peers, for ``time_limit_s`` at most. With ``trials``, the
+    best of every depth are tried by short simulated runs, for ``CELLS_ABOVE`` peers at most.
+    ``spent()`` returns the share of the time that is gone, and the work ends at 1; without it, the
+    work ends after a fixed amount. The
     result is never worse than the best heuristic, except for the 2% of throughput that a shorter
     ring is worth. Peers that the flow does not need become spare replicas of the least served
     layers. The order of peers and links does not matter. Raises NoPlacementError when the layers
@@ -357,7 +358,7 @@ def _searched(
     seed: int,
     spent: Callable[[], float] | None,
 ) -> list[Placement]:
-    """The best chains that the search finds; their planner is ``chains by dp``."""
+    """The best chains that the search finds, some of a heuristic among them, perhaps moved."""
     layers = problem.model.layers
     seeds = [as_chains(p.assignments, p.edges or (), layers) for p in heuristics_]
     judge = Judge(problem, service)

@@ -1,1 +1,1 @@
-"""The search over chains of stages: dynamic program, patterns, local moves."""
+"""The search over chains of stages: dynamic program, local moves."""

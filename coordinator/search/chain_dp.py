@@ -16,7 +16,7 @@ import numpy as np
 
 from coordinator.evaluation.max_flow import upper_bound
 from coordinator.heuristics.heuristics import span_limits
-from coordinator.heuristics.peer_classes import regions
+from coordinator.heuristics.peer_regions import regions
 from dht.messages.types import Assignment, PlannerNode, Problem
 
 T = TypeVar("T")

@@ -22,6 +22,7 @@ from node.kernels.triton_groups import (
     SOME_ROWS,
     Groups,
     Tiles,
+    blocks_most,
     group,
     own_block,
     sum_each,
@@ -149,7 +150,7 @@ def grouped_product(
     pairs = groups.order.shape[0]
     tiles = tiles_for(pairs, experts, weights.element_size(), shared_bytes(rows.device))
     out = rows.new_empty(pairs, outs)
-    blocks = pairs // tiles.rows + min(experts, pairs)  # at most, whatever the router chooses
+    blocks = blocks_most(pairs, experts, tiles.rows)
     # Triton launches on the current device, even if its arguments are on another.
     with torch.cuda.device_of(rows):
         _grouped_product[(triton.cdiv(outs, tiles.outs), blocks)](

@@ -82,6 +82,12 @@ def own_block(ends, experts, block, EXPERTS: tl.constexpr, ROWS: tl.constexpr):
     return expert, first_row + (block - first_block) * ROWS, end
 
 
+def blocks_most(pairs: int, experts: int, rows: int) -> int:
+    """Maximum blocks of ``rows`` pairs of one expert, whatever the router chooses."""
+    begun = min(experts, pairs)
+    return (pairs + begun * (rows - 1)) // rows
+
+
 def group(chosen: Tensor, experts: int) -> Groups:
     """Group the experts that a router chose, ``[tokens, each]`` int64, in one launch."""
     chosen = chosen.contiguous()

@@ -20,6 +20,7 @@ from node.kernels.triton_groups import (
     SOME_ROWS,
     Groups,
     Tiles,
+    blocks_most,
     own_block,
 )
 from node.packed.packing import Packing, Parts
@@ -534,7 +535,7 @@ def packed_product(
     tiles = tiles or tiles_for(pairs, experts, packing, ins, alone=alone)
     blocks = triton.cdiv(pairs, tiles.rows)
     if groups is not None:
-        blocks = pairs // tiles.rows + min(experts, pairs)  # at most
+        blocks = blocks_most(pairs, experts, tiles.rows)
     grid = (triton.cdiv(outs, tiles.outs), blocks)
     if splits is None:
         splits = 1 if groups is not None else splits_for(grid[0] * grid[1], ins, tiles, rows.device)

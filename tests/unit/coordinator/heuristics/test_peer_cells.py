@@ -29,7 +29,7 @@ def many(count: int) -> Problem:
     return Problem(model=model(24), nodes=tuple(nodes))
 
 
-def test_the_bound_of_single24_is_what_patterns_reach() -> None:
+def test_the_bound_of_single24() -> None:
     problem = problem_of("single24", "70b")
     assert upper_bound(problem) == pytest.approx(2045.64, rel=1e-4)
 

@@ -56,6 +56,11 @@ KINDS: dict[str, tuple[dict[str, Any], tuple[int, int], frozenset[str]]] = {
         {"code": "float8_e5m2", "rows": 128, "columns": 128}, (150, 272), frozenset(),
     ),
     "ordered": ({"code": "uint4", "columns": 32}, (24, 96), frozenset({"order", "zeros"})),
+    "uint4, several tiles": ({"code": "uint4", "columns": 64}, (32, 2048), frozenset({"zeros"})),
+    "nvfp4, several tiles": ({"code": "e2m1", "columns": 16}, (16, 1024), frozenset({"factors"})),
+    "fp8, the last tile in part": (
+        {"code": "float8_e4m3", "rows": 128, "columns": 128}, (33, 1200), frozenset(),
+    ),
 }  # fmt: skip
 """Packing, shape, and what parts there are."""
 
@@ -108,6 +113,15 @@ def test_products_by_one_matrix(kind: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "tile" in kind])
+def test_a_row_alone_in_parts(kind: str, splits: int) -> None:
+    weight = drawn(kind)
+    rows = torch.randn(1, weight.shape[1], device=DEVICE)
+    wanted = rows @ weight.dequantised().t()
+    assert_alike(packed_product(rows, *plain(weight), splits=splits), wanted)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize(("kind", "known"), [("uint4, zeros", WORDS), ("uint8, zeros", BYTES)])
 def test_every_tile_of_a_sum_in_parts(
     kind: str, known: tuple[tuple[triton_packed.Tiles, ...], ...], splits: int
@@ -121,10 +135,11 @@ def test_every_tile_of_a_sum_in_parts(
         assert_alike(made, wanted)
 
 
+@pytest.mark.parametrize("tokens", [1, 9])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "ordered"])
-def test_products_by_experts(kind: str) -> None:
+def test_products_by_experts(kind: str, tokens: int) -> None:
     """Each pair's row by its expert's matrix, and the products back in the tokens' order."""
-    tokens, each, experts = 9, 2, 5
+    each, experts = 2, 5
     weight = drawn(kind, experts)
     chosen = torch.rand(tokens, experts).topk(each).indices.to(DEVICE)
     chosen[chosen == 4] = 3  # an expert without a row

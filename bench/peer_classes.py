@@ -1,7 +1,5 @@
-"""Groups peers that a planner need not tell apart, by speed, memory and region.
-
-A program over peer classes needs variables per class, not per peer.
-"""
+"""Groups peers that the rival of :mod:`bench.stage_patterns` need not tell apart, by speed, memory
+and region: its program has variables per class, not per peer."""
 
 import math
 from collections import defaultdict
@@ -10,10 +8,6 @@ from dataclasses import dataclass
 from coordinator.heuristics.heuristics import SpanLimits, span_limits
 from dht.messages.types import PlannerNode, Problem
 
-REGION_RTT_S = 0.015
-"""Maximum round trip between neighbours of a region: one city, one provider, one building."""
-REGIONS_MAX = 5
-"""Maximum regions; more are planned as one region, and only max flow then counts their links."""
 ALIKE = 1.08
 """Ratio of one step of speed: peers in the same steps form one class, as fast as its slowest."""
 KINDS_MAX = 10
@@ -37,34 +31,6 @@ class PeerClass:
     def rate(self, layers: int) -> float:
         """Tokens/s of one peer that holds ``layers`` layers; 0 beyond its profile."""
         return self.tokens_per_s[layers - 1] if 0 < layers <= len(self.tokens_per_s) else 0.0
-
-
-def regions(problem: Problem, regions_max: int = REGIONS_MAX) -> dict[str, int]:
-    """The region of every peer; links of short round trips join peers. Region 0 is the largest.
-
-    Peers without a measured link count as near to all when the default round trip is short, else
-    as far from all. With more than ``regions_max`` regions, by default as many as a program can
-    order, all peers are in region 0.
-    """
-    parent = {node.peer_id: node.peer_id for node in problem.nodes}
-
-    def find(name: str) -> str:
-        while parent[name] != name:
-            parent[name] = parent[parent[name]]
-            name = parent[name]
-        return name
-
-    near = [link for link in problem.links if link.rtt_s <= REGION_RTT_S]
-    for link in near:
-        if link.source in parent and link.target in parent:
-            parent[find(link.source)] = find(link.target)
-    members: defaultdict[str, list[str]] = defaultdict(list)
-    for name in sorted(parent):
-        members[find(name)].append(name)
-    groups = sorted(members.values(), key=lambda names: (-len(names), names))
-    if not problem.links or problem.default_rtt_s <= REGION_RTT_S or len(groups) > regions_max:
-        return dict.fromkeys(parent, 0)
-    return {name: index for index, names in enumerate(groups) for name in names}
 
 
 def peer_classes(problem: Problem, region_of: dict[str, int]) -> tuple[PeerClass, ...]:
