@@ -441,7 +441,7 @@ class EngineSide:
         return weights + batch * self.kv_bytes * sum(seen) / len(seen)
 
     def read_bytes(self, rows: int) -> float:
-        """Bytes of the weights of a layer that so many rows need, drawn evenly among experts."""
+        """Bytes of a layer's weights that ``rows`` rows need, which choose evenly among experts."""
         touched = 1 - (1 - self._chosen_share) ** rows
         return self.layer_bytes - self._expert_bytes * (1 - touched)
 

@@ -14,8 +14,7 @@ def regions(problem: Problem, regions_max: int = REGIONS_MAX) -> dict[str, int]:
     """The region of every peer; links of short round trips join peers. Region 0 is the largest.
 
     Peers without a measured link count as near to all when the default round trip is short, else
-    as far from all. With more than ``regions_max`` regions, by default as many as the
-    dynamic program orders, all peers are in region 0.
+    as far from all. With more than ``regions_max`` regions all peers are in region 0.
     """
     parent = {node.peer_id: node.peer_id for node in problem.nodes}
 

@@ -125,11 +125,10 @@ def best_placement(
     exact program is tried too for few peers, for ``time_limit_s`` at most. With ``trials``, the
     best of every depth are tried by short simulated runs, for ``CELLS_ABOVE`` peers at most.
     ``spent()`` returns the share of the time that is gone, and the work ends at 1; without it, the
-    work ends after a fixed amount. The
-    result is never worse than the best heuristic, except for the 2% of throughput that a shorter
-    ring is worth. Peers that the flow does not need become spare replicas of the least served
-    layers. The order of peers and links does not matter. Raises NoPlacementError when the layers
-    cannot be covered.
+    work ends after a fixed amount. The result is never worse than the best heuristic, except for
+    the 2% of throughput that a shorter ring is worth. Peers that the flow does not need become
+    spare replicas of the least served layers. The order of peers and links does not matter. Raises
+    NoPlacementError when the layers cannot be covered.
     """
     shortage = why_uncoverable(problem)
     if shortage is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 LANES_LEAST = 16
 SUMMED = 1024
-"""Columns that a program sums up."""
+"""Numbers of a result that a program sums up."""
 PAIRS_AT_ONCE = 4096
 """(token, expert) pairs that a program looks at in one iteration to find its own expert's."""
 FEW_ROWS = 16

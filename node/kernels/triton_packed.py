@@ -18,6 +18,7 @@ from node.kernels.triton_groups import (
     FEW_ROWS,
     LANES_LEAST,
     SOME_ROWS,
+    SUMMED,
     Groups,
     Tiles,
     blocks_most,
@@ -65,8 +66,6 @@ PROGRAMS = 4
 """Programs that a processor is given at least, if sums are long enough to be split."""
 SPLIT_TILES = 4
 """Minimum tiles in a part of a sum."""
-SUMMED = 1024
-"""Numbers that a program sums up."""
 WRITTEN = Tiles(rows=0, outs=32, ins=256, warps=4, stages=1)
 """Tile that a program dequantises."""
 
