@@ -23,6 +23,7 @@ from node.engine.model_runner import ModelRunner
 from node.engine.work_check import WorkBounds, is_unsound, unsound_of, work_refusal
 from node.engine.work_item import WorkItem, WorkResult
 from node.kernels.choice import experts_kernel, pages_kernel, rows_kernels
+from node.kernels.kv_rows import tried_writer
 from node.kernels.moe import GroupedKernel
 from node.kv.export import KvRows
 from node.kv.layer_pool import LayerPool
@@ -85,6 +86,7 @@ class Engine:
         self.held = (0, 0)
         self.bytes_loaded = 0
         rows = rows_kernels(self.device, self.layout.dtype) if config.kernels else None
+        self._write_rows = None if rows is None else rows.write_rows
         self.loaded = LoadedRange(self.layout, self.device, rows)
         """The layers held, and the parts beside them."""
         self._attend_pages: AttendPages | None = None
@@ -149,7 +151,7 @@ class Engine:
         self._drop_pools()
         try:
             self.bytes_loaded = self.loaded.set(start, end, progress, made_up=made_up)
-            self._pools.update((index, self._pool(pages, index)) for index in range(start, end))
+            self._pools.update(self._made_pools(pages, start, end))
             self._steps.warm_up()
             if self._experts is not None:
                 self._steps.use_experts(self._experts)
@@ -212,10 +214,16 @@ class Engine:
         page_tokens = self.config.page_tokens
         return KvPool(self._pools, pages, page_tokens, anatomy.new_state, keeps=keeps)
 
-    def _pool(self, pages: int, layer: int) -> LayerPool:
-        rows = pages * self.config.page_tokens + 1
-        shape = self.layout.anatomy.kv_shapes[layer]
-        return LayerPool.empty(shape, rows, self.layout.dtype, self.device)
+    def _made_pools(self, pages: int, start: int, end: int) -> dict[int, LayerPool]:
+        rows, shapes = pages * self.config.page_tokens + 1, self.layout.anatomy.kv_shapes
+        on = self.layout.dtype, self.device
+        writers = {
+            shape: tried_writer(self._write_rows, shape, *on) for shape in {*shapes[start:end]}
+        }
+        return {
+            layer: LayerPool.empty(shapes[layer], rows, *on, writers[shapes[layer]])
+            for layer in range(start, end)
+        }
 
     def step(self, items: Sequence[WorkItem]) -> list[WorkResult]:
         """Run one batch; results come in the order of the items.

@@ -14,6 +14,7 @@ from node.kernels.packed import PackedKernel
 from node.kernels.rms_norm import NormRows
 from node.kernels.rotary import Rotate
 from node.kernels.router import ChooseExperts
+from node.kv.layer_pool import WriteRows
 
 logger = logging.getLogger(__name__)
 
@@ -31,22 +32,26 @@ class RowsKernels(NamedTuple):
     choose_experts: ChooseExperts
     gate_rows: GateRows
     packed: PackedKernel
+    write_rows: WriteRows
 
 
 def rows_kernels(device: torch.device, dtype: torch.dtype) -> RowsKernels | None:
-    """Norms, rotations, routers and gates in one launch each, products by packed weights from their
-    bits; None if impossible here."""
+    """Norms, rotations, routers, gates and writes of keys and values in one launch each, products
+    by packed weights from their bits; None if impossible here."""
     if not _runs_triton(device, dtype):
         return None
     try:
         from node.kernels import triton_packed
         from node.kernels.triton_gate import gate_rows
+        from node.kernels.triton_kv_rows import write_rows
         from node.kernels.triton_rms_norm import norm_rows
         from node.kernels.triton_rotary import rotate_heads
         from node.kernels.triton_router import choose_experts
     except ImportError:  # :func:`pages_kernel` logs it
         return None
-    return RowsKernels(norm_rows, rotate_heads, choose_experts, gate_rows, triton_packed)
+    return RowsKernels(
+        norm_rows, rotate_heads, choose_experts, gate_rows, triton_packed, write_rows
+    )
 
 
 def pages_kernel(device: torch.device, dtype: torch.dtype) -> AttendPages | None:

@@ -24,6 +24,7 @@ from node.kernels.triton_groups import (
     blocks_most,
     own_block,
 )
+from node.kernels.triton_packed_row import WORDS_AT_ONCE, float_bits, row_product
 from node.packed.packing import Packing, Parts
 
 COLUMNS_LEAST = 16
@@ -104,32 +105,6 @@ def takes(packing: Packing, parts: Parts) -> bool:
 
 
 @triton.jit
-def _moved(words, LEFT: tl.constexpr):
-    return words << LEFT if LEFT >= 0 else words >> -LEFT
-
-
-@triton.jit
-def _bits(words, one, NTH: tl.constexpr, CODE: tl.constexpr):
-    """Make of bytes, or of the 4 bits at place NTH of words, the bits of a float32, without a
-    conversion, which takes as long as several operations.
-
-    Of a float they are the same float where its exponent's bias is 127. Of steps of one size they
-    are 1 plus the code over 16 or 256: the code is the fraction.
-    """
-    if CODE == "e2m1":  # the sign is kept in the place that it is first shifted to
-        made = words << 28 - 4 * NTH >> 6 & (7 << 22 | -2147483648)
-    elif CODE == "float8_e4m3":
-        made = words << 24 >> 4 & (127 << 20 | -2147483648)
-    elif CODE == "float8_e5m2":
-        made = words << 24 >> 3 & (127 << 21 | -2147483648)
-    elif CODE == "int8" or CODE == "uint8":
-        made = words << 15 & (255 << 15) ^ one
-    else:
-        made = _moved(words, 19 - 4 * NTH) & (15 << 19) ^ one
-    return made
-
-
-@triton.jit
 def _numbers(
     codes,
     scales,
@@ -151,15 +126,15 @@ def _numbers(
     """
     FLOATS: tl.constexpr = CODE == "e2m1" or CODE == "float8_e4m3" or CODE == "float8_e5m2"
     if HELD == 1:
-        bits = _bits(codes.to(tl.int32), one, 0, CODE)
+        bits = float_bits(codes.to(tl.int32), one, 0, CODE)
     else:
         lower = tl.join(
-            tl.join(_bits(codes, one, 0, CODE), _bits(codes, one, 1, CODE)),
-            tl.join(_bits(codes, one, 2, CODE), _bits(codes, one, 3, CODE)),
+            tl.join(float_bits(codes, one, 0, CODE), float_bits(codes, one, 1, CODE)),
+            tl.join(float_bits(codes, one, 2, CODE), float_bits(codes, one, 3, CODE)),
         )
         upper = tl.join(
-            tl.join(_bits(codes, one, 4, CODE), _bits(codes, one, 5, CODE)),
-            tl.join(_bits(codes, one, 6, CODE), _bits(codes, one, 7, CODE)),
+            tl.join(float_bits(codes, one, 4, CODE), float_bits(codes, one, 5, CODE)),
+            tl.join(float_bits(codes, one, 6, CODE), float_bits(codes, one, 7, CODE)),
         )
         bits = tl.reshape(tl.join(lower, upper), [OUTS, INS // 32, 4, 2, 2, 2])
         bits = tl.permute(bits, [0, 1, 5, 4, 2, 3] if TURNED else [0, 1, 2, 5, 4, 3])
@@ -212,32 +187,6 @@ def _turned(rows, ROWS: tl.constexpr, INS: tl.constexpr):
     return tl.reshape(tl.permute(apart, [0, 1, 3, 4, 2, 5]), [ROWS, INS])
 
 
-@triton.jit
-def _tile(
-    from_rows,
-    from_codes,
-    live,
-    kept,
-    at,
-    word,
-    left,
-    WHOLE: tl.constexpr,
-    HELD: tl.constexpr,
-):
-    """Load a tile of rows and one of codes; ``left`` columns are left of the matrix, none perhaps.
-
-    If WHOLE, tiles end where the matrix does.
-    """
-    if WHOLE:
-        some = tl.load(from_rows, mask=live[:, None] & (left > 0), other=0.0)
-        read = tl.load(from_codes, mask=left > 0, other=0)
-    else:
-        some = tl.load(from_rows, mask=live[:, None] & (at < left)[None, :], other=0.0)
-        held = (word * HELD < left)[None, :] & kept[:, None]
-        read = tl.load(from_codes, mask=held, other=0)
-    return some, read
-
-
 @triton.jit(do_not_specialize=["pairs"])  # else some row counts would wait for the compiler
 def _packed_product(
     rows,
@@ -280,8 +229,7 @@ def _packed_product(
 ):
     """Multiply a block of rows, of one expert if EXPERTS is not 0, by some of its columns.
 
-    A row alone is multiplied number by number: the units that multiply matrices would be given 15
-    rows of zeros, and every number in another thread's order.
+    If WHOLE, tiles end where the matrix does.
     A tile's columns are groups of COLUMNS with one scale each; or one group, a part of
     ``shared_columns`` with one scale, if COLUMNS is INS.
     """
@@ -312,7 +260,7 @@ def _packed_product(
         scale_row = expert.to(tl.int64) * grid_rows if EXPERTS else 0
         scale_row = (scale_row + matrix_row // shared_rows) * grid_columns
         groups = tl.arange(0, INS // COLUMNS)
-        total = tl.zeros([OUTS, INS if ROWS == 1 else ROWS], tl.float32)
+        total = tl.zeros([OUTS, ROWS], tl.float32)
         group = start // shared_columns + groups
         from_grid = scale_row[:, None] + group[None, :]
         inside = kept[:, None] & (group < grid_columns)[None, :]
@@ -320,10 +268,6 @@ def _packed_product(
         zero = step
         if ZEROS:
             zero = tl.load(zeros + from_grid, mask=inside, other=0)
-        if ROWS == 1:
-            some, read = _tile(
-                from_rows, from_codes, live, kept, at, word, stop - start, WHOLE, HELD
-            )
         for done in range(start, stop, INS):
             # The next groups' scales are few bytes, which nothing brings ahead but this.
             group = (done + INS) // shared_columns + groups
@@ -333,30 +277,25 @@ def _packed_product(
             next_zero = next_step
             if ZEROS:
                 next_zero = tl.load(zeros + from_grid, mask=inside, other=0)
-            if ROWS == 1:  # the compiler brings ahead only what a dot is given
-                next_some, next_read = _tile(
-                    from_rows + INS, from_codes + INS // HELD,
-                    live, kept, at, word, stop - done - INS, WHOLE, HELD,
-                )  # fmt: skip
+            if WHOLE:
+                some = tl.load(from_rows, mask=live[:, None], other=0.0)
+                read = tl.load(from_codes)
             else:
-                some, read = _tile(
-                    from_rows, from_codes, live, kept, at, word, stop - done, WHOLE, HELD
-                )
+                left = stop - done
+                some = tl.load(from_rows, mask=live[:, None] & (at < left)[None, :], other=0.0)
+                held = (word * HELD < left)[None, :] & kept[:, None]
+                read = tl.load(from_codes, mask=held, other=0)
             matrix = _numbers(
                 read, step, zero, one, OUTS, INS, CODE, HELD, COLUMNS, EXPONENTS, ZEROS, TURNED
             )
-            if ROWS == 1:
-                total += matrix * some.to(tl.float32)
-                some, read = next_some, next_read
-            else:
-                matrix = matrix.to(some.dtype)
-                if TURNED:
-                    some = _turned(some, ROWS, INS)
-                total = tl.dot(matrix, tl.trans(some), total, input_precision="ieee")
+            matrix = matrix.to(some.dtype)
+            if TURNED:
+                some = _turned(some, ROWS, INS)
+            total = tl.dot(matrix, tl.trans(some), total, input_precision="ieee")
             from_rows += INS
             from_codes += INS // HELD
             step, zero = next_step, next_zero
-        made = tl.sum(total, 1)[None, :] if ROWS == 1 else tl.trans(total)
+        made = tl.trans(total)
         column = expert.to(tl.int64) * outs + matrix_row if EXPERTS else matrix_row
         if FACTORS:
             made *= tl.load(factors + column, mask=kept, other=0.0).to(tl.float32)[None, :]
@@ -457,13 +396,15 @@ def dequantised(packing: Packing, parts: Parts, dtype: torch.dtype) -> Tensor:
 def _operands(
     packing: Packing, parts: Parts, tiles: Tiles
 ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """What both kernels are told of a matrix: its tensors, and what they are compiled for."""
+    """What kernels are told of a matrix: its tensors, and what they are compiled for."""
     scales = parts["scales"].contiguous()
     ins = packing.shape(parts)[-1]
     one_group = packing.columns >= tiles.ins or packing.columns >= ins
     codes = parts["codes"].contiguous()
+    by_words = packing.bits == 4 or tiles.rows == 1
+    held = WORD_BITS // packing.bits if by_words else 1
     tensors = (
-        codes.view(torch.int32 if packing.bits == 4 else torch.uint8),
+        codes.view(torch.int32 if held > 1 else torch.uint8),
         scales,
         parts["zeros"].contiguous() if "zeros" in parts else scales,
         parts["factors"].contiguous() if "factors" in parts else scales,
@@ -472,7 +413,7 @@ def _operands(
         "OUTS": tiles.outs,
         "INS": tiles.ins,
         "CODE": packing.code,
-        "HELD": 8 if packing.bits == 4 else 1,
+        "HELD": held,
         "COLUMNS": tiles.ins if one_group else packing.columns,
         "EXPONENTS": scales.dtype is torch.uint8,
         "ZEROS": "zeros" in parts,
@@ -543,8 +484,15 @@ def packed_product(
     made = out if splits == 1 else torch.empty(splits, pairs, outs, device=rows.device)
     given, named = _operands(packing, parts, tiles)
     bias = None if bias is None else bias.contiguous()
+    if tiles.rows == 1:
+        product = row_product
+        at_once = WORDS_AT_ONCE if ins % (WORDS_AT_ONCE * named["HELD"]) == 0 else 1
+        named |= {"VECTOR": at_once, "STAGES": tiles.stages}
+    else:
+        product = _packed_product
+        named |= {"ROWS": tiles.rows, "TURNED": packing.bits == 4}
     with torch.cuda.device_of(rows):  # Triton launches on the current device
-        _packed_product[(*grid, splits)](
+        product[(*grid, splits)](
             rows,
             *given,
             out if bias is None else bias,
@@ -563,10 +511,8 @@ def packed_product(
             _one(packing),
             per_split,
             EXPERTS=0 if groups is None else max(LANES_LEAST, triton.next_power_of_2(experts)),
-            ROWS=tiles.rows,
             WHOLE=ins % tiles.ins == 0 and outs % tiles.outs == 0,
             SPLIT=splits > 1,
-            TURNED=packing.bits == 4 and tiles.rows > 1,
             SPREAD=spread,
             BIASED=bias is not None and splits == 1,
             SHARED=shares is not None,

@@ -1,9 +1,14 @@
 """KV of one layer, as rows of pages."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+
+WriteRows = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+"""Interface of :func:`node.kernels.triton_kv_rows.write_rows`."""
 
 
 class KvShape(NamedTuple):
@@ -35,16 +40,24 @@ class LayerPool:
     values: torch.Tensor
     indexer: torch.Tensor | None = None
     """Indexer keys, ``[pages × page_tokens + 1, 1, width]``, of a layer that has any."""
+    write_rows: WriteRows | None = None
+    """Writes keys and values in one launch; None: torch writes them."""
 
     @classmethod
     def empty(
-        cls, shape: KvShape, rows: int, dtype: torch.dtype, device: torch.device
+        cls,
+        shape: KvShape,
+        rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        write_rows: WriteRows | None = None,
     ) -> "LayerPool":
         """A pool of ``rows`` rows that hold no numbers yet; the last one is zero."""
         made = [torch.empty(rows, *part, dtype=dtype, device=device) for part in shape.parts]
         for part in made:
             part[-1] = 0
-        return cls(keys=made[0], values=made[1], indexer=made[2] if made[2:] else None)
+        indexer = made[2] if made[2:] else None
+        return cls(keys=made[0], values=made[1], indexer=indexer, write_rows=write_rows)
 
     @property
     def parts(self) -> tuple[torch.Tensor, ...]:
@@ -67,6 +80,8 @@ class LayerPool:
         if isinstance(slots, slice):
             self.keys[slots] = key
             self.values[slots] = value
+        elif self.write_rows is not None:
+            self.write_rows(self.keys, self.values, slots, key, value)
         else:
             self.keys.index_copy_(0, slots, key)
             self.values.index_copy_(0, slots, value)

@@ -19,7 +19,9 @@ from triton.compiler import ASTSource
 from node.kernels.triton_gate import NUMBERS_AT_ONCE, _gate_rows
 from node.kernels.triton_grouped_gemm import _grouped_product, tiles_for
 from node.kernels.triton_groups import PAIRS_AT_ONCE, SUMMED, _group_pairs, _sum_each
+from node.kernels.triton_kv_rows import NUMBERS_AT_ONCE as WRITTEN_AT_ONCE, _write_rows
 from node.kernels.triton_packed import ALONE, BYTES, WORDS, _packed_product
+from node.kernels.triton_packed_row import row_product
 from node.kernels.triton_paged_attention import STAGES, _attend_block, _merge_parts, tile_tokens
 from node.kernels.triton_rms_norm import _norm_rows
 from node.kernels.triton_rotary import _rotate_heads
@@ -133,6 +135,11 @@ for backend, arch, warp, room in json.loads(sys.argv[2]):
             },
             {n: "*bf16" for n in ("gate", "up", "out")},
         ),
+        (
+            _write_rows,
+            {"KEY_WIDTH": WIDTH, "VALUE_WIDTH": WIDTH, "LANES": WRITTEN_AT_ONCE},
+            {**{n: "*bf16" for n in ("key", "value", "keys", "values")}, "slots": "*i64"},
+        ),
     ):
         made = compiled(
             kernel, target, constants, kinds, 8 if kernel in (_norm_rows, _group_pairs) else 4
@@ -140,23 +147,28 @@ for backend, arch, warp, room in json.loads(sys.argv[2]):
         spill = spilled(made.asm["cubin"]) if "cubin" in made.asm else None
         found.append([arch, 1, False, made.metadata.shared, room, spill, 0])
     for code, per_scale, (tiles, *_) in (
-        ("uint4", 64, [ALONE]), ("uint8", 32, [ALONE]),
+        ("uint4", 64, [ALONE]), ("uint8", 32, [ALONE]), ("e2m1", 32, [ALONE]),
         ("e2m1", 32, WORDS[0]), ("uint4", 64, WORDS[2]), ("uint8", 32, BYTES[0]),
     ):
-        held = 1 if code == "uint8" else 8
+        alone = tiles.rows == 1
+        held = 8 if code != "uint8" else 4 if alone else 1
         exponents = code == "e2m1"
         constants = {
-            "EXPERTS": 128, "ROWS": tiles.rows, "OUTS": tiles.outs, "INS": tiles.ins,
+            "EXPERTS": 128, "OUTS": tiles.outs, "INS": tiles.ins,
             "WHOLE": True, "SPLIT": False, "CODE": code, "HELD": held,
             "COLUMNS": per_scale, "EXPONENTS": exponents, "ZEROS": not exponents,
-            "TURNED": held == 8 and tiles.rows > 1, "FACTORS": False, "SPREAD": True,
-            "BIASED": False, "SHARED": False,
+            "FACTORS": False, "SPREAD": True, "BIASED": False, "SHARED": False,
         }
+        if alone:
+            constants |= {"VECTOR": 4, "STAGES": tiles.stages}
+        else:
+            constants |= {"ROWS": tiles.rows, "TURNED": held == 8}
         kinds = {name: "*bf16" for name in ("rows", "factors", "biases", "shares", "out")}
-        kinds["codes"] = "*i32" if held == 8 else "*u8"
+        kinds["codes"] = "*u8" if held == 1 else "*i32"
         kinds["scales"] = "*u8" if exponents else "*bf16"
         kinds["zeros"] = "*fp16"
-        made = compiled(_packed_product, target, constants, kinds, tiles.warps, tiles.stages)
+        kernel = row_product if alone else _packed_product
+        made = compiled(kernel, target, constants, kinds, tiles.warps, tiles.stages)
         spill = spilled(made.asm["cubin"]) if "cubin" in made.asm else None
         most = PACKED_SPILL if tiles.rows == 128 else 64
         found.append([arch, tiles.rows, code, made.metadata.shared, room, spill, 0, most])
@@ -194,7 +206,7 @@ def test_kernels_compile_for_cards_that_are_not_here(tmp_path: Path) -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     for each in found:
         each.extend([64] * (8 - len(each)))
-    assert len(found) == (13 + 5) * len(CARDS)
+    assert len(found) == (14 + 6) * len(CARDS)
     for arch, block_rows, split, shared, room, spill, single, most in found:
         assert shared <= room, (arch, block_rows, split)
         assert single == 0, (arch, block_rows, split)

@@ -27,6 +27,7 @@ from node.kernels.moe import OURS
 from node.kernels.packed import is_multiplied, multiply_packed
 from node.kernels.triton_gate import gate_rows
 from node.kernels.triton_groups import group
+from node.kernels.triton_kv_rows import write_rows
 from node.kernels.triton_packed import (
     ALONE,
     BYTES,
@@ -258,7 +259,7 @@ def engine_of(directory: Path, *, kernels: bool) -> Engine:
     if kernels:
         engine._experts = triton_grouped_gemm
         engine.loaded.flow._kernels = RowsKernels(
-            norm_rows, rotate_heads, choose_experts, gate_rows, triton_packed
+            norm_rows, rotate_heads, choose_experts, gate_rows, triton_packed, write_rows
         )
     engine.load(0, LAYERS)
     return engine
