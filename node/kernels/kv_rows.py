@@ -24,9 +24,7 @@ def tried_writer(
     return kernel if tried(device, "keys and values are written by torch", is_right) else None
 
 
-def _is_right(
-    kernel: WriteRows, shape: KvShape, dtype: torch.dtype, device: torch.device
-) -> bool:
+def _is_right(kernel: WriteRows, shape: KvShape, dtype: torch.dtype, device: torch.device) -> bool:
     generator = torch.Generator().manual_seed(SEED)
 
     def drawn(width: int) -> Tensor:  # as models lay them out: heads beside each other

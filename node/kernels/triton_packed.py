@@ -36,8 +36,8 @@ EXPONENT_MAX = 128
 SCALE_MAX = 128.0
 """Maximum of floats that scale 8-bit floats: what undoes their bias is finite with it."""
 
-ALONE = Tiles(rows=1, outs=16, ins=512, warps=4, stages=2)
-"""Tile for a row alone."""
+ALONE = Tiles(rows=1, outs=8, ins=1024, warps=4, stages=1)
+"""Tile for a row alone; what waits is hidden by the many programs that fit a processor."""
 WORDS = (
     (
         Tiles(rows=16, outs=64, ins=128, warps=4, stages=3),
@@ -487,7 +487,7 @@ def packed_product(
     if tiles.rows == 1:
         product = row_product
         at_once = WORDS_AT_ONCE if ins % (WORDS_AT_ONCE * named["HELD"]) == 0 else 1
-        named |= {"VECTOR": at_once, "STAGES": tiles.stages}
+        named |= {"VECTOR": at_once}
     else:
         product = _packed_product
         named |= {"ROWS": tiles.rows, "TURNED": packing.bits == 4}

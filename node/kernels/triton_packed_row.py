@@ -13,9 +13,9 @@ from node.kernels.triton_groups import own_block
 
 WORDS_AT_ONCE = 4
 """Words that a thread reads with one instruction."""
-RAISED = 100
-"""Exponent of what rows are multiplied by where codes are floats: their numbers are made with
-biased exponents, and a product of such a number and a small one of the row's would be rounded."""
+RAISED = tl.constexpr(100)
+"""Exponent of what rows are multiplied by where codes are floats: these are made so small that
+their products with small numbers would be rounded."""
 
 
 @triton.jit
@@ -46,24 +46,12 @@ def float_bits(words, one, NTH: tl.constexpr, CODE: tl.constexpr):
 
 
 @triton.jit
-def _quarters(numbers, WORDS: tl.constexpr):
-    """Take ``[1, 4 * WORDS]`` numbers apart: each first, second, third and fourth of four."""
-    halves = tl.split(tl.reshape(numbers, [1, WORDS, 2, 2]))
-    even, odd = halves
-    first, third = tl.split(even)
-    second, fourth = tl.split(odd)
-    return first, second, third, fourth
-
-
-@triton.jit
 def _times(codes, row, one, NTH: tl.constexpr, CODE: tl.constexpr):
     return float_bits(codes, one, NTH, CODE).to(tl.float32, bitcast=True) * row
 
 
 @triton.jit
-def _four_terms(
-    codes, row_0, row_1, row_2, row_3, one, FIRST: tl.constexpr, CODE: tl.constexpr
-):
+def _four_terms(codes, row_0, row_1, row_2, row_3, one, FIRST: tl.constexpr, CODE: tl.constexpr):
     """Sum up a word's products with four numbers of a row.
 
     Returns the sum as :func:`float_bits` makes numbers, what is in it beyond the codes', and the
@@ -91,7 +79,9 @@ def _four_terms(
 def _terms(codes, row, one, WORDS: tl.constexpr, HELD: tl.constexpr, CODE: tl.constexpr):
     """Sum up the products of each word's HELD codes with a row, as :func:`_four_terms` does."""
     if HELD == 4:
-        row_0, row_1, row_2, row_3 = _quarters(row, WORDS)
+        row_02, row_13 = tl.split(tl.reshape(row, [1, WORDS, 2, 2]))
+        row_0, row_2 = tl.split(row_02)
+        row_1, row_3 = tl.split(row_13)
         made, beyond, whole = _four_terms(codes, row_0, row_1, row_2, row_3, one, 0, CODE)
     else:
         even, odd = tl.split(tl.reshape(row, [1, WORDS, 2, 2, 2]))
@@ -108,19 +98,19 @@ def _terms(codes, row, one, WORDS: tl.constexpr, HELD: tl.constexpr, CODE: tl.co
 
 
 @triton.jit
-def _read(from_row, from_codes, at, vector, left, WHOLE: tl.constexpr):
-    """Load a tile of a row and one of codes; ``left`` columns are left of the matrix, none perhaps.
-
-    If WHOLE, tiles end where the matrix does. ``vector`` is the column at which what a thread reads
-    at once begins.
-    """
-    if WHOLE:
-        row = tl.load(from_row)
-        codes = tl.load(from_codes)
+def _factor(scales, CODE: tl.constexpr, EXPONENTS: tl.constexpr):
+    """Make what sums are multiplied by of their groups' scales."""
+    LEFT: tl.constexpr = (
+        126 - RAISED if CODE == "e2m1"
+        else 120 - RAISED if CODE == "float8_e4m3"
+        else 112 - RAISED if CODE == "float8_e5m2"
+        else 0
+    )  # fmt: skip
+    if EXPONENTS:
+        made = (scales.to(tl.int32) + LEFT << 23).to(tl.float32, bitcast=True)
     else:
-        row = tl.load(from_row, mask=at < left, other=0.0)
-        codes = tl.load(from_codes, mask=vector < left, other=0)
-    return row, codes
+        made = scales.to(tl.float32) * 2.0**LEFT
+    return made
 
 
 @triton.jit(do_not_specialize=["pairs"])  # else some row counts would wait for the compiler
@@ -154,7 +144,6 @@ def row_product(
     CODE: tl.constexpr,
     HELD: tl.constexpr,
     VECTOR: tl.constexpr,
-    STAGES: tl.constexpr,
     COLUMNS: tl.constexpr,
     EXPONENTS: tl.constexpr,
     ZEROS: tl.constexpr,
@@ -165,8 +154,8 @@ def row_product(
 ):
     """Multiply one row, or one of each expert that has any if EXPERTS is not 0, by some columns.
 
-    Codes are words of HELD. A row of the matrix has ``vectors`` times VECTOR words, which a thread
-    reads together. The rest is as in :func:`node.kernels.triton_packed._packed_product`.
+    Words hold HELD codes, and a thread reads VECTOR words at once. The rest is as in
+    :func:`node.kernels.triton_packed._packed_product`.
     """
     FLOATS: tl.constexpr = CODE == "e2m1" or CODE == "float8_e4m3" or CODE == "float8_e5m2"
     WORDS: tl.constexpr = INS // HELD
@@ -192,37 +181,31 @@ def row_product(
         nth = matrix_row.to(tl.int64)
         if EXPERTS:
             nth += expert.to(tl.int64) * outs
-        if not WHOLE:  # rows beyond the last read the last
+        if not WHOLE:  # rows beyond the last read some row
             nth = tl.where(kept, nth, 0)
         from_codes = codes + (nth * (ins // (VECTOR * HELD)) * VECTOR)[:, None] + word
         scale_row = expert.to(tl.int64) * grid_rows if EXPERTS else 0
         scale_row = ((scale_row + matrix_row // shared_rows) * grid_columns)[:, None]
         of_tile = tl.arange(0, SUMS)[None, :] * (SUMMED * HELD) // COLUMNS
         total = tl.zeros([OUTS, SUMS], tl.float32)
-        for done in tl.range(start, stop, INS, num_stages=STAGES):
-            row, read = _read(
-                from_row + done, from_codes + done // HELD, at, vector, stop - done, WHOLE
-            )
+        for done in range(start, stop, INS):
+            if WHOLE:
+                row = tl.load(from_row + done)
+                read = tl.load(from_codes + done // HELD)
+            else:
+                row = tl.load(from_row + done, mask=at < stop - done, other=0.0)
+                read = tl.load(from_codes + done // HELD, mask=vector < stop - done, other=0)
             group = done // shared_columns + of_tile
             inside = kept[:, None] & (group < grid_columns)
             step = tl.load(scales + scale_row + group, mask=inside, other=0)
             zero = step
             if ZEROS:
                 zero = tl.load(zeros + scale_row + group, mask=inside, other=0)
-            some = row.to(tl.float32)
+            row = row.to(tl.float32)
             if FLOATS:
-                some *= 2.0**100
-            made, beyond, whole = _terms(read, some, one, WORDS, HELD, CODE)
+                row *= 2.0**RAISED
+            made, beyond, whole = _terms(read, row, one, WORDS, HELD, CODE)
             made = tl.sum(tl.reshape(made, [OUTS, SUMS, SUMMED]), 2)
-            BIAS: tl.constexpr = 126 if CODE == "e2m1" else 120 if CODE == "float8_e4m3" else 112
-            if EXPONENTS and FLOATS:
-                by = (step.to(tl.int32) + (BIAS - 100) << 23).to(tl.float32, bitcast=True)
-            elif EXPONENTS:
-                by = (step.to(tl.int32) << 23).to(tl.float32, bitcast=True)
-            else:
-                by = step.to(tl.float32)
-                if FLOATS:
-                    by *= 2.0 ** (BIAS - 100)
             if not FLOATS:
                 beyond = tl.sum(tl.reshape(beyond, [1, SUMS, SUMMED]), 2)
                 whole = tl.sum(tl.reshape(whole, [1, SUMS, SUMMED]), 2)
@@ -233,7 +216,7 @@ def row_product(
                     made -= 8.0 * whole
                 elif CODE == "int8":
                     made -= 128.0 * whole
-            total += made * by
+            total += made * _factor(step, CODE, EXPONENTS)
         made = tl.sum(total, 1)
         column = matrix_row
         if EXPERTS:

@@ -160,7 +160,7 @@ for backend, arch, warp, room in json.loads(sys.argv[2]):
             "FACTORS": False, "SPREAD": True, "BIASED": False, "SHARED": False,
         }
         if alone:
-            constants |= {"VECTOR": 4, "STAGES": tiles.stages}
+            constants["VECTOR"] = 4
         else:
             constants |= {"ROWS": tiles.rows, "TURNED": held == 8}
         kinds = {name: "*bf16" for name in ("rows", "factors", "biases", "shares", "out")}

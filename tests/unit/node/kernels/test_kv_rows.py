@@ -16,9 +16,7 @@ SHAPES = (KvShape(2, 32, 32), KvShape(8, 128, 128), KvShape(1, 576, 512), KvShap
 """The second takes one program for a token, the third is a latent attention's."""
 
 
-def written(
-    shape: KvShape, key: Tensor, value: Tensor, slots: Tensor, *, ours: bool
-) -> LayerPool:
+def written(shape: KvShape, key: Tensor, value: Tensor, slots: Tensor, *, ours: bool) -> LayerPool:
     by = write_rows if ours else None
     pool = LayerPool.empty(shape, 40, torch.float32, DEVICE, by)
     for part in pool.parts:
