@@ -89,7 +89,7 @@ def parts(device: str, *, tiny: bool) -> dict[str, Part]:
         ),
         "kernels": Part(
             command=(*tests, "-n", "8", "-k", "not compile", "--junitxml={out}", *KERNEL_TESTS),
-            limit_s=120,
+            limit_s=240,
             read=read_tests,
         ),
         "engine without kernels": Part(

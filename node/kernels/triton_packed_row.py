@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, attr-defined"
 """Multiplies rows that are alone with their packed matrix, number by number, as a Triton kernel.
 
 Units that multiply matrices would be given 15 rows of zeros, and every number in another thread's
