@@ -26,7 +26,7 @@ from node.kernels.choice import experts_kernel, pages_kernel, rows_kernels
 from node.kernels.kv_rows import tried_writer
 from node.kernels.moe import GroupedKernel
 from node.kv.export import KvRows
-from node.kv.layer_pool import LayerPool
+from node.kv.layer_pool import KvShape, LayerPool, WriteRows
 from node.kv.pool import KvPool
 from node.model.layer_range import LoadedRange, ModelLayout
 from node.weights.hashes import Progress
@@ -87,6 +87,8 @@ class Engine:
         self.bytes_loaded = 0
         rows = rows_kernels(self.device, self.layout.dtype) if config.kernels else None
         self._write_rows = None if rows is None else rows.write_rows
+        self._writers: dict[KvShape, WriteRows | None] = {}
+        """What writes keys and values of each shape, tried once."""
         self.loaded = LoadedRange(self.layout, self.device, rows)
         """The layers held, and the parts beside them."""
         self._attend_pages: AttendPages | None = None
@@ -151,7 +153,7 @@ class Engine:
         self._drop_pools()
         try:
             self.bytes_loaded = self.loaded.set(start, end, progress, made_up=made_up)
-            self._pools.update(self._made_pools(pages, start, end))
+            self._pools.update((index, self._pool(pages, index)) for index in range(start, end))
             self._steps.warm_up()
             if self._experts is not None:
                 self._steps.use_experts(self._experts)
@@ -214,16 +216,12 @@ class Engine:
         page_tokens = self.config.page_tokens
         return KvPool(self._pools, pages, page_tokens, anatomy.new_state, keeps=keeps)
 
-    def _made_pools(self, pages: int, start: int, end: int) -> dict[int, LayerPool]:
-        rows, shapes = pages * self.config.page_tokens + 1, self.layout.anatomy.kv_shapes
-        on = self.layout.dtype, self.device
-        writers = {
-            shape: tried_writer(self._write_rows, shape, *on) for shape in {*shapes[start:end]}
-        }
-        return {
-            layer: LayerPool.empty(shapes[layer], rows, *on, writers[shapes[layer]])
-            for layer in range(start, end)
-        }
+    def _pool(self, pages: int, layer: int) -> LayerPool:
+        rows = pages * self.config.page_tokens + 1
+        shape, on = self.layout.anatomy.kv_shapes[layer], (self.layout.dtype, self.device)
+        if shape not in self._writers:
+            self._writers[shape] = tried_writer(self._write_rows, shape, *on)
+        return LayerPool.empty(shape, rows, *on, self._writers[shape])
 
     def step(self, items: Sequence[WorkItem]) -> list[WorkResult]:
         """Run one batch; results come in the order of the items.
