@@ -50,6 +50,9 @@ TIMINGS_MAX = 64
 TIMING_BUDGET_S = 0.1
 """Time limit for the batches of one context, in each of two passes. Other processes only ever add
 to a timing, so the minimum of many is the machine's own."""
+EMPTY_TIMINGS = 16
+"""Timings, at a number of rows, of what a run does beside its layer, before a layer is timed: taken
+for too long, it makes the layer too quick, and the quickest timing counts."""
 EMPTY_SHARE_MAX = 0.9
 """Maximum share of a timing that is taken for what a run does beside its layer."""
 PASSES = 2
@@ -252,7 +255,7 @@ class EngineLayer:
         took_s, made = self._took_s(partial(run, start, end, *given))
         if self._engine.device.type == "cuda" and self._engine.layout.anatomy.packed:
             rows = given[1].shape[0]
-            for _ in range(1 if rows in self._empty_s else 3):  # the first ones warm up
+            for _ in range(1 if rows in self._empty_s else EMPTY_TIMINGS):
                 empty_s, _ = self._took_s(partial(run, start, start, *given))
                 self._empty_s[rows] = min(empty_s, self._empty_s.get(rows, math.inf))
             took_s -= min(self._empty_s[rows], EMPTY_SHARE_MAX * took_s)
