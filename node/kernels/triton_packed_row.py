@@ -13,13 +13,14 @@ from node.kernels.triton_groups import own_block
 
 WORDS_AT_ONCE = 4
 """Words that a thread reads with one instruction."""
-RAISED = tl.constexpr(100)
+RAISED = tl.constexpr(64)
 """Exponent of what rows are multiplied by where codes are floats: these are made so small that
-their products with small numbers would be rounded."""
+their products with small numbers would be rounded. Half of theirs, so that rows of any size that
+models have neither overflow nor vanish."""
 
 
 @triton.jit
-def moved(words, LEFT: tl.constexpr):
+def _moved(words, LEFT: tl.constexpr):
     """Shift words to the left, or to the right where LEFT is negative."""
     return words << LEFT if LEFT >= 0 else words >> -LEFT
 
@@ -39,9 +40,9 @@ def float_bits(words, one, NTH: tl.constexpr, CODE: tl.constexpr):
     elif CODE == "float8_e5m2":
         made = words << 24 - 8 * NTH >> 3 & (127 << 21 | -2147483648)
     elif CODE == "int8" or CODE == "uint8":
-        made = moved(words, 15 - 8 * NTH) & (255 << 15) ^ one
+        made = _moved(words, 15 - 8 * NTH) & (255 << 15) ^ one
     else:
-        made = moved(words, 19 - 4 * NTH) & (15 << 19) ^ one
+        made = _moved(words, 19 - 4 * NTH) & (15 << 19) ^ one
     return made
 
 
@@ -59,8 +60,8 @@ def _four_terms(codes, row_0, row_1, row_2, row_3, one, FIRST: tl.constexpr, COD
     over 256.
     """
     if CODE == "uint4" or CODE == "offset4":
-        pair = moved(codes, 15 - 4 * FIRST)
-        other = moved(codes, 7 - 4 * FIRST)
+        pair = _moved(codes, 15 - 4 * FIRST)
+        other = _moved(codes, 7 - 4 * FIRST)
         lower = (pair & (15 << 15) ^ one).to(tl.float32, bitcast=True) * row_0
         upper = (pair & (15 << 19) ^ one).to(tl.float32, bitcast=True) * row_1
         lower += (other & (15 << 15) ^ one).to(tl.float32, bitcast=True) * row_2

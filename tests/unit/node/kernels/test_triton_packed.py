@@ -122,6 +122,15 @@ def test_a_row_alone_in_parts(kind: str, splits: int) -> None:
     assert_alike(packed_product(rows, *plain(weight), splits=splits), wanted)
 
 
+@pytest.mark.parametrize("size", [1e-15, 1e15])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_alone_of_any_size(kind: str, size: float) -> None:
+    weight = drawn(kind)
+    rows = size * torch.randn(1, weight.shape[1], device=DEVICE)
+    wanted = rows.double() @ weight.dequantised().double().t()
+    assert_alike(packed_product(rows, *plain(weight)).double(), wanted)
+
+
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize(("kind", "known"), [("uint4, zeros", WORDS), ("uint8, zeros", BYTES)])
 def test_every_tile_of_a_sum_in_parts(
