@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 
@@ -26,7 +27,7 @@ from node.kernels.choice import experts_kernel, pages_kernel, rows_kernels
 from node.kernels.kv_rows import tried_writer
 from node.kernels.moe import GroupedKernel
 from node.kv.export import KvRows
-from node.kv.layer_pool import KvShape, LayerPool, WriteRows
+from node.kv.layer_pool import LayerPool
 from node.kv.pool import KvPool
 from node.model.layer_range import LoadedRange, ModelLayout
 from node.weights.hashes import Progress
@@ -86,9 +87,11 @@ class Engine:
         self.held = (0, 0)
         self.bytes_loaded = 0
         rows = rows_kernels(self.device, self.layout.dtype) if config.kernels else None
-        self._write_rows = None if rows is None else rows.write_rows
-        self._writers: dict[KvShape, WriteRows | None] = {}
-        """What writes keys and values of each shape, tried once."""
+        write_rows = None if rows is None else rows.write_rows
+        self._writer = cache(
+            partial(tried_writer, write_rows, dtype=self.layout.dtype, device=self.device)
+        )
+        """What writes keys and values of a shape, tried once."""
         self.loaded = LoadedRange(self.layout, self.device, rows)
         """The layers held, and the parts beside them."""
         self._attend_pages: AttendPages | None = None
@@ -218,10 +221,8 @@ class Engine:
 
     def _pool(self, pages: int, layer: int) -> LayerPool:
         rows = pages * self.config.page_tokens + 1
-        shape, on = self.layout.anatomy.kv_shapes[layer], (self.layout.dtype, self.device)
-        if shape not in self._writers:
-            self._writers[shape] = tried_writer(self._write_rows, shape, *on)
-        return LayerPool.empty(shape, rows, *on, self._writers[shape])
+        shape = self.layout.anatomy.kv_shapes[layer]
+        return LayerPool.empty(shape, rows, self.layout.dtype, self.device, self._writer(shape))
 
     def step(self, items: Sequence[WorkItem]) -> list[WorkResult]:
         """Run one batch; results come in the order of the items.

@@ -1,7 +1,6 @@
 """Lets a kernel of ours write keys and values to their pool, where it is right; torch takes two
 launches."""
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -20,7 +19,7 @@ def tried_writer(
     """``kernel`` if it writes rows of such a layer as torch does."""
     if kernel is None or 0 in (shape.kv_heads, shape.key_width, shape.value_width):
         return None
-    is_right: Callable[[], bool] = partial(_is_right, kernel, shape, dtype, device)
+    is_right = partial(_is_right, kernel, shape, dtype, device)
     return kernel if tried(device, "keys and values are written by torch", is_right) else None
 
 

@@ -229,9 +229,8 @@ def _packed_product(
 ):
     """Multiply a block of rows, of one expert if EXPERTS is not 0, by some of its columns.
 
-    If WHOLE, tiles end where the matrix does.
-    A tile's columns are groups of COLUMNS with one scale each; or one group, a part of
-    ``shared_columns`` with one scale, if COLUMNS is INS.
+    If WHOLE, tiles end where the matrix does. A tile's columns are groups of COLUMNS with one scale
+    each; or one group, a part of ``shared_columns`` with one scale, if COLUMNS is INS.
     """
     block = tl.program_id(1)
     if EXPERTS:

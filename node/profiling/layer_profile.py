@@ -368,7 +368,7 @@ def _time_chunks(layer: TimedLayer) -> Iterable[Timing]:
 
 
 def _is_long(timed: Callable[[], float]) -> bool:
-    """Whether a step takes so long, for one layer, that no stage would run a larger one.
+    """Whether one layer's step takes longer than a stage allows itself: larger ones never run.
 
     The first step of a size warms up, so a long one gets a second try.
     """
