@@ -189,7 +189,7 @@ def crowds(result: dict[str, Any]) -> str:
 
 def placements(result: dict[str, Any]) -> str:
     """Our planner beside the published plans, both in our simulator."""
-    planners = ("patterns", "published", "petals", "published, flow spread")
+    planners = ("ours", "published", "petals", "published, flow spread")
     known = result["estimate_against_simulation"]
     return (
         "Placements on Helix's clusters (ASPLOS'25): decode tokens/s under full load in our event"

@@ -79,7 +79,7 @@ def plan_offline(
     problem: Problem,
     service: Service,
     *,
-    planner: str = "patterns",
+    planner: str = "ours",
     time_limit_s: float,
     seed: int,
 ) -> PlannerResult:
@@ -194,10 +194,10 @@ def _print_most_flow(
         seed=seed,
         spent=lambda: (time.monotonic() - started_s) / limit_s,
     )
-    found = PLANNERS["patterns-flow"](answer.problem, answer.service, effort)
+    found = PLANNERS["ours-flow"](answer.problem, answer.service, effort)
     if found is not None and found.flow_tokens_per_s > answer.plan.flow_tokens_per_s:
         console.print(
-            f"a plan for flow alone (--planner patterns-flow) carries"
+            f"a plan for flow alone (--planner ours-flow) carries"
             f" {found.flow_tokens_per_s:.3f} tokens/s and would serve about"
             f" {found.estimate_tokens_per_s or 0.0:.1f}"
         )
@@ -306,9 +306,9 @@ def add_search_options(parser: Parser) -> None:
     parser.add_argument(
         "--planner",
         choices=sorted(PLANNERS),
-        default="patterns",
+        default="ours",
         metavar="P",
-        help=f"patterns (default) is ours; to compare it with: {', '.join(_others())}",
+        help=f"ours (default), as swarms plan; to compare it with: {', '.join(_others())}",
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="same seed, same search (0)"
@@ -317,7 +317,7 @@ def add_search_options(parser: Parser) -> None:
 
 
 def _others() -> list[str]:
-    return sorted(PLANNERS.keys() - {"patterns"})
+    return sorted(PLANNERS.keys() - {"ours"})
 
 
 def _problem(arguments: argparse.Namespace) -> tuple[Problem, Service]:

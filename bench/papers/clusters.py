@@ -21,7 +21,7 @@ DATA = ROOT / "bench" / "data"
 REFERENCE = DATA / "helix" / "reference.json"
 LINKS = DATA / "helix" / "published_links.json"
 AZURE = DATA / "azure" / "conversations_2023.csv"
-PLANNER = "patterns"
+PLANNER = "ours"
 
 Found = tuple[Problem, Profiles, Plan | Placement]
 

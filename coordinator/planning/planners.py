@@ -40,7 +40,7 @@ def _ours(problem: Problem, service: Service | None, effort: Effort) -> Placemen
 def _by_flow(problem: Problem, service: Service | None, effort: Effort) -> Placement | None:
     """Our planner with max flow as its objective, as in Helix."""
     found = _ours(problem, None, effort)
-    return _scored(problem, found.assignments if found else None, "patterns-flow", service)
+    return _scored(problem, found.assignments if found else None, "ours-flow", service)
 
 
 def _heuristic(name: str, place: Callable[[Problem], Sequence[Assignment] | None]) -> Planner:
@@ -79,8 +79,8 @@ def _scored(
 
 
 PLANNERS: dict[str, Planner] = {
-    "patterns": _ours,
-    "patterns-flow": _by_flow,
+    "ours": _ours,
+    "ours-flow": _by_flow,
     "petals": _heuristic("petals", heuristics.greedy),
     "swarm": _heuristic("swarm", heuristics.equal_stages),
     "separate": _heuristic("separate", heuristics.separate_pipelines),
@@ -88,4 +88,4 @@ PLANNERS: dict[str, Planner] = {
     "helix-milp-highs": _mathopt("highs"),
     "helix-milp-scip": _mathopt("scip"),
 }
-"""Planners by name. ``patterns`` is ours, which swarms use; the others are for comparison."""
+"""Planners by name. ``ours`` is what swarms use; the others are for comparison."""

@@ -113,7 +113,7 @@ def test_one_more_peer_never_costs_more_than_a_tenth() -> None:
 @given(problems(peers_max=3, layers_max=4))
 def test_by_flow_it_is_the_optimum_where_all_can_be_tried(problem: Problem) -> None:
     best = brute_force_flow(problem)
-    found = PLANNERS["patterns-flow"](problem, None, Effort(time_limit_s=2.0))
+    found = PLANNERS["ours-flow"](problem, None, Effort(time_limit_s=2.0))
     if found is None:
         assert best == 0
         return
@@ -125,6 +125,6 @@ def test_by_flow_single24_carries_most_of_its_bound() -> None:
     problem = problem_of("single24", "70b")
     clock = iter(range(30))
     effort = Effort(time_limit_s=1.0, spent=lambda: next(clock, 30) / 30)
-    found = PLANNERS["patterns-flow"](problem, None, effort)
+    found = PLANNERS["ours-flow"](problem, None, effort)
     assert found is not None
     assert found.flow_tokens_per_s >= 0.85 * upper_bound(problem)

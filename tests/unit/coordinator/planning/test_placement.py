@@ -268,10 +268,10 @@ class TestTrials:
         whole = (span("a", 0, 4), span("b", 0, 4))
         found = [
             self.placed("greedy", 5.0, *whole),
-            self.placed("patterns", 8.0, *halves),
-            self.placed("patterns", 7.0, span("b", 0, 2), span("a", 2, 4)),
-            self.placed("patterns", 6.0, *whole),
-            self.placed("patterns+moves", 9.0, *halves),
+            self.placed("search", 8.0, *halves),
+            self.placed("search", 7.0, span("b", 0, 2), span("a", 2, 4)),
+            self.placed("search", 6.0, *whole),
+            self.placed("search+moves", 9.0, *halves),
             self.placed("chain", 4.0, *halves),
         ]
         kept = finalists(found)
@@ -280,7 +280,7 @@ class TestTrials:
     def test_no_placement_is_chosen_that_peers_would_refuse_or_never_reach(self) -> None:
         """``a`` and ``b`` hold one half each: they cannot change places unless ``c`` holds both."""
         held = (node("a", [9, 9], current=(0, 2)), node("b", [9, 9], current=(2, 4)))
-        swapped = self.placed("patterns", 8.0, span("b", 0, 2), span("a", 2, 4))
+        swapped = self.placed("search", 8.0, span("b", 0, 2), span("a", 2, 4))
         stays = self.placed("greedy", 5.0, span("a", 0, 2), span("b", 2, 4))
         poor = self.placed("chain", 4.0, span("a", 0, 2), span("b", 2, 4))
         found = [swapped, stays, poor]
