@@ -18,6 +18,7 @@ from dht.command_line import EXIT_DONE, command_of, on_interrupt
 from dht.errors import NetworkError, UserError
 from dht.messages.types import model_key
 from node.owner.reporter import Reporter, gibibytes
+from node.peer.gpu_peers import commands_of, leave_with_starter, run_beside
 from node.peer.join_options import (
     lent_traffic,
     parse,
@@ -50,6 +51,9 @@ clients may already ask this peer who serves what."""
 
 async def main(arguments: argparse.Namespace) -> int:
     """Join, serve until interrupted, leave."""
+    if arguments.gpu is not None and len(arguments.gpus) > 1:
+        return await run_beside(arguments.gpus, commands_of(arguments, sys.argv[1:]))
+    leave_with_starter()
     reporter = Reporter(json_log=arguments.json_log)
     # torch reads this when it is loaded. Threads that spin while they wait for each other take
     # turns with other programs on the same cores; a matrix product then waits for whole time

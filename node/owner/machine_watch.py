@@ -4,6 +4,7 @@ Input is seen by the access times of terminals (as ``who`` does), so a desktop's
 if it shows up there; ``--pause-on-process`` is the surer sign of a game.
 """
 
+import os
 import shutil
 import subprocess
 import time
@@ -16,6 +17,9 @@ from node.owner.idle_policy import Seen, UseConfig, names_of
 
 NVIDIA_SMI = ("nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader")
 SMI_S = 2.0
+BESIDE = "ANABRANCH_BESIDE"
+"""Environment variable of peers whose starter runs others beside them: all of them are no others'
+programs."""
 TERMINALS = ("/dev/tty[0-9]*", "/dev/pts/[0-9]*")
 
 
@@ -90,8 +94,8 @@ def gpu_programs(listed: str) -> set[int]:
 
 
 def _own() -> list[psutil.Process]:
-    me = psutil.Process()
-    return [me, *me.children(recursive=True)]
+    first = psutil.Process(os.getppid() if BESIDE in os.environ else None)
+    return [first, *first.children(recursive=True)]
 
 
 def _input_ago_s() -> float | None:

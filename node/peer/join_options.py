@@ -77,7 +77,13 @@ def join_parser() -> Parser:
     drafts = "small model of the same tokens or EAGLE-3 head that drafts for it (draft/), or none"
     rare("--draft", metavar="M", help=drafts)
     device = parser.add_mutually_exclusive_group()
-    device.add_argument("--gpu", type=int, metavar="N", help="compute on GPU number N")
+    device.add_argument(
+        "--gpu",
+        type=_gpus,
+        dest="gpus",
+        metavar="N",
+        help="compute on GPU N (0,1: a peer on each)",
+    )
     device.add_argument("--cpu", action="store_true", help="compute on the CPU")
     add("--memory", type=float, metavar="GIB", help="memory to lend (85%% of the free; CPU: 50%%)")
     add("--max-vram", type=float, metavar="GIB", help="most of the GPU's memory to lend")
@@ -183,9 +189,7 @@ def _take_served(arguments: argparse.Namespace) -> None:
 def _check(arguments: argparse.Namespace) -> None:
     from dht.identity.peer_id import is_peer_id
 
-    if arguments.gpu is None and not arguments.cpu:
-        arguments.cpu = not has_gpu()
-        arguments.gpu = None if arguments.cpu else 0
+    _settle_devices(arguments)
     if arguments.model and arguments.model_name is None:
         arguments.model_name = served_name(arguments.model)
     if arguments.model and not 0 < len(arguments.model_name) <= MODEL_NAME_MAX:
@@ -193,10 +197,6 @@ def _check(arguments: argparse.Namespace) -> None:
             f"the model's name has {len(arguments.model_name)} characters; give one of 1 to"
             f" {MODEL_NAME_MAX} with --model-name"
         )
-    if arguments.power_limit is not None and arguments.cpu:
-        raise UserError("--power-limit is for a GPU; with --cpu there is none")
-    if not 0 <= arguments.port <= 65535:
-        raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
     if arguments.threads is not None and arguments.threads < 1:
         raise UserError(f"--threads is {arguments.threads}; it must be at least 1")
     for flag, least in (("max_up", 1), ("max_down", 1), ("monthly_cap", 0.001)):
@@ -216,6 +216,30 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"--network is {arguments.network[:80]!r}; it takes 1 to {NAME_MAX} characters, no /"
         )
+
+
+def _settle_devices(arguments: argparse.Namespace) -> None:
+    """Which devices are lent, ``gpu`` as the first of ``gpus``; raises UserError."""
+    if arguments.gpus is None and not arguments.cpu:
+        arguments.cpu = not has_gpu()
+        arguments.gpus = None if arguments.cpu else (0,)
+    count = len(arguments.gpus or ())
+    arguments.gpu = arguments.gpus[0] if count else None
+    if arguments.layers and count > 1:
+        raise UserError("--layers is for one peer; join with each of the GPUs by itself")
+    if arguments.power_limit is not None and arguments.cpu:
+        raise UserError("--power-limit is for a GPU; with --cpu there is none")
+    port_max = 65536 - max(1, count)
+    if not 0 <= arguments.port <= port_max:
+        raise UserError(f"--port is {arguments.port}; it must be between 0 and {port_max}")
+
+
+def _gpus(text: str) -> tuple[int, ...]:
+    """The numbers of GPUs, with commas between them."""
+    parts = text.split(",")
+    if not all(part.isdecimal() for part in parts) or len(set(map(int, parts))) < len(parts):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r}; give numbers such as 0 or 0,1")
+    return tuple(map(int, parts))
 
 
 def _announced(addresses: list[str]) -> list[str]:
