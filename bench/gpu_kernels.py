@@ -84,7 +84,7 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
 
 def timed(mixture: Mixture, tokens: int, device: torch.device) -> Iterator[dict[str, Any]]:
     """Every variant's times for one number of tokens."""
-    from node.kernels import triton_grouped_gemm as ours
+    from node.kernels.triton import grouped_gemm as ours
 
     size = (mixture.experts, mixture.outs, mixture.ins)
     numbers = torch.float32 if device.type == "cpu" else torch.bfloat16  # for the interpreter
@@ -196,8 +196,8 @@ def packed_timed(
     matrix: Matrix, tokens: int, device: torch.device, most_bytes: int
 ) -> Iterator[dict[str, Any]]:
     """Every variant's times for one number of tokens, and the error of the one that is chosen."""
-    from node.kernels.triton_groups import group
-    from node.kernels.triton_packed import Tiles, dequantised, packed_product
+    from node.kernels.triton.groups import group
+    from node.kernels.triton.packed import Tiles, dequantised, packed_product
 
     first = matrix.drawn(device)
     copies = max(1, most_bytes // first.held_bytes)

@@ -208,4 +208,4 @@ AttendPages = Callable[
 ]
 """Attention over pages: (query ``[1, heads, tokens, width]``, keys and values ``[slots, kv_heads,
 width]``, rows, sinks, window, scale, softcap) → ``[1, tokens, heads, value width]``; see
-:func:`node.kernels.triton_paged_attention.attend_pages`."""
+:func:`node.kernels.triton.paged_attention.attend_pages`."""

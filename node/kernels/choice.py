@@ -41,17 +41,15 @@ def rows_kernels(device: torch.device, dtype: torch.dtype) -> RowsKernels | None
     if not _runs_triton(device, dtype):
         return None
     try:
-        from node.kernels import triton_packed
-        from node.kernels.triton_gate import gate_rows
-        from node.kernels.triton_kv_rows import write_rows
-        from node.kernels.triton_rms_norm import norm_rows
-        from node.kernels.triton_rotary import rotate_heads
-        from node.kernels.triton_router import choose_experts
+        from node.kernels.triton import packed
+        from node.kernels.triton.gate import gate_rows
+        from node.kernels.triton.kv_rows import write_rows
+        from node.kernels.triton.rms_norm import norm_rows
+        from node.kernels.triton.rotary import rotate_heads
+        from node.kernels.triton.router import choose_experts
     except ImportError:  # :func:`pages_kernel` logs it
         return None
-    return RowsKernels(
-        norm_rows, rotate_heads, choose_experts, gate_rows, triton_packed, write_rows
-    )
+    return RowsKernels(norm_rows, rotate_heads, choose_experts, gate_rows, packed, write_rows)
 
 
 def pages_kernel(device: torch.device, dtype: torch.dtype) -> AttendPages | None:
@@ -59,7 +57,7 @@ def pages_kernel(device: torch.device, dtype: torch.dtype) -> AttendPages | None
     if not _runs_triton(device, dtype):
         return None
     try:
-        from node.kernels.triton_paged_attention import attend_pages
+        from node.kernels.triton.paged_attention import attend_pages
     except ImportError as error:
         logger.warning(
             "attention copies what it reads: its kernel needs Triton (%s): pip install %s",
@@ -75,10 +73,10 @@ def experts_kernel(device: torch.device, dtype: torch.dtype) -> GroupedKernel | 
     if not _runs_triton(device, dtype):
         return None
     try:
-        from node.kernels import triton_grouped_gemm
+        from node.kernels.triton import grouped_gemm
     except ImportError:  # :func:`pages_kernel` has logged it
         return None
-    return triton_grouped_gemm
+    return grouped_gemm
 
 
 def multiplies_packed(device: torch.device, dtype: torch.dtype) -> bool:

@@ -2,7 +2,7 @@
 
 Rows are brought into the experts' order once, and what is between the products is done for all of
 them at once: a mixture's own code does all of it for each expert, which takes longer than a product
-of few rows. The interface is that of :mod:`.triton_grouped_gemm`.
+of few rows. The interface is that of :mod:`.grouped_gemm`.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ def grouped_product(
     shares: Tensor | None = None,
 ) -> Tensor:
     """Product of each pair's row with its expert's matrix, ``[pairs, outs]``; as
-    :func:`node.kernels.triton_grouped_gemm.grouped_product`."""
+    :func:`node.kernels.triton.grouped_gemm.grouped_product`."""
     source = rows[groups.order // groups.each] if spread else rows
     made = rows.new_empty(len(groups.order), weights.shape[2 if transposed else 1])
     start = 0
@@ -67,7 +67,7 @@ def grouped_product(
 
 def sum_each(made: Tensor, each: int) -> Tensor:
     """Sums of the ``each`` products of every token, ``[tokens, width]``; as
-    :func:`node.kernels.triton_groups.sum_each`."""
+    :func:`node.kernels.triton.groups.sum_each`."""
     return made.view(-1, each, made.shape[1]).sum(dim=1)
 
 

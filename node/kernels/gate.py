@@ -33,7 +33,7 @@ TRIAL_WIDTH = 64
 TRIAL_SCALES = (1.0, 30.0, 1e-2)
 
 GateRows = Callable[[Tensor, Tensor, float, float, float, float], Tensor]
-"""Interface of :func:`node.kernels.triton_gate.gate_rows`."""
+"""Interface of :func:`node.kernels.triton.gate.gate_rows`."""
 Split = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 

@@ -30,7 +30,7 @@ TRIAL_TOKENS = (1, 9, 0)
 
 
 class GroupedKernel(Protocol):
-    """Interface of :mod:`node.kernels.triton_grouped_gemm`."""
+    """Interface of :mod:`node.kernels.triton.grouped_gemm`."""
 
     SOME_ROWS: int
 

@@ -24,7 +24,7 @@ TRIAL_ROWS = (1, 33, 129)
 
 
 class PackedKernel(Protocol):
-    """Interface of :mod:`node.kernels.triton_packed`."""
+    """Interface of :mod:`node.kernels.triton.packed`."""
 
     def takes(self, packing: Packing, parts: Parts) -> bool: ...
 

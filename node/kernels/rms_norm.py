@@ -22,7 +22,7 @@ WIDTH_MAX = 1 << 14
 """Maximum width of a row that fits the registers of a program of our kernel."""
 
 NormRows = Callable[[Tensor, Tensor, float], Tensor]
-"""Interface of :func:`node.kernels.triton_rms_norm.norm_rows`."""
+"""Interface of :func:`node.kernels.triton.rms_norm.norm_rows`."""
 
 
 class FusedNorm(nn.Module):

@@ -25,7 +25,7 @@ ERROR_MAX = 0.02
 bfloat16, which the kernel does once."""
 
 Rotate = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Interface of :func:`node.kernels.triton_rotary.rotate_heads`."""
+"""Interface of :func:`node.kernels.triton.rotary.rotate_heads`."""
 
 
 class FusedRotation:

@@ -30,7 +30,7 @@ EXPERTS_MAX = 1024
 
 
 class ChooseExperts(Protocol):
-    """Interface of :func:`node.kernels.triton_router.choose_experts`."""
+    """Interface of :func:`node.kernels.triton.router.choose_experts`."""
 
     def __call__(
         self,

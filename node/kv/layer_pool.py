@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 WriteRows = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
-"""Interface of :func:`node.kernels.triton_kv_rows.write_rows`."""
+"""Interface of :func:`node.kernels.triton.kv_rows.write_rows`."""
 
 
 class KvShape(NamedTuple):

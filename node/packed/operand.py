@@ -47,7 +47,7 @@ ZERO_MAX = 1 << 13
 """Maximum zero point of a group, in steps: with larger ones its numbers differ by less than they
 are rounded."""
 HALVES = (torch.bfloat16, torch.float16)
-"""Dtypes of rows that GPUs multiply by codes (:mod:`node.kernels.triton_packed`)."""
+"""Dtypes of rows that GPUs multiply by codes (:mod:`node.kernels.triton.packed`)."""
 
 aten = torch.ops.aten
 

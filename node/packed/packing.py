@@ -25,7 +25,7 @@ import torch
 
 Parts = Mapping[str, torch.Tensor]
 Multiply = Callable[[torch.Tensor, "Packing", Parts], torch.Tensor]
-"""Interface of :func:`node.kernels.triton_packed.packed_product`: rows ``[count, ins]`` times a
+"""Interface of :func:`node.kernels.triton.packed.packed_product`: rows ``[count, ins]`` times a
 matrix."""
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -35,7 +35,7 @@ from tests.unit.node.fake_cuda import FakeCuda, fake_cuda
 
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
-from node.kernels.triton_grouped_gemm import Groups
+from node.kernels.triton.grouped_gemm import Groups
 
 PAGE = 16
 DEVICE = "cuda:1"

@@ -27,7 +27,7 @@ from transformers.models.step3p7.modeling_step3p7 import Step3p7Experts
 from node.kernels import methods
 from node.kernels.gate import KNOWN, Formula, _halves, _in_turn, fuse_gates
 from node.kernels.methods import replaced_method
-from node.kernels.triton_gate import gate_rows
+from node.kernels.triton.gate import gate_rows
 from node.model.linear.merged_linear import share_products
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -8,7 +8,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
 from node.kernels.kv_rows import tried_writer
-from node.kernels.triton_kv_rows import write_rows
+from node.kernels.triton.kv_rows import write_rows
 from node.kv.layer_pool import KvShape, LayerPool
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

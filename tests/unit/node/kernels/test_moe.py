@@ -16,8 +16,9 @@ from tests.unit.node.model.execution.test_cuda_graphs import LAYERS, PROMPTS, an
 
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
-from node.kernels import experts_in_turn, triton_grouped_gemm
-from node.kernels.triton_grouped_gemm import FEW, MANY, SOME, tiles_for
+from node.kernels import experts_in_turn
+from node.kernels.triton import grouped_gemm
+from node.kernels.triton.grouped_gemm import FEW, MANY, SOME, tiles_for
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -28,7 +29,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     ("tokens", "each", "count", "outs", "ins"),
     [(1, 1, 3, 16, 16), (5, 2, 4, 24, 40), (3, 2, 8, 33, 150), (70, 3, 5, 150, 33)],
 )
-@pytest.mark.parametrize("by", [triton_grouped_gemm, experts_in_turn], ids=["kernel", "in turn"])
+@pytest.mark.parametrize("by", [grouped_gemm, experts_in_turn], ids=["kernel", "in turn"])
 def test_each_row_by_its_experts_matrix(
     by: Any, tokens: int, each: int, count: int, outs: int, ins: int, transposed: bool, bias: bool
 ) -> None:
@@ -83,7 +84,7 @@ def test_the_largest_tiles_that_fit() -> None:
     assert tiles_for(5000, 8, 2, 99 << 10) == SOME[0]
 
 
-def engine_by_kernel(directory: Path, kernel: GroupedKernel = triton_grouped_gemm) -> Engine:
+def engine_by_kernel(directory: Path, kernel: GroupedKernel = grouped_gemm) -> Engine:
     engine = engine_of(directory, str(DEVICE))
     engine._experts = kernel
     engine.load(0, LAYERS)
@@ -136,13 +137,13 @@ def test_a_kernel_that_errs_is_not_used(tmp_path: Path, caplog: pytest.LogCaptur
     expected = answers(engine_of(tmp_path), PROMPTS[:2], 3)
 
     def skewed(*given: object, **more: object) -> torch.Tensor:
-        return triton_grouped_gemm.grouped_product(*given, **more) * 1.05  # type: ignore[arg-type]
+        return grouped_gemm.grouped_product(*given, **more) * 1.05  # type: ignore[arg-type]
 
     def fails(*_: object, **__: object) -> torch.Tensor:
         raise RuntimeError("no C compiler\nand much more")
 
     for product, told in ((skewed, "off by 0.1"), (fails, "its kernel failed: no C compiler")):
-        by = triton_grouped_gemm
+        by = grouped_gemm
         kernel = SimpleNamespace(
             group=by.group, grouped_product=product, sum_each=by.sum_each, SOME_ROWS=16
         )

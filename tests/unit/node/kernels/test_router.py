@@ -19,8 +19,8 @@ from node.kernels import methods
 from node.kernels.gate import fuse_gates
 from node.kernels.methods import replaced_method
 from node.kernels.router import _alike, _routing_of, fuse_routers
-from node.kernels.triton_gate import gate_rows
-from node.kernels.triton_router import choose_experts
+from node.kernels.triton.gate import gate_rows
+from node.kernels.triton.router import choose_experts
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TINY = {

@@ -21,14 +21,14 @@ from tests.unit.node.packed.test_operand import blocks
 
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
-from node.kernels import triton_grouped_gemm, triton_packed
 from node.kernels.choice import RowsKernels
 from node.kernels.moe import OURS
 from node.kernels.packed import is_multiplied, multiply_packed
-from node.kernels.triton_gate import gate_rows
-from node.kernels.triton_groups import group
-from node.kernels.triton_kv_rows import write_rows
-from node.kernels.triton_packed import (
+from node.kernels.triton import grouped_gemm, packed
+from node.kernels.triton.gate import gate_rows
+from node.kernels.triton.groups import group
+from node.kernels.triton.kv_rows import write_rows
+from node.kernels.triton.packed import (
     ALONE,
     BYTES,
     DEQUANTISED_ROWS,
@@ -38,9 +38,9 @@ from node.kernels.triton_packed import (
     packed_product,
     takes,
 )
-from node.kernels.triton_rms_norm import norm_rows
-from node.kernels.triton_rotary import rotate_heads
-from node.kernels.triton_router import choose_experts
+from node.kernels.triton.rms_norm import norm_rows
+from node.kernels.triton.rotary import rotate_heads
+from node.kernels.triton.router import choose_experts
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KINDS: dict[str, tuple[dict[str, Any], tuple[int, int], frozenset[str]]] = {
@@ -134,7 +134,7 @@ def test_a_row_alone_of_any_size(kind: str, size: float) -> None:
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize(("kind", "known"), [("uint4, zeros", WORDS), ("uint8, zeros", BYTES)])
 def test_every_tile_of_a_sum_in_parts(
-    kind: str, known: tuple[tuple[triton_packed.Tiles, ...], ...], splits: int
+    kind: str, known: tuple[tuple[packed.Tiles, ...], ...], splits: int
 ) -> None:
     weight = drawn(kind)
     rows = torch.randn(5, weight.shape[1], device=DEVICE)
@@ -160,9 +160,7 @@ def test_products_by_experts(kind: str, tokens: int) -> None:
     numbers = weight.dequantised()
     rows = torch.randn(tokens, weight.shape[2], device=DEVICE)
     wanted = torch.einsum("pi,poi->po", rows[order // each], numbers[sent])
-    given = triton_grouped_gemm.grouped_product(
-        rows, weight, None, groups, spread=True, transposed=False
-    )
+    given = grouped_gemm.grouped_product(rows, weight, None, groups, spread=True, transposed=False)
     assert_alike(given, wanted)
     rows = torch.randn(tokens * each, weight.shape[2], device=DEVICE)
     wanted = torch.einsum("pi,poi->po", rows, numbers[sent])
@@ -236,7 +234,7 @@ def test_others_are_dequantised(weight: PackedTensor) -> None:
     assert not takes(*plain(weight))
     linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
     linear.weight = nn.Parameter(weight, requires_grad=False)
-    assert multiply_packed(linear, triton_packed) == 0
+    assert multiply_packed(linear, packed) == 0
     assert not is_multiplied(linear)
 
 
@@ -255,7 +253,7 @@ def test_a_kernel_that_errs_is_not_used() -> None:
     linear = nn.Linear(192, 40, bias=False, device="meta")
     linear.weight = nn.Parameter(drawn("uint4, zeros"), requires_grad=False)
     assert multiply_packed(linear, _Wrong()) == 0
-    assert multiply_packed(linear, triton_packed) == 1
+    assert multiply_packed(linear, packed) == 1
     assert is_multiplied(linear)
 
 
@@ -266,9 +264,9 @@ def engine_of(directory: Path, *, kernels: bool) -> Engine:
     )  # fmt: skip
     engine = Engine(config)
     if kernels:
-        engine._experts = triton_grouped_gemm
+        engine._experts = grouped_gemm
         engine.loaded.flow._kernels = RowsKernels(
-            norm_rows, rotate_heads, choose_experts, gate_rows, triton_packed, write_rows
+            norm_rows, rotate_heads, choose_experts, gate_rows, packed, write_rows
         )
     engine.load(0, LAYERS)
     return engine

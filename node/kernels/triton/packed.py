@@ -2,7 +2,7 @@
 """Multiplies rows by packed matrices, one or those of a mixture's experts, as a Triton kernel.
 
 What codes stand for is made in registers, between reading and multiplying, so that a matrix is read
-in its own bits. Rows may belong to experts, as in :mod:`.triton_grouped_gemm`. Imports ``triton``.
+in its own bits. Rows may belong to experts, as in :mod:`.grouped_gemm`. Imports ``triton``.
 """
 
 import math
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from node.kernels.devices import processors
-from node.kernels.triton_groups import (
+from node.kernels.triton.groups import (
     FEW_ROWS,
     LANES_LEAST,
     SOME_ROWS,
@@ -24,7 +24,7 @@ from node.kernels.triton_groups import (
     blocks_most,
     own_block,
 )
-from node.kernels.triton_packed_row import WORDS_AT_ONCE, float_bits, row_product
+from node.kernels.triton.packed_row import WORDS_AT_ONCE, float_bits, row_product
 from node.packed.packing import Packing, Parts
 
 COLUMNS_LEAST = 16
@@ -457,7 +457,7 @@ def packed_product(
     """``rows``, ``[count, ins]``, times a packed matrix, ``[count, outs]``.
 
     With ``groups``, the matrices are ``[experts, outs, ins]``, and the rest is as in
-    :func:`node.kernels.triton_grouped_gemm.grouped_product`. They are such as :func:`takes`
+    :func:`node.kernels.triton.grouped_gemm.grouped_product`. They are such as :func:`takes`
     accepts. ``tiles`` and ``splits``, the parts of the sum that are made side by side, are chosen
     here where they are None.
     """

@@ -14,8 +14,8 @@ pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 from node.kernels import rms_norm, rotary
 from node.kernels.rms_norm import FusedNorm, fuse_norms
 from node.kernels.rotary import NAME, FusedRotation, fuse_rotation
-from node.kernels.triton_rms_norm import norm_rows
-from node.kernels.triton_rotary import rotate_heads
+from node.kernels.triton.rms_norm import norm_rows
+from node.kernels.triton.rotary import rotate_heads
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

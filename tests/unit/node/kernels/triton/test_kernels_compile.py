@@ -16,16 +16,16 @@ from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from node.kernels.triton_gate import NUMBERS_AT_ONCE, _gate_rows
-from node.kernels.triton_grouped_gemm import _grouped_product, tiles_for
-from node.kernels.triton_groups import PAIRS_AT_ONCE, SUMMED, _group_pairs, _sum_each
-from node.kernels.triton_kv_rows import NUMBERS_AT_ONCE as WRITTEN_AT_ONCE, _write_rows
-from node.kernels.triton_packed import ALONE, BYTES, WORDS, _packed_product
-from node.kernels.triton_packed_row import row_product
-from node.kernels.triton_paged_attention import STAGES, _attend_block, _merge_parts, tile_tokens
-from node.kernels.triton_rms_norm import _norm_rows
-from node.kernels.triton_rotary import _rotate_heads
-from node.kernels.triton_router import ROWS_AT_ONCE, _choose_experts
+from node.kernels.triton.gate import NUMBERS_AT_ONCE, _gate_rows
+from node.kernels.triton.grouped_gemm import _grouped_product, tiles_for
+from node.kernels.triton.groups import PAIRS_AT_ONCE, SUMMED, _group_pairs, _sum_each
+from node.kernels.triton.kv_rows import NUMBERS_AT_ONCE as WRITTEN_AT_ONCE, _write_rows
+from node.kernels.triton.packed import ALONE, BYTES, WORDS, _packed_product
+from node.kernels.triton.packed_row import row_product
+from node.kernels.triton.paged_attention import STAGES, _attend_block, _merge_parts, tile_tokens
+from node.kernels.triton.rms_norm import _norm_rows
+from node.kernels.triton.rotary import _rotate_heads
+from node.kernels.triton.router import ROWS_AT_ONCE, _choose_experts
 
 WIDTH, GROUP = 128, 4
 PACKED_SPILL = 320  # the tile that an H100, on which it spills less, is quickest with

@@ -9,7 +9,7 @@ points are applied to sums instead of numbers. Imports ``triton``.
 import triton
 import triton.language as tl
 
-from node.kernels.triton_groups import own_block
+from node.kernels.triton.groups import own_block
 
 WORDS_AT_ONCE = 4
 """Words that a thread reads with one instruction."""
@@ -156,7 +156,7 @@ def row_product(
     """Multiply one row, or one of each expert that has any if EXPERTS is not 0, by some columns.
 
     Words hold HELD codes, and a thread reads VECTOR words at once. The rest is as in
-    :func:`node.kernels.triton_packed._packed_product`.
+    :func:`node.kernels.triton.packed._packed_product`.
     """
     FLOATS: tl.constexpr = CODE == "e2m1" or CODE == "float8_e4m3" or CODE == "float8_e5m2"
     WORDS: tl.constexpr = INS // HELD

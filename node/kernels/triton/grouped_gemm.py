@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from node.kernels.devices import shared_bytes
-from node.kernels.triton_groups import (
+from node.kernels.triton.groups import (
     FEW_ROWS,
     LANES_LEAST,
     SOME_ROWS,
@@ -27,7 +27,7 @@ from node.kernels.triton_groups import (
     own_block,
     sum_each,
 )
-from node.kernels.triton_packed import packed_product
+from node.kernels.triton.packed import packed_product
 from node.packed.tensor import PackedTensor
 
 __all__ = ["SOME_ROWS", "group", "grouped_product", "sum_each"]

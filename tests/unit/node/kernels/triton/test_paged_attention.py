@@ -27,8 +27,8 @@ from tests.unit.node.model.execution.test_cuda_graphs import (
 
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
-from node.kernels import triton_paged_attention
-from node.kernels.triton_paged_attention import attend_pages, splits_of, tile_tokens
+from node.kernels.triton import paged_attention
+from node.kernels.triton.paged_attention import attend_pages, splits_of, tile_tokens
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PAGE = 16
@@ -133,7 +133,7 @@ def test_it_gives_what_attention_in_the_open_gives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What was never written is no number here, and must not be read."""
-    monkeypatch.setattr(triton_paged_attention, "processors", lambda _: processors)
+    monkeypatch.setattr(paged_attention, "processors", lambda _: processors)
     given, wanted = compared(shape, sessions, torch.float32)
     assert torch.isfinite(given).all()
     assert (given - wanted).abs().max() < 1e-5
@@ -151,9 +151,9 @@ def test_a_staged_table_gives_what_a_steps_own_gives(monkeypatch: pytest.MonkeyP
         found.append(splits_of(*given))
         return found[-1]
 
-    monkeypatch.setattr(triton_paged_attention, "splits_of", counted)
+    monkeypatch.setattr(paged_attention, "splits_of", counted)
     for processors in (1, 400):
-        monkeypatch.setattr(triton_paged_attention, "processors", lambda _, n=processors: n)
+        monkeypatch.setattr(paged_attention, "processors", lambda _, n=processors: n)
         for sessions in (((5, 40), (1, 7), (9, 12)), ((3, 9), (1, 3)), ((1, 2), (2, 290))):
             parts: list[Part] = []
             for rows, context in sessions:
@@ -172,7 +172,7 @@ def test_a_staged_table_gives_what_a_steps_own_gives(monkeypatch: pytest.MonkeyP
 
 def test_queries_of_any_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads beside each other, rows beside each other, parts of something wider."""
-    monkeypatch.setattr(triton_paged_attention, "processors", lambda _: 1)
+    monkeypatch.setattr(paged_attention, "processors", lambda _: 1)
     pool = torch.randn(4 * PAGE + 1, 2, 24, device=DEVICE)
     rows = BlockTable.of([Part(0, 5, 40, [2, 0, 1])], PAGE, DEVICE)
     wide = torch.randn(1, 5, 8, 75, device=DEVICE)
@@ -345,7 +345,7 @@ def test_windows_are_not_split_into_parts_without_tokens(monkeypatch: pytest.Mon
         tiles.append(count)
         return 1
 
-    monkeypatch.setattr(triton_paged_attention, "splits_of", counted)
+    monkeypatch.setattr(paged_attention, "splits_of", counted)
     for window in (17, 128, 0):
         compared(Shape(8, 2, 32, 32, window=window), ((1, 1000),), torch.float32)
     assert tiles == [0, 2, 15]
