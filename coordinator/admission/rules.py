@@ -6,7 +6,7 @@ holds KV for its whole length, so room comes when sessions end. Each session is 
 its pace so far, to its longest possible answer.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -25,10 +25,15 @@ QUEUE_WAIT_S = 0.2
 Twice the time that prompts may take in a step (``DECODE_S_MAX``): a decode waits for the step that
 runs when it comes, and for its own."""
 UNTRIED_SESSIONS = 32
-"""Maximum number of untried sessions (:func:`untried_of`), or as many as decode if that is more. A
-crowd comes faster than its tokens; its effect on other sessions shows with this many."""
-UNTRIED_S = 5.0
-"""Time limit for counting a session as untried; later, its prompt is long or nobody sends it."""
+"""Maximum number of untried sessions (:func:`untried_of`) while few prompts end. A crowd comes
+faster than its tokens; its effect on other sessions shows with this many."""
+PROMPTS_WAIT_S = 10.0
+"""Time in which the prompts of the untried sessions should end, at the rate of late: beyond it a
+stage takes no more of them. They would hold KV and wait, and bring no more tokens."""
+RATE_S = 30.0
+"""Time over which a rate is counted."""
+RATE_MOST = 4096
+"""Maximum events that a rate is counted from."""
 UNTRIED_PER_CLIENT = 16
 """Maximum number of one client's sessions that count as untried, so that no client keeps all others
 out by opening sessions that it does not use."""
@@ -99,7 +104,26 @@ class StageLoad:
     decoding: int = 0
     """Number of sessions past their prompts."""
     untried: int = 0
-    """Number of recent sessions without a token yet, bounded per client (:func:`untried_of`)."""
+    """Number of sessions that run their prompts, bounded per client (:func:`untried_of`)."""
+    prompts_per_s: float = 0.0
+    """Rate at which prompts ended here lately."""
+
+
+class RecentRate:
+    """How often something happened in the last ``RATE_S``."""
+
+    def __init__(self) -> None:
+        self._at_s: deque[float] = deque(maxlen=RATE_MOST)
+
+    def add(self, now_s: float) -> None:
+        """Count one event."""
+        self._at_s.append(now_s)
+
+    def per_s(self, now_s: float) -> float:
+        """Events per second."""
+        while self._at_s and now_s - self._at_s[0] > RATE_S:
+            self._at_s.popleft()
+        return len(self._at_s) / RATE_S
 
 
 @dataclass(slots=True, kw_only=True)
@@ -177,7 +201,7 @@ def queue_is_long(load: StageLoad, decode_p95_s: float | None) -> bool:
     if load.sessions < QUEUE_SESSIONS_LEAST:
         return False
     is_slow = decode_p95_s is not None and decode_p95_s > QUEUE_WAIT_S
-    return is_slow or load.untried >= max(UNTRIED_SESSIONS, load.decoding)
+    return is_slow or load.untried >= max(UNTRIED_SESSIONS, PROMPTS_WAIT_S * load.prompts_per_s)
 
 
 def first_to_give_way(resting: Iterable[tuple[str, str]]) -> list[str]:

@@ -14,9 +14,9 @@ from coordinator.admission.lengths import AnswerLengths
 from coordinator.admission.room import KvAsk, KvRoom
 from coordinator.admission.rules import (
     QUEUE_SESSIONS_LEAST,
-    UNTRIED_S,
     Claim,
     Demand,
+    RecentRate,
     StageLoad,
     queue_is_long,
     untried_of,
@@ -104,8 +104,10 @@ class Clients:
         """By peer, the KV that it refused last."""
         self._ungrown: set[int] = set()
         """Sessions that have taken no pages yet."""
-        self._untried: dict[str, dict[int, float]] = {}
-        """By peer, when sessions without a token yet were let in."""
+        self._untried: dict[str, set[int]] = {}
+        """By peer, the sessions without a token yet."""
+        self._prompts: dict[str, RecentRate] = {}
+        """By peer, how often a session got its first token."""
         self.adopt(plan)
 
     def adopt(self, plan: Plan) -> None:
@@ -128,7 +130,7 @@ class Clients:
                 page_tokens=PAGE_TOKENS,
                 lengths=self._lengths(),
             )
-            self._untried[name] = {}
+            self._untried[name], self._prompts[name] = set(), RecentRate()
             record = record_of(self._problem, self._nodes[name], a.start, a.end)
             profile = self._profiles.peers[name]
             self.records[name] = replace(
@@ -145,7 +147,7 @@ class Clients:
 
     def lost(self, name: str) -> None:
         """Draw no more routes over a lost peer, whose KV is gone."""
-        for kept in (self.rooms, self.records, self._untried, self._full):
+        for kept in (self.rooms, self.records, self._untried, self._prompts, self._full):
             kept.pop(name, None)
 
     # Routes and room
@@ -206,7 +208,7 @@ class Clients:
             let_in.append(stage)
             self._full.pop(name, None)
         for name, _, _ in stages:
-            self._untried[name][session.number] = now_s
+            self._untried[name].add(session.number)
         self._on[session.number] = (*self._on.get(session.number, ()), *stages)
         self._ungrown.add(session.number)
         return None
@@ -224,11 +226,11 @@ class Clients:
         if sessions < QUEUE_SESSIONS_LEAST:
             return False
         waiting = self._untried[name]
-        recent = [n for n, at_s in waiting.items() if now_s - at_s <= UNTRIED_S]
         load = StageLoad(
             sessions=sessions,
             decoding=sessions - len(waiting),
-            untried=untried_of(str(n % CLIENTS) for n in recent),
+            untried=untried_of(str(n % CLIENTS) for n in waiting),
+            prompts_per_s=self._prompts[name].per_s(now_s),
         )
         return queue_is_long(load, self._peers[name].decode_waits.p95_s)
 
@@ -248,7 +250,10 @@ class Clients:
             room = self.rooms.get(name)
             if room is None or key not in room:
                 continue
-            self._untried[name].pop(session.number, None)
+            if session.number in self._untried[name]:
+                self._untried[name].remove(session.number)
+                if tokens <= session.input_tokens + 1:  # else it came with an answer begun
+                    self._prompts[name].add(now_s)
             while not room.grow(key, tokens):
                 victim = room.who_gives_way(key, tokens)
                 if victim is None:
@@ -263,7 +268,7 @@ class Clients:
         for name, _, _ in self._on.pop(number, ()):
             if (room := self.rooms.get(name)) is not None:
                 room.give_way(str(number), now_s)
-                self._untried[name].pop(number, None)
+                self._untried[name].discard(number)
 
     def keep_only(self, session: SimulatedSession, stages: list[Stage] | tuple[Stage, ...]) -> None:
         """Release what the session holds at stages that are not among ``stages``."""
@@ -286,7 +291,7 @@ class Clients:
         for name, _, _ in stages:
             if (room := self.rooms.get(name)) is not None:
                 room.free(str(session.number), answered_tokens)
-                self._untried[name].pop(session.number, None)
+                self._untried[name].discard(session.number)
 
 
 def most_tokens(session: SimulatedSession) -> int:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from coordinator.admission.rules import (
     CROWD_REST_S,
     REST_S,
-    UNTRIED_S,
     Claim,
     Holding,
+    RecentRate,
     StageLoad,
     first_to_give_way,
     untried_of,
@@ -174,6 +174,7 @@ class SessionTable:
         self._idle = asyncio.Event()
         self._idle.set()
         self._any = asyncio.Event()
+        self._prompts = RecentRate()
         self.log = log
         self._on_idle = on_idle
 
@@ -185,8 +186,21 @@ class SessionTable:
         """Number of sessions that hold KV here."""
         return len(self._holders)
 
-    def load(self, client: str, now_s: float, claim: Claim | None = None) -> StageLoad:
-        """The stage's load as seen by ``client``, whose session comes with ``claim``."""
+    def prompt_ended(self, now_s: float) -> None:
+        """Count a prompt whose last rows ran here."""
+        self._prompts.add(now_s)
+
+    def load(
+        self,
+        client: str,
+        now_s: float,
+        claim: Claim | None = None,
+        busy: Callable[[str], bool] = lambda _: False,
+    ) -> StageLoad:
+        """The stage's load as seen by ``client``, whose session comes with ``claim``.
+
+        ``busy`` tells whether the engine has work of a session, by its name there.
+        """
         own = own_urgent = urgent = claimed = decoding = 0
         untried: list[str] = []
         for live in self._holders.values():
@@ -198,7 +212,7 @@ class SessionTable:
                 own_urgent += open_.priority is Priority.HIGH
             if live.session.decodes:
                 decoding += 1
-            elif now_s - live.opened_s < UNTRIED_S:
+            elif now_s - live.touched_s < REST_S or busy(live.session.kv_key):
                 untried.append(open_.client)
         return StageLoad(
             sessions=len(self._holders),
@@ -208,6 +222,7 @@ class SessionTable:
             claimed=claimed,
             decoding=decoding,
             untried=untried_of(untried),
+            prompts_per_s=self._prompts.per_s(now_s),
         )
 
     @property

@@ -267,7 +267,7 @@ class Opening:
         """Reserve KV for a session, or return why not. ``instead``: it takes the place of one that
         ran."""
         open_ = session.open
-        load = self._table.load(open_.client, now_s, claim_of(open_))
+        load = self._table.load(open_.client, now_s, claim_of(open_), self._flow.has_work)
         session.urgent = self._runs_first(open_, load)
         ask = self._kv.ask_of(open_, session.kv_key)
         urgent = self._is_urgent(open_, ask, load)
@@ -291,7 +291,7 @@ class Opening:
         """
         open_ = session.open
         ask = self._kv.ask_of(open_, session.kv_key)
-        load = self._table.load(open_.client, now_s)
+        load = self._table.load(open_.client, now_s, busy=self._flow.has_work)
         room = self._kv.room
         resting = self._table.resting(now_s, self._flow.has_work, open_.client)
         free = room.free_tokens + sum(room.charged_of(live.session.kv_key) for live in resting)

@@ -10,14 +10,18 @@ from coordinator.admission.rules import (
     CROWD_MAX,
     CROWD_S,
     HEADROOM_SHARE,
+    PROMPTS_WAIT_S,
     QUEUE_SESSIONS_LEAST,
     QUEUE_WAIT_S,
+    RATE_MOST,
+    RATE_S,
     REST_S,
     RETRY_LEAST_S,
     RETRY_MOST_S,
     UNTRIED_PER_CLIENT,
     UNTRIED_SESSIONS,
     Holding,
+    RecentRate,
     StageLoad,
     TurnedAway,
     first_to_give_way,
@@ -123,11 +127,28 @@ def test_a_crowd_is_not_let_in_before_it_shows_what_it_costs() -> None:
     most = UNTRIED_SESSIONS
     assert not queue_is_long(StageLoad(sessions=most - 1, decoding=0, untried=most - 1), None)
     assert queue_is_long(StageLoad(sessions=most, decoding=0, untried=most), None)
-    assert not queue_is_long(StageLoad(sessions=199, decoding=100, untried=99), 0.01)
-    assert queue_is_long(StageLoad(sessions=200, decoding=100, untried=100), 0.01)
-    assert not queue_is_long(StageLoad(sessions=200, decoding=0, untried=0), None), (
-        "they have had their time"
-    )
+    assert not queue_is_long(StageLoad(sessions=200, decoding=0, untried=0), None)
+
+
+def test_no_more_prompts_are_let_in_than_end_in_some_seconds() -> None:
+    """More of them would hold KV and wait; however many decode, their tokens come no sooner."""
+    per_s = 2 * UNTRIED_SESSIONS / PROMPTS_WAIT_S
+    most = 2 * UNTRIED_SESSIONS
+    for untried, is_long in ((most - 1, False), (most, True)):
+        load = StageLoad(sessions=900, decoding=800, untried=untried, prompts_per_s=per_s)
+        assert queue_is_long(load, 0.01) == is_long
+
+
+def test_a_rate_counts_what_happened_of_late() -> None:
+    rate = RecentRate()
+    for at_s in range(60):
+        rate.add(float(at_s))
+    assert rate.per_s(59.0) == pytest.approx(31 / RATE_S)
+    assert rate.per_s(59.0 + RATE_S / 2) == pytest.approx(16 / RATE_S)
+    assert rate.per_s(59.0 + 2 * RATE_S) == 0.0
+    for _ in range(2 * RATE_MOST):
+        rate.add(200.0)
+    assert rate.per_s(200.0) == RATE_MOST / RATE_S
 
 
 def test_one_client_does_not_look_like_a_crowd() -> None:

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from bench.simulated.clock import run_virtual
-from coordinator.admission.rules import CROWD_REST_S, REST_S, UNTRIED_S, StageLoad
+from coordinator.admission.rules import CROWD_REST_S, RATE_S, REST_S, StageLoad
 from dht.messages.session import Priority
 from dht.transport.frame_sender import FrameSender
 from node.sessions import session_table
@@ -39,7 +39,10 @@ def test_a_finished_answer_holds_nothing_and_counts_against_nobody() -> None:
     load = StageLoad(sessions=2, own=2, own_urgent=1, urgent=1, untried=2)
     assert side.table.load("a", now_s=0.0) == load
     assert side.table.load("b", now_s=0.0) == replace(load, own=0, own_urgent=0)
-    assert side.table.load("a", now_s=UNTRIED_S) == replace(load, untried=0)
+    assert side.table.load("a", now_s=REST_S) == replace(load, untried=0)
+    assert side.table.load("a", now_s=REST_S, busy=lambda key: key == one.session.kv_key) == (
+        replace(load, untried=1)
+    ), "its rows wait for the engine"
     side.table.finish(other)
     left = StageLoad(sessions=1, own=1, untried=1)
     assert side.table.load("a", now_s=0.0) == left
@@ -51,6 +54,12 @@ def test_a_finished_answer_holds_nothing_and_counts_against_nobody() -> None:
     assert side.freed == [other.session.kv_key, one.session.kv_key]
     assert list(side.table) == []
     assert side.table.holding == 0
+
+
+def test_the_rate_of_prompts_that_end_is_part_of_the_load() -> None:
+    side = Table()
+    side.table.prompt_ended(1.0)
+    assert side.table.load("a", now_s=2.0) == StageLoad(prompts_per_s=1 / RATE_S)
 
 
 def test_sessions_without_progress_rest_unless_the_engine_has_work_of_them() -> None:
