@@ -27,6 +27,8 @@ runs when it comes, and for its own."""
 UNTRIED_SESSIONS = 32
 """Maximum number of untried sessions (:func:`untried_of`) while few prompts end. A crowd comes
 faster than its tokens; its effect on other sessions shows with this many."""
+UNTRIED_S = 5.0
+"""Time limit for counting a session of which nothing ran as untried; later, nobody sends it."""
 PROMPTS_WAIT_S = 10.0
 """Time in which the prompts of the untried sessions should end, at the rate of late: beyond it a
 stage takes no more of them. They would hold KV and wait, and bring no more tokens."""

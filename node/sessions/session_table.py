@@ -4,12 +4,13 @@ KV, logged rows, the use of hops."""
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from coordinator.admission.rules import (
     CROWD_REST_S,
     REST_S,
+    UNTRIED_S,
     Claim,
     Holding,
     RecentRate,
@@ -196,15 +197,20 @@ class SessionTable:
         now_s: float,
         claim: Claim | None = None,
         busy: Callable[[str], bool] = lambda _: False,
+        without: Collection[Live] = (),
     ) -> StageLoad:
         """The stage's load as seen by ``client``, whose session comes with ``claim``.
 
-        ``busy`` tells whether the engine has work of a session, by its name there.
+        ``busy`` tells whether the engine has work of a session, by its name there; sessions
+        ``without`` which the stage is seen do not count.
         """
+        gone = {live.session.key for live in without}
+        holders = [live for key, live in self._holders.items() if key not in gone]
         own = own_urgent = urgent = claimed = decoding = 0
         untried: list[str] = []
-        for live in self._holders.values():
+        for live in holders:
             open_ = live.session.open
+            lately_s = REST_S if live.session.done_position else UNTRIED_S
             urgent += live.session.urgent
             claimed += claim is not None and live.claim is claim
             if open_.client == client:
@@ -212,10 +218,10 @@ class SessionTable:
                 own_urgent += open_.priority is Priority.HIGH
             if live.session.decodes:
                 decoding += 1
-            elif now_s - live.touched_s < REST_S or busy(live.session.kv_key):
+            elif now_s - live.touched_s < lately_s or busy(live.session.kv_key):
                 untried.append(open_.client)
         return StageLoad(
-            sessions=len(self._holders),
+            sessions=len(holders),
             own=own,
             own_urgent=own_urgent,
             urgent=urgent,

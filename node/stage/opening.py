@@ -295,7 +295,7 @@ class Opening:
         room = self._kv.room
         resting = self._table.resting(now_s, self._flow.has_work, open_.client)
         free = room.free_tokens + sum(room.charged_of(live.session.kv_key) for live in resting)
-        left = replace(load, sessions=load.sessions - len(resting))
+        left = self._table.load(open_.client, now_s, busy=self._flow.has_work, without=resting)
         fits = room.expected_tokens(ask) <= free
         if resting and fits and self._refuse_for_load(left, urgent=False) is None:
             for live in resting:

@@ -22,7 +22,13 @@ from bench.simulated.network import MemoryTransport
 from client.errors import UnavailableError
 from client.session.controller import GRAMMAR_TRIES
 from client.text.tokenizer import ModelText
-from coordinator.admission.rules import CLAIM_SHARE, REST_S, headroom
+from coordinator.admission.rules import (
+    CLAIM_SHARE,
+    REST_S,
+    UNTRIED_S,
+    UNTRIED_SESSIONS,
+    headroom,
+)
 from dht.budget import DIALS, FRAME_BYTES, PINGS, Budget
 from dht.errors import NetworkError, SwarmError
 from dht.identity.grant import grant, own_word
@@ -434,6 +440,27 @@ def test_a_crowd_that_claims_high_priority_is_not_all_run_first() -> None:
                 first = sum(live.session.urgent for live in target.stage._table)
                 assert first == min(4 * crowd, most)
                 await asyncio.sleep(1.0)  # newcomers that did nothing yet are few at a time
+
+    run_virtual(scenario(), limit_s=300)
+
+
+def test_a_crowd_that_sends_no_prompts_keeps_others_out_for_some_seconds_alone() -> None:
+    """Each of them has one session, so that none gives way for having more than others."""
+
+    async def scenario() -> None:
+        async with paper_swarm((0, LAYERS)) as swarm:
+
+            async def let_in() -> bool:
+                client = swarm.network.transport()
+                stream = await client.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
+                open_ = open_for(swarm, client, session=client.peer_id[-32:])
+                await codec.send_frame(stream, open_)
+                return isinstance((await codec.read_frame(stream)).message, SessionAccepted)
+
+            assert [await let_in() for _ in range(UNTRIED_SESSIONS)] == [True] * UNTRIED_SESSIONS
+            assert not await let_in(), "there is KV, but a crowd came that shows no cost yet"
+            await asyncio.sleep(UNTRIED_S)
+            assert await let_in()
 
     run_virtual(scenario(), limit_s=300)
 

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from bench.simulated.clock import run_virtual
-from coordinator.admission.rules import CROWD_REST_S, RATE_S, REST_S, StageLoad
+from coordinator.admission.rules import CROWD_REST_S, RATE_S, REST_S, UNTRIED_S, StageLoad
 from dht.messages.session import Priority
 from dht.transport.frame_sender import FrameSender
 from node.sessions import session_table
@@ -39,10 +39,16 @@ def test_a_finished_answer_holds_nothing_and_counts_against_nobody() -> None:
     load = StageLoad(sessions=2, own=2, own_urgent=1, urgent=1, untried=2)
     assert side.table.load("a", now_s=0.0) == load
     assert side.table.load("b", now_s=0.0) == replace(load, own=0, own_urgent=0)
+    assert side.table.load("a", now_s=UNTRIED_S) == replace(load, untried=0)
+    one.session.done_position = 1
+    assert side.table.load("a", now_s=UNTRIED_S) == replace(load, untried=1), "its prompt runs"
     assert side.table.load("a", now_s=REST_S) == replace(load, untried=0)
     assert side.table.load("a", now_s=REST_S, busy=lambda key: key == one.session.kv_key) == (
         replace(load, untried=1)
     ), "its rows wait for the engine"
+    assert side.table.load("a", 0.0, without=[one]) == StageLoad(
+        sessions=1, own=1, own_urgent=1, urgent=1, untried=1
+    )
     side.table.finish(other)
     left = StageLoad(sessions=1, own=1, untried=1)
     assert side.table.load("a", now_s=0.0) == left
