@@ -200,10 +200,24 @@ def queue_is_long(load: StageLoad, decode_p95_s: float | None) -> bool:
     ``decode_p95_s`` is the 95th percentile of recent times from a decode's arrival to the end of
     its step; None while unknown.
     """
-    if load.sessions < QUEUE_SESSIONS_LEAST:
-        return False
+    return decodes_wait(load, decode_p95_s) or prompts_wait(load)
+
+
+def decodes_wait(load: StageLoad, decode_p95_s: float | None) -> bool:
+    """Whether decodes wait so long that one more session would only make them wait longer."""
     is_slow = decode_p95_s is not None and decode_p95_s > QUEUE_WAIT_S
-    return is_slow or load.untried >= max(UNTRIED_SESSIONS, PROMPTS_WAIT_S * load.prompts_per_s)
+    return is_slow and load.sessions >= QUEUE_SESSIONS_LEAST
+
+
+def prompts_wait(load: StageLoad) -> bool:
+    """Whether one more prompt would only make the others wait longer."""
+    return load.untried >= max(UNTRIED_SESSIONS, PROMPTS_WAIT_S * load.prompts_per_s)
+
+
+def prompt_turn_s(load: StageLoad, turn: int) -> float:
+    """Seconds until ``turn`` prompts should have ended where prompts wait."""
+    per_s = load.prompts_per_s or load.untried / PROMPTS_WAIT_S
+    return min(RETRY_MOST_S, max(RETRY_LEAST_S, turn / per_s))
 
 
 def first_to_give_way(resting: Iterable[tuple[str, str]]) -> list[str]:

@@ -19,7 +19,10 @@ from coordinator.admission.rules import (
     StageLoad,
     TurnedAway,
     claim_fits,
+    decodes_wait,
     headroom,
+    prompt_turn_s,
+    prompts_wait,
     queue_is_long,
     retry_after_s,
 )
@@ -357,13 +360,17 @@ class Opening:
         if not urgent and needed + kept <= capacity:
             free -= kept
             capacity -= kept
-        crowd = needed * self._turned_away.turn(ask.client, now_s)
+        turn = self._turned_away.turn(ask.client, now_s)
+        crowd = needed * turn
         wanted = max(needed, min(crowd, capacity))
         # However much KV is free, the queue only shortens when sessions end.
-        if not urgent and queue_is_long(load, self._flow.decode_waits.p95_s):
+        if not urgent and decodes_wait(load, self._flow.decode_waits.p95_s):
             wanted, free = min(QUEUE_PLACES * crowd, room.charged_tokens), 0
         holding = self._table.holdings(now_s, room.charged_of, ask.client)
-        return retry_after_s(wanted, free, holding)
+        room_s = retry_after_s(wanted, free, holding)
+        if urgent or not prompts_wait(load):
+            return room_s
+        return max(room_s, prompt_turn_s(load, turn))
 
     def room_after_s(self, session: StageSession, now_s: float) -> float:
         """Seconds until a session that gives way should find room here again."""

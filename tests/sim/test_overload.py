@@ -7,7 +7,8 @@ import pytest
 
 from bench.simulated.clock import run_virtual
 from client import Swarm, UnavailableError
-from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
+from coordinator.admission.rules import UNTRIED_SESSIONS
+from tests.sim.paper_swarm import VOCAB, PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import held, until
 
 pytestmark = pytest.mark.sim
@@ -43,6 +44,41 @@ def test_a_full_swarm_says_so_at_once_and_when_to_come_back() -> None:
                 assert answer.token_ids == answer_of(PROMPT, 50)
 
     run_virtual(scenario(), limit_s=600)
+
+
+def test_prompts_wait_outside_where_more_of_them_would_only_wait_inside() -> None:
+    """There is KV for all of them, but a step takes long and has room for few."""
+    clients = 2 * UNTRIED_SESSIONS
+    prompts = [tuple((n + at) % VOCAB for at in range(100)) for n in range(clients)]
+
+    async def scenario() -> None:
+        async with paper_swarm() as swarm:
+            for span in ((0, 4), (4, 8)):
+                await swarm.add(*span, kv_tokens=1000 * clients, step_s=0.2)
+            most = 0
+
+            async def ask(prompt: tuple[int, ...]) -> None:
+                async with swarm.client(wait_s=3600) as client:
+                    answer = await client.generate(prompt, max_new_tokens=2)
+                    assert answer.token_ids == answer_of(prompt, 2)
+
+            async def watch() -> None:
+                nonlocal most
+                while True:
+                    for peer in swarm.peers:
+                        sessions = [live.session for live in peer.stage._table]
+                        running = [s for s in sessions if s.done_position < len(prompts[0])]
+                        most = max(most, len(running))
+                    await asyncio.sleep(0.1)
+
+            watching = asyncio.create_task(watch())
+            await asyncio.gather(*(ask(prompt) for prompt in prompts))
+            watching.cancel()
+            # Each stage counts those whose rows wait there, or ran there of late.
+            assert most <= 1.5 * UNTRIED_SESSIONS
+            await until(lambda: held(swarm) == 0)
+
+    run_virtual(scenario(), limit_s=3600)
 
 
 def test_far_too_much_is_worked_off_and_nothing_leaks() -> None:

@@ -26,6 +26,7 @@ from coordinator.admission.rules import (
     TurnedAway,
     first_to_give_way,
     headroom,
+    prompt_turn_s,
     queue_is_long,
     retry_after_s,
     takes_headroom,
@@ -137,6 +138,15 @@ def test_no_more_prompts_are_let_in_than_end_in_some_seconds() -> None:
     for untried, is_long in ((most - 1, False), (most, True)):
         load = StageLoad(sessions=900, decoding=800, untried=untried, prompts_per_s=per_s)
         assert queue_is_long(load, 0.01) == is_long
+
+
+def test_who_is_refused_for_prompts_comes_back_when_as_many_have_ended() -> None:
+    load = StageLoad(sessions=64, untried=64, prompts_per_s=4.0)
+    assert prompt_turn_s(load, 20) == 5.0
+    assert prompt_turn_s(load, 1) == RETRY_LEAST_S
+    none_ended = replace(load, prompts_per_s=0.0)
+    assert prompt_turn_s(none_ended, 64) == PROMPTS_WAIT_S
+    assert prompt_turn_s(none_ended, 1 << 20) == RETRY_MOST_S
 
 
 def test_a_rate_counts_what_happened_of_late() -> None:
