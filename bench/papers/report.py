@@ -28,9 +28,8 @@ How to read it:
   whole prompts and links in order; `anabranch` is a living swarm: the peers' own batches, chunks,
   admission, routes and ring. Links: `in-order` sends whole pieces as Helix's simulator does;
   `framed` is the closed form of this project's link scheduler (decodes overtake prompts). Lines
-  with `anabranch` whose commit is older than the simulator's live rules (`1ff5c03` and before) had
-  chunks of 128 tokens, seven prompts under way at a time, and tokens that return through the
-  clients' host.
+  of a living swarm at commit `b7a291e8` let in as many prompts as there was KV for, which waited up
+  to minutes under full load; since then no more are let in than end within about 10 s.
 - Placement `ours` is what the planner found in the seconds named, out of
   `bench/results/placement.json` (`python -m bench.placement`); Helix's were found in up to 4 hours.
 """
