@@ -107,11 +107,8 @@ def llumnix(recipe: Recipe) -> list[str]:
         " room for the 13,616 tokens that one of Llumnix's instances holds; half an hour of"
         " Poisson arrivals with Pareto lengths (shape 1.2, mean 400 each, cut at 6,000), a"
         " tenth of them urgent, run until all are answered. `turns` is this project's own"
-        " dispatch, `freest` Llumnix's; stages admit and give way by this project's rules. Lines"
-        " whose commit is older than the simulator's live rules (`1ff5c03` and before) moved by"
-        " Llumnix's rule over whole routes; later ones by this project's balance, each peer for"
-        " itself."
-        " Drains, losses and the mending of a route are the real rules. Moved gap: the token that"
+        " dispatch, `freest` Llumnix's; stages admit and give way by this project's rules, and"
+        " each peer moves sessions for itself. Drains, losses and the mending of a route are the real rules. Moved gap: the token that"
         " waited longest for a move or a repair.",
         "",
         table(
