@@ -108,7 +108,8 @@ def llumnix(recipe: Recipe) -> list[str]:
         " Poisson arrivals with Pareto lengths (shape 1.2, mean 400 each, cut at 6,000), a"
         " tenth of them urgent, run until all are answered. `turns` is this project's own"
         " dispatch, `freest` Llumnix's; stages admit and give way by this project's rules, and"
-        " each peer moves sessions for itself. Drains, losses and the mending of a route are the real rules. Moved gap: the token that"
+        " each peer moves sessions for itself. Drains, losses and the mending of a route are the"
+        " real rules. Moved gap: the token that"
         " waited longest for a move or a repair.",
         "",
         table(
