@@ -70,6 +70,7 @@ def judge(
         virtual_s=max(virtual_s, min(RUN_S_MAX, wanted_s)),
         sessions_max=load.requests_max,
         hub=bool(service.hub_delay_s),
+        requests=guess.requests,
     )
 
 
@@ -85,10 +86,12 @@ def standing_load(
     sessions_max: float = SESSIONS_MAX,
     hub: bool = False,
     in_turn: bool = False,
+    requests: float = 0.0,
 ) -> float:
     """Decoded tokens/s of a plan under full load that has lasted for long.
 
-    ``prompts_share`` of the sessions are in their prompts at the beginning.
+    At the beginning ``prompts_share`` of the sessions are in their prompts. Where stages let in no
+    more of these, ``requests`` is about how many sessions there are, those outside included.
     """
     swarm = LiveSwarm(problem, profiles, plan.assignments, FramedWire, hub=hub)
     run = Standing(
@@ -99,7 +102,8 @@ def standing_load(
         end_s=virtual_s,
         sessions_max=min(sessions_max, SESSIONS_MAX),
     )
-    place_sessions(run, swarm, midway(trace, Random(seed)), Random(seed), prompts_share)  # noqa: S311
+    sessions = midway(trace, Random(seed))  # noqa: S311
+    place_sessions(run, swarm, sessions, Random(seed), prompts_share, requests)  # noqa: S311
     swarm.run(virtual_s, run)
     return len(run.decode_s) / (run.end_s - run.start_s)
 
@@ -110,14 +114,20 @@ def place_sessions(
     sessions: Iterator[tuple[Request, int]],
     draw: Random,
     prompts_share: float,
+    requests: float,
 ) -> None:
     """Place ``sessions`` (each with the tokens that it has) until one finds no room.
 
-    ``prompts_share`` of them are only beginning.
+    ``prompts_share`` of them are only beginning. Those whose prompts stages do not let in, as
+    others wait, are not placed, but count among ``requests``, at which the placing then ends.
     """
+    outside = 0
     for request, done in sessions:
         if draw.random() < prompts_share:
-            if len(run.live) >= run.sessions_max or not run.open(request, 0.0):
+            if len(run.live) >= run.sessions_max:
+                return
+            outside += not run.open(request, 0.0)
+            if outside and len(run.live) + outside >= requests:
                 return
             continue
         session = SimulatedSession(run.opened, request, 0.0)

@@ -252,7 +252,9 @@ class Standing(Run):
 
     def place(self, session: SimulatedSession, done_tokens: int) -> bool:
         """Place a session in the middle of its answer; False: there is no room."""
+        session.replays = 1  # however many prompts wait: its own has ended
         stages = self.scheduler.route(session, 0.0)
+        session.replays = 0
         if stages is None:
             return False
         session.left_tokens -= done_tokens
