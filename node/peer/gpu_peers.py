@@ -52,7 +52,7 @@ def flags_of(arguments: argparse.Namespace, place: int) -> list[str]:
 
 
 def _further(address: str, ports: int) -> str:
-    """``HOST:PORT`` or a multiaddress, so many TCP ports further on."""
+    """A multiaddress whose TCP port is greater by ``ports``."""
     return re.sub(r"(?<=/tcp/)\d+", lambda port: str(int(port[0]) + ports), address)
 
 

@@ -298,13 +298,14 @@ class Opening:
         room = self._kv.room
         resting = self._table.resting(now_s, self._flow.has_work, open_.client)
         free = room.free_tokens + sum(room.charged_of(live.session.kv_key) for live in resting)
-        left = self._table.load(open_.client, now_s, busy=self._flow.has_work, without=resting)
         fits = room.expected_tokens(ask) <= free
-        if resting and fits and self._refuse_for_load(left, urgent=False) is None:
-            for live in resting:
-                self._put_out(live)
-                yield False
-            return
+        if resting and fits:
+            left = self._table.load(open_.client, now_s, busy=self._flow.has_work, without=resting)
+            if self._refuse_for_load(left, urgent=False) is None:
+                for live in resting:
+                    self._put_out(live)
+                    yield False
+                return
         if load.own >= self._config.sessions_per_client_max:
             return
         crowded = self._refuse_for_load(load, urgent=False) is not None
