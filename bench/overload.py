@@ -242,15 +242,17 @@ def measure(local: LocalSwarm, arguments: argparse.Namespace, console: Console) 
     with _crowd(local, arguments) as crowd:
         crowd.streams(4, 2.0)  # warm
         processors = Processors(local, crowd.process_ids)
-        peaks, busy = {}, {}
+        peaks, busy, first = {}, {}, {}
         for streams in PEAK_STREAMS:
             seconds, spent_s = arguments.peak_seconds, processors.spent_s()
             start_s, outcomes = crowd.streams(streams, seconds)
             busy[str(streams)] = processors.since(spent_s, time.monotonic() - start_s)
-            peaks[str(streams)] = round(goodput(outcomes, start_s, seconds), 1)
+            told = figures(outcomes, start_s, seconds)
+            peaks[str(streams)], first[str(streams)] = told["tokens_per_s"], told["ttft_s"]
             console.print(f"{streams} at once: {peaks[str(streams)]} tokens/s")
         result["peak_tokens_per_s"] = peaks
         result["peak_processors_busy"] = busy
+        result["peak_ttft_s"] = first
         peak = max(peaks.values())
         per_s = arguments.factor * peak / arguments.tokens
         result["arrivals_per_s"] = round(per_s, 1)

@@ -204,6 +204,18 @@ def _processors(result: dict[str, Any]) -> str:
     )
 
 
+def _first_tokens(result: dict[str, Any]) -> str:
+    def told(first: dict[str, float]) -> str:
+        return f"{first['p50']:.1f} s (p95 {first['p95']:.1f}, at most {first['max']:.1f})"
+
+    peaks = result["peak_tokens_per_s"]
+    best = max(peaks, key=lambda streams: peaks[streams])
+    return (
+        f" First tokens came after {told(result['overload']['ttft_s'])}, at the peak, {best}"
+        f" answers at once, after {told(result['peak_ttft_s'][best])}."
+    )
+
+
 def overload(result: dict[str, Any]) -> str:
     """What a swarm does with too much."""
     told, rejected = result["overload"], result["overload"]["rejected_s"]
@@ -220,7 +232,7 @@ def overload(result: dict[str, Any]) -> str:
         f" {told['served_share_high']:.0%} of those of high priority"
         f" were served, {told['served_share_normal']:.0%} of the others;"
         f" {told['failed']} failed, {result['peers_ended']} peers ended, all KV was {again}."
-        f"{_processors(result)}"
+        f"{_first_tokens(result)}{_processors(result)}"
         f" Requests were begun {1e3 * late['p50']:.0f} ms late (p95 {1e3 * late['p95']:.0f})"
         f"{note} {made('overload')}."
     )
