@@ -28,7 +28,8 @@ UNTRIED_SESSIONS = 32
 """Maximum number of untried sessions (:func:`untried_of`) while few prompts end. A crowd comes
 faster than its tokens; its effect on other sessions shows with this many."""
 UNTRIED_S = 5.0
-"""Time limit for counting a session of which nothing ran as untried; later, nobody sends it."""
+"""Time from its open in which a session counts as untried whether or not rows of its prompt wait
+here: later, somebody sends them slowly."""
 PROMPTS_WAIT_S = 10.0
 """Time in which the prompts of the untried sessions should end, at the rate of late: beyond it a
 stage takes no more of them. They would hold KV and wait, and bring no more tokens."""
@@ -36,9 +37,6 @@ RATE_S = 30.0
 """Time over which a rate is counted."""
 RATE_MOST = 4096
 """Maximum events that a rate is counted from."""
-UNTRIED_PER_CLIENT = 16
-"""Maximum number of one client's sessions that count as untried, so that no client keeps all others
-out by opening sessions that it does not use."""
 REST_S = 10.0
 """A session without progress for ``REST_S`` *rests*, and gives way to any that finds no room."""
 CROWD_REST_S = 1.0
@@ -106,7 +104,7 @@ class StageLoad:
     decoding: int = 0
     """Number of sessions past their prompts."""
     untried: int = 0
-    """Number of sessions that run their prompts, bounded per client (:func:`untried_of`)."""
+    """Number of sessions that run their prompts, as the client sees them (:func:`untried_of`)."""
     prompts_per_s: float = 0.0
     """Rate at which prompts ended here lately."""
 
@@ -234,9 +232,15 @@ def first_to_give_way(resting: Iterable[tuple[str, str]]) -> list[str]:
     return [session for _, _, session in sorted(queue)]
 
 
-def untried_of(clients: Iterable[str]) -> int:
-    """Number of sessions that count as untried, given the client of each."""
-    return sum(min(count, UNTRIED_PER_CLIENT) for count in Counter(clients).values())
+def untried_of(clients: Iterable[str], client: str) -> int:
+    """Number of untried sessions as seen by ``client``, given the client of each.
+
+    Others count with as many as ``client`` would have with one more: who has many keeps out itself
+    before those with few.
+    """
+    counts = Counter(clients)
+    most = counts[client] + 1
+    return sum(min(count, most) for count in counts.values())
 
 
 def retry_after_s(needed_tokens: int, free_tokens: int, holding: Iterable[Holding]) -> float:

@@ -229,7 +229,7 @@ class Clients:
         load = StageLoad(
             sessions=sessions,
             decoding=sessions - len(waiting),
-            untried=untried_of(str(n % CLIENTS) for n in waiting),
+            untried=untried_of((str(n % CLIENTS) for n in waiting), str(session.number % CLIENTS)),
             prompts_per_s=self._prompts[name].per_s(now_s),
         )
         return queue_is_long(load, self._peers[name].decode_waits.p95_s)

@@ -178,6 +178,12 @@ class StageSession:
         return self.state is StageState.ACTIVE and not self.is_warming and past
 
     @property
+    def has_prompt_rows(self) -> bool:
+        """At the first stage: whether rows of the prompt have come that the engine has not got."""
+        here = min(len(self.inputs), self.open.prompt_tokens)
+        return self.state is StageState.ACTIVE and self.next_position < here
+
+    @property
     def sends_rows(self) -> bool:
         """Whether this stage sends its rows to the next one."""
         until = self.open.migrate_until

@@ -210,7 +210,6 @@ class SessionTable:
         untried: list[str] = []
         for live in holders:
             open_ = live.session.open
-            lately_s = REST_S if live.session.done_position else UNTRIED_S
             urgent += live.session.urgent
             claimed += claim is not None and live.claim is claim
             if open_.client == client:
@@ -218,7 +217,11 @@ class SessionTable:
                 own_urgent += open_.priority is Priority.HIGH
             if live.session.decodes:
                 decoding += 1
-            elif now_s - live.touched_s < lately_s or busy(live.session.kv_key):
+            elif (
+                now_s - live.opened_s < UNTRIED_S
+                or busy(live.session.kv_key)
+                or (live.session.has_prompt_rows and now_s - live.touched_s < REST_S)
+            ):
                 untried.append(open_.client)
         return StageLoad(
             sessions=len(holders),
@@ -227,7 +230,7 @@ class SessionTable:
             urgent=urgent,
             claimed=claimed,
             decoding=decoding,
-            untried=untried_of(untried),
+            untried=untried_of(untried, client),
             prompts_per_s=self._prompts.per_s(now_s),
         )
 

@@ -103,6 +103,15 @@ def open_for(swarm: PaperSwarm, client: MemoryTransport, **changes: object) -> S
     return granted(replace(open_, **changes), client)  # type: ignore[arg-type]
 
 
+async def let_in(swarm: PaperSwarm, client: MemoryTransport, **changes: object) -> Stream | None:
+    """The stream of a session that the first stage accepts, or None."""
+    open_ = open_for(swarm, client, **changes)
+    stream = await client.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
+    await codec.send_frame(stream, open_)
+    accepted = isinstance((await codec.read_frame(stream)).message, SessionAccepted)
+    return stream if accepted else None
+
+
 async def ended(stream: Stream) -> None:
     """Read until the other side has closed; whatever came before is dropped."""
     async with asyncio.timeout(100):
@@ -365,15 +374,14 @@ def test_one_client_cannot_take_every_place() -> None:
     async def scenario() -> None:
         async with paper_swarm((0, 8)) as swarm:
             evil = swarm.network.transport()
-            replies = []
-            for number in range(80):
-                stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
-                open_ = open_for(swarm, evil, session=f"{number:032d}", max_new_tokens=1)
-                await codec.send_frame(stream, open_)
-                replies.append((await codec.read_frame(stream)).message)
-            accepted = sum(isinstance(reply, SessionAccepted) for reply in replies)
-            assert accepted == 64
-            assert swarm.peers[0].stage.counters["refused_too_many"] == 16
+            for crowd, accepted in enumerate((UNTRIED_SESSIONS, 64 - UNTRIED_SESSIONS, 0)):
+                await asyncio.sleep(UNTRIED_S if crowd == 1 else 0.0)
+                streams = [
+                    await let_in(swarm, evil, session=f"{crowd}{number:031d}", max_new_tokens=1)
+                    for number in range(40)
+                ]
+                assert sum(stream is not None for stream in streams) == accepted
+            assert swarm.peers[0].stage.counters["refused_too_many"] == 120 - 64
             async with swarm.client() as client:
                 answer = await client.generate(PROMPT, max_new_tokens=5)
             assert answer.token_ids == answer_of(PROMPT, 5)
@@ -450,17 +458,75 @@ def test_a_crowd_that_sends_no_prompts_keeps_others_out_for_some_seconds_alone()
     async def scenario() -> None:
         async with paper_swarm((0, LAYERS)) as swarm:
 
-            async def let_in() -> bool:
+            async def newcomer() -> bool:
                 client = swarm.network.transport()
-                stream = await client.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
-                open_ = open_for(swarm, client, session=client.peer_id[-32:])
-                await codec.send_frame(stream, open_)
-                return isinstance((await codec.read_frame(stream)).message, SessionAccepted)
+                return await let_in(swarm, client, session=client.peer_id[-32:]) is not None
 
-            assert [await let_in() for _ in range(UNTRIED_SESSIONS)] == [True] * UNTRIED_SESSIONS
-            assert not await let_in(), "there is KV, but a crowd came that shows no cost yet"
+            assert all([await newcomer() for _ in range(UNTRIED_SESSIONS)])
+            assert not await newcomer(), "there is KV, but a crowd came that shows no cost yet"
             await asyncio.sleep(UNTRIED_S)
-            assert await let_in()
+            assert await newcomer()
+
+    run_virtual(scenario(), limit_s=300)
+
+
+def test_a_crowd_that_sends_its_prompts_token_by_token_keeps_nobody_out_for_long() -> None:
+    """Each has an identity of its own, and its session never rests."""
+
+    async def scenario() -> None:
+        async with paper_swarm() as swarm:
+            for span in ((0, 4), (4, LAYERS)):
+                await swarm.add(*span, kv_tokens=100_000, step_s=0.001)
+
+            async def drip(number: int) -> None:
+                evil = swarm.network.transport()
+                await asyncio.sleep(number / UNTRIED_SESSIONS)
+                session = evil.peer_id[-32:]
+                stream = await let_in(swarm, evil, session=session, prompt_tokens=400)
+                assert stream is not None
+                for position in range(400):
+                    ids = (position,)
+                    await codec.send_frame(
+                        stream,
+                        Prompt(session=session, attempt=0, position=position, token_ids=ids),
+                    )
+                    await asyncio.sleep(0.2 * UNTRIED_S)
+
+            async with asyncio.TaskGroup() as attack:
+                tasks = [attack.create_task(drip(number)) for number in range(UNTRIED_SESSIONS)]
+                await asyncio.sleep(1.0)
+                assert await let_in(swarm, swarm.network.transport()) is None
+                await asyncio.sleep(UNTRIED_S)
+                async with swarm.client(wait_s=0) as client:
+                    answer = await client.generate(PROMPT, max_new_tokens=5)
+                assert answer.token_ids == answer_of(PROMPT, 5)
+                for task in tasks:
+                    assert task.cancel(), "the attack went on until now"
+
+    run_virtual(scenario(), limit_s=300)
+
+
+def test_clients_with_many_long_prompts_keep_out_themselves_before_others() -> None:
+    async def scenario() -> None:
+        async with paper_swarm() as swarm:
+            for span in ((0, 4), (4, LAYERS)):
+                await swarm.add(*span, kv_tokens=100_000, step_s=0.1)
+            ids = tuple(at % VOCAB for at in range(400))
+            evil = [swarm.network.transport() for _ in range(2)]
+            streams = []
+            for number in range(2 * UNTRIED_SESSIONS):
+                session = f"{number:032d}"
+                client = evil[number % 2]
+                stream = await let_in(swarm, client, session=session, prompt_tokens=400)
+                if stream is not None:
+                    prompt = Prompt(session=session, attempt=0, position=0, token_ids=ids)
+                    await codec.send_frame(stream, prompt)
+                    streams.append(stream)
+            assert len(streams) == UNTRIED_SESSIONS, "more would make these wait"
+            async with swarm.client(wait_s=0) as client:
+                answer = await client.generate(PROMPT, max_new_tokens=5)
+            assert answer.token_ids == answer_of(PROMPT, 5)
+            assert swarm.peers[0].stage.counters["crowd_gave_way"] == 0
 
     run_virtual(scenario(), limit_s=300)
 

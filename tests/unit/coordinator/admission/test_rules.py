@@ -18,7 +18,6 @@ from coordinator.admission.rules import (
     REST_S,
     RETRY_LEAST_S,
     RETRY_MOST_S,
-    UNTRIED_PER_CLIENT,
     UNTRIED_SESSIONS,
     Holding,
     RecentRate,
@@ -162,6 +161,9 @@ def test_a_rate_counts_what_happened_of_late() -> None:
 
 
 def test_one_client_does_not_look_like_a_crowd() -> None:
-    assert untried_of(["a"] * 64) == UNTRIED_PER_CLIENT < UNTRIED_SESSIONS
-    assert untried_of(["a"] * 64 + ["b", "b", "c"]) == UNTRIED_PER_CLIENT + 3
-    assert untried_of([]) == 0
+    sessions = ["a"] * 64 + ["b", "b", "c"]
+    assert untried_of(sessions, "a") == len(sessions)
+    assert untried_of(sessions, "b") == 3 + 2 + 1
+    assert untried_of(sessions, "c") == 2 + 2 + 1
+    assert untried_of(sessions, "d") == 1 + 1 + 1
+    assert untried_of([], "a") == 0

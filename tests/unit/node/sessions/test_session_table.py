@@ -38,11 +38,13 @@ def test_a_finished_answer_holds_nothing_and_counts_against_nobody() -> None:
     one, other = side.add("one", "a"), side.add("other", "a", Priority.HIGH)
     load = StageLoad(sessions=2, own=2, own_urgent=1, urgent=1, untried=2)
     assert side.table.load("a", now_s=0.0) == load
-    assert side.table.load("b", now_s=0.0) == replace(load, own=0, own_urgent=0)
+    assert side.table.load("b", now_s=0.0) == replace(load, own=0, own_urgent=0, untried=1)
     assert side.table.load("a", now_s=UNTRIED_S) == replace(load, untried=0)
-    one.session.done_position = 1
-    assert side.table.load("a", now_s=UNTRIED_S) == replace(load, untried=1), "its prompt runs"
-    assert side.table.load("a", now_s=REST_S) == replace(load, untried=0)
+    one.session.inputs.append(7)
+    assert side.table.load("a", now_s=UNTRIED_S) == replace(load, untried=1), "its prompt waits"
+    assert side.table.load("a", now_s=REST_S) == replace(load, untried=0), "nothing takes it on"
+    one.session.next_position = 1
+    assert side.table.load("a", now_s=UNTRIED_S) == replace(load, untried=0), "it is sent slowly"
     assert side.table.load("a", now_s=REST_S, busy=lambda key: key == one.session.kv_key) == (
         replace(load, untried=1)
     ), "its rows wait for the engine"
