@@ -193,9 +193,9 @@ class KvRoom:
         self._let_in(ask, expected, urgent=False)
         return None
 
-    def who_makes_room(self, ask: KvAsk, now_s: float, least: int = 0) -> list[str]:
-        """Sessions of other clients, at least ``least`` of them, that should give way so that
-        ``ask`` is let in; none if even all that may give way would not suffice."""
+    def who_makes_room(self, ask: KvAsk, now_s: float) -> list[str]:
+        """Sessions of other clients that should give way so that ``ask`` is let in; none if even
+        all that may give way would not suffice."""
         expected = self._pages_of(self.expected_tokens(ask))
         if self._pages_of(ask.most_tokens) > self.pages:
             return []
@@ -208,7 +208,7 @@ class KvRoom:
             if each is not oldest and not each.urgent and span.intersection(self._span(each.ask))
         ]
         leaving: list[str] = []
-        while len(leaving) < least or not self._fits(expected, self._most(charged, ask)):
+        while not self._fits(expected, self._most(charged, ask)):
             newest = max(
                 rivals, key=lambda each: (shares[each.ask.client], each.number), default=None
             )

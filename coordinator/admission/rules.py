@@ -25,7 +25,7 @@ QUEUE_WAIT_S = 0.2
 Twice the time that prompts may take in a step (``DECODE_S_MAX``): a decode waits for the step that
 runs when it comes, and for its own."""
 UNTRIED_SESSIONS = 32
-"""Maximum number of untried sessions (:func:`untried_of`) while few prompts end. A crowd comes
+"""Maximum number of untried sessions (:func:`seen_by`) while few prompts end. A crowd comes
 faster than its tokens; its effect on other sessions shows with this many."""
 UNTRIED_S = 5.0
 """Time from its open in which a session counts as untried whether or not rows of its prompt wait
@@ -93,6 +93,8 @@ class StageLoad:
     """Load of the sessions that hold KV here, as seen by one client that wants one more."""
 
     sessions: int = 0
+    seen: int = 0
+    """Number of sessions as the client sees them (:func:`seen_by`)."""
     own: int = 0
     """Number of the client's sessions."""
     own_urgent: int = 0
@@ -104,7 +106,7 @@ class StageLoad:
     decoding: int = 0
     """Number of sessions past their prompts."""
     untried: int = 0
-    """Number of sessions that run their prompts, as the client sees them (:func:`untried_of`)."""
+    """Number of sessions that run their prompts, as the client sees them (:func:`seen_by`)."""
     prompts_per_s: float = 0.0
     """Rate at which prompts ended here lately."""
 
@@ -204,7 +206,7 @@ def queue_is_long(load: StageLoad, decode_p95_s: float | None) -> bool:
 def decodes_wait(load: StageLoad, decode_p95_s: float | None) -> bool:
     """Whether decodes wait so long that one more session would only make them wait longer."""
     is_slow = decode_p95_s is not None and decode_p95_s > QUEUE_WAIT_S
-    return is_slow and load.sessions >= QUEUE_SESSIONS_LEAST
+    return is_slow and load.seen >= QUEUE_SESSIONS_LEAST
 
 
 def prompts_wait(load: StageLoad) -> bool:
@@ -232,8 +234,8 @@ def first_to_give_way(resting: Iterable[tuple[str, str]]) -> list[str]:
     return [session for _, _, session in sorted(queue)]
 
 
-def untried_of(clients: Iterable[str], client: str) -> int:
-    """Number of untried sessions as seen by ``client``, given the client of each.
+def seen_by(client: str, clients: Iterable[str]) -> int:
+    """Number of sessions as ``client`` sees them, given the client of each.
 
     Others count with as many as ``client`` would have with one more: who has many keeps out itself
     before those with few.

@@ -2,8 +2,8 @@
 
 Clients draw routes by :mod:`coordinator.routing.routes`, each for itself; stages let sessions in,
 give them pages and take pages back by :mod:`coordinator.admission`. A client that a stage refuses
-draws again without it, and comes back later where all refuse. Left out is that one client's
-sessions make room for another's: none of ``CLIENTS`` with equal shares has an eighth of a stage.
+draws again without it, and comes back later where all refuse. Left out is that
+who has many sessions is held back before others: ``CLIENTS`` have equal shares.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,6 @@ from coordinator.admission.rules import (
     RecentRate,
     StageLoad,
     queue_is_long,
-    untried_of,
 )
 from coordinator.routing.quickest import RingTimes, quicker
 from coordinator.routing.routes import NoRoute, Router
@@ -228,8 +227,9 @@ class Clients:
         waiting = self._untried[name]
         load = StageLoad(
             sessions=sessions,
+            seen=sessions,
             decoding=sessions - len(waiting),
-            untried=untried_of((str(n % CLIENTS) for n in waiting), str(session.number % CLIENTS)),
+            untried=len(waiting),
             prompts_per_s=self._prompts[name].per_s(now_s),
         )
         return queue_is_long(load, self._peers[name].decode_waits.p95_s)

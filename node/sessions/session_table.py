@@ -16,7 +16,7 @@ from coordinator.admission.rules import (
     RecentRate,
     StageLoad,
     first_to_give_way,
-    untried_of,
+    seen_by,
 )
 from coordinator.routing.balance import Movable
 from dht.identity.grant import own_word
@@ -225,12 +225,13 @@ class SessionTable:
                 untried.append(open_.client)
         return StageLoad(
             sessions=len(holders),
+            seen=seen_by(client, (live.session.open.client for live in holders)),
             own=own,
             own_urgent=own_urgent,
             urgent=urgent,
             claimed=claimed,
             decoding=decoding,
-            untried=untried_of(untried, client),
+            untried=seen_by(client, untried),
             prompts_per_s=self._prompts.per_s(now_s),
         )
 

@@ -248,8 +248,8 @@ class Opening:
         now_s = asyncio.get_running_loop().time()
         session = StageSession(open=open_)
         refused = self._let_in(session, now_s)
-        for instead in self._make_room(session, now_s) if refused is not None else ():
-            refused = self._let_in(session, now_s, instead=instead)
+        for _ in self._make_room(session, now_s) if refused is not None else ():
+            refused = self._let_in(session, now_s)
             if refused is None:
                 break
         if refused is not None:
@@ -264,17 +264,14 @@ class Opening:
         self._table.add(live)
         return live
 
-    def _let_in(
-        self, session: StageSession, now_s: float, *, instead: bool = False
-    ) -> SessionRefused | None:
-        """Reserve KV for a session, or return why not. ``instead``: it takes the place of one that
-        ran."""
+    def _let_in(self, session: StageSession, now_s: float) -> SessionRefused | None:
+        """Reserve KV for a session, or return why not."""
         open_ = session.open
         load = self._table.load(open_.client, now_s, claim_of(open_), self._flow.has_work)
         session.urgent = self._runs_first(open_, load)
         ask = self._kv.ask_of(open_, session.kv_key)
         urgent = self._is_urgent(open_, ask, load)
-        refusal = self._refuse_for_load(load, urgent=urgent or instead)
+        refusal = self._refuse_for_load(load, urgent=urgent)
         if refusal is None:
             names = PageNames.of(open_)
             found = self._kv.admit(ask, now_s, may_be_urgent=urgent, names=names)
@@ -286,11 +283,10 @@ class Opening:
         wait_s = self._retry_after_s(ask, load, now_s, urgent=urgent)
         return self._refused(open_, self._me, *refusal, wait_s)
 
-    def _make_room(self, session: StageSession, now_s: float) -> Iterator[bool]:
+    def _make_room(self, session: StageSession, now_s: float) -> Iterator[None]:
         """Free one session after the other for ``session``; none if all would not be enough.
 
-        Those that rest give way first, then those of clients with much more KV here. Yields whether
-        the one just freed ran.
+        Those that rest give way first, then those of clients with much more KV here.
         """
         open_ = session.open
         ask = self._kv.ask_of(open_, session.kv_key)
@@ -304,16 +300,15 @@ class Opening:
             if self._refuse_for_load(left, urgent=False) is None:
                 for live in resting:
                     self._put_out(live)
-                    yield False
+                    yield
                 return
-        if load.own >= self._config.sessions_per_client_max:
+        if self._refuse_for_load(load, urgent=False) is not None:
             return
-        crowded = self._refuse_for_load(load, urgent=False) is not None
-        for key in room.who_makes_room(ask, now_s, least=int(crowded)):
+        for key in room.who_makes_room(ask, now_s):
             if not self._make_way(key):
                 return  # it moves to where there is room, for this session, too
             self._counters["crowd_gave_way"] += 1
-            yield True
+            yield
 
     def _refuse_dial(self, open_: SessionOpen) -> tuple[RefusalCode, str] | None:
         if len(open_.route) == 1 or self._hops.admits(_next_peer(open_), open_.client):

@@ -115,7 +115,7 @@ def test_a_client_with_all_the_room_leaves_some_to_one_with_none(way: str) -> No
                     )
                 )
                 assert await ask(swarm, 50, EXPECTED, wait_s=0.0) == 0, "it was let in at once"
-                assert counted(swarm, "crowd_gave_way") > 0
+                assert (counted(swarm, "crowd_gave_way") > 0) != slow
                 for n, task in enumerate(asks):
                     assert (await task).token_ids == answer_of(prompt_of(n), 100)
 

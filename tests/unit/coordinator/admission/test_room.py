@@ -235,10 +235,8 @@ def test_neither_the_oldest_nor_an_urgent_session_makes_room() -> None:
     assert room.admit(high, 0.0) is None
     wide = ask_of("wide", 10 * ANSWER_TOKENS, 10 * ANSWER_TOKENS, client="other")
     assert room.who_makes_room(wide, 0.0) == [], "all of the crowd's would not do"
-    assert room.who_makes_room(ask_of("one", client="other"), 0.0, least=2) == [
-        "crowd 8",
-        "crowd 7",
-    ]
+    two = ask_of("two", 20, client="other")
+    assert room.who_makes_room(two, 0.0) == ["crowd 8", "crowd 7"]
 
 
 def test_sessions_on_other_layers_make_no_room() -> None:
@@ -248,7 +246,8 @@ def test_sessions_on_other_layers_make_no_room() -> None:
         for layers in ((0, 2), (2, 4)):
             name = f"crowd {n} of {layers}"
             assert room.admit(ask_of(name, client="crowd", layers=layers), 0.0) is None
-    makes_room = room.who_makes_room(ask_of("new", layers=(0, 2)), 0.0, least=2)
+    two = ask_of("two", 20, layers=(0, 2))
+    makes_room = room.who_makes_room(two, 0.0)
     assert makes_room == ["crowd 3 of (0, 2)", "crowd 2 of (0, 2)"]
 
 

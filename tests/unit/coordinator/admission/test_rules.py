@@ -28,8 +28,8 @@ from coordinator.admission.rules import (
     prompt_turn_s,
     queue_is_long,
     retry_after_s,
+    seen_by,
     takes_headroom,
-    untried_of,
 )
 
 holdings = st.lists(
@@ -116,11 +116,9 @@ def test_a_session_as_long_as_all_kv_is_served_by_a_stage_that_holds_nothing() -
 
 def test_slow_decodes_send_ordinary_sessions_elsewhere_where_many_are_served() -> None:
     few = QUEUE_SESSIONS_LEAST - 1
-    assert not queue_is_long(StageLoad(sessions=few, decoding=few, untried=0), 4.0)
-    assert queue_is_long(
-        StageLoad(sessions=few + 1, decoding=few + 1, untried=0), QUEUE_WAIT_S + 0.1
-    )
-    assert not queue_is_long(StageLoad(sessions=500, decoding=500, untried=0), QUEUE_WAIT_S - 0.1)
+    assert not queue_is_long(StageLoad(sessions=500, seen=few), 4.0)
+    assert queue_is_long(StageLoad(sessions=500, seen=few + 1), QUEUE_WAIT_S + 0.1)
+    assert not queue_is_long(StageLoad(sessions=500, seen=500), QUEUE_WAIT_S - 0.1)
 
 
 def test_a_crowd_is_not_let_in_before_it_shows_what_it_costs() -> None:
@@ -162,8 +160,8 @@ def test_a_rate_counts_what_happened_of_late() -> None:
 
 def test_one_client_does_not_look_like_a_crowd() -> None:
     sessions = ["a"] * 64 + ["b", "b", "c"]
-    assert untried_of(sessions, "a") == len(sessions)
-    assert untried_of(sessions, "b") == 3 + 2 + 1
-    assert untried_of(sessions, "c") == 2 + 2 + 1
-    assert untried_of(sessions, "d") == 1 + 1 + 1
-    assert untried_of([], "a") == 0
+    assert seen_by("a", sessions) == len(sessions)
+    assert seen_by("b", sessions) == 3 + 2 + 1
+    assert seen_by("c", sessions) == 2 + 2 + 1
+    assert seen_by("d", sessions) == 1 + 1 + 1
+    assert seen_by("a", []) == 0

@@ -36,9 +36,10 @@ class Table:
 def test_a_finished_answer_holds_nothing_and_counts_against_nobody() -> None:
     side = Table()
     one, other = side.add("one", "a"), side.add("other", "a", Priority.HIGH)
-    load = StageLoad(sessions=2, own=2, own_urgent=1, urgent=1, untried=2)
+    load = StageLoad(sessions=2, seen=2, own=2, own_urgent=1, urgent=1, untried=2)
     assert side.table.load("a", now_s=0.0) == load
-    assert side.table.load("b", now_s=0.0) == replace(load, own=0, own_urgent=0, untried=1)
+    seen_by_another = replace(load, seen=1, own=0, own_urgent=0, untried=1)
+    assert side.table.load("b", now_s=0.0) == seen_by_another
     assert side.table.load("a", now_s=UNTRIED_S) == replace(load, untried=0)
     one.session.inputs.append(7)
     assert side.table.load("a", now_s=UNTRIED_S) == replace(load, untried=1), "its prompt waits"
@@ -49,10 +50,10 @@ def test_a_finished_answer_holds_nothing_and_counts_against_nobody() -> None:
         replace(load, untried=1)
     ), "its rows wait for the engine"
     assert side.table.load("a", 0.0, without=[one]) == StageLoad(
-        sessions=1, own=1, own_urgent=1, urgent=1, untried=1
+        sessions=1, seen=1, own=1, own_urgent=1, urgent=1, untried=1
     )
     side.table.finish(other)
-    left = StageLoad(sessions=1, own=1, untried=1)
+    left = StageLoad(sessions=1, seen=1, own=1, untried=1)
     assert side.table.load("a", now_s=0.0) == left
     assert side.table.get("other") is other, "its client may attach late"
     assert side.freed == [other.session.kv_key]
