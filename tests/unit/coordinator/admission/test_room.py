@@ -240,15 +240,15 @@ def test_neither_the_oldest_nor_an_urgent_session_makes_room() -> None:
 
 
 def test_sessions_on_other_layers_make_no_room() -> None:
-    room = room_of(10 * (10 + ANSWER_TOKENS))
+    room = room_of(20 * (10 + ANSWER_TOKENS))
     assert room.admit(ask_of("oldest"), 0.0) is None
-    for n in range(4):
+    for n in range(17):
         for layers in ((0, 2), (2, 4)):
             name = f"crowd {n} of {layers}"
             assert room.admit(ask_of(name, client="crowd", layers=layers), 0.0) is None
     two = ask_of("two", 20, layers=(0, 2))
     makes_room = room.who_makes_room(two, 0.0)
-    assert makes_room == ["crowd 3 of (0, 2)", "crowd 2 of (0, 2)"]
+    assert makes_room == ["crowd 16 of (0, 2)", "crowd 15 of (0, 2)"]
 
 
 @pytest.mark.property
