@@ -42,6 +42,7 @@ ATTACKS: dict[str, Row] = {
     "rows_of_nan": Row(attack=members.rows_of_nan, seconds=PLANNED_S),
     "claims_urgency": Row(attack=strangers.claims_urgency),
     "links_near_zero": Row(attack=members.links_near_zero),
+    "prompts_token_by_token": Row(attack=strangers.prompts_token_by_token),
     "costly_sampling": Row(attack=strangers.costly_sampling),
     "huge_prompts": Row(attack=pages.huge_prompts, gateway=True),
     "long_stop_strings": Row(attack=pages.long_stop_strings, gateway=True),

@@ -22,6 +22,7 @@ from dht.messages import codec
 from dht.messages.session import (
     FramePart,
     Ping,
+    Prompt,
     Sampling,
     SessionAccepted,
     SessionOpen,
@@ -49,6 +50,9 @@ FIND_TIMES = 60
 FIND_RECORDS, FIND_RECORD_BYTES = 300, 4000
 URGENT_SESSIONS = 64
 COSTLY_SESSIONS = 32
+DRIP_IDENTITIES, DRIP_SESSIONS = 5, 16
+DRIP_TOKENS, DRIP_S = 400, 0.5
+"""Tokens of a prompt that comes one by one, and the time between two of them."""
 
 
 async def unread_pongs(target: Target) -> Sent:
@@ -225,6 +229,31 @@ async def claims_urgency(target: Target) -> Sent:
             await stream.close()
 
     return await target.at_once([hold] * URGENT_SESSIONS)
+
+
+async def prompts_token_by_token(target: Target) -> Sent:
+    """Prompts whose tokens come one by one: no session rests, and none is past its prompt."""
+    identities = [await target.enter() for _ in range(DRIP_IDENTITIES)]
+    seen, numbers = await look(target, identities[0]), count()
+
+    async def drip(transport: Transport) -> None:
+        open_ = open_of(seen, transport, next(numbers), prompt_tokens=DRIP_TOKENS)
+        signed = grant(open_, transport.sign, transport.now())
+        stream = await target.stream(transport, open_.route[0].peer_id, SESSION_PROTOCOL)
+        try:
+            accepted = note(target.sent, await answer_to(stream, signed))
+            for position in range(DRIP_TOKENS if accepted else 0):
+                ids = (position,)
+                await stream.say(
+                    Prompt(session=open_.session, attempt=0, position=position, token_ids=ids)
+                )
+                await asyncio.sleep(DRIP_S)
+            await asyncio.sleep(DRIP_S)
+        finally:
+            await stream.close()
+
+    drips = [partial(drip, each) for each in identities for _ in range(DRIP_SESSIONS)]
+    return await target.at_once(drips)
 
 
 async def costly_sampling(target: Target) -> Sent:

@@ -48,6 +48,7 @@ WAYS = {
     "room for urgent sessions": {"claims_urgency"},
     "numbers that break the solver": {"links_near_zero"},
     "sampling that stalls the engine": {"costly_sampling"},
+    "prompts that fill what a stage takes of them": {"prompts_token_by_token"},
     "text that stalls a gateway": {"huge_prompts", "long_stop_strings"},
     "bodies that fill a gateway": {"unfinished_bodies"},
     "text that controls a terminal": {"escapes_in_reasons"},
