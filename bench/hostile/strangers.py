@@ -28,7 +28,7 @@ from dht.messages.session import (
     SessionOpen,
     SessionRefused,
 )
-from dht.messages.types import RouteStage
+from dht.messages.types import NodeRecord, RouteStage
 from dht.model_files import directory_root
 from dht.records.signed import sign_record
 from dht.transport.interface import (
@@ -231,13 +231,36 @@ async def claims_urgency(target: Target) -> Sent:
     return await target.at_once([hold] * URGENT_SESSIONS)
 
 
+def chains(seen: Seen) -> Iterator[tuple[NodeRecord, ...]]:
+    """A chain over all layers from each first stage."""
+
+    def behind(end: int) -> tuple[NodeRecord, ...] | None:
+        if end == seen.model.layers:
+            return ()
+        for each in seen.nodes.values():
+            if each.start == end and (rest := behind(each.end)) is not None:
+                return (each, *rest)
+        return None
+
+    for first in seen.nodes.values():
+        if first.start == 0 and (rest := behind(first.end)) is not None:
+            yield (first, *rest)
+
+
 async def prompts_token_by_token(target: Target) -> Sent:
     """Prompts whose tokens come one by one: no session rests, and none is past its prompt."""
     identities = [await target.enter() for _ in range(DRIP_IDENTITIES)]
     seen, numbers = await look(target, identities[0]), count()
 
+    routes = [
+        tuple(RouteStage(peer_id=each.peer_id, start=each.start, end=each.end) for each in chain)
+        for chain in chains(seen)
+    ]
+
     async def drip(transport: Transport) -> None:
-        open_ = open_of(seen, transport, next(numbers), prompt_tokens=DRIP_TOKENS)
+        number = next(numbers)
+        changes = {"prompt_tokens": DRIP_TOKENS, "route": routes[number % len(routes)]}
+        open_ = open_of(seen, transport, number, **changes)
         signed = grant(open_, transport.sign, transport.now())
         stream = await target.stream(transport, open_.route[0].peer_id, SESSION_PROTOCOL)
         try:
