@@ -29,7 +29,9 @@ UNTRIED_SESSIONS = 32
 faster than its tokens; its effect on other sessions shows with this many."""
 UNTRIED_S = 5.0
 """Time from its open in which a session counts as untried whether or not rows of its prompt wait
-here: later, somebody sends them slowly."""
+here; :func:`may_wait_s` adds to it."""
+PROMPT_TOKENS_PER_S = 20.0
+"""Pace below which a prompt waits for its client, not for the stages."""
 PROMPTS_WAIT_S = 10.0
 """Time in which the prompts of the untried sessions should end, at the rate of late: beyond it a
 stage takes no more of them. They would hold KV and wait, and bring no more tokens."""
@@ -106,7 +108,7 @@ class StageLoad:
     decoding: int = 0
     """Number of sessions past their prompts."""
     untried: int = 0
-    """Number of sessions that run their prompts, as the client sees them (:func:`seen_by`)."""
+    """Number of sessions without a token, as the client sees them (:func:`seen_by`)."""
     prompts_per_s: float = 0.0
     """Rate at which prompts ended here lately."""
 
@@ -232,6 +234,12 @@ def first_to_give_way(resting: Iterable[tuple[str, str]]) -> list[str]:
         queue.append((-turns[client], place, session))
         turns[client] += 1
     return [session for _, _, session in sorted(queue)]
+
+
+def may_wait_s(ran_tokens: int) -> float:
+    """Time from its open in which a session without a token counts as untried though no rows of it
+    wait here: those that ran, ``ran_tokens``, may wait for links and other stages."""
+    return UNTRIED_S + ran_tokens / PROMPT_TOKENS_PER_S
 
 
 def seen_by(client: str, clients: Iterable[str]) -> int:

@@ -134,6 +134,10 @@ class Scheduler(Generic[AnyWork]):
         else:
             queue.append((next(self._arrivals), work))
 
+    def has(self, session: Hashable) -> bool:
+        """Whether work of a session is queued."""
+        return session in self._queues
+
     def drop(self, session: Hashable) -> None:
         """Forget a session's queued work."""
         self._queues.pop(session, None)

@@ -18,6 +18,7 @@ from coordinator.admission.rules import (
     Demand,
     RecentRate,
     StageLoad,
+    may_wait_s,
     queue_is_long,
 )
 from coordinator.routing.quickest import RingTimes, quicker
@@ -103,8 +104,8 @@ class Clients:
         """By peer, the KV that it refused last."""
         self._ungrown: set[int] = set()
         """Sessions that have taken no pages yet."""
-        self._untried: dict[str, set[int]] = {}
-        """By peer, the sessions without a token yet."""
+        self._untried: dict[str, dict[int, tuple[SimulatedSession, float]]] = {}
+        """By peer, the sessions without a token yet, and when they came."""
         self._prompts: dict[str, RecentRate] = {}
         """By peer, how often a session got its first token."""
         self.adopt(plan)
@@ -129,7 +130,7 @@ class Clients:
                 page_tokens=PAGE_TOKENS,
                 lengths=self._lengths(),
             )
-            self._untried[name], self._prompts[name] = set(), RecentRate()
+            self._untried[name], self._prompts[name] = {}, RecentRate()
             record = record_of(self._problem, self._nodes[name], a.start, a.end)
             profile = self._profiles.peers[name]
             self.records[name] = replace(
@@ -207,7 +208,7 @@ class Clients:
             let_in.append(stage)
             self._full.pop(name, None)
         for name, _, _ in stages:
-            self._untried[name].add(session.number)
+            self._untried[name][session.number] = session, now_s
         self._on[session.number] = (*self._on.get(session.number, ()), *stages)
         self._ungrown.add(session.number)
         return None
@@ -224,15 +225,25 @@ class Clients:
         sessions = self._peers[name].sessions
         if sessions < QUEUE_SESSIONS_LEAST:
             return False
-        waiting = self._untried[name]
+        untried = self._untried[name].values()
+        waiting = sum(self._waits(name, other, came_s, now_s) for other, came_s in untried)
         load = StageLoad(
             sessions=sessions,
             seen=sessions,
-            decoding=sessions - len(waiting),
-            untried=len(waiting),
+            untried=waiting,
             prompts_per_s=self._prompts[name].per_s(now_s),
         )
         return queue_is_long(load, self._peers[name].decode_waits.p95_s)
+
+    def _waits(self, name: str, session: SimulatedSession, came_s: float, now_s: float) -> bool:
+        """Whether rows of a session's prompt wait at a stage, or it has only just come."""
+        peer = self._peers[name]
+        ran = sum(piece.tokens for piece in session.prompt if piece.hop.start >= peer.end)
+        return (
+            may_wait_s(ran) > now_s - came_s
+            or peer.scheduler.has(session)
+            or any(piece.session is session for piece in peer.running)
+        )
 
     # Growth
 
@@ -251,7 +262,7 @@ class Clients:
             if room is None or key not in room:
                 continue
             if session.number in self._untried[name]:
-                self._untried[name].remove(session.number)
+                del self._untried[name][session.number]
                 if tokens <= session.input_tokens + 1:  # else it came with an answer begun
                     self._prompts[name].add(now_s)
             while not room.grow(key, tokens):
@@ -268,7 +279,7 @@ class Clients:
         for name, _, _ in self._on.pop(number, ()):
             if (room := self.rooms.get(name)) is not None:
                 room.give_way(str(number), now_s)
-                self._untried[name].discard(number)
+                self._untried[name].pop(number, None)
 
     def keep_only(self, session: SimulatedSession, stages: list[Stage] | tuple[Stage, ...]) -> None:
         """Release what the session holds at stages that are not among ``stages``."""
@@ -291,7 +302,7 @@ class Clients:
         for name, _, _ in stages:
             if (room := self.rooms.get(name)) is not None:
                 room.free(str(session.number), answered_tokens)
-                self._untried[name].discard(session.number)
+                self._untried[name].pop(session.number, None)
 
 
 def most_tokens(session: SimulatedSession) -> int:

@@ -178,10 +178,9 @@ class StageSession:
         return self.state is StageState.ACTIVE and not self.is_warming and past
 
     @property
-    def has_prompt_rows(self) -> bool:
-        """At the first stage: whether rows of the prompt have come that the engine has not got."""
-        here = min(len(self.inputs), self.open.prompt_tokens)
-        return self.state is StageState.ACTIVE and self.next_position < here
+    def answers(self) -> bool:
+        """Whether the session has its first token, as far as this stage knows."""
+        return self.done_position >= self.open.prompt_tokens + (not self.is_last)
 
     @property
     def sends_rows(self) -> bool:

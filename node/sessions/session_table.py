@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from coordinator.admission.rules import (
     CROWD_REST_S,
     REST_S,
-    UNTRIED_S,
     Claim,
     Holding,
     RecentRate,
     StageLoad,
     first_to_give_way,
+    may_wait_s,
     seen_by,
 )
 from coordinator.routing.balance import Movable
@@ -215,12 +215,10 @@ class SessionTable:
             if open_.client == client:
                 own += 1
                 own_urgent += open_.priority is Priority.HIGH
-            if live.session.decodes:
-                decoding += 1
-            elif (
-                now_s - live.opened_s < UNTRIED_S
+            decoding += live.session.decodes
+            if not live.session.answers and (
+                now_s - live.opened_s < may_wait_s(live.session.done_position)
                 or busy(live.session.kv_key)
-                or (live.session.has_prompt_rows and now_s - live.touched_s < REST_S)
             ):
                 untried.append(open_.client)
         return StageLoad(

@@ -41,11 +41,15 @@ def test_a_finished_answer_holds_nothing_and_counts_against_nobody() -> None:
     seen_by_another = replace(load, seen=1, own=0, own_urgent=0, untried=1)
     assert side.table.load("b", now_s=0.0) == seen_by_another
     assert side.table.load("a", now_s=UNTRIED_S) == replace(load, untried=0)
-    one.session.inputs.append(7)
-    assert side.table.load("a", now_s=UNTRIED_S) == replace(load, untried=1), "its prompt waits"
-    assert side.table.load("a", now_s=REST_S) == replace(load, untried=0), "nothing takes it on"
-    one.session.next_position = 1
-    assert side.table.load("a", now_s=UNTRIED_S) == replace(load, untried=0), "it is sent slowly"
+    one.session.done_position = 1
+    assert side.table.load("a", now_s=UNTRIED_S) == replace(load, untried=1), "its prompt runs"
+    assert side.table.load("a", now_s=REST_S) == replace(load, untried=0), "it is sent slowly"
+    prompt_tokens = one.session.open.prompt_tokens
+    for done, untried in ((prompt_tokens, 1), (prompt_tokens + 1, 0)):
+        one.session.done_position = done
+        known = side.table.load("a", now_s=UNTRIED_S)
+        assert known.untried == untried, "the first token comes with the row behind the prompt"
+    one.session.done_position = 1
     assert side.table.load("a", now_s=REST_S, busy=lambda key: key == one.session.kv_key) == (
         replace(load, untried=1)
     ), "its rows wait for the engine"
