@@ -25,7 +25,7 @@ QUEUE_WAIT_S = 0.2
 Twice the time that prompts may take in a step (``DECODE_S_MAX``): a decode waits for the step that
 runs when it comes, and for its own."""
 UNTRIED_SESSIONS = 32
-"""Maximum number of untried sessions (:func:`seen_by`) while few prompts end. A crowd comes
+"""Maximum number of untried sessions, as a client sees them, while few prompts end. A crowd comes
 faster than its tokens; its effect on other sessions shows with this many."""
 UNTRIED_S = 5.0
 """Time from its open in which a session counts as untried whether or not rows of its prompt wait
@@ -105,8 +105,6 @@ class StageLoad:
     """Number of all clients' sessions whose high priority was granted."""
     claimed: int = 0
     """Number of sessions that came with the client's claim to be urgent."""
-    decoding: int = 0
-    """Number of sessions past their prompts."""
     untried: int = 0
     """Number of sessions without a token, as the client sees them (:func:`seen_by`)."""
     prompts_per_s: float = 0.0

@@ -238,9 +238,13 @@ class Clients:
     def _waits(self, name: str, session: SimulatedSession, came_s: float, now_s: float) -> bool:
         """Whether rows of a session's prompt wait at a stage, or it has only just come."""
         peer = self._peers[name]
-        ran = sum(piece.tokens for piece in session.prompt if piece.hop.start >= peer.end)
+        names = [stage[0] for stage in session.stages]
+        ran = session.tokens_in_kv
+        if names[-1:] != [name]:
+            ran = sum(piece.tokens for piece in session.prompt if piece.hop.start >= peer.end)
         return (
             may_wait_s(ran) > now_s - came_s
+            or (session.unfed_tokens > 0 and names[:1] == [name])
             or peer.scheduler.has(session)
             or any(piece.session is session for piece in peer.running)
         )

@@ -129,6 +129,8 @@ class StageSession:
     drafts: tuple[int, ...] = ()
     """Token ids that the last rows which this stage ran were drafted with, while it is not known
     which of them are accepted. The next chunk begins behind the accepted ones."""
+    kept_tokens: int = 0
+    """Number of leading tokens whose KV was kept from an earlier session."""
     done_position: int = 0
     """Positions before it have left the engine, and none was drafted in vain: their KV is written,
     their rows are logged, their tokens are the answer's."""
@@ -180,7 +182,14 @@ class StageSession:
     @property
     def answers(self) -> bool:
         """Whether the session has its first token, as far as this stage knows."""
-        return self.done_position >= self.open.prompt_tokens + (not self.is_last)
+        needed = self.open.prompt_tokens + (not self.is_last)
+        return self.done_position >= min(needed, self.kv_tokens)
+
+    @property
+    def has_prompt_rows(self) -> bool:
+        """At the first stage: whether rows of the prompt have come that the engine has not got."""
+        here = min(len(self.inputs), self.open.prompt_tokens)
+        return self.state is StageState.ACTIVE and self.next_position < here
 
     @property
     def sends_rows(self) -> bool:
@@ -251,7 +260,7 @@ class StageSession:
         """Begin at ``position``: the KV of the tokens before it is here."""
         if self._checks_names:  # whole blocks alone can be checked
             self.checked = position = position - position % BLOCK_TOKENS
-        self.next_position = self.done_position = position
+        self.kept_tokens = self.next_position = self.done_position = position
         if self.is_first:
             self.inputs, self.unknown = [0] * position, position
 

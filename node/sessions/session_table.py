@@ -103,6 +103,16 @@ class Live:
         copying = {open_.copy_from} if open_.copy_from is not None else set()
         return {open_.client, *(stage.peer_id for stage in open_.route)} | copying
 
+    def waits(self, now_s: float) -> bool:
+        """Whether the session has no token yet, and has just come or has rows that wait here for a
+        link or, as far as those that ran tell, behind it."""
+        session = self.session
+        if session.answers:
+            return False
+        ran = session.done_position - session.kept_tokens
+        recent = now_s - self.opened_s < may_wait_s(ran)
+        return recent or bool(self.backlog) or session.has_prompt_rows
+
     def touch(self) -> None:
         """Record progress."""
         self.touched_s = asyncio.get_running_loop().time()
@@ -206,7 +216,7 @@ class SessionTable:
         """
         gone = {live.session.key for live in without}
         holders = [live for key, live in self._holders.items() if key not in gone]
-        own = own_urgent = urgent = claimed = decoding = 0
+        own = own_urgent = urgent = claimed = 0
         untried: list[str] = []
         for live in holders:
             open_ = live.session.open
@@ -215,11 +225,7 @@ class SessionTable:
             if open_.client == client:
                 own += 1
                 own_urgent += open_.priority is Priority.HIGH
-            decoding += live.session.decodes
-            if not live.session.answers and (
-                now_s - live.opened_s < may_wait_s(live.session.done_position)
-                or busy(live.session.kv_key)
-            ):
+            if live.waits(now_s) or (not live.session.answers and busy(live.session.kv_key)):
                 untried.append(open_.client)
         return StageLoad(
             sessions=len(holders),
@@ -228,7 +234,6 @@ class SessionTable:
             own_urgent=own_urgent,
             urgent=urgent,
             claimed=claimed,
-            decoding=decoding,
             untried=seen_by(client, untried),
             prompts_per_s=self._prompts.per_s(now_s),
         )

@@ -326,8 +326,8 @@ class Opening:
             return RefusalCode.TOO_MANY, f"you have {load.own} sessions here, that is the limit"
         waits_s = self._flow.decode_waits.p95_s
         if not urgent and queue_is_long(load, waits_s):
-            decoding = f"{load.sessions} sessions, {load.decoding} of which decode"
-            return RefusalCode.TOO_MANY, f"{decoding}, a token in {waits_s or 0.0:.1f} s"
+            full = f"{load.sessions} sessions, {load.own} of them yours"
+            return RefusalCode.TOO_MANY, f"{full}, a token in {waits_s or 0.0:.1f} s"
         return None
 
     def _is_urgent(self, open_: SessionOpen, ask: KvAsk, load: StageLoad) -> bool:

@@ -123,9 +123,9 @@ def test_slow_decodes_send_ordinary_sessions_elsewhere_where_many_are_served() -
 
 def test_a_crowd_is_not_let_in_before_it_shows_what_it_costs() -> None:
     most = UNTRIED_SESSIONS
-    assert not queue_is_long(StageLoad(sessions=most - 1, decoding=0, untried=most - 1), None)
-    assert queue_is_long(StageLoad(sessions=most, decoding=0, untried=most), None)
-    assert not queue_is_long(StageLoad(sessions=200, decoding=0, untried=0), None)
+    assert not queue_is_long(StageLoad(sessions=most - 1, untried=most - 1), None)
+    assert queue_is_long(StageLoad(sessions=most, untried=most), None)
+    assert not queue_is_long(StageLoad(sessions=200, untried=0), None)
 
 
 def test_no_more_prompts_are_let_in_than_end_in_some_seconds() -> None:
@@ -133,7 +133,7 @@ def test_no_more_prompts_are_let_in_than_end_in_some_seconds() -> None:
     per_s = 2 * UNTRIED_SESSIONS / PROMPTS_WAIT_S
     most = 2 * UNTRIED_SESSIONS
     for untried, is_long in ((most - 1, False), (most, True)):
-        load = StageLoad(sessions=900, decoding=800, untried=untried, prompts_per_s=per_s)
+        load = StageLoad(sessions=900, untried=untried, prompts_per_s=per_s)
         assert queue_is_long(load, 0.01) == is_long
 
 

@@ -69,6 +69,24 @@ def test_a_finished_answer_holds_nothing_and_counts_against_nobody() -> None:
     assert side.table.holding == 0
 
 
+def test_a_session_waits_for_stages_and_links_and_not_for_a_slow_client() -> None:
+    live = Table().add("one", "a")
+    session, prompt_tokens = live.session, live.session.open.prompt_tokens
+    assert live.waits(UNTRIED_S - 0.1), "it has just come"
+    assert not live.waits(UNTRIED_S)
+    live.backlog.append((0, b""))
+    assert live.waits(REST_S), "its rows wait for the link"
+    live.backlog.clear()
+    session.inputs = [7]
+    assert live.waits(REST_S), "as does its prompt"
+    session.start_at(1)
+    assert not live.waits(UNTRIED_S), "what was kept has not run here"
+    session.done_position = prompt_tokens
+    assert live.waits(UNTRIED_S), "its last row may wait for other stages"
+    session.open = replace(session.open, max_new_tokens=1)
+    assert not live.waits(UNTRIED_S), "no row comes behind this prompt"
+
+
 def test_the_rate_of_prompts_that_end_is_part_of_the_load() -> None:
     side = Table()
     side.table.prompt_ended(1.0)
