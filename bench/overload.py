@@ -60,7 +60,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--factor", type=float, default=10.0, help="times what the peak could do")
     parser.add_argument("--tokens", type=int, default=32, help="new tokens per answer")
     parser.add_argument("--processes", type=int, default=3, help="that ask")
-    parser.add_argument("--peak-seconds", type=float, default=20.0, help="of each closed loop")
+    parser.add_argument(
+        "--peak-seconds",
+        type=float,
+        default=40.0,
+        help="of each closed loop: several times as long as its answers, which begin together",
+    )
     parser.add_argument("--memory", type=float, default=0.6, help="per peer, of the whole model's")
     parser.add_argument("--ablate", type=int, metavar="ROUNDS", help="windows of each sort")
     parser.add_argument("--seed", type=int, default=0)
