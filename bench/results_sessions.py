@@ -195,9 +195,14 @@ def balance(result: dict[str, Any]) -> str:
     )
 
 
+def _best_streams(result: dict[str, Any]) -> str:
+    peaks = result["peak_tokens_per_s"]
+    return max(peaks, key=lambda streams: peaks[streams])
+
+
 def _processors(result: dict[str, Any]) -> str:
     peaks, under = result["peak_processors_busy"], result["overload_processors_busy"]
-    best = peaks[max(peaks, key=lambda streams: result["peak_tokens_per_s"][streams])]
+    best = peaks[_best_streams(result)]
     return (
         f" Peers kept {under['peers']:.2f} of {result['cores']} cores busy and those who ask"
         f" {under['askers']:.2f}, at the peak {best['peers']:.2f} and {best['askers']:.2f}."
@@ -208,8 +213,7 @@ def _first_tokens(result: dict[str, Any]) -> str:
     def told(first: dict[str, float]) -> str:
         return f"{first['p50']:.1f} s (p95 {first['p95']:.1f}, at most {first['max']:.1f})"
 
-    peaks = result["peak_tokens_per_s"]
-    best = max(peaks, key=lambda streams: peaks[streams])
+    best = _best_streams(result)
     return (
         f" First tokens came after {told(result['overload']['ttft_s'])}, at the peak, {best}"
         f" answers at once, after {told(result['peak_ttft_s'][best])}."

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from bench.hostile.attacker import MODEL, CountedStream, Seen, Sent, Target, look
+from bench.hostile.attacker import MODEL, CountedStream, Seen, Sent, Target, chain_of, look
 from client import Swarm, SwarmConfig
 from client.text.tokenizer import ModelText
 from dht.errors import NetworkError, PeerError, SwarmError
@@ -28,7 +28,7 @@ from dht.messages.session import (
     SessionOpen,
     SessionRefused,
 )
-from dht.messages.types import NodeRecord, RouteStage
+from dht.messages.types import RouteStage
 from dht.model_files import directory_root
 from dht.records.signed import sign_record
 from dht.transport.interface import (
@@ -231,31 +231,14 @@ async def claims_urgency(target: Target) -> Sent:
     return await target.at_once([hold] * URGENT_SESSIONS)
 
 
-def chains(seen: Seen) -> Iterator[tuple[NodeRecord, ...]]:
-    """A chain over all layers from each first stage."""
-
-    def behind(end: int) -> tuple[NodeRecord, ...] | None:
-        if end == seen.model.layers:
-            return ()
-        for each in seen.nodes.values():
-            if each.start == end and (rest := behind(each.end)) is not None:
-                return (each, *rest)
-        return None
-
-    for first in seen.nodes.values():
-        if first.start == 0 and (rest := behind(first.end)) is not None:
-            yield (first, *rest)
-
-
 async def prompts_token_by_token(target: Target) -> Sent:
     """Prompts whose tokens come one by one: no session rests, and none is past its prompt."""
     identities = [await target.enter() for _ in range(DRIP_IDENTITIES)]
     seen, numbers = await look(target, identities[0]), count()
-
-    routes = [
-        tuple(RouteStage(peer_id=each.peer_id, start=each.start, end=each.end) for each in chain)
-        for chain in chains(seen)
-    ]
+    later = {peer: record for peer, record in seen.nodes.items() if record.start}
+    firsts = [record for record in seen.nodes.values() if not record.start]
+    from_each = [chain_of({**later, first.peer_id: first}) for first in firsts]
+    routes = [replace(seen, route=chain).stages() for chain in from_each if chain]
 
     async def drip(transport: Transport) -> None:
         number = next(numbers)

@@ -2,8 +2,8 @@
 
 Clients draw routes by :mod:`coordinator.routing.routes`, each for itself; stages let sessions in,
 give them pages and take pages back by :mod:`coordinator.admission`. A client that a stage refuses
-draws again without it, and comes back later where all refuse. Left out is that
-who has many sessions is held back before others: ``CLIENTS`` have equal shares.
+draws again without it, and comes back later where all refuse. Left out is that who has many
+sessions is held back before others: ``CLIENTS`` have equal shares.
 """
 
 from collections.abc import Mapping, Sequence

@@ -103,15 +103,18 @@ class Live:
         copying = {open_.copy_from} if open_.copy_from is not None else set()
         return {open_.client, *(stage.peer_id for stage in open_.route)} | copying
 
-    def waits(self, now_s: float) -> bool:
-        """Whether the session has no token yet, and has just come or has rows that wait here for a
-        link or, as far as those that ran tell, behind it."""
+    def waits(self, now_s: float, busy: Callable[[str], bool] = lambda _: False) -> bool:
+        """Whether the session has no token yet, and has just come or has rows that wait here, for
+        the engine or a link, or, as far as those that ran tell, behind it.
+
+        ``busy`` tells whether the engine has work of a session, by its name there.
+        """
         session = self.session
         if session.answers:
             return False
         ran = session.done_position - session.kept_tokens
         recent = now_s - self.opened_s < may_wait_s(ran)
-        return recent or bool(self.backlog) or session.has_prompt_rows
+        return recent or bool(self.backlog) or session.has_prompt_rows or busy(session.kv_key)
 
     def touch(self) -> None:
         """Record progress."""
@@ -225,7 +228,7 @@ class SessionTable:
             if open_.client == client:
                 own += 1
                 own_urgent += open_.priority is Priority.HIGH
-            if live.waits(now_s) or (not live.session.answers and busy(live.session.kv_key)):
+            if live.waits(now_s, busy):
                 untried.append(open_.client)
         return StageLoad(
             sessions=len(holders),

@@ -158,7 +158,7 @@ def test_a_rate_counts_what_happened_of_late() -> None:
     assert rate.per_s(200.0) == RATE_MOST / RATE_S
 
 
-def test_one_client_does_not_look_like_a_crowd() -> None:
+def test_who_has_few_sessions_sees_few_of_others() -> None:
     sessions = ["a"] * 64 + ["b", "b", "c"]
     assert seen_by("a", sessions) == len(sessions)
     assert seen_by("b", sessions) == 3 + 2 + 1
