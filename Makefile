@@ -71,10 +71,10 @@ lock: $(READY) $(LIGHT)/.ready  ## the newest versions of what is installed, for
 	rm locks/dev.in locks/dev.new; mv locks/dev.all locks/dev.txt
 
 bench: $(READY)  ## speed of local swarms beside one process; writes bench/results/local.json
-	$(BIN)/python -m bench.local --out bench/results/local.json
+	$(BIN)/python -m bench.speed.local --out bench/results/local.json
 
 gpu-check: $(READY)  ## all that only a GPU can show, in parts; writes bench/results/gpu_check.json
-	$(BIN)/python -m bench.gpu_check
+	$(BIN)/python -m bench.gpu.check
 
 $(READY): pyproject.toml locks/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -1,7 +1,6 @@
 """What every result file says of where it comes from, and how its figures become a table."""
 
 import argparse
-import hashlib
 import json
 import os
 import platform
@@ -14,11 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench.local_swarm import ROOT
-
-PACKAGES = ("node", "coordinator", "dht", "client")
-WRITERS = ("report", "results")
-"""Names in ``bench`` that begin so are figures or write about them; all the others measure."""
+from bench.__main__ import benchmarks
+from bench.sources import sources
+from testing.local_swarm import ROOT
 
 
 def provenance(seed: int) -> dict[str, Any]:
@@ -35,24 +32,17 @@ def provenance(seed: int) -> dict[str, Any]:
     }
 
 
-def code(root: Path = ROOT) -> dict[str, Any]:
-    """The code that measures: its trees, which a rebase keeps, and the commit as a hint. The commit
-    ends in ``+changes`` where the packages had changes that were not committed."""
-    paths = (*PACKAGES, "bench", ":!bench/results")
-    changed = git(root, "status", "--porcelain", "--", *paths)
+def code(root: Path = ROOT, module: str | None = None) -> dict[str, Any]:
+    """The code that measures: the benchmark, a hash for each folder of which files run, and the
+    commit as a hint. It ends in ``+changes`` where something was not committed."""
+    module = module or _module()
+    changed = git(root, "status", "--porcelain", "--", ".", ":!bench/results")
     commit = git(root, "rev-parse", "--short", "HEAD")
-    return {"commit": commit + ("+changes" if changed else ""), "trees": trees(root)}
-
-
-def trees(root: Path = ROOT, revision: str = "HEAD") -> dict[str, str]:
-    """Git's hash of every package at ``revision``, and one over what measures in ``bench``."""
-    listed = git(root, "ls-tree", revision, *PACKAGES).splitlines()
-    found = {name: tree[:12] for _, _, tree, name in map(str.split, listed)}
-    names = git(root, "ls-tree", "-r", revision, "bench/").splitlines()
-    measures = "\n".join(
-        line for line in names if not any(part.startswith(WRITERS) for part in Path(line).parts)
-    )
-    return found | ({"bench": hashlib.sha256(measures.encode()).hexdigest()[:12]} if names else {})
+    return {
+        "commit": commit + ("+changes" if changed else ""),
+        "module": module,
+        "sources": sources(module, root),
+    }
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -64,8 +54,9 @@ def git(root: Path, *arguments: str) -> str:
 
 
 def _module() -> str:
-    started = Path(sys.argv[0])
-    return "bench." + (started.parent.name if started.stem == "__main__" else started.stem)
+    """The benchmark that runs, by the name that ``python -m`` took."""
+    spec = sys.modules["__main__"].__spec__
+    return spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).stem
 
 
 def _cpu_name() -> str:
@@ -124,4 +115,9 @@ def table(heads: str, cells: str, rows: Iterable[Mapping[Any, Any]]) -> str:
 
 def made(name: str, command: str | None = None) -> str:
     """Where a figure comes from: the command and the file."""
-    return f"(`python -m bench.{command or name}`, [JSON](bench/results/{name}.json))"
+    module, *options = (command or name).split()
+    (started,) = (
+        each for each in benchmarks() if module in {each.split(".")[-1], each.replace(".", "_")}
+    )
+    ran = " ".join(["python -m bench", started, *options])
+    return f"(`{ran}`, [JSON](bench/results/{name}.json))"

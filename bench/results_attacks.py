@@ -74,19 +74,3 @@ def soaked(soak: dict[str, Any]) -> str:
         f" {len(soak['ended'])} processes ended, memory grew by at most {max(slopes.values()):.2f}"
         " MiB per minute and process over the second half (`python -m bench.hostile --soak`)."
     )
-
-
-def grants(result: dict[str, Any]) -> str:
-    """What signed opens cost."""
-    rows = result["rows"]
-    worst, plain = (
-        max(row["stage_s"] for row in rows if row["open"] in names)
-        for names in ({row["open"] for row in rows}, {"plain"})
-    )
-    return (
-        "A client's signature on an open takes a stage"
-        f" {1e3 * plain:.2f} ms of processor time to check, {1e3 * worst:.2f} ms where the ids of a"
-        " prompt of 32,768 tokens or the names of its blocks travel along, and the client"
-        f" {1e3 * max(row['client_s'] for row in rows):.2f} ms at most; {rows[0]['grant_bytes']}"
-        f" bytes an open, nothing per token {made('grants')}."
-    )

@@ -16,18 +16,6 @@ def elections(result: dict[str, Any]) -> str:
     )
 
 
-def flood(result: dict[str, Any]) -> str:
-    """Records of thousands of identities stored at one peer."""
-    joins = [seconds for seconds in result["join_s"] if seconds is not None]
-    return (
-        f"{result['records']:,} signed records of as many identities, stored at one peer by"
-        f" {result['attackers']} stock nodes: it takes {result['taken']:,} of them and"
-        f" {result['memory_added_mib']:.0f} MiB more memory; honest peers that join through it"
-        f" meanwhile are in after at most {max(joins):.1f} s, {result['joins_failed']} failed"
-        f" {made('dht_flood')}."
-    )
-
-
 def sizes(result: dict[str, Any]) -> str:
     """The planner's seconds by the number of peers."""
     return (
@@ -79,7 +67,7 @@ def live_plans(result: dict[str, Any]) -> str:
         " a gain of 5%; decoded tokens/s under full load by the living rules, beside the best of"
         " chains of stage patterns of at most 8, 11, 14 or 20 stages with the most flow, Petals'"
         " greedy rule, SWARM's equal stages and whole replicas, all from the same inputs. Clusters"
-        " are Helix's and made ones (`bench/clusters.py`). Ours to the best:"
+        " are Helix's and made ones (`bench/planner/clusters.py`). Ours to the best:"
         f" {sorts}. Ours to Helix's published plan by our rules, and by Helix's, which ours is not"
         f" made for: {beside}. `informed`: what the same planner finds in 30 s from the tables that"
         f" a cluster is made of; ours serve {min(told):.2f} to {max(told):.2f} times as much"
@@ -166,24 +154,6 @@ def light_load(result: dict[str, Any]) -> str:
             for row in result["rows"]
             for share, ways in row["loads"].items()
         ],
-    )
-
-
-def crowds(result: dict[str, Any]) -> str:
-    """Loads of peers under clients that know nothing of each other."""
-    return (
-        "Simulated: clients draw routes over a plan by their peer ids alone; how far the peer that"
-        " is furthest off is from its share of the flow, as the median of"
-        f" {result['crowds'][0]['crowds']} crowds, beside the same for routes drawn by chance."
-        " Clients with one request each are independent draws, which scatter so by their nature;"
-        " all crowds of a line taken together show whether anything is off beyond that"
-        f" {made('routes')}:\n\n"
-    ) + table(
-        "plan | peers | least share: | clients × requests | different routes: | furthest off:"
-        " | by chance: | crowds within 10%: | together, furthest off: | in standard deviations:",
-        "{plan} | {peers} | {least_share:.1%} | {clients:,} × {each:,} | {routes:.0f} | {worst:.1%}"
-        " | {chance:.1%} | {within_tenth} of {crowds} | {bias:.1%} | {bias_in_deviations:.1f}",
-        result["crowds"],
     )
 
 

@@ -46,17 +46,6 @@ def storms(result: dict[str, Any]) -> str:
     )
 
 
-def healing(result: dict[str, Any]) -> str:
-    """How long a swarm that was cut, killed and kept from its records takes to agree again."""
-    return (
-        f"Coordinators' shells under a virtual clock, {result['seeds']} seeds of kills, cuts,"
-        " joins, lost and late records, then healed: one leader and one plan that all follow after"
-        f" {result['p50_s']:.1f} s (median), {result['p95_s']:.1f} s (95th percentile),"
-        f" {result['max_s']:.1f} s at most; {result['never_settled']} seeds never did (simulated;"
-        f" {made('healing')[1:]}."
-    )
-
-
 def fleet(result: dict[str, Any]) -> str:
     """What people see of a dozen and more real peers."""
     found, peers = result["summary"], result["peers"]
@@ -113,85 +102,6 @@ def moves(result: dict[str, Any]) -> str:
         f" {drain['live_sessions']} live sessions had left {drain['memory_free_s']:.1f} s after it"
         f" was asked to; {over['answers_that_differ'] + drain['differ']} answers differed"
         f" {made('moves')}."
-    )
-
-
-def moves_apart(result: dict[str, Any]) -> str:
-    """The same where every peer is a machine of its own."""
-    cells = result["cells"]
-    chosen = [cell for cell in cells if cell["way"] == "chosen"]
-    copied = sum(cell["ways"]["move_by_copy"] > 0 for cell in chosen)
-    slower = max(each for cell in chosen for each in cell["neighbours_slowdown"])
-    links_ = " or ".join(dict.fromkeys(cell["link"] for cell in cells))
-    gaps = [cell["gap_of_usual"] for cell in chosen]
-    return (
-        "The same under a virtual clock, where peers share nothing but links (shapes of Qwen-7B"
-        f" with grouped-query attention, {links_}): a gap of {min(gaps):.1f} to {max(gaps):.1f}"
-        " times the usual time per token, neighbours at the new stage slower by"
-        f" {slower:.1%} at most; KV was copied in {copied} of {len(chosen)} settings, in the others"
-        f" rows were replayed {made('moves_virtual')}."
-    )
-
-
-def moves_between_processes(result: dict[str, Any]) -> str:
-    """The same with real processes and real links."""
-    paper = [one["virtual_clock"]["gap_of_usual"] for one in result["rounds"]]
-    return (
-        f"The same between real processes, each in a network of its own ({result['link']}): a gap"
-        f" of {result['gap_of_usual_median']:.1f} times the usual time per token (median of"
-        f" {len(result['rounds'])}, at most {result['gap_of_usual_max']:.1f}; under the virtual"
-        f" clock {min(paper):.1f} to {max(paper):.1f}), neighbours at the new stage slower by"
-        f" {result['neighbours_slowdown_median']:.1%} (median), {result['failovers']} failovers"
-        f" {made('moves_real')}."
-    )
-
-
-def kv(result: dict[str, Any]) -> str:
-    """What it gains to let sessions grow."""
-    cells = []
-    for each in result["cells"]:
-        reserved = next(
-            cell
-            for cell in result["cells"]
-            if cell["way"] == "reserve" and cell["placement"] == each["placement"]
-        )
-        cells.append(each | {"times": each["tokens_per_s"] / reserved["tokens_per_s"]})
-    return (
-        "Simulated: the project's own clients, stages and admission under a virtual clock, with an"
-        " engine that waits as long as a slow device would and computes nothing; shapes of Qwen-7B"
-        f" with grouped-query attention, {result['kv_tokens']:,} tokens of KV per layer,"
-        f" {result['clients'] * result['streams']} requests at once with the Azure trace's lengths,"
-        f" each of which allows {result['max_new']} new tokens; {result['seconds']:.0f} s after a"
-        " ramp. `reserve`: the longest possible answer on all layers of a stage, as before;"
-        " `grow`: the expected answer on the layers that a session runs, and more as it comes"
-        f" {made('kv')}.\n\n"
-    ) + table(
-        "stages | KV | sessions at once, per GB of KV | tokens/s | gave way, waited | answers,"
-        " failed, changed",
-        "{placement} | {way} | {at_once:.1f}, {at_once_per_gb:.2f} | {tokens_per_s:.1f}"
-        " ({times:.2f} x) | {gave_way}, {waited_for_kv} | {answers}, {failed}, {changed}",
-        cells,
-    )
-
-
-def balance(result: dict[str, Any]) -> str:
-    """What it gains to move sessions to freer peers."""
-    ms = "{{{0}[p50]:ms}} / {{{0}[p99]:ms}} / {{{0}[max]:ms}}".format
-    return (
-        "Real sessions, stages and links under a virtual clock; slow stand-in devices. One holder"
-        f" of each of three stages; after {result['join_s']:.0f} s a second one joins, and a plan"
-        " gives both as much. What began before stays where it is, unless it is moved to the freer"
-        " holder. Requests with the Azure trace's lengths, Poisson, a tenth of them urgent; all"
-        f" that came within {result['end_s']:.0f} s, {result['seeds']} seeds, the same with and"
-        " without. Counted from the join on; apart: how far the two holders' freeness is apart, in"
-        " tokens per session. Sessions have random names, so runs with moves differ a little"
-        f" {made('balance_virtual')}.\n\n"
-    ) + table(
-        "requests/s | moves for balance | moved | apart | first token, ms, P50 / P99 / max"
-        " | between tokens, ms | urgent, between tokens, ms",
-        "{requests_per_s:g} | {with} | {moves} | {freeness_apart_tokens} | "
-        + " | ".join(map(ms, ("ttft_s", "token_s", "urgent_token_s"))),
-        [{"with": "with" if each["balance"] else "without", **each} for each in result["cells"]],
     )
 
 

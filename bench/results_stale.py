@@ -1,23 +1,20 @@
 """Which recorded results are older than the code that they measured (``bench.results_table``)."""
 
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench import report
-from bench.local_swarm import ROOT
 from bench.papers.__main__ import RECIPES
 from bench.papers.jobs import fingerprint
+from bench.sources import sources
+from testing.local_swarm import ROOT
 
-UNKNOWN = "unknown: measured before trees were stamped"
-DIRTY = "measured with changes that were not committed"
+UNKNOWN = "measured before results named the files that they ran"
 
 
 def stale(results: dict[str, dict[str, Any]], root: Path = ROOT) -> dict[str, list[str]]:
-    """Why each of the ``results`` is not of the code at HEAD; what is of that code is left out."""
-    now = report.trees(root)
-    found = {name: _reasons(result, now, root) for name, result in results.items()}
+    """Why each of the ``results`` is not of today's code; what is of that code is left out."""
+    found = {name: _reasons(result, root) for name, result in results.items()}
     return {name: reasons for name, reasons in found.items() if reasons}
 
 
@@ -26,28 +23,26 @@ def warning(results: dict[str, dict[str, Any]]) -> str:
     by_reasons: dict[str, list[str]] = {}
     for name, reasons in sorted(stale(results).items()):
         by_reasons.setdefault("; ".join(reasons), []).append(name)
-    now = ", ".join(f"{name} `{tree}`" for name, tree in report.trees().items())
     lines = [f"- {', '.join(names)}: {reasons}" for reasons, names in sorted(by_reasons.items())]
     return (
-        "## Figures older than the code\n\nResults carry Git's hash of each package that they were"
-        " measured with, which a rebase does not change. Nothing below is known to be wrong, but"
-        f" the code has changed since, or may have; compared with {now}:\n\n"
-        + "\n".join(lines or ["- none"])
+        "## Figures older than the code\n\nEach result carries a hash of the files that its"
+        " benchmark runs, folder by folder. Nothing below is known to be wrong, but one of those"
+        " files has changed since:\n\n" + "\n".join(lines or ["- none"])
     )
 
 
-def _reasons(result: dict[str, Any], now: dict[str, str], root: Path) -> list[str]:
+def _reasons(result: dict[str, Any], root: Path) -> list[str]:
     if result.get("recipe") in RECIPES:
         return _lines_made_before(result)
     stamps = list(_stamps(result))
-    known = [stamp.get("trees") or _trees_at(root, stamp["commit"]) for stamp in stamps]
-    changed = {name for trees in known for name in trees if trees[name] != now.get(name)}
-    reasons = [f"changed since: {', '.join(sorted(changed))}"] if changed else []
-    if not known or not all(known):
-        reasons.append(UNKNOWN)
-    if any(stamp["commit"].endswith("+changes") for stamp in stamps):
-        reasons.append(DIRTY)
-    return reasons
+    if not stamps or not all("sources" in stamp for stamp in stamps):
+        return [UNKNOWN]
+    changed = set()
+    for stamp in stamps:
+        now = sources(stamp["module"], root)
+        then = stamp["sources"]
+        changed |= {folder for folder in now | then if now.get(folder) != then.get(folder)}
+    return [f"changed since: {', '.join(sorted(changed))}"] if changed else []
 
 
 def _stamps(part: object) -> Iterator[dict[str, Any]]:
@@ -61,17 +56,8 @@ def _stamps(part: object) -> Iterator[dict[str, Any]]:
             yield from _stamps(each)
 
 
-@cache
-def _trees_at(root: Path, commit: str) -> dict[str, str]:
-    """The trees of a commit that is still in the history."""
-    commit = commit.removesuffix("+changes")
-    holders = report.git(root, "rev-list", "HEAD").splitlines()
-    found = [each for each in holders if each.startswith(commit)]
-    return report.trees(root, found[0]) if commit and len(found) == 1 else {}
-
-
 def _lines_made_before(result: dict[str, Any]) -> list[str]:
     """The papers' recipes hash their sources, so for them that is known exactly."""
-    sources = RECIPES[result["recipe"]].sources
-    old = sum(row["fingerprint"] != fingerprint(sources) for row in result["rows"])
-    return [f"made by other sources than today's ({', '.join(sources)})"] if old else []
+    named = RECIPES[result["recipe"]].sources
+    old = sum(row["fingerprint"] != fingerprint(named) for row in result["rows"])
+    return [f"made by other sources than today's ({', '.join(named)})"] if old else []

@@ -21,7 +21,7 @@ from multiprocessing import connection
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-from bench.local_swarm import ROOT, Process, spawned
+from testing.local_swarm import ROOT, Process, spawned
 
 FORKS = "forkserver" in multiprocessing.get_all_start_methods()
 """Not on Windows: commands are started as users start them there."""

@@ -89,7 +89,7 @@ async def attack(arguments: argparse.Namespace) -> int:
 async def play(arguments: argparse.Namespace, result: dict[str, Any], say: Console) -> None:
     """All rows that are asked for, or the soak; the result is written after each."""
     # Not for attackers and callers, which need no tensors.
-    from bench.fleet_clients import expected_answers
+    from bench.fleet.clients import expected_answers
     from bench.hostile.rows import Playing, Timing, summary
     from bench.hostile.soak import soak
 

@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from bench.local_swarm import ROOT
 from dht.connecting import connect
 from dht.errors import NetworkError, PeerError
 from dht.identity.multiaddr import split
@@ -21,6 +20,7 @@ from dht.messages.types import ModelSpec, NodeRecord, NodeState, RouteStage
 from dht.records.directory import DEFAULT_NETWORK, Directory
 from dht.transport.config import TransportConfig
 from dht.transport.interface import Stream, StreamHandler, Transport
+from testing.local_swarm import ROOT
 
 MODEL = ROOT / "models" / "brook"
 AGAIN_S = 0.2

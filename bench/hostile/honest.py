@@ -14,15 +14,15 @@ from typing import Any, Self
 
 import psutil
 
-from bench.fleet_peers import family_of, swarm_of
+from bench.fleet.peers import family_of, swarm_of
 from bench.hostile.attacker import MODEL
 from bench.hostile.callers import Expected, read_answers
 from bench.hostile.verdict import MIB, Asked
-from bench.local_swarm import LocalPeer, LocalSwarm, PeerStartError, Process, end_group, spawned
-from bench.reference import memory_for
 from client import Swarm, SwarmConfig
 from dht.errors import NetworkError, SwarmError
 from dht.messages.types import NO_VERSION, NodeState
+from testing.local_swarm import LocalPeer, LocalSwarm, PeerStartError, Process, end_group, spawned
+from testing.reference import memory_for
 
 SHARE = 0.62
 """Share of the model's memory that each peer lends: any two can hold it, so no loss of one is

@@ -9,14 +9,14 @@ from typing import Any
 from rich.console import Console
 
 from bench import report
-from bench.chaos import percentile
-from bench.fleet_peers import spread
+from bench.fleet.peers import spread
 from bench.hostile.attacker import MODEL
 from bench.hostile.attacks import ATTACKS, Row
 from bench.hostile.callers import Expected
 from bench.hostile.honest import MODULE, Helper, Side, joined, said, until
 from bench.hostile.verdict import Asked, Limits, Measured, between, row
-from bench.local_swarm import LocalPeer, end_group
+from bench.sessions.chaos import percentile
+from testing.local_swarm import LocalPeer, end_group
 
 CALLERS = 2
 LEAVE_S = 60.0

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from bench import report
-from bench.fleet_peers import spread
+from bench.fleet.peers import spread
 from bench.hostile.attacks import ATTACKS
 from bench.hostile.callers import Expected
 from bench.hostile.honest import Side, said, until

@@ -1,4 +1,4 @@
-"""``python -m bench.papers``: run the recipes, make ``docs/results.md``.
+"""Run the recipes, make ``docs/results.md``.
 
 ``python -m bench.papers`` runs all that has no result yet, writes
 ``bench/results/papers/<recipe>.json`` line by line (a run that was stopped goes on there) and makes
@@ -10,9 +10,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bench.local_swarm import ROOT
 from bench.papers import helix, jobs, links, llumnix, own, report
 from bench.report import parser_of
+from testing.local_swarm import ROOT
 
 RECIPES = {
     recipe.name: recipe

@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench.local_swarm import ROOT
 from bench.papers.helix_flow import helix_plan
 from bench.papers.jobs import PLANS
 from coordinator.evaluation.max_flow import follows
@@ -16,6 +15,7 @@ from coordinator.planning.placement import Placement, best_placement, score
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.core.trace import Request, as_in_papers, read_trace
 from dht.messages.types import SINK, SOURCE, Assignment, Plan, Problem
+from testing.local_swarm import ROOT
 
 DATA = ROOT / "bench" / "data"
 REFERENCE = DATA / "helix" / "reference.json"
@@ -90,7 +90,7 @@ def published(case: str) -> tuple[Problem, Profiles, Plan]:
 
 
 def ours(cluster: str, model: str) -> tuple[Problem, Profiles, Placement]:
-    """The project's planner's placement out of ``python -m bench.placement``'s result file."""
+    """This project's placement, as ``bench.planner.placement`` wrote it down."""
     problem, profiles = read_swarm(cluster_path(cluster), model)
     spans = [
         Assignment(peer_id=name, start=start, end=end)
@@ -111,7 +111,9 @@ def _planned(cluster: str, model: str) -> dict[str, Any]:
                 if row["planner"] == PLANNER:
                     found: dict[str, Any] = row
                     return found
-    raise LookupError(f"{PLANS} has no plan for {cluster}/{model}: run python -m bench.placement")
+    raise LookupError(
+        f"{PLANS} has no plan for {cluster}/{model}: run python -m bench.planner.placement"
+    )
 
 
 def searched(

@@ -3,7 +3,7 @@
 Three stages of a model with Qwen-7B's shapes on RTX 4090s, links of 100 Mbit/s and 30 ms, requests
 from the Azure conversation trace at Poisson arrivals. The project's own sessions, stages, hops and
 link schedulers run over the in-memory network under a virtual clock; the engine is a stand-in that
-waits as long as the GPU would and sends activations of the true size (:mod:`bench.timed_engine`).
+waits as long as the GPU would and sends activations of the true size (:mod:`testing.timed_engine`).
 
 - ``fifo``: prompts are computed and sent whole, in order, as vLLM and Helix do;
 - ``molink``: prompts are computed whole, sent in chunks by Algorithm 1;
@@ -20,12 +20,22 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from bench.papers.jobs import Job, Recipe, Row
-from bench.simulated.clock import run_virtual
-from bench.stand_in import MBIT, Served, Setting, StandInSwarm, ask, floor, requests, serve, summary
+from testing.clock import run_virtual
+from testing.stand_in import (
+    MBIT,
+    Served,
+    Setting,
+    StandInSwarm,
+    ask,
+    floor,
+    requests,
+    serve,
+    summary,
+)
 
 SOURCES = (
-    "bench/stand_in.py",
-    "bench/timed_engine.py",
+    "testing/stand_in.py",
+    "testing/timed_engine.py",
     "bench/papers/links.py",
     "bench/papers/link_policies.py",
     "bench/data/azure",

@@ -31,7 +31,8 @@ How to read it:
   of a living swarm at commit `b7a291e8` let in as many prompts as there was KV for, which waited up
   to minutes under full load; since then no more are let in than end within about 10 s.
 - Placement `ours` is what the planner found in the seconds named, out of
-  `bench/results/placement.json` (`python -m bench.placement`); Helix's were found in up to 4 hours.
+  `bench/results/placement.json` (`python -m bench planner.placement`); Helix's were found in up to
+  4 hours.
 """
 
 NOTES = """## What differs from the papers, and what is left out
@@ -119,7 +120,7 @@ def _faithful(result: dict[str, Any]) -> str:
     lines = [
         "## The simulator beside real processes",
         "",
-        f"`python -m bench.faithful` — commit {result['commit']} ({result['cpu']},"
+        f"`python -m bench.planner.faithful` — commit {result['commit']} ({result['cpu']},"
         f" {result['cores']} cores).",
         "",
         "Two peers of half a model each and a client, all processes of one machine; the simulator"

@@ -2,7 +2,7 @@
 
 ``import hivemind`` runs its package file, which imports its optimisers, mixture-of-experts and
 averaging, and with them SciPy. None of these are used here, and they take about 45 MiB and most of
-a second in every peer (measured by ``bench/footprint.py``). hivemind's DHT and libp2p modules do
+a second in every peer (measured by ``bench speed.footprint``). hivemind's DHT and libp2p modules do
 not need the package file. They do name futures shared between processes and descriptions of
 tensors, which nothing here uses and which would bring torch into every client.
 """

@@ -3,7 +3,7 @@
 A plain import pulls in SciPy (for the losses of object detectors), image and text processing, and
 torch's compiler with SymPy (for decorators of kernels, and for masks that paged attention does not
 build): some 100 MiB and a second or two in every peer. So does running a model on the meta device,
-as studying its structure does (:mod:`node.model.inspection.structure`). ``bench/footprint.py``
+as studying its structure does (:mod:`node.model.inspection.structure`). ``bench speed.footprint``
 measures what a peer costs.
 
 This is for processes that only serve. In a process that also uses transformers in other ways,

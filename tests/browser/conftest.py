@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.browser import browser, chromium
+from testing.browser import browser, chromium
 
 HIT = "window.hit = []; window.x = () => window.hit.push(1); window.alert = window.x;"
 """What payloads call, and what counts them."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from bench import paper_health
-from bench.browser import PageServer
 from client.health.past import SPANS
 from client.health.state import build_state
 from dht.json_file import Json
+from testing import paper_health
+from testing.browser import PageServer
 from tests.browser.conftest import HIT, contrast, serious_findings
 
 pytestmark = pytest.mark.browser

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.local_swarm import ROOT, LocalSwarm
-from bench.reference import Reference, memory_for
+from testing.local_swarm import ROOT, LocalSwarm
+from testing.reference import Reference, memory_for
 from tests.forked import forked
 
 MODEL = ROOT / "models" / "brook"

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from bench.local_swarm import LocalSwarm
-from bench.reference import Reference
 from client import Answer, BlockingSwarm, GenerationOptions, Swarm
 from dht.messages.session import FinishReason, Sampling
 from node.sampling.sampler import sample
+from testing.local_swarm import LocalSwarm
+from testing.reference import Reference
 from tests.e2e.conftest import MODEL
 from tests.unit.test_mistakes import assert_plain, run
 

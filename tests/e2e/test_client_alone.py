@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.local_swarm import ROOT, LocalSwarm
-from bench.reference import Reference
+from testing.local_swarm import ROOT, LocalSwarm
+from testing.reference import Reference
 from tests.e2e.conftest import MODEL
 from tests.unit.test_mistakes import assert_plain
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from rich.console import Console
 
-from bench.fleet import BOTH, FleetOptions, run_round, summary
-from bench.fleet_clients import expected_answers
+from bench.fleet.__main__ import BOTH, FleetOptions, run_round, summary
+from bench.fleet.clients import expected_answers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -1,4 +1,4 @@
-"""An idle peer stays as small as ``bench/footprint.py`` found it, and imports what it needs."""
+"""An idle peer stays as small as ``bench speed.footprint`` found it, and imports what it needs."""
 
 import json
 import os
@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from bench.footprint import footprint, wait_idle
-from bench.local_swarm import ROOT, LocalSwarm
-from bench.reference import Reference, memory_for
+from bench.speed.footprint import footprint, wait_idle
 from client import BlockingSwarm
+from testing.local_swarm import ROOT, LocalSwarm
+from testing.reference import Reference, memory_for
 from tests.e2e.conftest import MODEL
 
 pytestmark = pytest.mark.e2e

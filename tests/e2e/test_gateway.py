@@ -20,8 +20,8 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI
 from langchain_openai import OpenAI as LangchainOpenAI
 
-from bench.local_swarm import ROOT, GatewayProcess, LocalSwarm
-from bench.reference import Reference
+from testing.local_swarm import ROOT, GatewayProcess, LocalSwarm
+from testing.reference import Reference
 from tests.compat import python_with
 from tests.e2e.conftest import MODEL, start_swarm
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bench.local_swarm import ROOT, LocalSwarm, end_group
+from testing.local_swarm import ROOT, LocalSwarm, end_group
 from tests.e2e.conftest import start_swarm
 
 pytestmark = pytest.mark.e2e

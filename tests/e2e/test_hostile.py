@@ -9,9 +9,9 @@ from bench.hostile.attacker import Target
 from bench.hostile.attacks import ATTACKS
 from bench.hostile.callers import through_swarm
 from bench.hostile.verdict import Asked
-from bench.local_swarm import LocalSwarm
-from bench.reference import Reference
 from client import Swarm
+from testing.local_swarm import LocalSwarm
+from testing.reference import Reference
 from tests.e2e.conftest import MODEL, start_swarm
 
 pytestmark = pytest.mark.e2e

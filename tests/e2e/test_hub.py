@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.local_swarm import ROOT, LocalSwarm
-from bench.reference import Reference, memory_for
+from testing.local_swarm import ROOT, LocalSwarm
+from testing.reference import Reference, memory_for
 from tests.e2e.conftest import MODEL
 from tests.forked import forked
 from tests.unit.node.fake_hub import FakeHub

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bench.local_swarm import ROOT, LocalPeer, LocalSwarm
-from bench.reference import Reference
-from bench.wan_lab import Shape, WanLab, why_not
+from testing.local_swarm import ROOT, LocalPeer, LocalSwarm
+from testing.reference import Reference
+from testing.wan_lab import Shape, WanLab, why_not
 from tests.e2e.conftest import MODEL
 from tests.e2e.light import HIDING, PYTHON, needs_libp2p
 

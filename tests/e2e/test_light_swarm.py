@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.local_swarm import LocalSwarm
-from bench.reference import Reference
 from client import GenerationOptions, Swarm
 from dht.messages.types import NodeState
+from testing.local_swarm import LocalSwarm
+from testing.reference import Reference
 from tests.e2e.conftest import MODEL
 from tests.e2e.light import HIDING, PYTHON, needs_libp2p, run_light
 from tests.forked import forked

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 import torch
 
-from bench.local_swarm import LocalSwarm
-from bench.reference import Reference
 from client import Answer, GenerationOptions, Swarm
 from node.sampling.penalties import SamplingRow
 from node.sampling.sampler import draw_rows
 from node.sampling.token_history import TokenHistory
+from testing.local_swarm import LocalSwarm
+from testing.reference import Reference
 from tests.e2e.conftest import MODEL
 
 pytestmark = pytest.mark.e2e

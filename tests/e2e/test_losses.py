@@ -7,9 +7,9 @@ import threading
 import psutil
 import pytest
 
-from bench.local_swarm import LocalPeer, LocalSwarm
-from bench.reference import Reference, memory_for
 from client import Answer, BlockingSwarm, GenerationOptions, Swarm, SwarmConfig
+from testing.local_swarm import LocalPeer, LocalSwarm
+from testing.reference import Reference, memory_for
 from tests.e2e.conftest import MODEL, start_swarm
 
 pytestmark = pytest.mark.e2e

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from bench.local_swarm import ROOT, GatewayProcess, LocalSwarm
-from bench.reference import Reference, memory_for
 from client.text.tokenizer import Tokenizer
+from testing.local_swarm import ROOT, GatewayProcess, LocalSwarm
+from testing.reference import Reference, memory_for
 from tests.e2e.conftest import MODEL
 from tests.forked import forked
 

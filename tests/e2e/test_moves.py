@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.local_swarm import LocalSwarm
-from bench.reference import Reference, memory_for
 from client import Swarm
+from testing.local_swarm import LocalSwarm
+from testing.reference import Reference, memory_for
 from tests.e2e.conftest import MODEL
 from tests.forked import forked
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.local_swarm import ROOT, LocalSwarm
 from dht.invitation import read_invitation
+from testing.local_swarm import ROOT, LocalSwarm
 from tests.e2e.conftest import MODEL
 from tests.unit.test_anabranch import IMPORTED
 

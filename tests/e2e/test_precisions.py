@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bench.local_swarm import LocalSwarm
-from bench.packed_checkpoints import FORMATS, write
-from bench.reference import Reference
 from client import BlockingSwarm
+from testing.local_swarm import LocalSwarm
+from testing.packed_checkpoints import FORMATS, write
+from testing.reference import Reference
 from tests.e2e.conftest import MODEL
 from tests.forked import forked
 

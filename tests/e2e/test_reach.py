@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.local_swarm import ROOT, LocalPeer, LocalSwarm
-from bench.wan_lab import Shape, WanLab, why_not
+from testing.local_swarm import ROOT, LocalPeer, LocalSwarm
+from testing.wan_lab import Shape, WanLab, why_not
 from tests.e2e.conftest import MODEL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.netns]

@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer, GenerationConfig, TextIteratorStreamer
 
-from bench.local_swarm import ROOT, LocalSwarm
-from bench.reference import Reference
 from client import Answer, GenerationOptions, Swarm
 from client.model import SwarmModel
 from client.swarm.long_answer import LongAnswer
 from dht.errors import UserError
+from testing.local_swarm import ROOT, LocalSwarm
+from testing.reference import Reference
 from tests.e2e.conftest import MODEL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.parametrize("swarm", [3], indirect=True)]

@@ -6,9 +6,9 @@ import asyncio
 import random
 from dataclasses import dataclass
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import LinkModel
 from coordinator.runtime import Solver
+from testing.clock import run_virtual
+from testing.network import LinkModel
 from tests.unit.coordinator.conftest import Make
 from tests.unit.coordinator.test_runtime import Member, Swarm, solve_here
 

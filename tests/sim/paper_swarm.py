@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from bench.simulated.network import MemoryNetwork, MemoryTransport
 from client import Swarm, SwarmConfig
 from client.text.tokenizer import ModelText
 from dht.budget import Budget
@@ -41,6 +40,7 @@ from node.peer.balancer import Balancer
 from node.stage.open_checks import StageView
 from node.stage.server import StageConfig, StageServer
 from node.stage.streams import StageStreams
+from testing.network import MemoryNetwork, MemoryTransport
 
 LAYERS = 8
 VOCAB = 1000

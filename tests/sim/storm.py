@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from bench.simulated.clock import run_virtual
+from testing.clock import run_virtual
 from tests.sim.paper_swarm import PaperPeer, PaperSwarm, answer_of, paper_swarm
 
 SPANS = ((0, 2), (2, 5), (5, 8))

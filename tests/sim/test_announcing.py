@@ -3,10 +3,10 @@
 import asyncio
 from typing import Any
 
-from bench.simulated.clock import run_virtual
 from dht.messages.types import NodeRecord
 from dht.records.directory import Directory
 from node.peer.announcer import BUSIER, Announcer
+from testing.clock import run_virtual
 from tests.sim.paper_swarm import NETWORK, SPEC, paper_swarm
 
 EVERY_S = 15.0

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench.simulated.clock import run_virtual
-from bench.stand_in import Setting, StandInSwarm
-from bench.timed_engine import GpuTimes
+from testing.clock import run_virtual
+from testing.stand_in import Setting, StandInSwarm
+from testing.timed_engine import GpuTimes
 
 pytestmark = pytest.mark.sim
 

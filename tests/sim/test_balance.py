@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from bench.simulated.clock import run_virtual
 from client import Swarm
 from coordinator.routing.balance import load_of
+from testing.clock import run_virtual
 from tests.sim.paper_swarm import PaperPeer, PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import held, until
 

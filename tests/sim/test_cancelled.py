@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from bench.simulated.clock import run_virtual
 from client.session import driver
+from testing.clock import run_virtual
 from tests.sim.paper_swarm import paper_swarm
 from tests.sim.test_sessions import held, until
 

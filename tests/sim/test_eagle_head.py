@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from bench.simulated.clock import run_virtual
 from client import GenerationOptions
 from dht.messages.session import ActivationItem, Activations, FeaturedActivations
 from node.engine.engine import Engine
@@ -18,6 +17,7 @@ from node.engine.head_drafts import HeadDrafts
 from node.links.wire_rows import feature_bytes
 from node.sessions.session import FEATURED_PROMPT_TOKENS
 from node.stage import outbox
+from testing.clock import run_virtual
 from tests.sim.paper_swarm import answer_of, paper_swarm
 from tests.sim.test_own_head import NEW, PROMPT, SAMPLED, RealEngine, headed_swarm, rows_of, struck
 from tests.sim.test_speculation import counted

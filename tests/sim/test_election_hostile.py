@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import MemoryTransport
 from coordinator.plans.store import PlanStore
 from coordinator.plans.versions import number_max
 from dht.errors import NetworkError
@@ -17,6 +15,8 @@ from dht.messages.session import Ping, Pong
 from dht.messages.types import NO_VERSION, FlowEdge, LeaseRecord, NodeState, Plan, PlanVersion
 from dht.records.directory import Directory
 from dht.transport.interface import PLAN_PROTOCOL, Stream
+from testing.clock import run_virtual
+from testing.network import MemoryTransport
 from tests.unit.coordinator.conftest import Make
 from tests.unit.coordinator.test_runtime import Swarm
 

@@ -1,4 +1,4 @@
-"""The real coordinator's shell in every peer; ``python -m bench.healing`` runs many more seeds."""
+"""The real coordinator's shell in every peer."""
 
 import pytest
 

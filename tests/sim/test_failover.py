@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from bench.simulated.clock import run_virtual
 from client.session.controller import ControllerState, RouteStatus
+from testing.clock import run_virtual
 from tests.sim.paper_swarm import PaperPeer, PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import held, owner, until
 

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bench.simulated.clock import run_virtual
 from client import Swarm
 from client.errors import no_route_text
 from client.view.pinger import PING_AGAIN_S, PING_EVERY_S, PONG_S
 from coordinator.routing.affinity import Route
 from coordinator.routing.routes import NoRoute
+from testing.clock import run_virtual
 from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import until
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from bench.simulated.clock import run_virtual
 from client import GenerationOptions
 from dht.errors import SwarmError
 from dht.messages.session import RefusalCode, Sampling
@@ -18,6 +17,7 @@ from node.sampling.grammar_trial import _Bytes, limits
 from node.sampling.penalties import SamplingRow
 from node.sampling.sampler import draw_rows, draw_runs
 from node.sampling.token_history import TokenHistory
+from testing.clock import run_virtual
 from tests.sim.paper_swarm import VOCAB, PaperEngine, PaperSwarm, fold
 from tests.sim.test_sessions import held, owner, until
 

@@ -17,8 +17,6 @@ import msgspec
 import pytest
 import torch
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import MemoryTransport
 from client.errors import UnavailableError
 from client.session.controller import GRAMMAR_TRIES
 from client.text.tokenizer import ModelText
@@ -65,6 +63,8 @@ from node.links.hops import DIALS_REFUSED
 from node.stage.config import StageConfig
 from node.stage.opening import close_of
 from node.stage.streams import HOP_SILENCE_S, PART_S
+from testing.clock import run_virtual
+from testing.network import MemoryTransport
 from tests.sim.paper_swarm import (
     LAYERS,
     NETWORK,

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import MemoryNetwork
 from coordinator.links.scheduler import LinkScheduler
 from coordinator.links.token_bucket import Allowance
 from dht.identity.peer_id import Identity
@@ -19,6 +17,8 @@ from dht.transport.streams import stream_pair
 from node.links.framed_stream import STALLED_S, LinkReader, LinkSender
 from node.links.lent_traffic import LentTraffic, loop_us
 from node.links.probe import ProbeServer, measure_link
+from testing.clock import run_virtual
+from testing.network import MemoryNetwork
 from tests.sim.test_sessions import until
 
 pytestmark = pytest.mark.sim

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import MemoryNetwork
 from dht.messages.types import LINK_FRESH_MAX_S, Link, LinksRecord, NodeRecord
 from dht.transport.interface import Transport
 from node.links.lent_traffic import LentTraffic
@@ -18,6 +16,8 @@ from node.links.measured_links import MeasuredLinks
 from node.links.probe import PROBE_BYTES_MAX
 from node.peer import link_keeper
 from node.peer.link_keeper import EVERY_S, LinkKeeper, is_steady
+from testing.clock import run_virtual
+from testing.network import MemoryNetwork
 from tests.unit.records import record_of
 
 pytestmark = pytest.mark.sim

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from bench.simulated.clock import run_virtual
 from coordinator.plans.store import PlanStore
 from dht.messages.types import Assignment, NodeState, Plan, PlanVersion
 from dht.records.directory import Directory
 from node.owner.reporter import Reporter
 from node.peer.announcer import Announcer
 from node.peer.plan_follower import UNTOLD_S, FollowConfig, PlanFollower
+from testing.clock import run_virtual
 from tests.sim.paper_swarm import NETWORK, SPEC, PaperEngine, PaperPeer, answer_of, paper_swarm
 from tests.sim.test_self_help import LoadingEngine
 

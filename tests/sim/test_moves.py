@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bench.simulated.clock import run_virtual
+from testing.clock import run_virtual
 from tests.sim.paper_swarm import PaperPeer, PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import held, owner, until
 

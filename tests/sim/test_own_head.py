@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from bench.simulated.clock import run_virtual
 from client import GenerationOptions
 from client.answer.generation import Piece
 from client.swarm.swarm import Generation
@@ -18,6 +17,7 @@ from node.engine.work_item import WorkItem, WorkResult
 from node.kv.export import KvBytes, pack_kv
 from node.kv.page_names import NO_NAMES, PageNames
 from node.stage.open_checks import StageView
+from testing.clock import run_virtual
 from tests.sim.paper_swarm import LAYERS, SPEC, PaperEngine, PaperSwarm
 from tests.sim.test_sessions import owner
 from tests.sim.test_speculation import counted

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from bench.simulated.clock import run_virtual
 from client.view.view import SwarmView
 from coordinator.routing.affinity import Route
+from testing.clock import run_virtual
 from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
 
 pytestmark = pytest.mark.sim

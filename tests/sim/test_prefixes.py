@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from bench.simulated.clock import run_virtual
 from client import UnavailableError
 from client.swarm.swarm import Swarm
 from dht.messages import codec
 from dht.messages.prefix import BLOCK_TOKENS, SHARED_KEY, block_names
 from dht.messages.session import Prompt, SessionAccepted, SessionFailed, SessionRefused
 from dht.transport.interface import SESSION_PROTOCOL
+from testing.clock import run_virtual
 from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_hostile import open_for
 from tests.sim.test_sessions import held, owner, until

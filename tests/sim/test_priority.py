@@ -5,10 +5,10 @@ from typing import Literal
 
 import pytest
 
-from bench.simulated.clock import run_virtual
-from bench.stand_in import Setting, StandInSwarm
-from bench.timed_engine import GpuTimes
 from coordinator.batching.scheduler import URGENT_STEPS, BatchLimits, Scheduler
+from testing.clock import run_virtual
+from testing.stand_in import Setting, StandInSwarm
+from testing.timed_engine import GpuTimes
 
 pytestmark = pytest.mark.sim
 

@@ -4,8 +4,6 @@ import random
 
 import pytest
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import LinkModel, MemoryNetwork
 from dht.errors import NetworkError, PeerError
 from dht.identity.peer_id import Identity
 from dht.messages import codec
@@ -14,6 +12,8 @@ from dht.transport.interface import PROBE_PROTOCOL
 from dht.transport.metered import ByteMeter, MeteredTransport
 from node.links.lent_traffic import LentTraffic
 from node.links.probe import FRAME_BYTES, SERVED_BYTES_MAX, ProbeServer, late_rate, measure_link
+from testing.clock import run_virtual
+from testing.network import LinkModel, MemoryNetwork
 
 pytestmark = pytest.mark.sim
 MBIT = 125_000.0

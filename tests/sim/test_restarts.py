@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import MemoryNetwork
 from client import Swarm, SwarmConfig
 from client.health.history import History
 from client.health.prober import Prober, ProberConfig
@@ -32,6 +30,8 @@ from node.peer.balancer import Balancer
 from node.peer.link_keeper import LinkKeeper
 from node.peer.plan_follower import PlanFollower
 from node.stage.server import StageServer
+from testing.clock import run_virtual
+from testing.network import MemoryNetwork
 from tests.sim.paper_swarm import NETWORK, SPEC
 from tests.sim.test_self_help import HELP_S, SETTLE_S, LoadingEngine, World, world
 

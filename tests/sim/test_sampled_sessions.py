@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import LinkModel
 from client import Answer, GenerationOptions, TokenScore
 from dht.messages.logprobs import unpack_scores
 from node.engine.batch_output import draw_of
@@ -17,6 +15,8 @@ from node.sampling.logprobs import score_prompt, score_rows
 from node.sampling.penalties import SamplingRow
 from node.sampling.sampler import draw_rows, draw_runs
 from node.sampling.token_history import TokenHistory
+from testing.clock import run_virtual
+from testing.network import LinkModel
 from tests.sim.paper_swarm import LAYERS, VOCAB, PaperEngine, PaperSwarm, fold
 from tests.sim.test_sessions import held, owner, until
 

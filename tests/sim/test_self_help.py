@@ -18,8 +18,6 @@ from typing import Any
 
 import pytest
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import MemoryNetwork, MemoryTransport
 from coordinator.evaluation.plan_check import check_shape
 from coordinator.plans.store import PlanStore
 from coordinator.plans.transition import replication
@@ -36,6 +34,8 @@ from node.owner.idle_policy import Seen, UseConfig
 from node.owner.reporter import Reporter
 from node.peer.peer import LooksAtMachine, Peer, PeerConfig
 from node.stage.server import StageConfig, StageServer
+from testing.clock import run_virtual
+from testing.network import MemoryNetwork, MemoryTransport
 from tests.sim.paper_swarm import LAYERS, NETWORK, SPEC, PaperEngine, PaperSwarm, answer_of
 from tests.unit.coordinator.test_runtime import solve_here
 

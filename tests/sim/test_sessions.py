@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import LinkModel
 from client import UnavailableError
 from client.session import attempt
 from dht.messages import codec
 from dht.messages.session import Prompt, SessionAccepted
 from dht.transport.interface import SESSION_PROTOCOL
+from testing.clock import run_virtual
+from testing.network import LinkModel
 from tests.sim.paper_swarm import CONTEXT, PaperPeer, PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_hostile import open_for
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import LinkModel
 from client import GenerationOptions, Swarm
 from dht.messages.session import DRAFT_TOKENS_MAX, ActivationItem, Activations, RingToken
 from node.drafting.drafter import Draft
 from node.sessions.session import StageSession
 from node.stage.server import StageServer
+from testing.clock import run_virtual
+from testing.network import LinkModel
 from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import owner
 

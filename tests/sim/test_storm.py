@@ -1,4 +1,4 @@
-"""Storms by seed; ``python -m bench.storm`` runs thousands (see :mod:`tests.sim.storm`)."""
+"""Storms by seed; ``python -m bench sessions.storm`` runs thousands."""
 
 from collections import Counter
 

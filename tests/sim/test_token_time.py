@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from bench.simulated.clock import run_virtual
-from bench.stand_in import Setting, StandInSwarm
 from client import Answer
 from client.generate import figures
 from dht.messages.session import STEP_S_MAX, Tokens
+from testing.clock import run_virtual
+from testing.stand_in import Setting, StandInSwarm
 
 STEP_S = 0.02
 DELAY_S = 0.03

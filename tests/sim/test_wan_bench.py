@@ -3,7 +3,7 @@
 import pytest
 
 from bench.papers.links import POLICIES
-from bench.stand_in import Setting, floor, requests, serve
+from testing.stand_in import Setting, floor, requests, serve
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -7,13 +7,13 @@ from typing import cast
 
 import pytest
 
-from bench.simulated.clock import run_virtual
 from coordinator.plans.store import PlanStore
 from dht.messages.peer import SignedRecord
 from dht.records.helper import RecordHelper, SignedRecords
 from dht.transport.interface import HOP_PROTOCOL, RECORDS_PROTOCOL
 from node.links.reachability import ReachServer
 from node.stage.layer_check import LayerCheckServer
+from testing.clock import run_virtual
 from tests.sim.paper_swarm import LAYERS, SPEC, PaperPeer, PaperSwarm, answer_of, paper_swarm
 from tests.sim.wrong_ways import PROMPT, WAYS, Way, WrongPeer, ended
 

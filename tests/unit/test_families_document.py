@@ -2,8 +2,8 @@
 
 import json
 
-from bench import every_family
-from bench.families import BEGIN, DOCUMENT, END, ROOT, table
+from bench.families import every_family
+from bench.families.outline import BEGIN, DOCUMENT, END, ROOT, table
 
 
 def test_the_document_holds_the_measured_table() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.local_swarm import ROOT
+from testing.local_swarm import ROOT
 from tests.forked import run
 
 MODEL = ROOT / "models" / "brook"

@@ -37,7 +37,7 @@ FEW = (
     Tiles(rows=16, outs=32, ins=128, warps=4, stages=3),
 )
 """Tiles for decodes, the first that fits: reading the weights dominates, and many programs share
-it. ``bench/results/gpu_kernels.json`` has the times of these and others."""
+it. ``bench gpu.kernels`` times these and others."""
 SOME = (
     Tiles(rows=64, outs=128, ins=64, warps=4, stages=3),
     Tiles(rows=64, outs=128, ins=32, warps=4, stages=3),

@@ -73,7 +73,7 @@ WRITTEN = Tiles(rows=0, outs=32, ins=256, warps=4, stages=1)
 
 def tiles_for(pairs: int, matrices: int, packing: Packing, ins: int, *, alone: bool) -> Tiles:
     """The quickest tiles for ``pairs`` of rows and matrices of ``ins`` columns
-    (``python -m bench.gpu_kernels --packed``); ``alone``: no matrix has two rows."""
+    (``python -m bench.gpu.kernels --packed``); ``alone``: no matrix has two rows."""
     if alone:
         return ALONE
     mean = pairs / matrices

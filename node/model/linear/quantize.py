@@ -8,7 +8,7 @@ int4: steps of one size between the least and the largest of 64 weights, zero am
 tensors (:mod:`node.packed`) that torch multiplies by on CPUs, and a kernel of ours on GPUs. On GPUs
 that cannot run it, 4-bit NormalFloat in blocks of 64 (Dettmers et al., QLoRA, NeurIPS'23 §3) with
 the kernels of ``bitsandbytes``. Both take the same memory and err alike
-(``bench/quantization.py``).
+(``bench/families/quantization.py``).
 
 Experts that a model's code keeps stacked are packed tensors in both, and on all devices; their
 activations stay in the dtype. Everything else stays as it is: norms, routers, and the embedding and

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.announced import (
+from bench.planner.announced import (
     TableLayer,
     announced,
     announced_links,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bench.announced import announced_problem
-from bench.clusters import HELD_OUT, NAMES, TUNING, load
+from bench.planner.announced import announced_problem
+from bench.planner.clusters import HELD_OUT, NAMES, TUNING, load
 from coordinator.heuristics.heuristics import coverage
 from dht.messages.types import SINK, SOURCE
 

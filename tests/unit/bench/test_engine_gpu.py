@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import engine_gpu
-from bench.engine_gpu import BatchingSide, EngineSide, expert_share
+from bench.gpu import engine_gpu
+from bench.gpu.engine_gpu import BatchingSide, EngineSide, expert_share
 from tests.unit.node.fake_cuda import fake_cuda
 
 

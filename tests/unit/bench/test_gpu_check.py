@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import gpu_check
-from bench.engine_gpu import FULL
-from bench.gpu_check import Part, parts, read_json, read_tests, run_part
+from bench.gpu import check as gpu_check
+from bench.gpu.check import Part, parts, read_json, read_tests, run_part
+from bench.gpu.engine_gpu import FULL
 
 
 def script(body: str) -> tuple[str, ...]:

@@ -175,7 +175,7 @@ def test_rows_of_an_earlier_run_stay(tmp_path: Path, monkeypatch: pytest.MonkeyP
     result = begun(parse())
     assert list(result["rows"]) == ["unread_pongs"]
     assert result["soak"] == {"ok": True}
-    assert result["trees"]
+    assert result["module"]
 
 
 def test_a_summary_names_what_is_broken() -> None:

@@ -2,8 +2,8 @@
 
 from transformers import CONFIG_MAPPING
 
-from bench.large_models import LARGE, table
-from bench.packed_checkpoints import FORMATS
+from bench.families.large_models import LARGE, table
+from testing.packed_checkpoints import FORMATS
 
 
 def test_each_has_a_class_and_a_format_and_a_line_in_the_table() -> None:

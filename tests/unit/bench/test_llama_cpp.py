@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bench import llama_cpp
-from bench.llama_cpp import COMPUTED_BY, MODELS, compare, ours, theirs, write_file
-from bench.real_sizes import STREAMS
 from bench.results_engine import beside_llama_cpp
+from bench.speed import llama_cpp
+from bench.speed.llama_cpp import COMPUTED_BY, MODELS, compare, ours, theirs, write_file
+from bench.speed.real_sizes import STREAMS
 
 OURS, THEIRS = COMPUTED_BY
 

@@ -7,12 +7,12 @@ import sys
 import time
 from pathlib import Path
 
-from bench.local_swarm import ROOT
+from testing.local_swarm import ROOT
 
 STARTS_A_SLEEPER = """
 import sys, time
 from pathlib import Path
-from bench.local_swarm import LocalSwarm, spawned
+from testing.local_swarm import LocalSwarm, spawned
 
 def sleeper(command, environment, log):
     return spawned([sys.executable, "-c", "import time; time.sleep(600)"], environment, log)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.pool_soak import LAYERS, VOCAB, soak
-from bench.random_model import make_llama
+from bench.gpu.pool_soak import LAYERS, VOCAB, soak
+from testing.random_model import make_llama
 
 GROWN_BYTES_MAX = 10 << 20
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bench.engine_gpu import FULL
-from bench.real_sizes import Rates, Size, floors, written
+from bench.gpu.engine_gpu import FULL
+from bench.speed.real_sizes import Rates, Size, floors, written
 from node.model.layer_range import ModelLayout
 from node.weights.store import WeightStore
 

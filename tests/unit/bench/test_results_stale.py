@@ -1,112 +1,105 @@
 """Which results are older than the code they measured, in a repository made for it."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bench import report
-from bench.results_stale import DIRTY, UNKNOWN, stale, warning
+from bench.results_stale import UNKNOWN, stale, warning
+from bench.sources import closure, sources
+
+FILES = {
+    "bench/__init__.py": "",
+    "bench/speed/__init__.py": "",
+    "bench/speed/measure.py": (
+        "import os\nfrom testing import kit\nCOMMAND = ['python', '-m', 'node.join']\n"
+    ),
+    "bench/speed/other.py": "import coordinator.plan\n",
+    "testing/kit.py": "def start():\n    from dht.records import signed\n",
+    "dht/records/signed.py": "SIZE = 1\n",
+    "dht/records/unused.py": "SIZE = 1\n",
+    "node/join.py": "import node.stage.server\n",
+    "node/stage/server.py": "import bench.report\n",
+    "bench/report.py": "x = 1\n",
+    "coordinator/plan.py": "x = 1\n",
+    "bench/results/measure.json": "{}",
+}
+MODULE = "bench.speed.measure"
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    for name in (*report.PACKAGES, "bench/papers", "bench/results"):
-        folder = tmp_path / name
-        folder.mkdir(parents=True)
-        (folder / "module.py").write_text("before = 1\n")
-    git(tmp_path, "init", "--quiet")
-    commit(tmp_path)
+    for name, text in FILES.items():
+        change(tmp_path, name, text)
     return tmp_path
 
 
-def git(root: Path, *arguments: str) -> None:
-    who = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
-    report.git(root, *who, *arguments)
+def change(root: Path, name: str, text: str = "x = 2\n") -> None:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(text)
 
 
-def commit(root: Path) -> None:
-    git(root, "add", "--all")
-    git(root, "commit", "--quiet", "--message", "all")
-
-
-def change(root: Path, *files: str) -> None:
-    for file in files:
-        (root / file).write_text("after = 2\n")
+def test_a_benchmark_runs_what_it_imports_and_what_it_starts(root: Path) -> None:
+    found = {path.relative_to(root).as_posix() for path in closure(MODULE, root)}
+    unused = {"bench/speed/other.py", "coordinator/plan.py", "dht/records/unused.py"}
+    assert found == {name for name in FILES if name.endswith(".py")} - unused
 
 
 def test_a_result_of_the_present_code_is_not_listed(root: Path) -> None:
-    stamp = report.code(root)
-    assert set(stamp["trees"]) == {*report.PACKAGES, "bench"}
-    assert stale({"new": stamp}, root) == {}
-
-
-def test_figures_and_what_writes_of_them_measure_nothing(root: Path) -> None:
-    stamp = report.code(root)
-    writers = ("bench/results_table.py", "bench/report.py", "bench/papers/report.py", "README.md")
-    change(root, "bench/results/module.py", *writers)
-    commit(root)
+    stamp = report.code(root, MODULE)
+    folders = ("bench", "bench/speed", "dht/records", "node", "node/stage", "testing")
+    assert tuple(stamp["sources"]) == folders
     assert stale({"new": stamp}, root) == {}
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    "name",
     [
-        (("node/module.py",), "node"),
-        (("bench/papers/module.py",), "bench"),
-        (("node/added.py", "client/module.py"), "client, node"),
+        "bench/report.py",
+        "bench/results/measure.json",
+        "bench/speed/other.py",
+        "coordinator/plan.py",
+        "dht/records/unused.py",
+        "README.md",
     ],
 )
-def test_packages_that_changed_are_named(root: Path, files: tuple[str, ...], said: str) -> None:
-    stamp = report.code(root)
-    change(root, *files)
-    commit(root)
-    assert stale({"old": stamp}, root) == {"old": [f"changed since: {said}"]}
-
-
-def test_a_rebase_makes_no_result_old(root: Path) -> None:
-    stamp = report.code(root)
-    git(root, "commit", "--quiet", "--amend", "--message", "the same in other words")
-    assert report.code(root)["commit"] != stamp["commit"]
+def test_files_that_a_benchmark_does_not_run_make_no_result_old(root: Path, name: str) -> None:
+    stamp = report.code(root, MODULE)
+    change(root, name)
     assert stale({"new": stamp}, root) == {}
 
 
-@pytest.mark.parametrize("file", ["dht/module.py", "dht/added.py"])
-def test_changes_that_were_not_committed_are_said(root: Path, file: str) -> None:
-    change(root, file)
-    assert stale({"dirty": report.code(root)}, root) == {"dirty": [DIRTY]}
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("dht/records/signed.py", "dht/records"),
+        ("node/stage/server.py", "node/stage"),
+        ("testing/kit.py", "dht/records, testing"),
+    ],
+)
+def test_folders_whose_files_changed_are_named(root: Path, name: str, said: str) -> None:
+    stamp = report.code(root, MODULE)
+    change(root, name)
+    assert stale({"old": stamp}, root) == {"old": [f"changed since: {said}"]}
 
 
-def test_figures_that_were_just_written_are_no_such_change(root: Path) -> None:
-    change(root, "bench/results/module.py")
-    assert stale({"new": report.code(root)}, root) == {}
-
-
-def without_trees(root: Path) -> dict[str, Any]:
-    return {"commit": report.code(root)["commit"]}
-
-
-def test_an_old_stamp_is_looked_up_while_its_commit_is_in_the_history(root: Path) -> None:
-    stamp = without_trees(root)
-    assert stale({"old": stamp}, root) == {}
-    change(root, "dht/module.py")
-    commit(root)
-    assert stale({"old": stamp}, root) == {"old": ["changed since: dht"]}
-
-
-def test_an_old_stamp_whose_commit_is_gone_is_unknown(root: Path) -> None:
-    stamp = without_trees(root)
-    git(root, "commit", "--quiet", "--amend", "--message", "the same in other words")
-    found = stale({"old": stamp, "none": {"figure": 1}}, root)
-    assert found == {"old": [UNKNOWN], "none": [UNKNOWN]}
+def test_a_result_without_a_stamp_is_unknown(root: Path) -> None:
+    assert stale({"old": {"commit": "abc"}, "none": {"figure": 1}}, root) == {
+        "old": [UNKNOWN],
+        "none": [UNKNOWN],
+    }
 
 
 def test_every_part_of_a_result_counts(root: Path) -> None:
-    first = report.code(root)
-    change(root, "coordinator/module.py")
-    commit(root)
-    result = {"provenance": report.code(root), "rounds": [{**first, "took_s": 1.0}]}
-    assert stale({"grown": result}, root) == {"grown": ["changed since: coordinator"]}
+    first = report.code(root, MODULE)
+    change(root, "dht/records/signed.py", "SIZE = 2\n")
+    result = {"provenance": report.code(root, MODULE), "rounds": [{**first, "took_s": 1.0}]}
+    assert stale({"grown": result}, root) == {"grown": ["changed since: dht/records"]}
+
+
+def test_every_benchmark_of_this_project_is_found() -> None:
+    found = sources("bench.speed.local")
+    assert {"bench/speed", "testing", "node/stage", "client/session", "dht/records"} <= set(found)
 
 
 def test_lines_of_a_recipe_are_known_by_their_sources() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 
-from bench.slow_links import HOST, SlowLinks, free_port
+from bench.demo.slow_links import HOST, SlowLinks, free_port
 
 ROUND_TRIP_S = 0.1
 

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given
 
-from bench.pattern_cpsat import chain_flow, widest_chain
-from bench.stage_patterns import Terrain, place_chains, used
+from bench.planner.pattern_cpsat import chain_flow, widest_chain
+from bench.planner.stage_patterns import Terrain, place_chains, used
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import check_plan, uncovered
 from dht.messages.types import Problem, fits

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bench.starting import phase_of, settled
+from bench.demo.starting import phase_of, settled
 
 
 def event(name: str, **fields: Any) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.simulated.network import MemoryNetwork
 from client.swarm.peer_texts import BYTES_MAX, LIST, checked, fetched_texts
 from dht.budget import TEXT_BYTES, TEXT_STREAMS, Budget
 from dht.errors import NetworkError
@@ -29,6 +28,7 @@ from dht.model_files import root_of
 from dht.text_files import digest_of, text_hashes
 from dht.transport.interface import TEXT_PROTOCOL, Stream, Transport
 from node.links.text_server import ServedTexts, TextServer
+from testing.network import MemoryNetwork
 from tests.unit.records import record_of
 
 WEIGHTS = digest_of({"model.safetensors": "0" * 64})

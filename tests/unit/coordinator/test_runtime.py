@@ -7,8 +7,6 @@ from itertools import count
 
 import pytest
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import MemoryNetwork, MemoryTransport
 from coordinator.evaluation.plan_check import check_shape
 from coordinator.planning.solve import SolveAnswer, SolveRequest, solve_request
 from coordinator.planning.solver_process import solve_apart
@@ -18,6 +16,8 @@ from coordinator.plans.transition import TransitionConfig
 from coordinator.runtime import Coordinator, CoordinatorConfig, Solver
 from dht.messages.types import NodeRecord, NodeState, PlanVersion
 from dht.records.directory import Directory
+from testing.clock import run_virtual
+from testing.network import MemoryNetwork, MemoryTransport
 
 pytestmark = pytest.mark.sim
 

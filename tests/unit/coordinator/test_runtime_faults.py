@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import MemoryNetwork
 from coordinator.plans.store import PlanStore
 from coordinator.plans.transition import TransitionConfig
 from dht.messages import codec
@@ -15,6 +13,8 @@ from dht.messages.peer import PlanBody, PlanRequest
 from dht.messages.types import Plan
 from dht.records.directory import Directory
 from dht.transport.interface import PLAN_PROTOCOL, Stream
+from testing.clock import run_virtual
+from testing.network import MemoryNetwork
 from tests.unit.coordinator.test_runtime import Swarm
 
 pytestmark = pytest.mark.sim

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from bench.gguf_files import of_kind, tokens_of, write_gguf
 from client.swarm.swarm import _text_of, named_of
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import ModelText
@@ -21,6 +20,7 @@ from dht.hub import served_name
 from dht.model_files import directory_root
 from node.links.text_server import ServedTexts
 from node.weights.store import WeightStore
+from testing.gguf_files import of_kind, tokens_of, write_gguf
 
 BROOK = Path("models/brook")
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bench.simulated.clock import run_virtual
 from dht.command_line import EXIT_MACHINE, EXIT_USER, command_of
 from dht.errors import MachineError, NetworkError, PeerError, SwarmError, UserError
 from dht.supervision import FAILURES_MAX, RESTART_S, WITHIN_S, Supervisor, beside
+from testing.clock import run_virtual
 
 EMFILE = OSError(24, "Too many open files")
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from bench.simulated.clock import VirtualClockLoop, run_virtual
 from dht.identity.peer_id import Identity
+from testing.clock import VirtualClockLoop, run_virtual
 
 
 def test_days_pass_at_once() -> None:

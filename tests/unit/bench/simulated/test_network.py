@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import RETRY_S, LinkModel, MemoryNetwork, MemoryTransport
 from dht.errors import NetworkError, PeerError
 from dht.records.signed import RecordError
 from dht.transport.interface import Stream, Transport
 from dht.transport.streams import HEARD_LIMIT_S, PIPE_BYTES_MAX
+from testing.clock import run_virtual
+from testing.network import RETRY_S, LinkModel, MemoryNetwork, MemoryTransport
 
 KEY = "net/model/nodes"
 ECHO = "/test/echo/1"

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from bench.local_swarm import ROOT
-from bench.simulated.network import MemoryNetwork
 from client.answer.defaults import SamplingDefaults
 from client.answer.generation import AnswerRequest
 from client.gateway.answering.answers import Answers
@@ -30,6 +28,8 @@ from dht.messages.logprobs import TokenScore
 from dht.messages.session import Sampling
 from dht.messages.types import ModelSpec, RouteStage
 from dht.supervision import Supervisor
+from testing.local_swarm import ROOT
+from testing.network import MemoryNetwork
 from tests.unit.records import record_of
 
 MODEL = ROOT / "models" / "brook"

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 import client.health.__main__ as command
-from bench.paper_health import healthy, observed, record
 from client.health.app import Page
 from client.health.inviting import page_invitation
 from client.health.state import build_state
 from dht.identity.peer_id import Identity
 from dht.invitation import invitation_to, read_invitation, text_of
 from dht.remembered import Remembered, remember
+from testing.paper_health import healthy, observed, record
 
 A, B, C = (Identity(bytes([n]) * 32).peer_id for n in range(3))
 PUBLIC = f"/ip4/8.8.4.4/tcp/31337/p2p/{A}"

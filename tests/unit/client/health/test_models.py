@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from bench.paper_health import HUGE, LAYERS, MODEL, SMALL, record
-from bench.simulated.network import MemoryNetwork
 from client.health.app import Page
 from client.health.history import History
 from client.health.models import models_json
@@ -18,6 +16,8 @@ from client.text.tokenizer import ModelText
 from coordinator.catalogue.served import served_model
 from dht.errors import NetworkError
 from dht.messages.types import ModelSpec
+from testing.network import MemoryNetwork
+from testing.paper_health import HUGE, LAYERS, MODEL, SMALL, record
 
 TWO = {each.peer_id: each for each in (record(0, 0, LAYERS), record(1, 0, LAYERS))}
 

@@ -4,12 +4,12 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from bench.paper_health import NOW_S, record
 from client.health.app import Page
 from client.health.history import KEPT_S, History
 from client.health.past import WEEK, Past
 from client.health.served import TOKENS_PER_S_MAX, ServedCounts, ServedTally
 from client.health.state import SwarmSnapshot, build_state
+from testing.paper_health import NOW_S, record
 
 OLD = replace(record(0, 0, 32), answers=40, answer_tokens=9000, joined_unix_s=NOW_S - 7200)
 NEW = replace(record(1, 0, 32), answers=1, answer_tokens=25, joined_unix_s=NOW_S + 10)

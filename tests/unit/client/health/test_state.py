@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from bench import paper_health
 from client.health import app
 from client.health.app import Page, metrics_text
 from client.health.drawing import flow_drawing, use_kind
@@ -45,6 +44,7 @@ from dht.messages.types import (
     RouteStage,
 )
 from dht.supervision import Supervisor
+from testing import paper_health
 
 NOW_S = 1_800_000_000.0
 MODEL = ModelSpec(

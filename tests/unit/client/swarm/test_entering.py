@@ -7,7 +7,6 @@ from typing import cast
 
 import pytest
 
-from bench.simulated.clock import run_virtual
 from client.swarm import swarm
 from client.swarm.narrator import SILENT_S, Narrator
 from client.swarm.swarm import REFUSED_S, SwarmConfig
@@ -16,6 +15,7 @@ from dht.invitation import invitation_to, text_of
 from dht.remembered import Remembered, remember
 from dht.transport.config import TransportKind
 from dht.transport.interface import Transport
+from testing.clock import run_virtual
 
 PEER = "12D3KooWDRmLyUggxdMe4qjtx9uWy3yCjf4GRUJxMsbEATgXRznG"
 ADDRESS = f"/ip4/192.0.2.1/tcp/31337/p2p/{PEER}"

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from bench.simulated.clock import run_virtual
 from client.swarm.narrator import SILENT_S, Narrator
+from testing.clock import run_virtual
 
 
 def heard_of(body: Callable[[Narrator], Awaitable[None]]) -> list[tuple[float, str]]:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bench.local_swarm import ROOT
+from testing.local_swarm import ROOT
 
 pty = pytest.importorskip("pty")
 SAID_S = 60.0

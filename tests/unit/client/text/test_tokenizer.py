@@ -10,7 +10,6 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
-from bench.local_swarm import ROOT
 from client.answer.generation import GenerationOptions
 from client.text.tokenizer import (
     UNFINISHED_TOKENS_MAX,
@@ -19,6 +18,7 @@ from client.text.tokenizer import (
 )
 from dht.errors import UserError
 from dht.messages.types import layers_text
+from testing.local_swarm import ROOT
 
 MODEL = ROOT / "models" / "brook"
 

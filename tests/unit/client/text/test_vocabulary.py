@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from bench.local_swarm import ROOT
 from client.text.vocabulary import longest_token
+from testing.local_swarm import ROOT
 
 BROOK: dict[str, Any] = json.loads((ROOT / "models/brook/tokenizer.json").read_text())
 LLAMA: dict[str, Any] = {

@@ -3,10 +3,10 @@
 import asyncio
 import random
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import MemoryNetwork, MemoryTransport
 from client.view.pinger import PING_AGAIN_S, PING_EVERY_S, PING_SHARE_S, PONG_S, Pinger, answering
 from node.links.probe import ProbeServer
+from testing.clock import run_virtual
+from testing.network import MemoryNetwork, MemoryTransport
 
 
 async def peers_of(network: MemoryNetwork, count: int) -> list[MemoryTransport]:

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import MemoryNetwork, MemoryTransport
 from client.view.reader import ReaderConfig, SwarmReader
 from client.view.view import SwarmView
 from coordinator.plans.store import PlanStore
@@ -17,6 +15,8 @@ from dht.messages.session import RefusalCode
 from dht.messages.types import FlowEdge, NodeRecord, Plan, PlanVersion
 from dht.records.directory import Directory
 from dht.transport.interface import PLAN_PROTOCOL, Stream
+from testing.clock import run_virtual
+from testing.network import MemoryNetwork, MemoryTransport
 from tests.unit.coordinator.conftest import Make
 
 NEVER_S = 3600.0

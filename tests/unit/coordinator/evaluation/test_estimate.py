@@ -5,8 +5,8 @@ from itertools import combinations
 
 import pytest
 
-from bench.pattern_cpsat import widest_chain
-from bench.stage_patterns import Terrain, place_chains
+from bench.planner.pattern_cpsat import widest_chain
+from bench.planner.stage_patterns import Terrain, place_chains
 from coordinator.evaluation.estimate import estimate
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.problem.service import Curve, service_from_rates

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.papers.clusters import published
-from bench.placement import load
+from bench.planner.placement import load
 from coordinator.experiments.full_load import OfflineConfig, offline
 from coordinator.planning.placement import best_placement
 from coordinator.simulator.core.trace import typical

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.announced import announced_problem
-from bench.clusters import load
+from bench.planner.announced import announced_problem
+from bench.planner.clusters import load
 from coordinator.evaluation.estimate import estimate
 from coordinator.evaluation.max_flow import flow_parts, solve_flow
 from coordinator.evaluation.plan_check import check_plan, uncovered

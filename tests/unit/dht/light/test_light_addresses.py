@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from bench.simulated.clock import run_virtual
 from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
 from dht.light.transport import LightTransport
 from dht.messages.types import ADDRESSES_MAX
 from dht.transport.config import TransportConfig
 from dht.transport.interface import RECORDS_PROTOCOL
+from testing.clock import run_virtual
 
 OWN = Identity(b"o" * 32)
 ALICE, BOB = Identity(b"a" * 32).peer_id, Identity(b"b" * 32).peer_id

@@ -5,8 +5,6 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import LinkModel, MemoryNetwork
 from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.messages.peer import RecordsFound, RecordStore, RecordStored, SignedRecord
@@ -15,6 +13,8 @@ from dht.records.directory import RecordKind, record_key
 from dht.records.helper import RecordHelper
 from dht.records.signed import RecordError, RecordGuard, RecordSigner, sign_record
 from dht.transport.interface import RECORDS_PROTOCOL, Stream
+from testing.clock import run_virtual
+from testing.network import LinkModel, MemoryNetwork
 from tests.unit.records import record_of
 
 NODES = record_key("net", "model", RecordKind.NODES)

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import MemoryNetwork, MemoryTransport
 from dht.budget import RECORD_REQUESTS, RECORD_SEARCHES, RECORD_STREAMS, Buckets, Budget
 from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
@@ -19,6 +17,8 @@ from dht.records.client import RecordClient
 from dht.records.helper import ANSWER_BYTES_MAX, SEND_LIMIT_S, RecordHelper
 from dht.records.signed import RecordError, RecordGuard, sign_record
 from dht.transport.interface import RECORDS_PROTOCOL, Stream
+from testing.clock import run_virtual
+from testing.network import MemoryNetwork, MemoryTransport
 
 KEY = "net/model/links"
 ALICE, BOB, EVE = (Identity(name * 32) for name in (b"a", b"b", b"e"))

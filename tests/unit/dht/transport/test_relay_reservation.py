@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.simulated.network import MemoryNetwork
 from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
 from dht.messages import codec
@@ -23,6 +22,7 @@ from dht.transport.relay_reservation import (
     reserve,
     with_circuits,
 )
+from testing.network import MemoryNetwork
 
 GRANTED = bytes.fromhex("08021a0608e096db8706220508800810002864")
 """As go-libp2p's relay answers: a status with reservation, limit, and 100."""

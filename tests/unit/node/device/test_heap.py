@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.local_swarm import ROOT
-from bench.random_model import make_llama
+from testing.local_swarm import ROOT
+from testing.random_model import make_llama
 
 LAYERS = 8
 LOADS = """

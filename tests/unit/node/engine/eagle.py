@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from bench.tiny_families import VOCAB, make
+from testing.tiny_families import VOCAB, make
 
 LAYERS = 8
 FEATURES = (2, 4, 5)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bench.tiny_families import VOCAB, make
 from dht.errors import UserError
 from dht.messages.session import DRAFT_TOKENS_MAX, Sampling
 from node.engine.engine import Engine, EngineConfig
@@ -17,6 +16,7 @@ from node.engine.head_drafts import HeadDrafts
 from node.engine.work_item import Features, WorkItem, WorkResult
 from node.model.eagle_head import eagle_head, is_eagle_head
 from node.weights.store import WeightStore
+from testing.tiny_families import VOCAB, make
 from tests.unit.node.engine.eagle import (
     FEATURES,
     LAYERS,

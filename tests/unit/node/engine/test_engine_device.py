@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from bench.random_model import make_llama
 from dht.errors import MachineError
 from node.engine.batch_rows import StepRows
 from node.engine.engine import DeviceLostError, Engine, EngineConfig, WorkItem
@@ -17,6 +16,7 @@ from node.profiling.layer_fit import Timing
 from node.profiling.layer_profile import Profile
 from node.stage.local_engine import LocalEngine
 from node.weights.store import WeightStore
+from testing.random_model import make_llama
 
 LAYERS = 4
 NO_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB. See documentation"

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.random_model import make_llama
 from dht.messages.prefix import block_names
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.kv.page_names import PageNames
 from node.weights.store import WeightStore
+from testing.random_model import make_llama
 from tests.examples import examples
 from tests.unit.node.kv.accounts import check_pool
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from bench.random_model import make_llama
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.weights.store import WeightStore
+from testing.random_model import make_llama
 
 LAYERS, VOCAB, WIDTH = 3, 61, 64
 GREEDY = Sampling()

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.random_model import make_llama
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, KvRows, WorkItem
 from node.kv.export import KvBytes, pack_kv
 from node.weights.store import WeightStore
+from testing.random_model import make_llama
 from tests.unit.node.kv.accounts import check_pool
 
 LAYERS, VOCAB, WIDTH = 3, 61, 64

@@ -12,8 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.random_model import make_llama
-from bench.tiny_families import FAMILIES, add_own_head, make
 from dht.messages.session import Sampling
 from node.attention import paged_attention
 from node.attention.block_table import BlockTable
@@ -30,6 +28,8 @@ from node.model.linear import quantize
 from node.model.own_head import own_head
 from node.sampling.token_history import PromptTargets, TokenHistory
 from node.weights.store import WeightStore
+from testing.random_model import make_llama
+from testing.tiny_families import FAMILIES, add_own_head, make
 from tests.unit.node.engine.eagle import FEATURES, foretold_target, write_head
 from tests.unit.node.fake_cuda import FakeCuda, fake_cuda
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.random_model import make_llama
 from dht.errors import MachineError
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.weights.store import WeightStore
+from testing.random_model import make_llama
 
 pytestmark = [
     pytest.mark.gpu,

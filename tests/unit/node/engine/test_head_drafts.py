@@ -13,8 +13,6 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-from bench.packed_checkpoints import FORMATS, write
-from bench.tiny_families import HEADED, LAYERS, VOCAB, add_own_head, make
 from dht.messages.session import DRAFT_TOKENS_MAX, Sampling
 from node.engine.engine import Engine, EngineConfig
 from node.engine.head_drafts import HeadDrafts
@@ -22,6 +20,8 @@ from node.engine.work_item import WorkItem, WorkResult
 from node.model.own_head import own_head
 from node.packed.tensor import is_packed
 from node.weights.store import WeightStore
+from testing.packed_checkpoints import FORMATS, write
+from testing.tiny_families import HEADED, LAYERS, VOCAB, add_own_head, make
 from tests.unit.node.engine.test_engine import prompt_of, through
 
 NEW = 24

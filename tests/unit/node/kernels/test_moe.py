@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from bench.tiny_families import make
 from node.engine.engine import Engine
 from node.kernels import moe
 from node.kernels.moe import GroupedKernel
+from testing.tiny_families import make
 from tests.unit.node.model.execution.test_cuda_graphs import LAYERS, PROMPTS, answers, engine_of
 
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")

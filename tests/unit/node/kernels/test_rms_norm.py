@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from bench.tiny_families import FAMILIES, make
 from node.kernels.rms_norm import FusedNorm, fuse_norms
 from node.model.layer_range import LoadedRange, ModelLayout
 from node.weights.store import WeightStore
+from testing.tiny_families import FAMILIES, make
 
 NORMS = {
     "llama": 2, "qwen3": 4, "gemma2": 4, "gemma3": 6, "gpt_oss": 2, "deepseek_v3": 4,

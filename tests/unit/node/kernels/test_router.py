@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig
 
-from bench.tiny_families import make
+from testing.tiny_families import make
 from tests.unit.node.model.execution.test_cuda_graphs import PROMPTS, answers, engine_of
 
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")

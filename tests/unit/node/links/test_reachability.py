@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from bench.simulated.network import MemoryNetwork
 from dht.errors import NetworkError, UserError
 from dht.identity.peer_id import Identity
 from dht.messages import codec
@@ -17,6 +16,7 @@ from dht.transport.streams import stream_pair
 from node.links.dial_back_findings import is_public
 from node.links.reachability import GREETING, ReachLimits, ReachServer, greeter, port_of
 from node.peer.dry_run import reach_sentence
+from testing.network import MemoryNetwork
 
 LOCAL = "127.0.0.1"
 LIMITS = ReachLimits(dial_s=0.5)

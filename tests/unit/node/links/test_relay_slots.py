@@ -4,8 +4,6 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import MemoryNetwork, MemoryTransport
 from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.messages.peer import ReachAnswer, ReachRequest
@@ -15,6 +13,8 @@ from dht.transport.interface import REACH_PROTOCOL, Stream
 from dht.transport.relay_reservation import RELAY_PROTOCOL, RESERVE
 from node.links.reachability import ReachKeeper
 from node.links.relay_slots import MISSES_MAX, RELAYS, Relays, relay_candidates
+from testing.clock import run_virtual
+from testing.network import MemoryNetwork, MemoryTransport
 from tests.unit.records import MODEL, record_of
 
 GRANTED = b"\x04\x08\x02\x28\x64"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.every_family import small_config, write_random
+from bench.families.every_family import small_config, write_random
 from dht.errors import UserError
 from node.attention.mask_rules import CAUSAL, MaskRule
 from node.engine.engine import Engine, EngineConfig

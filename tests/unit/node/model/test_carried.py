@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.tiny_families import make
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem, WorkResult
 from node.kv.layer_pool import KvShape
@@ -23,6 +22,7 @@ from node.model.carried import (
     integers,
 )
 from node.weights.store import WeightStore
+from testing.tiny_families import make
 
 WIDTH, TOKENS, MOST = 6, 3, 4
 KV = KvShape(2, 3, 5)

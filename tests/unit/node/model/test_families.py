@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from bench.tiny_families import CONTEXT, FAMILIES, REFUSED, VOCAB, WINDOW, make
 from dht.errors import UserError
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.model.linear import packed_linear
 from node.weights.store import WeightStore
+from testing.tiny_families import CONTEXT, FAMILIES, REFUSED, VOCAB, WINDOW, make
 
 GREEDY = Sampling()
 NEW_TOKENS = 5

@@ -11,8 +11,6 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from bench.gguf_files import of_kind, write_gguf
-from bench.tiny_families import CONTEXT, VOCAB, make
 from dht.errors import UserError
 from dht.gguf_model import ARCHITECTURE
 from dht.model_files import read_config
@@ -21,6 +19,8 @@ from node.packed.ggml import BlockPacking
 from node.packed.tensor import PackedTensor
 from node.weights.gguf_names import Undone
 from node.weights.store import WeightStore
+from testing.gguf_files import of_kind, write_gguf
+from testing.tiny_families import CONTEXT, VOCAB, make
 from tests.unit.node.model.test_families import (
     NEW_TOKENS,
     Session,

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.tiny_families import LAYERS, SPARSE, make
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.kv.export import KvBytes, pack_kv
 from node.weights.store import WeightStore
+from testing.tiny_families import LAYERS, SPARSE, make
 
 PROMPT = tuple(n * 7 % 101 for n in range(1, 41))
 

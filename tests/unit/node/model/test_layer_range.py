@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from bench import tiny_families
 from dht.errors import UserError
 from dht.messages.session import Sampling
 from dht.messages.types import stage_bytes, weight_bytes
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.model.layer_range import ModelLayout
 from node.weights.store import WeightStore
+from testing import tiny_families
 
 LAYERS = 4
 SHAPE: dict[str, Any] = {

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.local_swarm import ROOT
-from bench.tiny_families import FAMILIES, make
 from node.model.layer_range import ModelLayout
 from node.weights.store import WeightStore
+from testing.local_swarm import ROOT
+from testing.tiny_families import FAMILIES, make
 
 STUDY = """
 import json, sys

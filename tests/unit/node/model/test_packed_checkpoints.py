@@ -16,12 +16,12 @@ from transformers import (
     Mxfp4Config,
 )
 
-from bench.packed_checkpoints import BLOCK, FORMATS, write
-from bench.tiny_families import make
 from dht.errors import UserError
 from node.engine.engine import Engine, EngineConfig
 from node.packed.tensor import PackedTensor
 from node.weights.store import WeightStore
+from testing.packed_checkpoints import BLOCK, FORMATS, write
+from testing.tiny_families import make
 from tests.unit.node.model.test_families import (
     NEW_TOKENS,
     Session,

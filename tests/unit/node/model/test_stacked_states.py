@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.tiny_families import LAYERS, make
 from node.model.execution.forward import LayerForward
+from testing.tiny_families import LAYERS, make
 from tests.unit.node.model.test_families import (
     NEW_TOKENS,
     Session,

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.tiny_families import make
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, WorkItem
 from node.kv.export import KvBytes, pack_kv
+from testing.tiny_families import make
 from tests.unit.node.model.test_families import engine_of, greedy, prompt_of
 
 PROMPT, NEW_TOKENS, CUT = prompt_of(40, seed=40), 6, 2

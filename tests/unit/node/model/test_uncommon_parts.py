@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from bench.every_family import OWN, answered, greedy, small_config, write_random
+from bench.families.every_family import OWN, answered, greedy, small_config, write_random
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.model.inspection.tied import tied_to

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.simulated.clock import run_virtual
 from dht.messages.types import NodeState
 from node.owner.contribution import Contribution, load, save
 from node.owner.contribution_watch import ContributionWatch
 from node.owner.live_panel import Figures
 from node.owner.reporter import Reporter
+from testing.clock import run_virtual
 from tests.unit.node.owner.terminal import Terminal
 
 BEFORE = Contribution(tokens=1000, sessions=10, serving_s=3600.0)

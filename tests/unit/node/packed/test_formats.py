@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.packed_checkpoints import FORMATS as PUBLISHED
 from dht.errors import UserError
 from node.device.tensors import STORED_DTYPES
 from node.packed import formats
 from node.packed.formats import FORMATS, stored_weights
 from node.packed.stored import settings_of
 from node.packed.tensor import PackedTensor
+from testing.packed_checkpoints import FORMATS as PUBLISHED
 from tests.examples import examples
 
 ENDINGS = (

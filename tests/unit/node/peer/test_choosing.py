@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.simulated.network import MemoryNetwork
 from dht.errors import SwarmError, UserError
 from dht.messages.types import ModelRecord, ModelSpec
 from dht.records.directory import Directory
 from node.peer import join_options
 from node.peer.choosing import Choice, agreed, choices, files_of
+from testing.network import MemoryNetwork
 from tests.unit.records import MODEL, record_of
 
 RARE = replace(MODEL, name="org/rare")

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from bench.simulated.network import MemoryNetwork
 from dht.errors import UserError
 from dht.identity.peer_id import Identity
 from dht.messages.types import ModelSpec
@@ -17,6 +16,7 @@ from dht.records.directory import Directory
 from dht.transport.config import TransportKind
 from node.owner.reporter import Reporter
 from node.peer.inviting import offer_here, refuse_other_weights
+from testing.network import MemoryNetwork
 from tests.unit.records import MODEL, record_of
 
 PEER = Identity(b"1" * 32).peer_id

@@ -7,7 +7,6 @@ from typing import cast
 
 import pytest
 
-from bench.simulated.clock import run_virtual
 from coordinator.links.token_bucket import Allowance
 from dht.messages.types import NodeRecord
 from node.links.lent_traffic import LentTraffic
@@ -15,6 +14,7 @@ from node.links.own_rate import WINDOW_S
 from node.peer.own_figures import OwnFigures
 from node.stage.local_engine import LocalEngine
 from node.stage.server import StageServer
+from testing.clock import run_virtual
 from tests.unit.records import record_of
 
 TIMES = ((1, 10, 20),)

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import MemoryNetwork
 from dht.errors import NetworkError
 from dht.identity.dialling import DialRule
 from dht.messages.types import NodeState
@@ -24,6 +22,8 @@ from node.peer.remembering import (
     remember_others,
     settle_addresses,
 )
+from testing.clock import run_virtual
+from testing.network import MemoryNetwork
 from tests.unit.records import MODEL, record_of
 
 OWN = ("/ip4/10.0.0.1/tcp/1/p2p/me", "/ip4/127.0.0.1/tcp/1/p2p/me")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.simulated.network import MemoryNetwork
 from dht.messages.types import ModelRecord, NodeRecord
 from dht.model_files import directory_root
 from dht.records.directory import Directory
 from node.peer.roaming import LASTS_S, TURN_S, TURNS_MAX, Roamer, turn_of
+from testing.network import MemoryNetwork
 from tests.unit.records import MODEL, record_of
 
 BROOK = Path(__file__).parents[4] / "models" / "brook"

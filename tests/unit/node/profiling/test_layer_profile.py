@@ -13,8 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.random_model import make_llama
-from bench.tiny_families import make
 from dht.command_line import EXIT_DONE, EXIT_USER
 from node import profile
 from node.engine.engine import Engine, EngineConfig
@@ -38,6 +36,8 @@ from node.profiling.layer_profile import (
     tokens_per_s,
 )
 from node.weights.store import WeightStore
+from testing.random_model import make_llama
+from testing.tiny_families import make
 
 LAYERS = 6
 

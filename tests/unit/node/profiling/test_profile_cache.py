@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.random_model import make_llama
 from dht.messages.types import stage_bytes
 from node.engine.engine import Engine, EngineConfig
 from node.profiling import profile_cache
@@ -14,6 +13,7 @@ from node.profiling.layer_fit import Timing
 from node.profiling.layer_profile import Profile, feasible, room_for_timing
 from node.profiling.profile_cache import ProfileKey, keep_profile, kept_profile, profiled
 from node.weights.store import WeightStore
+from testing.random_model import make_llama
 
 KEY = ProfileKey(device="d", driver="1", threads=2, model="m", precision="float32/", torch="2")
 PROFILE = Profile(

@@ -6,13 +6,13 @@ from itertools import count
 import pytest
 import torch
 
-from bench.packed_checkpoints import FORMATS, write
-from bench.tiny_families import make
 from dht.errors import UserError
 from node.device.hardware import Machine, machine_of
 from node.profiling import quicker_dtype
 from node.profiling.quicker_dtype import TRIED, default_dtype
 from node.weights.store import WeightStore
+from testing.packed_checkpoints import FORMATS, write
+from testing.tiny_families import make
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import pytest
 import torch
 from llguidance import LLMatcher, LLTokenizer
 
-from bench.local_swarm import ROOT
 from dht.messages.session import RefusalCode, Sampling
 from node.sampling.grammar import GrammarError, GrammarState
 from node.sampling.grammar_trial import limits
@@ -20,6 +19,7 @@ from node.sampling.grammars import WAITING_PER_CLIENT_MAX, Grammars
 from node.sampling.penalties import SamplingRow
 from node.sampling.sampler import draw_rows
 from node.sampling.token_history import TokenHistory
+from testing.local_swarm import ROOT
 
 MODEL = ROOT / "models" / "brook"
 VOCAB, EOS = 2048, 1

@@ -6,7 +6,6 @@ from typing import cast
 
 import pytest
 
-from bench.simulated.clock import run_virtual
 from coordinator.admission.rules import CROWD_REST_S, RATE_S, REST_S, UNTRIED_S, StageLoad
 from dht.messages.session import Priority
 from dht.transport.frame_sender import FrameSender
@@ -14,6 +13,7 @@ from node.sessions import session_table
 from node.sessions.activation_log import ActivationLog
 from node.sessions.session import StageSession, StageState
 from node.sessions.session_table import KNOWN_S, Live, SessionTable
+from testing.clock import run_virtual
 from tests.unit.node.sessions.test_session import make_open
 
 

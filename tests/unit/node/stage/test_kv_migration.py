@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from bench.simulated.clock import run_virtual
 from dht.messages.kv import KvCopy, KvPages, KvTaken
 from dht.messages.session import RefusalCode, SessionRefused
 from dht.transport.frame_sender import FrameSender
@@ -19,6 +18,7 @@ from node.sessions.session_table import Live, SessionTable
 from node.stage.config import StageConfig, StageEngine
 from node.stage.kv_migration import COPY_S_MAX, KvMover
 from node.stage.stage_kv import StageKv
+from testing.clock import run_virtual
 from tests.unit.node.sessions.test_session import make_open
 
 ROW_BYTES = 1024

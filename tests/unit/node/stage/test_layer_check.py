@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import MemoryNetwork
-from bench.tiny_families import make
 from dht.errors import PeerError
 from dht.messages import codec
 from dht.messages.peer import LayerCheck, LayerRows
@@ -32,6 +29,9 @@ from node.stage.layer_check import (
     rows_for,
 )
 from node.weights.store import WeightStore
+from testing.clock import run_virtual
+from testing.network import MemoryNetwork
+from testing.tiny_families import make
 from tests.unit.coordinator.conftest import make_record
 
 BROOK = Path(__file__).resolve().parents[4] / "models" / "brook"

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.tiny_families import LAYERS, make
 from dht.errors import UserError
 from dht.messages.session import Sampling
 from dht.messages.types import DeviceSpec, stage_bytes
@@ -16,6 +15,7 @@ from node.engine.work_item import WorkItem, WorkResult
 from node.peer.own_figures import first_record
 from node.stage.local_engine import LocalEngine
 from node.weights.store import WeightStore
+from testing.tiny_families import LAYERS, make
 from tests.unit.node.engine.eagle import FEATURES, write_head
 from tests.unit.node.engine.eagle import LAYERS as EAGLE_LAYERS
 from tests.unit.node.engine.test_engine import prompt_of

@@ -13,7 +13,6 @@ from filelock import FileLock
 from huggingface_hub import hf_hub_download
 from safetensors.torch import save_file
 
-from bench.gguf_files import of_kind, tokens_of, write_gguf
 from dht import gguf_model
 from dht.errors import NetworkError, UserError
 from dht.gguf_model import hub_model
@@ -22,6 +21,7 @@ from dht.model_files import listed_root
 from node.weights.hub_shards import open_hub_model
 from node.weights.safetensors_header import DamagedError
 from node.weights.store import WeightStore
+from testing.gguf_files import of_kind, tokens_of, write_gguf
 from tests.unit.node.fake_hub import COMMIT, FakeHub
 
 REPO = HubId(repo="org/tiny")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import client.gateway.__main__ as command
-from bench.simulated.network import MemoryNetwork, MemoryTransport
 from client.gateway.answering.models import FIGURES, GatewayModels, OpenModel
 from client.gateway.errors import ApiError
 from client.swarm.swarm import Swarm, SwarmConfig, model_beside, named_of
@@ -23,6 +22,7 @@ from dht.model_files import root_of
 from dht.records.directory import Directory
 from dht.text_files import digest_of, text_hashes
 from node.links.text_server import ServedTexts, TextServer
+from testing.network import MemoryNetwork, MemoryTransport
 from tests.unit.records import MODEL, record_of
 
 

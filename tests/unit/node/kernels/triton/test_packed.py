@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.packed_checkpoints import FORMATS, write
-from bench.tiny_families import make
 from node.engine.engine import Engine, EngineConfig
 from node.packed.ggml import AFFINE
 from node.packed.operand import operand_of
 from node.packed.packing import Packing, Parts
 from node.packed.tensor import PackedTensor
 from node.weights.store import WeightStore
+from testing.packed_checkpoints import FORMATS, write
+from testing.tiny_families import make
 from tests.unit.node.model.execution.test_cuda_graphs import LAYERS, PROMPTS, answers
 from tests.unit.node.packed.test_operand import blocks
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.tiny_families import make
 from dht.errors import MachineError
 from dht.messages.session import Sampling
 from node.attention.block_table import AttendPages, BlockTable
@@ -17,6 +16,7 @@ from node.attention.paged_attention import attend_openly
 from node.engine import kernel_trial
 from node.engine.engine import Engine, WorkItem
 from node.model.execution import cuda_graphs
+from testing.tiny_families import make
 from tests.unit.node.model.execution.test_cuda_graphs import (
     LAYERS,
     PROMPTS,

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.tiny_families import make
 from dht.messages.session import Sampling
 from node.attention.decode_table import DecodeRows
 from node.attention.paged_attention import Step
@@ -25,6 +24,7 @@ from node.model.execution.cuda_graphs import (
     row_bucket,
 )
 from node.weights.store import WeightStore
+from testing.tiny_families import make
 from tests.unit.node.kv.accounts import check_pool
 
 LAYERS = 4

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from bench.tiny_families import make
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.model.execution import torchscript_layers
 from node.model.linear import packed_linear
 from node.weights.store import WeightStore
+from testing.tiny_families import make
 
 LAYERS = 4
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from bench.tiny_families import make
 from node.model.inspection.layer_traits import LayerTraits, ran_without_numbers, traits_of
 from node.model.layer_range import ModelLayout
 from node.model.linear import packed_linear
 from node.model.linear.merged_linear import MergedLinearPart, share_products
 from node.model.linear.packed_linear import PackedLinear, favour_few_rows
 from node.weights.store import WeightStore
+from testing.tiny_families import make
 
 
 class Branching(nn.Module):

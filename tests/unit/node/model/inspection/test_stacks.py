@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from bench.every_family import small_config, write_random
+from bench.families.every_family import small_config, write_random
 from dht.errors import UserError
 from node.model.inspection.meta_model import layers_name
 from node.model.layer_range import ModelLayout

@@ -1,0 +1,1 @@
+"""The demo of `make demo`, and pictures of the pages."""

@@ -1,0 +1,1 @@
+"""Which model families and checkpoint formats run, and how exactly."""

@@ -1,0 +1,1 @@
+"""A dozen and more real peers on one machine."""

@@ -1,0 +1,333 @@
+"""The placement that lives beside simple ones, by the living rules.
+
+Every peer of a cluster (Helix's, and those of :mod:`bench.planner.clusters`) measures and announces
+by the node's own code on a stand-in device. A coordinator plans from that within its own time, in
+seconds of the processor: first, and again when nothing has changed for a while, which is adopted
+where its own trial shows a gain that is worth the moves. Rivals plan from the same: a chain of
+stage patterns of the most flow with at most so many stages, Petals' greedy rule, SWARM's equal
+stages, whole replicas, and Helix's published placement where there is one. All are replayed on the
+cluster as it is, by the living rules; ours, the best rival and Helix's by Helix's rules too. On
+Helix's clusters the same planner also plans from the tables that the cluster is made of, in
+:data:`INFORMED_S`.
+
+Rows are added to the output; those that it has already are kept. With ``--again``, ours is planned
+again for them, beside the rivals' figures that are there.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from bench import report
+from bench.papers.clusters import azure, published
+from bench.papers.full_load import offline
+from bench.planner.announced import announced_problem
+from bench.planner.clusters import HELD_OUT, TUNING, load
+from bench.planner.pattern_cpsat import widest_chain
+from bench.planner.stage_patterns import Terrain, place_chains
+from coordinator.evaluation.estimate import estimate
+from coordinator.evaluation.max_flow import solve_flow
+from coordinator.evaluation.plan_check import uncovered
+from coordinator.experiments.planner_view import service_of
+from coordinator.heuristics import heuristics
+from coordinator.planning.placement import best_placement
+from coordinator.planning.solve import SolveAnswer, SolveRequest, solve_request
+from coordinator.plans.transition import TransitionConfig
+from coordinator.problem.service import announced_service
+from coordinator.runtime import CoordinatorConfig
+from coordinator.simulator.core.profiles import Profiles
+from coordinator.simulator.judge import judge, standing_load
+from coordinator.simulator.plans import plan_of
+from dht.messages.types import Assignment, FlowEdge, Plan, PlanVersion, Problem
+from testing.local_swarm import ROOT
+
+RESULT = ROOT / "bench" / "results" / "live_plan.json"
+NAMED = (
+    "small10/30b",
+    "single24/70b",
+    "geo24/70b",
+    "het42/70b",
+    "single24/30b",
+    "geo24/30b",
+    "het42/30b",
+)
+DEPTHS = (8, 11, 14, 20)
+SIMPLE_WORK = 2.0
+"""Work of one program of the simple rival, in CP-SAT's deterministic seconds: it may take all the
+time that it needs."""
+REPLAY_S = 240.0
+"""Length of a replay by the living rules; it begins in the middle, and its second half counts."""
+TOKENS_MIN, REPLAYS_MAX = 60_000, 8
+"""Replays by the living rules, each of other requests, end once so many tokens were decoded: what a
+small swarm serves in one replay differs by 8% from the next."""
+INFORMED_S = 30.0
+HELIX_S = 240.0
+"""Measured time of a replay by Helix's rules, after a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A cluster as it is, and as its peers announce it."""
+
+    name: str
+    problem: Problem
+    profiles: Profiles
+    known: Problem
+
+    def replayed(self, plan: Plan, *, helix: bool = False) -> float:
+        """Decoded tokens/s of a plan under full load."""
+        if helix:
+            report = offline(self.problem, self.profiles, plan, azure(), measured_s=HELIX_S)
+            return report.decode_tokens_per_s
+        served: list[float] = []
+        while len(served) < REPLAYS_MAX and sum(served) * REPLAY_S / 2 < TOKENS_MIN:
+            seed = 1 + len(served)
+            load = standing_load(
+                self.problem, self.profiles, plan, azure(), seed=seed, virtual_s=REPLAY_S
+            )
+            served.append(load)
+        return statistics.fmean(served)
+
+
+def case(name: str) -> Case:
+    """A cluster by its name."""
+    problem, profiles = load(name)
+    return Case(name, problem, profiles, announced_problem(problem, profiles))
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What a coordinator publishes: first, and when nothing has changed for a while."""
+
+    first: Plan
+    thorough: Plan
+    gain: float
+    """What the thorough plan serves more in the coordinator's own trial."""
+    took_s: tuple[float, float]
+
+    @property
+    def adopted(self) -> Plan:
+        """The thorough plan where it is worth its moves."""
+        return self.thorough if self.gain >= TransitionConfig().tried_gain_min else self.first
+
+
+def live(known: Problem, config: CoordinatorConfig) -> Live:
+    """A coordinator's plans, within its time limits in seconds of the processor."""
+    first, first_s = solved(known, config.solve_s)
+    assert first.best is not None, first.error
+    placed = {a.peer_id: a for a in first.best.assignments}
+    nodes = tuple(replace(node, current=placed.get(node.peer_id)) for node in known.nodes)
+    standing = replace(known, nodes=nodes)
+    again, again_s = solved(standing, config.thorough_solve_s, thorough=True, flow=first.best.edges)
+    assert again.best is not None, again.error
+    return Live(first.best, again.best, again.gain or 1.0, (first_s, again_s))
+
+
+def solved(
+    known: Problem, limit_s: float, *, thorough: bool = False, flow: tuple[FlowEdge, ...] = ()
+) -> tuple[SolveAnswer, float]:
+    """A solve's answer, and the seconds of the processor that it took."""
+    request = SolveRequest(
+        problem=known,
+        version=PlanVersion(term=1, counter=1 + thorough),
+        coordinator="bench",
+        time_limit_s=limit_s,
+        seed=int(thorough),
+        now_unix_s=0.0,
+        thorough=thorough,
+        flow=flow,
+    )
+    spent = clock(limit_s)
+    answer = solve_request(request, spent)
+    return answer, spent() * limit_s
+
+
+def clock(limit_s: float) -> Callable[[], float]:
+    """The share of ``limit_s`` seconds of the processor that is gone from now on."""
+    started_s = time.process_time()
+    return lambda: (time.process_time() - started_s) / limit_s
+
+
+def simple(known: Problem, stages_max: int) -> tuple[Assignment, ...] | None:
+    """The chain of stage patterns of the most flow, by type and region, with a bound on depth."""
+    terrain = Terrain(known)
+    if not terrain.kinds:
+        return None
+    chain = widest_chain(terrain, terrain.counts(), stages_max, seed=0, work_max=SIMPLE_WORK)
+    return None if chain is None else place_chains(terrain, [chain])
+
+
+def rivals(each: Case) -> Iterator[tuple[str, Plan]]:
+    """The plans that ours is compared with, each once."""
+    known = each.known
+    made: dict[str, Callable[[], Sequence[Assignment] | None]] = {
+        f"patterns, {depth} stages": lambda depth=depth: simple(known, depth)  # type: ignore[misc]
+        for depth in DEPTHS
+    }
+    made["greedy"] = lambda: heuristics.greedy(known)
+    made["equal stages"] = lambda: heuristics.equal_stages(known)
+    made["replicas"] = lambda: heuristics.replicas(known)
+    seen: set[frozenset[Assignment]] = set()
+    for name, place in made.items():
+        spans = place()
+        if spans is None or frozenset(spans) in seen or uncovered(spans, known.model.layers):
+            continue
+        seen.add(frozenset(spans))
+        yield name, plan_of(known, spans, solve_flow(known, spans).edges)
+    if "/" in each.name:
+        try:
+            yield "helix", published(f"{each.name}/helix")[2]
+        except KeyError:
+            return
+
+
+def figures(each: Case, plan: Plan) -> dict[str, float]:
+    """What a plan serves by the living rules, and what a planner takes it for."""
+    service = announced_service(each.known)
+    spans, edges = plan.assignments, plan.edges
+    return {
+        "served": each.replayed(plan),
+        "judged": judge(each.known, service, spans, edges),
+        "estimated": estimate(each.known, spans, edges, service).tokens_per_s,
+    }
+
+
+def informed(each: Case) -> float:
+    """Tokens/s by the living rules of what the planner finds from the cluster's own tables."""
+    problem, profiles = each.problem, each.profiles
+    placed = best_placement(
+        problem,
+        time_limit_s=INFORMED_S,
+        seed=0,
+        spent=clock(INFORMED_S),
+        service=service_of(problem, profiles, hub=False),
+        trials=True,
+    )
+    return each.replayed(plan_of(problem, placed.assignments, placed.edges))
+
+
+def rivals_of(each: Case) -> dict[str, Any]:
+    """What a row says of the rivals."""
+    made = dict(rivals(each))
+    found = {rival: figures(each, plan) for rival, plan in made.items()}
+    best = max(
+        (rival for rival in made if rival != "helix"), key=lambda rival: found[rival]["served"]
+    )
+    return {
+        "rivals": found,
+        "best": best,
+        "by_helix": {
+            rival: each.replayed(made[rival], helix=True)
+            for rival in (best, "helix")
+            if rival in made
+        },
+    }
+
+
+def row(name: str, before: dict[str, Any] | None = None) -> dict[str, Any]:
+    """One cluster; the rivals' figures are those of the row ``before``, if there is one."""
+    each = case(name)
+    plans = live(each.known, CoordinatorConfig())
+    found = {
+        what: figures(each, plan)
+        for what, plan in (("first", plans.first), ("thorough", plans.thorough))
+    }
+    plan = plans.adopted
+    ours = found["first" if plan is plans.first else "thorough"]
+    known = before or rivals_of(each)
+    rivals_ = known["rivals"]
+    return {
+        "cluster": name,
+        "peers": len(each.problem.nodes),
+        "model": each.problem.model.name,
+        "planner": plan.planner,
+        "plan_s": [round(took_s, 2) for took_s in plans.took_s],
+        "ours": ours,
+        **found,
+        "gain": round(plans.gain, 3),
+        "rivals": rivals_,
+        "best": known["best"],
+        "ratio": ours["served"] / max(1e-9, rivals_[known["best"]]["served"]),
+        "by_helix": {**known["by_helix"], "ours": each.replayed(plan, helix=True)},
+        "tau": {
+            by: tau([(one[by], one["served"]) for one in (*found.values(), *rivals_.values())])
+            for by in ("judged", "estimated")
+        },
+    }
+
+
+def tau(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Kendall's tau of two figures for each placement; None: no two differ."""
+    alike = count = 0
+    for (a, b), (c, d) in combinations(pairs, 2):
+        if a != c and b != d:
+            count += 1
+            alike += (a < c) == (b < d)
+    return round(2 * alike / count - 1, 3) if count else None
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Ratios of ours to the best rival, by sort of cluster."""
+    sorts = {"named": NAMED, "tuning": TUNING, "held out": HELD_OUT}
+    found = {}
+    for sort, names in sorts.items():
+        ratios = [r["ratio"] for r in rows if r["cluster"] in names]
+        if ratios:
+            found[sort] = {
+                "rows": len(ratios),
+                "median": statistics.median(ratios),
+                "least": min(ratios),
+                "below 0.98": sum(ratio < 0.98 for ratio in ratios),
+                "tau": {
+                    by: _mean([r["tau"][by] for r in rows if r["cluster"] in names])
+                    for by in ("judged", "estimated")
+                },
+            }
+    return found
+
+
+def _mean(taus: Sequence[float | None]) -> float | None:
+    known = [each for each in taus if each is not None]
+    return round(statistics.fmean(known), 3) if known else None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark."""
+    parser = report.parser_of("bench.planner.live_plan", __doc__)
+    parser.add_argument("--only", nargs="*", metavar="CLUSTER", help="these clusters, by name")
+    parser.add_argument("--rows", type=int, metavar="N", help="at most so many new rows")
+    parser.add_argument("--again", action="store_true", help="ours, also for rows that are there")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    arguments = parser.parse_args(argv)
+    rows: dict[str, dict[str, Any]] = {}
+    if arguments.out.exists():
+        rows = {r["cluster"]: r for r in json.loads(arguments.out.read_text())["rows"]}
+    wanted = arguments.only or (*NAMED, *TUNING, *HELD_OUT)
+    left = [name for name in wanted if arguments.again or name not in rows]
+    left += [n for n in wanted if n in NAMED and n not in left and "informed" not in rows[n]]
+    for name in left[: arguments.rows]:
+        if arguments.again or name not in rows:
+            rows[name] = row(name, rows.get(name))
+        if name in NAMED:
+            rows[name]["informed"] = informed(case(name))
+        print(name, {k: v for k, v in rows[name].items() if k != "cluster"}, flush=True)
+        ordered = [rows[n] for n in (*NAMED, *TUNING, *HELD_OUT) if n in rows]
+        result = {
+            **report.provenance(0),
+            "limit_s": [CoordinatorConfig().solve_s, CoordinatorConfig().thorough_solve_s],
+            "replay_s": REPLAY_S,
+            "rows": ordered,
+            "summary": summary(ordered),
+        }
+        report.write(arguments.out, result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What sessions survive: losses, moves, storms, elections, roaming volunteers."""

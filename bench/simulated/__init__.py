@@ -1,1 +1,0 @@
-"""The transport adapter for tests and simulation: a network and a clock within one process."""

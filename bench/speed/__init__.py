@@ -1,0 +1,1 @@
+"""How fast answers come: one machine, engines, links, prefixes, drafts, overload."""
