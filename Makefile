@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LIGHT := .venv-light
 
-.PHONY: demo test fuzz guided light-test swarm lint format lock clean bench gpu-check
+.PHONY: demo quick test fuzz guided light-test swarm lint format lock clean bench gpu-check
 
 demo: $(READY)  ## three peers hold one model together; drafts; one is killed in mid-sentence
 	$(BIN)/python -m bench.demo
@@ -14,8 +14,14 @@ demo: $(READY)  ## three peers hold one model together; drafts; one is killed in
 swarm: $(READY)  ## the same swarm, left running until Ctrl-C
 	$(BIN)/python -m bench.demo --keep
 
+quick: $(READY)  ## linters, and the tests of what changed: under two minutes on two cores
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/python -m tests.quick
+
 WORKERS ?= 3
-test: $(READY)  ## the whole test suite; real peers and browsers in one worker, the rest in the others
+test: $(READY)  ## the whole suite; browser tests need Chromium (apt install chromium)
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 FUZZ ?= tests
