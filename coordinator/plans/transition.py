@@ -264,8 +264,8 @@ def choose_plan(
     as much with a second holder of every layer, or with replicas that were lost, and, where
     ``kept`` moves nobody, if it moves no peer that has just moved and none has to wait for ever.
     Otherwise ``kept`` is chosen, also when a peer left: one death must not make all survivors fetch
-    their weights again. Where a settled peer was ``lost_lately``, nobody moves as long as every layer
-    has two holders: another may leave next. Holders are counted among :func:`settled` peers.
+    their weights again. Where a settled peer was ``lost_lately``, nobody moves as long as every
+    layer has two holders: another may leave next. Holders are counted among :func:`settled` peers.
     """
     joined, lost = difference(old, usable)
     rests = lost_lately or bool(lost)
