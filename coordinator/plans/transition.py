@@ -261,8 +261,9 @@ def choose_plan(
     where there is no such plan. Plans are compared by what they would serve: by ``gain``, which is
     ``best``'s tokens/s as a multiple of ``kept``'s, in a simulated run if ``tried``, or else by the
     estimates. ``best`` is worth its moves if it serves 10% more (5% where that was tried), or about
-    as much with a second holder of every layer, or with replicas that were lost, and, where
-    ``kept`` moves nobody, if it moves no peer that has just moved and none has to wait for ever.
+    as much with a second holder of every layer, or with replicas that were lost; if none of its
+    peers has to wait for ever, or ``kept`` has such, too; and, where ``kept`` moves nobody, if it
+    moves no peer that has just moved.
     Otherwise ``kept`` is chosen, also when a peer left: one death must not make all survivors fetch
     their weights again. Where a settled peer was ``lost_lately``, nobody moves as long as every
     layer has two holders: another may leave next. Holders are counted among :func:`settled` peers.
@@ -307,8 +308,11 @@ def _chosen(
     stays = not moved(held, kept.assignments)  # otherwise reviewers would find it too poor
     if stays and movers & moved_lately(usable, now_unix_s, cfg):
         return kept, ""
-    if stays and not can_be_reached(_serving(usable), best.assignments):
-        return kept, ""
+    serving = _serving(usable)
+    if not can_be_reached(serving, best.assignments) and (
+        stays or can_be_reached(serving, kept.assignments)
+    ):
+        return kept, ""  # nobody gives up layers that no other holds, whatever else is lost
     stay = settled(usable, now_unix_s, cfg)
     have, will = (
         replication([a for a in plan.assignments if a.peer_id in stay], best.model.layers)

@@ -165,6 +165,16 @@ def test_lost_replicas_are_worth_a_move(make, usable):
     assert choose_plan(old, poor, kept, usable, CONFIG, NOW_S) == (kept, "1 peer left")
 
 
+def test_a_repair_that_nobody_can_carry_out_is_not_chosen_where_another_can_be(make):
+    """Layers 6 and 7 are lost, and both peers may give theirs up only for the other."""
+    usable = {"a": make.record("a", 2, 6), "b": make.record("b", 0, 2)}
+    old = make.plan([make.span("a", 2, 6), make.span("b", 0, 2), make.span("c", 6, 8)], [])
+    best = make.plan([make.span("a", 0, 4), make.span("b", 4, 8)], [], flow=20.0)
+    kept = make.plan([make.span("b", 0, 4), make.span("a", 4, 8)], [], flow=10.0)
+    assert choose_plan(old, best, kept, usable, CONFIG, NOW_S) == (kept, "1 peer left")
+    assert choose_plan(old, best, None, usable, CONFIG, NOW_S) == (best, "1 peer left")
+
+
 def test_a_death_that_leaves_two_holders_of_every_layer_moves_nobody_for_a_while(make):
     usable = {name: make.record(name) for name in "abd"}
     whole = [make.span("a", 0, 8), make.span("b", 0, 8)]
