@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from bench.simulated.clock import run_virtual
 from coordinator.evaluation.plan_check import check_shape
 from coordinator.plans.reviewer import Reviewer
 from coordinator.plans.store import PlanStore
@@ -24,6 +23,7 @@ from dht.messages.types import (
     PlanVersion,
 )
 from dht.records.directory import Directory
+from testing.clock import run_virtual
 from tests.sim.paper_swarm import LAYERS, NETWORK, SPEC
 from tests.sim.test_self_help import SETTLE_S, Living, World, record_of
 

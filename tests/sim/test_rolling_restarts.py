@@ -7,9 +7,9 @@ import asyncio
 
 import pytest
 
-from bench.simulated.clock import run_virtual
 from coordinator.plans.reviewer import Reviewer
 from dht.identity.peer_id import Identity
+from testing.clock import run_virtual
 from tests.sim.paper_swarm import LAYERS
 from tests.sim.test_self_help import SETTLE_S, Living, World
 

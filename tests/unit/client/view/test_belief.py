@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from bench.simulated.clock import run_virtual
-from bench.simulated.network import MemoryNetwork
 from client.view.belief import believed
 from client.view.reader import ReaderConfig, SwarmReader
 from client.view.view import BELIEVED_TIMES
 from coordinator.problem.model_pin import ModelPin
 from coordinator.routing.quickest import token_s
 from coordinator.routing.routes import NoRoute
+from testing.clock import run_virtual
+from testing.network import MemoryNetwork
 from tests.unit.client.view.test_reader import Told
 from tests.unit.coordinator.conftest import Make
 
