@@ -60,6 +60,23 @@ FRAME_BYTES = Amount(
 without a session here sends nothing longer than an open with its history, 1.25 MiB."""
 PINGS = RateLimit(name="pings", unit="", per_s=128, burst=1024)
 """Pings on streams to a stage: a gateway sends one in 2 s on each of its 128."""
+HANDSHAKES = Amount(name="handshakes", unit="", per_peer=16, in_all=256)
+"""Connections to a light peer that have not shown yet whose they are, by address: a handshake has
+5 s. (Full peers' connections are the daemon's.)"""
+CONNECTIONS = Amount(
+    name="connections", unit="", per_peer=256, in_all=1024, crowded=768, when_crowded=16
+)
+"""Connections to a light peer, by address: a gateway's users share one."""
+UNREAD_BYTES = Amount(
+    name="unread_bytes",
+    unit="MiB",
+    per_peer=64 << 20,
+    in_all=256 << 20,
+    crowded=192 << 20,
+    when_crowded=1 << 20,
+)
+"""Bytes that came to a light peer and that nothing has read, and 4 KiB for each open stream. A
+stream's window is 16 MiB at most."""
 RECORD_STREAMS = Amount(name="record_streams", unit="", per_peer=4, in_all=512)
 RECORD_REQUESTS = RateLimit(name="record_requests", unit="", per_s=20, burst=200)
 RECORD_BYTES = RateLimit(name="record_bytes", unit="MB", per_s=1e6, burst=16e6)
@@ -127,6 +144,9 @@ LIMITS: tuple[Limit, ...] = (
     STREAMS,
     FRAME_BYTES,
     PINGS,
+    HANDSHAKES,
+    CONNECTIONS,
+    UNREAD_BYTES,
     RECORD_STREAMS,
     RECORD_REQUESTS,
     RECORD_BYTES,
