@@ -10,8 +10,9 @@ from typing import Any
 
 from client.text.vocabulary import BYTE_OF, COMPOSED_CHARACTERS_MAX, longest_token
 from dht.errors import UserError
-from dht.hub import VOCABULARIES
+from dht.hub import TEXT_FILES, VOCABULARIES
 from dht.json_file import read_object
+from dht.library_files import read_by_library
 
 TOKENS_KEPT = 1 << 16
 """Number of tokens whose texts are kept: log probabilities name the same ones again and again."""
@@ -120,8 +121,9 @@ def _converted(path: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        made = AutoTokenizer.from_pretrained(path.parent, trust_remote_code=False)
-        return made.backend_tokenizer
+        with read_by_library(path.parent, (*TEXT_FILES, *VOCABULARIES)) as cleaned:
+            made = AutoTokenizer.from_pretrained(cleaned, trust_remote_code=False)
+            return made.backend_tokenizer
     except Exception as error:
         reason = str(error).strip().splitlines() or [repr(error)]
         raise UserError(f"cannot make a tokenizer of {path}: {reason[0]}") from error
