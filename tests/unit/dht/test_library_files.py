@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from bench.local_swarm import ROOT
-from client.text.tokenizer import Tokenizer
 from dht.errors import UserError
 from dht.json_file import DEPTH_MAX, read_object
 from dht.library_files import CODE_KEYS, without_code
@@ -45,25 +44,10 @@ def test_no_kernel_of_a_hub_is_asked_for(tmp_path: Path) -> None:
     assert os.environ["USE_HUB_KERNELS"] == "0"
 
 
-def test_no_other_file_of_this_machine_is_read(tmp_path: Path) -> None:
-    """transformers takes another configuration, or a tokenizer's files, from where files say."""
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    written(elsewhere, "config.0.0.0.json", vocab_size=7)
-    model = tmp_path / "model"
-    model.mkdir()
-    other = "../elsewhere/config.0.0.0.json"
-    config = library_config(written(model, configuration_files=[other, "config.0.0.1.json"]))
+def test_no_other_configuration_is_read_than_the_one_that_is_hashed(tmp_path: Path) -> None:
+    written(tmp_path, "config.0.0.0.json", vocab_size=7)
+    config = library_config(written(tmp_path, configuration_files=["config.0.0.0.json"]))
     assert config.vocab_size != 7
-    secret = elsewhere / "secret.json"
-    secret.write_text(json.dumps({"secret": 0, "<unk>": 1}))
-    (model / "vocab.json").write_text(json.dumps({"a": 0, "b": 1}))
-    (model / "merges.txt").write_text("#version: 0.2\n")
-    named = {"tokenizer_class": "GPT2Tokenizer", "vocab_file": str(secret), "unk_token": "a"}
-    (model / "tokenizer_config.json").write_text(json.dumps(named))
-    tokenizer = Tokenizer.load(model)
-    assert tokenizer is not None
-    assert "secret" not in str(tokenizer._backend.to_str())
 
 
 @pytest.mark.parametrize("key", ["num_hidden_layers", "n_layer", "vision_layers", "depth"])
