@@ -130,11 +130,11 @@ class Answering:
     """A peer that answers every search with the same."""
 
     def __init__(self, *results: dht_pb2.FindResult) -> None:
-        self._answer = dht_pb2.FindResponse(results=results)
+        self.answer = dht_pb2.FindResponse(results=results)
 
     async def rpc_find(self, _: Any, timeout: float) -> dht_pb2.FindResponse:
         del timeout
-        return self._answer
+        return self.answer
 
 
 def find(node: Any, *results: dht_pb2.FindResult) -> Any:
