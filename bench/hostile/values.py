@@ -107,9 +107,7 @@ async def odd_answers(target: Target) -> Sent:
             dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=nested(), expiration_time=2e9),
             dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=alike(), expiration_time=2e9),
             dht_pb2.FindResult(nearest_node_ids=places, nearest_peer_ids=[peer] * len(places)),
-            dht_pb2.FindResult(
-                nearest_node_ids=[bytes(20)], nearest_peer_ids=[os.urandom(1 << 20)]
-            ),
+            dht_pb2.FindResult(nearest_node_ids=[bytes(20)], nearest_peer_ids=[long]),
         )
     )
 
