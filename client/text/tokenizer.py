@@ -2,7 +2,7 @@
 
 import json
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +31,7 @@ class _WithoutPanics:
         self._library = library
 
     def __getattr__(self, name: str) -> Any:
-        method: Callable[..., Any] = getattr(self._library, name)
+        method: Any = getattr(self._library, name)
         if not callable(method):
             return method
 
