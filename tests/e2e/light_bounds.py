@@ -4,6 +4,7 @@ python -m tests.e2e.light_bounds CASE
 """
 
 import asyncio
+import random
 import socket
 import struct
 import sys
@@ -228,6 +229,33 @@ async def what_is_pushed() -> None:
         assert not victim._host._host._identify_tasks
 
 
+async def whatever_comes() -> None:
+    """No bytes, before a handshake or in frames after it, end the host or keep others out."""
+    rng = random.Random(1)
+
+    async def frames(_: Any, connection: Any) -> None:
+        secured = connection.muxed_conn.secured_conn
+        with suppress(Exception):
+            for _ in range(30):
+                size = rng.choice((0, 0, 1, 12, 300, 1 << 18))
+                said = rng.choice((size, size, 0, 1 << 20, (1 << 32) - 1))
+                head = (0, rng.randrange(5), rng.randrange(16), rng.randrange(6), said)
+                await secured.write(struct.pack(DATA_FRAME, *head) + rng.randbytes(size))
+
+    def strangers(victim: Victim) -> None:
+        for _ in range(40):
+            with victim.connect() as connection, suppress(OSError):
+                connection.sendall(line(MULTISTREAM) + line(b"/noise\n")[: rng.randrange(9)])
+                connection.sendall(rng.randbytes(rng.choice((0, 1, 2, 34, 70_000))))
+
+    async with Victim() as victim:
+        await asyncio.to_thread(strangers, victim)
+        for _ in range(10):
+            await in_trio(stranger, victim.address, frames)
+        await in_trio(stranger, victim.address, nothing)
+        assert not victim._host.ended.is_set()
+
+
 CASES = {
     each.__name__: each
     for each in (
@@ -239,6 +267,7 @@ CASES = {
         silent_connections,
         connections_that_come_and_go,
         what_is_pushed,
+        whatever_comes,
     )
 }
 

@@ -14,6 +14,7 @@ CASES = (
     "silent_connections",
     "connections_that_come_and_go",
     "what_is_pushed",
+    "whatever_comes",
 )
 
 
