@@ -29,6 +29,11 @@ fuzz: $(READY)  ## the suite's laws on other inputs each time, and on 20 times a
 	$(BIN)/python -m pytest -m "property or hypothesis" --hypothesis-profile=fuzz --timeout=0 -n $(WORKERS) $(FUZZ)
 
 LAWS := test_files:test_a_safetensors_header_is_right_or_refused \
+	test_files:test_a_tokenizer_is_read_or_refused \
+	test_files:test_a_configuration_is_read_by_the_library_or_refused \
+	test_entries:test_bytes_are_entries_or_malformed \
+	test_entries:test_a_request_to_store_is_followed_as_far_as_it_is_right \
+	test_entries:test_an_answer_to_a_search_is_right_records_and_right_places \
 	test_words:test_an_address_is_parsed_or_no_address \
 	test_words:test_what_a_dial_back_found_is_an_address_of_ours_or_nothing \
 	test_frames:test_damaged_frames_follow_one_another_until_one_is_malformed \

@@ -60,6 +60,23 @@ FRAME_BYTES = Amount(
 without a session here sends nothing longer than an open with its history, 1.25 MiB."""
 PINGS = RateLimit(name="pings", unit="", per_s=128, burst=1024)
 """Pings on streams to a stage: a gateway sends one in 2 s on each of its 128."""
+HANDSHAKES = Amount(name="handshakes", unit="", per_peer=16, in_all=256)
+"""Connections to a light peer that have not shown yet whose they are, by address: a handshake has
+5 s. (Full peers' connections are the daemon's.)"""
+CONNECTIONS = Amount(
+    name="connections", unit="", per_peer=256, in_all=1024, crowded=768, when_crowded=16
+)
+"""Connections to a light peer, by address: a gateway's users share one."""
+UNREAD_BYTES = Amount(
+    name="unread_bytes",
+    unit="MiB",
+    per_peer=64 << 20,
+    in_all=256 << 20,
+    crowded=192 << 20,
+    when_crowded=1 << 20,
+)
+"""Bytes that came to a light peer and that nothing has read, and 4 KiB for each open stream. A
+stream's window is 16 MiB at most."""
 RECORD_STREAMS = Amount(name="record_streams", unit="", per_peer=4, in_all=512)
 RECORD_REQUESTS = RateLimit(name="record_requests", unit="", per_s=20, burst=200)
 RECORD_BYTES = RateLimit(name="record_bytes", unit="MB", per_s=1e6, burst=16e6)
@@ -69,10 +86,22 @@ RECORD_SEARCHES = RateLimit(
 )
 """Searches of the DHT: a tenth of all for each peer; a burst is four kinds of records of five
 models."""
+DHT_PINGS = RateLimit(name="dht_pings", unit="", per_s=0.5, burst=16, all_per_s=64, all_burst=512)
+"""Nodes called back on their wish, once when they join and again when they greet."""
 DHT_STORES = RateLimit(name="dht_stores", unit="", per_s=64, burst=1024)
-"""Values that a peer stores here; at once as many as a neighbour hands over to a newcomer."""
+"""Records that a peer stores here; at once as many as a neighbour hands over to a newcomer."""
+DHT_STORE_BYTES = RateLimit(
+    name="dht_store_bytes",
+    unit="MiB",
+    per_s=1 << 20,
+    burst=16 << 20,
+    all_per_s=16 << 20,
+    all_burst=64 << 20,
+)
+"""Bytes of requests to store, before any of them is read; the handed over records of a whole guard
+are 16 MiB."""
 DHT_BULK_STORES = RateLimit(name="dht_bulk_stores", unit="", all_per_s=512, all_burst=4096)
-"""Values in requests of more than a peer's own: each costs the check of a signature."""
+"""Records in requests of more than a peer's own: each costs the check of a signature."""
 DHT_FIND_BYTES = RateLimit(
     name="dht_find_bytes",
     unit="MiB",
@@ -81,6 +110,15 @@ DHT_FIND_BYTES = RateLimit(
     all_per_s=16 << 20,
     all_burst=64 << 20,
 )
+DHT_FOUND_BYTES = RateLimit(
+    name="dht_found_bytes",
+    unit="MiB",
+    per_s=1 << 20,
+    burst=16 << 20,
+    all_per_s=16 << 20,
+    all_burst=64 << 20,
+)
+"""Bytes of a peer's answers to this peer's searches: as much as it would give by its own rates."""
 DIALS_BACK_OPEN = Amount(name="dials_back_open", unit="", per_peer=16, in_all=16)
 DIALS_BACK = RateLimit(name="dials_back", unit="", per_s=0.05, burst=3, all_per_s=2, all_burst=20)
 DIALS_BACK_TO = RateLimit(name="dials_back_to", unit="", per_s=0.05, burst=3)
@@ -106,14 +144,20 @@ LIMITS: tuple[Limit, ...] = (
     STREAMS,
     FRAME_BYTES,
     PINGS,
+    HANDSHAKES,
+    CONNECTIONS,
+    UNREAD_BYTES,
     RECORD_STREAMS,
     RECORD_REQUESTS,
     RECORD_BYTES,
     RECORD_STORES,
     RECORD_SEARCHES,
+    DHT_PINGS,
     DHT_STORES,
+    DHT_STORE_BYTES,
     DHT_BULK_STORES,
     DHT_FIND_BYTES,
+    DHT_FOUND_BYTES,
     DIALS_BACK_OPEN,
     DIALS_BACK,
     DIALS_BACK_TO,

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 
 T = TypeVar("T")
+DEPTH_MAX = 64
+"""Maximum objects and lists within each other: whatever is made of a value recurses over them."""
 Json = dict[str, Any]
 """A JSON object as Python has it."""
 
@@ -25,7 +27,24 @@ def read_object(path: Path) -> Json:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(read, dict):
         raise ValueError("it is no JSON object")
+    if is_deep(read):
+        raise ValueError("it is nested too deeply")
     return read
+
+
+def is_deep(value: Any) -> bool:
+    """Whether more than ``DEPTH_MAX`` objects and lists lie within each other."""
+    level = [value]
+    for _ in range(DEPTH_MAX + 1):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return False
+    return any(isinstance(each, dict | list) for each in level)
 
 
 def decode_json(data: bytes | msgspec.Raw, kind: type[T]) -> T:

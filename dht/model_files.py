@@ -15,6 +15,7 @@ import msgspec
 from dht.errors import UserError
 from dht.hub import HubListing, notes_directory
 from dht.json_file import decode_json, read_object
+from dht.library_files import read_by_library, without_code
 from dht.messages.types import fingerprint_of
 from dht.text_files import digest_of, text_hashes
 
@@ -130,7 +131,7 @@ def known_hashes(manifest: Manifest, shard: str, directory: Path) -> ShardHashes
 
 
 def read_config(directory: Path, name: str = "") -> dict[str, Any]:
-    """The model's configuration; ``name`` stands for the model in messages.
+    """The model's configuration without what names code; ``name`` stands for the model in messages.
 
     Raises UserError, also for a model that only code of its own could run.
     """
@@ -144,11 +145,14 @@ def read_config(directory: Path, name: str = "") -> dict[str, Any]:
         raise UserError(f"{name} has no config.json; {what}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
-    if "model_type" not in config:
+    if not isinstance(config.get("model_type"), str):
         raise UserError(f"{path} does not describe a model: it has no model_type")
     if "auto_map" in config and library_type(config) is None:
         raise UserError(f"{name} needs code of its own to run; that is never executed here")
-    return config
+    try:
+        return without_code(config)
+    except ValueError as error:
+        raise UserError(f"{path} cannot be used: {error}") from error
 
 
 def library_type(config: Mapping[str, Any]) -> str | None:
@@ -184,10 +188,10 @@ def library_config(directory: Path) -> Any:
     kind = library_type(config)
     try:
         if kind is None or kind == config["model_type"]:
-            return AutoConfig.from_pretrained(directory, trust_remote_code=False)
-        borrowed = {key: value for key, value in config.items() if key != "auto_map"}
-        return CONFIG_MAPPING[kind].from_dict({**borrowed, "model_type": kind})
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            with read_by_library(directory, ("config.json",)) as cleaned:
+                return AutoConfig.from_pretrained(cleaned, trust_remote_code=False)
+        return CONFIG_MAPPING[kind].from_dict({**config, "model_type": kind})
+    except Exception as error:
         raise UserError(f"{directory / 'config.json'} is not understood: {error}") from error
 
 

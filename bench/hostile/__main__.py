@@ -5,7 +5,8 @@ short answers all the time (for rows on HTTP through a gateway), and an attacker
 its own, all on loopback. A row holds if no answer failed and none came much later, no process
 ended or kept memory, peers went on serving and following plans of their own, a newcomer could
 join, and the attacker has nothing that it must not have. With ``--soak`` eight attackers draw all
-attacks at random at once.
+attacks at random at once. A row on a light peer needs py-libp2p, here or in the environment whose
+interpreter ANABRANCH_LIGHT_PYTHON names (``make light-test`` makes one); else it is left out.
 """
 
 import argparse
@@ -104,7 +105,7 @@ async def play(arguments: argparse.Namespace, result: dict[str, Any], say: Conso
     )
     playing = Playing(expected, timing, limits, say)
     try:
-        for name in arguments.only or ATTACKS:
+        for name in arguments.only or playable():
             result["rows"][name] = found = await playing.play(name)
             result["summary"] = summary(result["rows"])
             keep(arguments, result)
@@ -112,6 +113,13 @@ async def play(arguments: argparse.Namespace, result: dict[str, Any], say: Conso
             say.print(f"{name}: {'ok' if found['ok'] else 'BROKEN: ' + ', '.join(wrong)}")
     finally:
         await playing.close()
+
+
+def playable() -> list[str]:
+    """The attacks that can be played with what is installed here."""
+    from bench.hostile.honest import light_is_there
+
+    return [name for name, row in ATTACKS.items() if not row.light or light_is_there()]
 
 
 def keep(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
@@ -129,7 +137,7 @@ async def interruptible(arguments: argparse.Namespace, result: dict[str, Any]) -
     playing.result()
     if arguments.soak is not None:
         return EXIT_DONE if result["soak"]["ok"] else 1
-    played = arguments.only or ATTACKS
+    played = arguments.only or playable()
     return EXIT_DONE if all(result["rows"][name]["ok"] for name in played) else 1
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bench.hostile import members, pages, strangers
+from bench.hostile import members, pages, strangers, values
 from bench.hostile.attacker import Attack
 
 
@@ -16,6 +16,8 @@ class Row:
     """Whether it goes against a gateway, through which honest callers then ask, too."""
     command: bool = False
     """Whether somebody also asks by the command meanwhile, whose output goes to a terminal."""
+    light: bool = False
+    """Whether one of the peers is a light one: needs py-libp2p."""
 
     @property
     def what(self) -> str:
@@ -52,11 +54,16 @@ ATTACKS: dict[str, Row] = {
     "escapes_in_reasons": Row(attack=members.escapes_in_reasons, command=True),
     "foreign_pages": Row(attack=pages.foreign_pages, gateway=True),
     "huge_plan_body": Row(attack=members.huge_plan_body),
+    "nested_values": Row(attack=values.nested_values),
+    "thousands_in_one": Row(attack=values.thousands_in_one),
+    "odd_answers": Row(attack=values.odd_answers, seconds=PLANNED_S),
+    "first_lines": Row(attack=values.first_lines, light=True),
     "other_weights": Row(attack=members.other_weights, seconds=JOINED_S),
 }
 
 NOT_PLAYED = {
     "old libraries in the daemon": "a dependency, which only its update closes",
+    "kernels and code that a configuration names": "a file of the model that the owner chose",
     "packages and images without hashes": "an attack on what is installed, not on who is reached",
     "a configuration with millions of layers": "a file that the owner chose; no peer sends one",
     "keys in the list of processes": "seen by users of the same machine, not over the network",

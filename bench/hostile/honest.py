@@ -1,7 +1,9 @@
 """The honest side: real peers, callers, a gateway, and what they hold in memory and in records."""
 
 import asyncio
+import importlib.util
 import json
+import os
 import re
 import sys
 import time
@@ -35,6 +37,14 @@ TOLD = frozenset(
 """Events that may tell why layers were not served."""
 OBSERVE_S = 20.0
 MODULE = "bench.hostile"
+LIGHT_PYTHON = os.environ.get("ANABRANCH_LIGHT_PYTHON", sys.executable)
+"""The interpreter of light peers, which need py-libp2p."""
+
+
+def light_is_there() -> bool:
+    """Whether light peers can be started here."""
+    found = importlib.util.find_spec("libp2p") is not None
+    return found or sys.executable != LIGHT_PYTHON
 
 
 @dataclass(slots=True)
@@ -70,6 +80,8 @@ class Side:
     expected: Expected
     swarm: LocalSwarm = field(default_factory=swarm_of)
     peers_wanted: int = 4
+    light_wanted: int = 0
+    """How many of them are light peers."""
     gateway: str = ""
     peers: list[LocalPeer] = field(default_factory=list)
     callers: list[Helper] = field(default_factory=list)
@@ -96,8 +108,10 @@ class Side:
     async def begin(self) -> None:
         """Start the peers and wait until they serve. Raises PeerStartError."""
         memory_gib = SHARE * memory_for(MODEL) / 2**30
-        for _ in range(self.peers_wanted):
-            self.peers.append(self.swarm.start_peer(memory_gib=memory_gib))
+        for at in range(self.peers_wanted):
+            light = at >= self.peers_wanted - self.light_wanted
+            kind = {"python": LIGHT_PYTHON, "extra": ("--transport", "light")} if light else {}
+            self.peers.append(self.swarm.start_peer(memory_gib=memory_gib, **kind))
         await asyncio.to_thread(self.swarm.wait_serving)
         for peer in self.peers:
             root, *daemons = family_of(peer)

@@ -63,7 +63,8 @@ class Playing:
     limits: Limits
     say: Console
     _side: Side | None = None
-    _with_gateway: bool = False
+    _kind: tuple[bool, bool] = (False, False)
+    """Whether the side has a gateway, and a light peer."""
     _before: list[Asked] = field(default_factory=list)
     _calm_mib: float = 0.0
 
@@ -136,11 +137,12 @@ class Playing:
 
     async def _ready(self, wanted: Row) -> Side:
         """A side that nothing harmed, with callers that have asked for a while already."""
-        if self._side is not None and self._with_gateway == wanted.gateway:
+        kind = (wanted.gateway, wanted.light)
+        if self._side is not None and self._kind == kind:
             return self._side
         await self.close()
-        self._side = side = Side(self.expected).__enter__()
-        self._with_gateway = wanted.gateway
+        self._side = side = Side(self.expected, light_wanted=int(wanted.light)).__enter__()
+        self._kind = kind
         await side.begin()
         if wanted.gateway:
             await side.open_gateway()

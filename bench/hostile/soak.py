@@ -14,7 +14,7 @@ from bench import report
 from bench.fleet.peers import spread
 from bench.hostile.attacks import ATTACKS
 from bench.hostile.callers import Expected
-from bench.hostile.honest import Side, said, until
+from bench.hostile.honest import Side, light_is_there, said, until
 from bench.hostile.rows import LEAVE_S, attackers, first_tokens_s
 from bench.hostile.verdict import Limits, slope_per_min
 
@@ -45,7 +45,8 @@ async def soak(
     expected: Expected, minutes: float, seed: int, limits: Limits, say: Console
 ) -> dict[str, Any]:
     """Eight attackers draw attacks at random against four peers, a gateway and four callers."""
-    with Side(expected, peers_wanted=PEERS) as side:
+    light = int(light_is_there())
+    with Side(expected, peers_wanted=PEERS + light, light_wanted=light) as side:
         await side.begin()
         await side.open_gateway()
         side.call(CALLERS - 1)
@@ -108,7 +109,8 @@ async def attack_on(
 ) -> None:
     """One attacker: attack after attack, each in a new process, until the time is over."""
     while (left_s := until_s - time.time()) > LASTS_S[0] / 2:
-        name, seconds = rng.choice(sorted(ATTACKS)), min(left_s, rng.uniform(*LASTS_S))
+        drawable = [name for name in sorted(ATTACKS) if side.light_wanted >= ATTACKS[name].light]
+        name, seconds = rng.choice(drawable), min(left_s, rng.uniform(*LASTS_S))
         drawn.append(Drawn(name, time.time(), seconds))
         say.print(f"{left_s:.0f} s left: {name}")
         attack = attackers(side, name, seconds)

@@ -10,8 +10,9 @@ from typing import Any
 
 from client.text.vocabulary import BYTE_OF, COMPOSED_CHARACTERS_MAX, longest_token
 from dht.errors import UserError
-from dht.hub import VOCABULARIES
+from dht.hub import TEXT_FILES, VOCABULARIES
 from dht.json_file import read_object
+from dht.library_files import read_by_library
 
 TOKENS_KEPT = 1 << 16
 """Number of tokens whose texts are kept: log probabilities name the same ones again and again."""
@@ -19,11 +20,37 @@ UNFINISHED_TOKENS_MAX = 64
 """Maximum number of tokens that may be one unfinished character; a character has 4 bytes."""
 
 
+class _WithoutPanics:
+    """Calls ``library``, which is written in Rust, and makes its panics UserErrors.
+
+    A panic is raised as an exception that ``except Exception`` does not catch, so a model's file
+    that makes one would end whatever serves it.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def __getattr__(self, name: str) -> Any:
+        method: Any = getattr(self._library, name)
+        if not callable(method):
+            return method
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            try:
+                return method(*arguments, **named)
+            except BaseException as error:
+                if type(error).__name__ != "PanicException":
+                    raise
+                raise UserError(f"the model's tokenizer is broken: {str(error)[:200]}") from error
+
+        return call
+
+
 class Tokenizer:
     """The model's own tokenizer, read from its directory; no weights are touched."""
 
     def __init__(self, backend: Any) -> None:
-        self._backend = backend
+        self._backend = _WithoutPanics(backend)
         self._piece = lru_cache(TOKENS_KEPT)(self._decode_piece)
 
     @classmethod
@@ -40,17 +67,16 @@ class Tokenizer:
         from tokenizers import Tokenizer as Backend
 
         try:
-            backend = Backend.from_file(str(path))
+            return cls(_WithoutPanics(Backend).from_file(str(path)))
         except Exception as error:
             raise UserError(f"cannot read {path}: {error}") from error
-        return cls(backend)
 
     def showing(self, marks: Sequence[str]) -> "Tokenizer":
         """This tokenizer, with special tokens among ``marks`` shown as text."""
         model = json.loads(self._backend.to_str())
         for token in model.get("added_tokens", ()):
             token["special"] = token["special"] and token["content"] not in marks
-        return Tokenizer(type(self._backend).from_str(json.dumps(model)))
+        return Tokenizer(self._backend.from_str(json.dumps(model)))
 
     def special_tokens(self, marks: Sequence[str]) -> dict[str, int]:
         """Ids of those ``marks`` that are special tokens, by their text."""
@@ -120,8 +146,9 @@ def _converted(path: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        made = AutoTokenizer.from_pretrained(path.parent, trust_remote_code=False)
-        return made.backend_tokenizer
+        with read_by_library(path.parent, (*TEXT_FILES, *VOCABULARIES)) as cleaned:
+            made = AutoTokenizer.from_pretrained(cleaned, trust_remote_code=False)
+            return made.backend_tokenizer
     except Exception as error:
         reason = str(error).strip().splitlines() or [repr(error)]
         raise UserError(f"cannot make a tokenizer of {path}: {reason[0]}") from error

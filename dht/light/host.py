@@ -23,9 +23,11 @@ from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
+from dht.budget import Budget
 from dht.errors import NetworkError, UserError
 from dht.identity.multiaddr import split_circuit
 from dht.identity.peer_id import Identity
+from dht.light.bounds import restrain, upgrades
 from dht.light.relay import Circuits
 from dht.light.stream import BridgedStream
 from dht.messages.types import PEERS_MAX
@@ -46,8 +48,14 @@ _log = logging.getLogger(__name__)
 class LightHost:
     """A libp2p host that listens, dials and carries streams; make one with :meth:`start`."""
 
-    def __init__(self, identity: Identity, on_stream: Callable[[str, BridgedStream], None]) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        on_stream: Callable[[str, BridgedStream], None],
+        budget: Budget,
+    ) -> None:
         self._identity = identity
+        self._budget = budget
         self._on_stream = on_stream
         """Callback in asyncio for incoming streams, with protocol and stream."""
         self._loop = asyncio.get_running_loop()
@@ -182,8 +190,10 @@ class LightHost:
         self._stop = trio.Event()
         quiet()
         addresses = [Multiaddr(address) for address in listen]
+        keys = create_new_key_pair(self._identity.seed())
         self._host = new_host(
-            key_pair=create_new_key_pair(self._identity.seed()),
+            key_pair=keys,
+            **upgrades(keys, self._budget),
             negotiate_timeout=NEGOTIATE_S,
             connection_config=ConnectionConfig(
                 max_connections=CONNECTIONS_MAX,
@@ -196,6 +206,7 @@ class LightHost:
             ),
             disable_identify_address_discovery=True,
         )
+        restrain(self._host, self._budget)
         self._host.get_network().retry_config = RetryConfig(max_retries=0)
         self._circuits = Circuits(self._host)
         self._circuits.listen()

@@ -136,7 +136,7 @@ class LightTransport:
         listen = config.listen_addresses()
         # The import takes seconds: in a thread, so that the loop goes on.
         host_of = await asyncio.to_thread(_load)
-        self._host = host_of(config.identity, self._on_stream)
+        self._host = host_of(config.identity, self._on_stream, config.budget)
         bound = await self._host.start(listen, limit_s=limit_s)
         reached = config.announce_addresses or expanded(bound)
         self._dials = DialRule.of(config.initial_peers, reached)

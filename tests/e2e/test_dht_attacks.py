@@ -477,3 +477,50 @@ def test_nobody_listens_at_udp_or_joins_through_it(address: str) -> None:
     for config in (through, at, announced):
         with pytest.raises(UserError, match="/tcp"):
             asyncio.run(HivemindTransport.create(config))
+
+
+def test_a_value_that_nests_ends_nobody_who_stores_or_searches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """hivemind's reader of values takes a process with it at 300 levels."""
+    bomb = b"\x90"
+    for _ in range(300):
+        bomb = b"\xc9" + len(bomb).to_bytes(4, "big") + b"\x40" + bomb
+
+    async def body() -> None:
+        from hivemind.dht.protocol import DHTProtocol
+        from hivemind.p2p import P2PContext
+        from hivemind.proto import dht_pb2
+
+        asked = 0
+
+        async def rpc_find(
+            self: Any, request: dht_pb2.FindRequest, context: P2PContext
+        ) -> dht_pb2.FindResponse:
+            del context
+            nonlocal asked
+            asked += 1
+            result = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=bomb)
+            return dht_pb2.FindResponse(results=[result] * len(request.keys), peer=self.node_info)
+
+        monkeypatch.setattr(DHTProtocol, "rpc_find", rpc_find)
+        async with our_victim() as (attacker, victim):
+            protocol = attacker.node.protocol
+            request = dht_pb2.StoreRequest(
+                keys=[attacker.place(source=KEY).to_bytes()],
+                subkeys=[b""],
+                values=[bomb],
+                expiration_time=[time.time() + 60],
+                in_cache=[False],
+                peer=protocol.node_info,
+            )
+            answer = await protocol.get_stub(attacker.victim).rpc_store(request, timeout=20)
+            assert list(answer.store_ok) == [False]
+            # A node with a place of its own choice is asked nothing; this one is made known.
+            table = victim._node.protocol.routing_table
+            table.add_or_update_node(attacker.node.node_id, attacker.node.peer_id)
+            assert not await victim.get(KEY)
+            assert asked
+            assert victim.rejected_records["MalformedError"] >= 2
+
+    asyncio.run(body())

@@ -1,5 +1,6 @@
 """Files of a model that somebody else made: what cannot be right is refused in one line."""
 
+import contextlib
 import functools
 import json
 import struct
@@ -15,14 +16,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from bench.local_swarm import ROOT
 from client.answer.defaults import SamplingDefaults
 from client.text.chat_template import ChatTemplate
-from client.text.tokenizer import stop_token_ids
+from client.text.tokenizer import Tokenizer, stop_token_ids
 from dht.errors import UserError
 from dht.model_files import (
     INDEX,
     MANIFEST,
     SINGLE,
+    directory_fingerprint,
+    library_config,
     read_config,
     read_index,
     read_manifest,
@@ -49,6 +53,7 @@ HEADER = {
     "c": {"dtype": "U8", "shape": [], "data_offsets": [134, 135]},
 }
 DATA_BYTES = 135
+MODEL = ROOT / "models" / "brook"
 TEMPLATE = "{% for m in messages %}{{ bos_token }}{{ m.content }}{% endfor %}"
 TEMPLATES = (
     "{{ " + "(" * 3000, "{% if x %}" * 500, "{{ " + "1+" * 3000 + "1 }}", TEMPLATE,
@@ -229,3 +234,47 @@ def test_a_model_is_opened_or_refused(drawn: Choices) -> None:
             json_of(config, drawn) if drawn.yes() else json.dumps(config).encode()
         )
         lawful(lambda: store(path), UserError)
+
+
+@functools.cache
+def small_tokenizer() -> dict[str, Any]:
+    """The bundled model's tokenizer with a part of its vocabulary."""
+    said: dict[str, Any] = json.loads((MODEL / "tokenizer.json").read_text())
+    model = said["model"]
+    kept = {token: number for number, token in enumerate([*model["vocab"]][:300])}
+    model["merges"] = [each for each in model["merges"] if {*each, "".join(each)} <= kept.keys()]
+    model["vocab"] = kept
+    return said
+
+
+@examples(40)
+@given(choices(120))
+def test_a_tokenizer_is_read_or_refused(drawn: Choices) -> None:
+    """Its library is written in Rust, whose panics nothing catches."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "tokenizer.json"
+        file.write_bytes(json_of(small_tokenizer(), drawn))
+
+        # Not measured: a model's files are read in a thread, and a panic writes its stack.
+        with contextlib.suppress(UserError):
+            tokenizer = Tokenizer.load(Path(directory))
+            assert tokenizer is not None
+            ids = tokenizer.encode("Once upon a time \u00e9\U0001f600<|x|>")
+            tokenizer.decode((*ids[:20], 0, 299, 1 << 20))
+            tokenizer.token_text(0)
+
+
+@examples(40)
+@given(choices(120))
+def test_a_configuration_is_read_by_the_library_or_refused(drawn: Choices) -> None:
+    """As transformers is asked to read it, wherever it comes from."""
+    said = json.loads((MODEL / "config.json").read_text())
+    odd = {"attn_implementation": "a/b", "auto_map": {"AutoConfig": "a--b.C"}, "text_config": said}
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "config.json"
+        file.write_bytes(json_of(said | (odd if drawn.yes() else {}), drawn))
+
+        # Not on the event loop: a library's time is its own.
+        with contextlib.suppress(UserError):
+            assert library_config(Path(directory))._attn_implementation != "a/b"
+            directory_fingerprint("0" * 64, Path(directory))

@@ -217,7 +217,7 @@ def _ended(choice: Json) -> Json:
 def _object(text: str) -> Json:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from bench.hostile import members, pages, strangers
+from bench.hostile import members, pages, strangers, values
 from bench.hostile.__main__ import begun, main, parse
 from bench.hostile.attacker import Sent, Target, chain_of
 from bench.hostile.attacks import ATTACKS, Row
@@ -56,6 +56,9 @@ WAYS = {
     "text that controls a terminal": {"escapes_in_reasons"},
     "requests of other people's pages": {"foreign_pages"},
     "a plan larger than a frame": {"huge_plan_body"},
+    "values that a library reads before they are checked": {"nested_values", "odd_answers"},
+    "many records that count as one": {"thousands_in_one"},
+    "connections of nobody": {"first_lines"},
     "other numbers under the same names": {"other_weights"},
 }
 """Ways to harm a swarm over the network, and the rows that try them."""
@@ -85,7 +88,7 @@ def test_every_way_has_its_rows_and_every_row_is_of_a_way() -> None:
 def test_every_attack_of_the_modules_is_in_the_table() -> None:
     found = {
         name: each
-        for module in (strangers, members, pages)
+        for module in (strangers, members, pages, values)
         for name, each in inspect.getmembers(module, inspect.iscoroutinefunction)
         if list(inspect.signature(each).parameters) == ["target"]
         and inspect.signature(each).return_annotation is Sent

@@ -1,5 +1,6 @@
 """Pieces join to the whole text."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -152,3 +153,22 @@ def test_marks_that_are_special_tokens_can_be_shown() -> None:
     assert "[TOOL_CALLS]" not in hidden.decode(ids)
     assert "[TOOL_CALLS]" in shown.decode(ids)
     assert "<|other|>" not in shown.decode(ids)
+
+
+@pytest.mark.parametrize("at", ["load", "encode"])
+def test_a_panic_of_the_library_is_a_user_error(tmp_path: Path, at: str) -> None:
+    """tokenizers is written in Rust, whose panics are no ``Exception`` in Python."""
+    said = json.loads((MODEL / "tokenizer.json").read_text())
+    if at == "load":
+        said["model"]["continuing_subword_prefix"] = "c:x"
+    else:
+        del said["post_processor"]["special_tokens"]["<|bos|>"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(said))
+
+    def use() -> None:
+        tokenizer = Tokenizer.load(tmp_path)
+        assert tokenizer is not None
+        tokenizer.encode("Once")
+
+    with pytest.raises(UserError, match=r"tokenizer"):
+        use()
