@@ -5,6 +5,7 @@ hide all others; here each entry is judged alone. Stock nodes also trust the exp
 states for a whole dictionary, by which one peer can end a search early.
 """
 
+import asyncio
 import logging
 import math
 from collections import Counter
@@ -85,6 +86,10 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
         return False
 
 
+def _clock() -> float:
+    return asyncio.get_running_loop().time()
+
+
 def node_id_of(peer_id: Any) -> Any:
     """A peer's place in the DHT, which follows from its key: peers cannot choose neighbours."""
     return DHTID.generate(source=NODE_ID_PREFIX + peer_id.to_bytes())
@@ -144,9 +149,8 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         left = FIND_BYTES_MAX
         for key in keys:
             size = self._stored_bytes(key)
-            now_s: float = get_dht_time()
             cost = size + ASKED_KEY_BYTES
-            if not self._finds.take(context.remote_id.to_base58(), cost, now_s):
+            if not self._finds.take(context.remote_id.to_base58(), cost, _clock()):
                 return dht_pb2.FindResponse(results=[], peer=self.node_info)
             if size > left:
                 answer.results.append(dht_pb2.FindResult(type=dht_pb2.NOT_FOUND))
@@ -223,7 +227,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
             del found.value[author]
 
     def _within_rates(self, peer: Any, count: int) -> bool:
-        now_s: float = get_dht_time()
+        now_s = _clock()  # nobody sets it: a clock that is set back would stop all rates
         if not self._stores.take(peer.to_base58(), count, now_s):
             return False
         return count <= OWN_STORES_MAX or self._bulk.take("", count, now_s)

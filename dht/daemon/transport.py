@@ -58,7 +58,7 @@ class HivemindTransport:
         self._control_path = Path()
         self._p2p: Any = None
         self._node: Any = None
-        self._guard = RecordGuard()
+        self._guard = RecordGuard(on_other_version=self._handlers.versions.note)
         self._rejected: Counter[str] = Counter()
         self._records: RecordAccess | None = None
         self._closed = False
@@ -283,7 +283,10 @@ class HivemindTransport:
         if self._p2p.peer_id.to_base58() != self.peer_id:
             raise UserError("the identity file was exchanged while this peer started; start again")
         given = by_peer(config.initial_peers, lambda address: (_named(address), address))
-        shared = (self._open_helper, self._signer, self._guard, given, SystemRandom(), self.now)
+        shared = (
+            *(self._open_helper, self._signer, self._guard, given, SystemRandom(), self.now),
+            self._handlers.versions,
+        )
         if config.client_mode:
             self._records = AskedRecords(*shared)
             return
@@ -335,6 +338,13 @@ class HivemindTransport:
         errors = [result for result in results if isinstance(result, BaseException)]
         if len(errors) == len(others):
             raise unanswered(self._config.initial_peers, [str(error) for error in errors])
+        try:
+            await self._access.greet()
+        except NetworkError as error:
+            # The DHT's own messages have no version of ours: without this, the peer would join a
+            # network in which nobody takes its records.
+            if self._access.speak_otherwise:
+                raise NetworkError(f"this network cannot be joined: {error}") from None
         with suppress(TimeoutError):
             async with asyncio.timeout(3.0):
                 await self._node.find_nearest_nodes([self._node.node_id])

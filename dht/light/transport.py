@@ -44,7 +44,13 @@ class LightTransport:
         self._given.pop(config.identity.peer_id, None)
         self._dials = DialRule.of(config.initial_peers, ())
         self._records = AskedRecords(
-            self._open_helper, self._signer, RecordGuard(), self._given, SystemRandom(), self.now
+            self._open_helper,
+            self._signer,
+            RecordGuard(on_other_version=self._handlers.versions.note),
+            self._given,
+            SystemRandom(),
+            self.now,
+            self._handlers.versions,
         )
 
     @classmethod

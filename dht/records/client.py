@@ -32,6 +32,7 @@ from dht.records.helper_choice import KNOWN_MAX, Chance, Helpers
 from dht.records.signed import TOTAL_BYTES_MAX, RecordError, RecordGuard, kind_of
 from dht.supervision import end_all
 from dht.transport.interface import RECORDS_PROTOCOL, Stream
+from dht.transport.other_versions import OtherVersions
 
 T = TypeVar("T")
 
@@ -68,6 +69,7 @@ class RecordClient:
         me: str = "",
         guard: RecordGuard | None = None,
         helpers_max: int = KNOWN_MAX,
+        versions: OtherVersions | None = None,
     ) -> None:
         """``given`` are the peers that the owner named, with their addresses. Records go into
         ``guard``; up to ``helpers_max`` more helpers, never ``me``, are learnt from its records.
@@ -87,6 +89,9 @@ class RecordClient:
         self._lines: dict[str, _Line] = {}
         self._late: dict[asyncio.Future[Any], None] = {}  # in order, so that runs replay
         self._warned = False
+        self._versions = versions or OtherVersions()
+        self.speak_otherwise: set[str] = set()
+        """The given helpers that speak another version of the wire."""
         self.rejected = 0
         """Number of records from helpers that break the rules."""
 
@@ -230,12 +235,16 @@ class RecordClient:
                     self._closing(line)
                     raise
         except (NetworkError, PeerError, TimeoutError) as error:
+            if isinstance(error, codec.OtherVersionError):
+                self._versions.note(peer_id, error.theirs)
+                self.speak_otherwise |= {peer_id} & set(self._given)
             why = str(error) or "no answer in time"
             errors.append(f"{short_name(peer_id)}: {why}")
             _log.debug("helper %s: %s", peer_id, why)
             self._helpers.failed(peer_id, self._clock())
             return []
         self._helpers.answered(peer_id)
+        self.speak_otherwise.discard(peer_id)
         return [answer]
 
     def _line(self, peer_id: str) -> "_Line":

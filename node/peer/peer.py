@@ -28,6 +28,7 @@ from node.owner.live_panel import Figures, holders
 from node.owner.reporter import Reporter, counted
 from node.peer.announcer import Announcer
 from node.peer.balancer import Balancer
+from node.peer.clock_watch import jump_text
 from node.peer.link_keeper import LinkKeeper
 from node.peer.plan_follower import FollowConfig, PlanFollower
 from node.stage.layer_check import LayerCheckServer
@@ -115,6 +116,7 @@ class Peer:
             record=record,
             every_s=config.announce_every_s,
             refined=refined,
+            on_jump=self._note_jump,
         )
         self._follower = PlanFollower(
             transport=transport,
@@ -245,6 +247,10 @@ class Peer:
         self._reporter.event("reach", reach=str(reach), beside=list(beside))
         if not same and (sentence := REACH_SENTENCES.get(reach)) is not None:
             self._reporter.say(sentence)
+
+    def _note_jump(self, jump_s: float) -> None:
+        self._reporter.event("clock", jump_s=round(jump_s, 3))
+        self._reporter.say(jump_text(jump_s))
 
     # What the owner lends
 
