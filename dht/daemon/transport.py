@@ -18,7 +18,7 @@ from typing import Any
 from dht.daemon import lean_hivemind
 from dht.daemon.control import LibP2PStream, ask, asking_daemon, parse_known, parse_peers, raw_id
 from dht.daemon.process import DaemonConfig, P2pDaemon
-from dht.errors import NetworkError, UserError
+from dht.errors import MachineError, NetworkError, UserError
 from dht.identity.dialling import DialRule
 from dht.identity.multiaddr import by_peer, host_of, ranked, unanswered
 from dht.messages.peer import SignedRecord
@@ -36,6 +36,8 @@ AGAIN_S = 2.0
 """Time for which a peer that could not be dialled is not dialled again at the same addresses."""
 REJOIN_PERIOD_S = 20.0
 ADDRESSES_PERIOD_S = 15.0
+SOCKETS_PERIOD_S = 5.0
+"""Period of looks at whether the daemon's sockets are there."""
 ALREADY_SET = "already set"
 """What the daemon says of a protocol that it has a handler for."""
 _log = logging.getLogger(__name__)
@@ -250,7 +252,9 @@ class HivemindTransport:
 
     async def _run(self, records: SharedRecords, peers: dict[str, tuple[bytes, ...]]) -> None:
         parts = self._config.parts
-        works: list[PartFunction] = [partial(records.run, parts), self._keep_addresses]
+        works: list[PartFunction] = [
+            *(partial(records.run, parts), self._keep_addresses, self._watch_sockets)
+        ]
         if peers:
             works.append(partial(self._keep_joined, peers))
         await parts.run(*works)
@@ -320,6 +324,20 @@ class HivemindTransport:
                     await self._read_addresses()
             except (NetworkError, TimeoutError) as error:
                 _log.debug("cannot read this peer's addresses: %s", error)
+
+    async def _watch_sockets(self) -> None:
+        """End this process where its daemon's sockets are gone: it would look alive and be deaf."""
+        while True:
+            await asyncio.sleep(SOCKETS_PERIOD_S)
+            daemon = self._daemon
+            if daemon is None or self._closed or daemon.ended.is_set():
+                continue
+            if not daemon.can_be_reached():
+                raise MachineError(
+                    f"the p2p daemon's socket in {daemon.directory} was removed by another program,"
+                    " and nobody reaches this peer any more; start it again, and let nobody else"
+                    " clean that directory"
+                )
 
     async def _join(self, peers: dict[str, tuple[bytes, ...]]) -> None:
         """Reach at least one of ``peers``; a full peer also learns of their neighbours."""
