@@ -205,6 +205,7 @@ async def _connect(
                 host_addresses=(f"/ip4/{arguments.host}/tcp/{arguments.port}",),
                 announce_addresses=tuple(arguments.announce),
                 initial_peers=tuple(arguments.initial_peers),
+                remembered_peers=tuple(arguments.remembered_peers),
                 client_mode=arguments.test and bool(arguments.initial_peers),
                 relays=relays_for_others(arguments),
                 meter=meter,

@@ -34,7 +34,11 @@ OPEN_LIMIT_S = 10.0
 """Time limit for opening a stream."""
 AGAIN_S = 2.0
 """Time for which a peer that could not be dialled is not dialled again at the same addresses."""
-REJOIN_PERIOD_S = 20.0
+REJOIN_PERIOD_S = 15.0
+"""Period of greetings to who is missing: within a minute of a cut's end all are back, with time for
+a greeting on a busy machine and for what follows it."""
+LISTENS_S = 3.0
+"""Time for a missing peer to take a connection."""
 ADDRESSES_PERIOD_S = 15.0
 SOCKETS_PERIOD_S = 5.0
 """Period of looks at whether the daemon's sockets are there."""
@@ -255,8 +259,7 @@ class HivemindTransport:
         works: list[PartFunction] = [
             *(partial(records.run, parts), self._keep_addresses, self._watch_sockets)
         ]
-        if peers:
-            works.append(partial(self._keep_joined, peers))
+        works.append(partial(self._keep_joined, records, peers))
         await parts.run(*works)
 
     async def _start(self) -> None:
@@ -383,20 +386,53 @@ class HivemindTransport:
                 f"peer {peer_id} did not answer within {OPEN_LIMIT_S:.0f} s"
             ) from None
 
-    async def _keep_joined(self, peers: dict[str, tuple[bytes, ...]]) -> None:
-        """Greet lost initial peers again, so that a swarm cut in two rejoins."""
-        from hivemind.p2p import PeerID
+    async def _keep_joined(
+        self, records: SharedRecords, given: dict[str, tuple[bytes, ...]]
+    ) -> None:
+        """Greet again who is missing, so that a network cut in two becomes one.
 
+        Whoever greets first tells both sides; that holds for two networks of one name and model
+        that come to know each other, too.
+        """
         while True:
             await asyncio.sleep(REJOIN_PERIOD_S)
-            for peer_id, dialed in peers.items():
-                known = self._node.protocol.routing_table.peer_id_to_uid
-                if peer_id == self.peer_id or PeerID.from_base58(peer_id) in known:
-                    continue
-                try:
-                    await self._greet(peer_id, dialed)
-                except NetworkError as error:
-                    _log.debug("initial peer %s is still away: %s", peer_id, error)
+            missing = self._missing(given)
+            met = records.absent()
+            for peer_id, addresses in met.items():
+                missing[peer_id] = parse_known(self._dials.admitted(peer_id, addresses))
+            missing.pop(self.peer_id, None)
+            answered = await asyncio.gather(
+                *(self._answers(peer_id, dialed) for peer_id, dialed in missing.items())
+            )
+            back = [peer_id for peer_id, there in zip(missing, answered, strict=True) if there]
+            for peer_id in back:
+                records.has_answered(peer_id)
+            if back:
+                await records.search_nodes()
+
+    def _missing(self, given: dict[str, tuple[bytes, ...]]) -> dict[str, Sequence[bytes]]:
+        """The given and the remembered peers that are not in the routing table, with addresses."""
+        from hivemind.p2p import PeerID
+
+        named: dict[str, Sequence[bytes]] = {}
+        for address in self._config.remembered_peers:
+            peer_id = _named(address)
+            if admitted := self._dials.admitted(peer_id, (address,)):
+                named[peer_id] = [*named.get(peer_id, ()), *parse_known(admitted)]
+        named |= given
+        known = self._node.protocol.routing_table.peer_id_to_uid
+        return {p: dialed for p, dialed in named.items() if PeerID.from_base58(p) not in known}
+
+    async def _answers(self, peer_id: str, dialed: Sequence[bytes]) -> bool:
+        """Whether a missing peer answers a greeting."""
+        try:
+            if not await _any_listens(dialed):
+                return False  # each dial that fails makes the daemon's next one wait longer
+            await self._greet(peer_id, dialed)
+        except NetworkError as error:
+            _log.debug("peer %s is still away: %s", peer_id, error)
+            return False
+        return True
 
     async def _open(self, peer_id: str, protocol: str, addresses: tuple[str, ...]) -> Stream:
         addresses = self._dials.admitted(peer_id, addresses)
@@ -465,6 +501,26 @@ class HivemindTransport:
         if self._daemon is None or self._daemon.ended.is_set():
             words = self._daemon.last_words() if self._daemon is not None else "it never started"
             raise NetworkError(f"the p2p daemon is gone: {words}")
+
+
+async def _any_listens(dialed: Sequence[bytes]) -> bool:
+    """Whether something listens at one of the addresses, as far as that can be seen without libp2p:
+    names and addresses through relays count as listening."""
+    from hivemind.utils.multiaddr import Multiaddr
+
+    async def listens(address: bytes) -> bool:
+        parts = str(Multiaddr(address)).split("/")
+        if len(parts) != 5 or parts[1] not in {"ip4", "ip6"}:
+            return True
+        try:
+            async with asyncio.timeout(LISTENS_S):
+                _, writer = await asyncio.open_connection(parts[2], int(parts[4]))
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True
+
+    return any(await asyncio.gather(*map(listens, dialed)))
 
 
 def _named(address: str) -> str:

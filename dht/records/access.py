@@ -246,6 +246,24 @@ class SharedRecords:
                     except (NetworkError, TimeoutError) as error:
                         _log.debug("cannot search the DHT: %s", error)
 
+    # Who is missing
+
+    def absent(self) -> dict[str, tuple[str, ...]]:
+        """Full peers met lately of whom nothing is heard, to greet now, with their addresses."""
+        return self._asked.absent()
+
+    def has_answered(self, peer_id: str) -> None:
+        """Note that an absent peer has answered a greeting."""
+        self._asked.has_answered(peer_id)
+
+    async def search_nodes(self) -> None:
+        """Search the DHT for the nodes of the followed models at once: others were met again."""
+        for key in self._asked.node_keys:
+            try:
+                await self._dht.search(key)
+            except (NetworkError, TimeoutError) as error:
+                _log.debug("cannot search the DHT: %s", error)
+
     # For other peers (dht.records.helper)
 
     def fresh(self, key: str) -> bool:

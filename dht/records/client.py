@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dht.errors import NetworkError, PeerError
@@ -25,10 +26,11 @@ from dht.messages.peer import (
     SignedRecord,
 )
 from dht.messages.session import Ping, Pong
-from dht.messages.types import PEERS_MAX, NodeRecord
+from dht.messages.types import PEERS_MAX, NodeRecord, NodeState
 from dht.records.directory import RecordKind
 from dht.records.helper import ANSWER_BYTES_MAX
 from dht.records.helper_choice import KNOWN_MAX, Chance, Helpers
+from dht.records.met import Met
 from dht.records.signed import TOTAL_BYTES_MAX, RecordError, RecordGuard, kind_of
 from dht.supervision import end_all
 from dht.transport.interface import RECORDS_PROTOCOL, Stream
@@ -84,8 +86,9 @@ class RecordClient:
         self.guard = RecordGuard() if guard is None else guard
         self._node_keys: dict[str, None] = {}
         """Keys of node records that were asked for, newest last."""
-        self._places: dict[str, tuple[SignedRecord, tuple[str, ...]]] = {}
-        """Node record and the addresses in it, by author."""
+        self._places: dict[str, tuple[SignedRecord, _Place]] = {}
+        """Node record and where it says that its author is, by author."""
+        self._met = Met()
         self._lines: dict[str, _Line] = {}
         self._late: dict[asyncio.Future[Any], None] = {}  # in order, so that runs replay
         self._warned = False
@@ -317,25 +320,56 @@ class RecordClient:
         self._places = {
             author: before[author]
             if author in before and before[author][0] is signed
-            else (signed, _address_in(signed))
+            else (signed, _place_in(signed))
             for key in self._node_keys
             for author, signed in self.guard.living(key, now_s).items()
             if author != self._me
         }
-        self._helpers.learn({author: where for author, (_, where) in self._places.items() if where})
+        named = {author: place for author, (_, place) in self._places.items()}
+        living = {author: place.addresses for author, place in named.items() if place.addresses}
+        self._helpers.learn(living)
+        leaving = {author for author, place in named.items() if place.leaves}
+        self._met.hear(living, leaving, self._clock())
+
+    def absent(self) -> dict[str, tuple[str, ...]]:
+        """Full peers met lately of whom nothing is heard any more, to greet now, with their
+        addresses."""
+        now_s = self._now()
+        keys = self._node_keys
+        living = {author for key in keys for author in self.guard.living(key, now_s)}
+        return self._met.absent(living, self._clock())
+
+    def has_answered(self, peer_id: str) -> None:
+        """Note that a peer that was :meth:`absent` has answered a greeting."""
+        self._met.answered(peer_id, self._clock())
+
+    @property
+    def node_keys(self) -> tuple[str, ...]:
+        """The keys of node records that were asked for, newest last."""
+        return tuple(self._node_keys)
 
     @staticmethod
     def _clock() -> float:
         return asyncio.get_running_loop().time()
 
 
-def _address_in(signed: SignedRecord) -> tuple[str, ...]:
-    """The addresses in a full peer's node record; empty for a light peer or malformed record."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a node record says that its author is; no addresses for who is no full peer."""
+
+    addresses: tuple[str, ...] = ()
+    leaves: bool = False
+
+
+def _place_in(signed: SignedRecord) -> _Place:
+    """The place in a node record; an empty one for a light peer or a malformed record."""
     try:
         record = codec.decode_as(NodeRecord, signed.payload, limit_bytes=codec.RECORD_BYTES_MAX)
     except codec.MalformedError:
-        return ()
-    return () if record.light or record.peer_id != signed.peer_id else record.addresses
+        return _Place()
+    if record.light or record.peer_id != signed.peer_id:
+        return _Place()
+    return _Place(record.addresses, record.state is NodeState.DRAINING)
 
 
 class _Line:
