@@ -18,7 +18,7 @@ from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
 from dht.messages.peer import SignedRecord
 from dht.records.signed import RecordError, RecordGuard, RecordSigner
-from dht.transport.interface import Stream, StreamHandler
+from dht.transport.interface import Contact, Stream, StreamHandler
 from dht.transport.streams import PIPE_BYTES_MAX, Pipe, PipeStream, StreamHandlers
 
 CLOCK_STARTS_UNIX_S = 1.7e9
@@ -349,6 +349,12 @@ class MemoryTransport:
             self._admit(data, key)
         living = self._guard.living(key, self.now())
         return {author: record.payload for author, record in living.items()}
+
+    def contact(self) -> Contact:
+        return Contact()  # nobody should know it: a network in memory loses nobody unseen
+
+    def rejoin(self) -> None:
+        pass
 
     async def wait_ended(self) -> str:
         await self._crashed.wait()

@@ -27,7 +27,7 @@ from dht.records.helper import RecordHelper
 from dht.records.signed import RecordGuard, RecordSigner
 from dht.supervision import PartFunction
 from dht.transport.config import CONNECT_LIMIT_S, TransportConfig, expanded
-from dht.transport.interface import RECORDS_PROTOCOL, Stream, StreamHandler
+from dht.transport.interface import RECORDS_PROTOCOL, Contact, Stream, StreamHandler
 from dht.transport.streams import StreamHandlers
 
 OPEN_LIMIT_S = 10.0
@@ -68,6 +68,8 @@ class HivemindTransport:
         self._rejected: Counter[str] = Counter()
         self._records: RecordAccess | None = None
         self._closed = False
+        self._cut_off = asyncio.Event()
+        """Set where this peer seems to be cut off: whoever is missing is greeted at once."""
         self._running: asyncio.Task[None] | None = None
 
     @classmethod
@@ -213,6 +215,12 @@ class HivemindTransport:
         self._check_alive()
         stored: bool = await asking_daemon(kademlia.store(self._node, record, data))
         return stored
+
+    def contact(self) -> Contact:
+        return self._access.contact(self._handlers.called_s)
+
+    def rejoin(self) -> None:
+        self._cut_off.set()
 
     async def wait_ended(self) -> str:
         if self._daemon is None:
@@ -395,7 +403,10 @@ class HivemindTransport:
         that come to know each other, too.
         """
         while True:
-            await asyncio.sleep(REJOIN_PERIOD_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REJOIN_PERIOD_S):
+                    await self._cut_off.wait()
+            self._cut_off.clear()
             missing = self._missing(given)
             met = records.absent()
             for peer_id, addresses in met.items():

@@ -21,6 +21,7 @@ from dht.records.directory import RecordKind
 from dht.records.replica import Replica, ReplicaConfig
 from dht.records.signed import RecordGuard, RecordSigner, kind_of
 from dht.supervision import Supervisor
+from dht.transport.interface import Contact
 from dht.transport.other_versions import OtherVersions
 
 ASKED_FRESH_S = 0.5
@@ -68,9 +69,22 @@ class RecordAccess(Protocol):
         """Whether some of the given peers speak another version of the wire, as far as asked."""
         ...
 
+    def contact(self, called_s: float) -> Contact:
+        """When others last showed that they know this peer; ``called_s``: when they called it."""
+        ...
+
     async def close(self) -> None:
         """End all tasks and streams."""
         ...
+
+
+def _contact(asked: RecordClient, called_s: float) -> Contact:
+    return Contact(
+        returned_s=asked.returned_s,
+        answered_s=asked.answered_s,
+        called_s=called_s,
+        others=asked.others,
+    )
 
 
 class AskedRecords:
@@ -90,7 +104,9 @@ class AskedRecords:
         the network's time in Unix seconds."""
         self._signer = signer
         self._guard = guard
-        self._asked = RecordClient(open_stream, now, given, rng, guard=guard, versions=versions)
+        self._asked = RecordClient(
+            open_stream, now, given, rng, me=signer.peer_id, guard=guard, versions=versions
+        )
         config = ReplicaConfig(fresh_s=ASKED_FRESH_S)
         self._replica = Replica(guard, now, self._asked.read, config)
 
@@ -110,6 +126,9 @@ class AskedRecords:
     @property
     def speak_otherwise(self) -> bool:
         return bool(self._asked.speak_otherwise)
+
+    def contact(self, called_s: float) -> Contact:
+        return _contact(self._asked, called_s)
 
     async def close(self) -> None:
         await self._asked.close()
@@ -204,6 +223,9 @@ class SharedRecords:
     @property
     def speak_otherwise(self) -> bool:
         return bool(self._asked.speak_otherwise)
+
+    def contact(self, called_s: float) -> Contact:
+        return _contact(self._asked, called_s)
 
     async def close(self) -> None:
         if self._storing:

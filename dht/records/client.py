@@ -7,6 +7,7 @@ each time (:mod:`dht.records.helper_choice`).
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ LATE_S = 1.0
 """Maximum wait for the second helper after the first has answered."""
 ROUNDS = 3
 """Maximum pairs of helpers that are tried for one read or write."""
+OWN_PERIOD_S = 20.0
+"""Time after another peer gave this peer's own record back for which nobody is asked for it."""
 CLOCK_S = 10.0
 """Difference of clocks above which to warn: records live for seconds."""
 
@@ -95,6 +98,9 @@ class RecordClient:
         self._versions = versions or OtherVersions()
         self.speak_otherwise: set[str] = set()
         """The given helpers that speak another version of the wire."""
+        self.returned_s = -math.inf
+        """When another peer gave a record of this peer back, by the loop's clock."""
+        self.answered_s = -math.inf
         self.rejected = 0
         """Number of records from helpers that break the rules."""
 
@@ -247,6 +253,7 @@ class RecordClient:
             self._helpers.failed(peer_id, self._clock())
             return []
         self._helpers.answered(peer_id)
+        self.answered_s = self._clock()
         self.speak_otherwise.discard(peer_id)
         return [answer]
 
@@ -272,10 +279,14 @@ class RecordClient:
 
     async def _read(self, line: "_Line", keys: Collection[str]) -> None:
         now_s = self._now()
+        # Now and then this peer asks for its own record, too: whether others have it, it cannot
+        # know in another way.
+        asks_for_own = self._clock() - self.returned_s >= OWN_PERIOD_S
         held = [
             record.signature[:KNOWN_BYTES]
             for key in keys
-            for record in self.guard.living(key, now_s).values()
+            for author, record in self.guard.living(key, now_s).items()
+            if not (asks_for_own and author == self._me)
         ]
         for _ in range(PAGES_MAX):
             known = b"".join(held[-2 * PEERS_MAX :])
@@ -293,6 +304,8 @@ class RecordClient:
         def asked(record: SignedRecord) -> None:
             if record.key not in keys:
                 raise RecordError(f"a record of {record.key[:80]!r} was not asked for")
+            if record.peer_id == self._me:
+                self.returned_s = self._clock()
 
         try:
             record = self.guard.admit(data, now_unix_s=self._now(), check=asked, storer=helper)
@@ -330,6 +343,12 @@ class RecordClient:
         self._helpers.learn(living)
         leaving = {author for author, place in named.items() if place.leaves}
         self._met.hear(living, leaving, self._clock())
+
+    @property
+    def others(self) -> int:
+        """Peers that should know this one: named by living records, or met lately; those given,
+        while nobody else is known."""
+        return len(self._places.keys() | self._met.peers) or len(self._given)
 
     def absent(self) -> dict[str, tuple[str, ...]]:
         """Full peers met lately of whom nothing is heard any more, to greet now, with their

@@ -88,6 +88,11 @@ class Met:
         if (known := self._peers.get(peer_id)) is not None:
             known.until_s = now_s + self.config.answered_s
 
+    @property
+    def peers(self) -> frozenset[str]:
+        """Who was met lately and did not say that it leaves."""
+        return frozenset(self._peers)
+
     def __len__(self) -> int:
         return len(self._peers)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -222,6 +223,8 @@ class StreamHandlers:
         self.errors: Counter[str] = Counter()
         self._tasks: dict[asyncio.Task[None], None] = {}  # in order, so that runs replay
         self.versions = OtherVersions()
+        self.called_s = -math.inf
+        """When another peer opened a stream last, by the loop's clock."""
         self._streams = (budget or Budget()).held(STREAMS)
 
     def open_to_self(self, peer_id: str, protocol: str) -> Stream:
@@ -230,11 +233,12 @@ class StreamHandlers:
         if handler is None:
             raise NetworkError(f"this peer does not serve {protocol}")
         near, far = stream_pair(peer_id, peer_id)
-        self.start(handler, far)
+        self.adopt(self.run(handler, far))
         return near
 
     def start(self, handler: StreamHandler, stream: Stream) -> None:
-        """Handle ``stream`` in a new task."""
+        """Handle ``stream``, which another peer opened, in a new task."""
+        self.called_s = asyncio.get_running_loop().time()
         self.adopt(self.run(handler, stream))
 
     def adopt(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":

@@ -31,6 +31,7 @@ from node.peer.balancer import Balancer
 from node.peer.clock_watch import jump_text
 from node.peer.link_keeper import LinkKeeper
 from node.peer.plan_follower import FollowConfig, PlanFollower
+from node.peer.self_check import SelfChecker
 from node.stage.layer_check import LayerCheckServer
 from node.stage.local_engine import LocalEngine
 from node.stage.server import StageServer
@@ -132,7 +133,23 @@ class Peer:
         self._measured = measured
         self._links = LinkKeeper(transport, directory, stage, measured)
         self._balancer = Balancer(directory, stage, lambda: self._announcer.record)
+        self._checker = SelfChecker(
+            transport,
+            serves=self._serves_by_plan,
+            again=self._announcer.again,
+            reporter=reporter,
+        )
         self._reach = ReachKeeper(transport, directory, self._note_reach, relays=Relays(transport))
+
+    @property
+    def trouble(self) -> str:
+        """Why others do not see this peer; empty where they do."""
+        return self._checker.trouble
+
+    def _serves_by_plan(self) -> bool:
+        plan, record = self._plans.newest, self._announcer.record
+        planned = plan is not None and any(a.peer_id == record.peer_id for a in plan.assignments)
+        return planned and record.state is NodeState.SERVING
 
     async def is_spare(self) -> bool:
         """Whether others have shown that they hold all layers that this peer serves.
@@ -167,6 +184,7 @@ class Peer:
             self._follower.follow,
             self._follower.help_oneself,
             self._mind_owner,
+            self._checker.run,
             *others,
         )
         async with (
