@@ -17,6 +17,7 @@ def _work() -> int:
     parser = Parser(
         prog="python -m node.alive",
         description="Say whether this machine's peer is well, as it knows itself.",
+        epilog="example: %(prog)s --identity ~/.anabranch/identity.key",
         exit_codes="0 it is, 1 it is not",
     )
     parser.add_argument(

@@ -23,7 +23,9 @@ from node.owner.reporter import Reporter
 class SelfCheckConfig:
     """Times in seconds."""
 
-    look_s: float = 5.0
+    look_s: float = 2.5
+    answered_s: float = 15.0
+    """Time without any answer or call above which this peer is cut off: it asks every 2 s."""
     returned_s: float = 60.0
     """Age of the last return of this peer's record above which others may not see it. Others are
     asked for it three times within that."""
@@ -77,11 +79,16 @@ class SelfCheck:
     def _trouble(self, contact: Contact, now_s: float) -> str:
         if not contact.others or self._since_s is None:
             return ""
+        if (
+            now_s - max(contact.answered_s, contact.called_s, self._since_s)
+            > self.config.answered_s
+        ):
+            return "no other peer answers: the network may be cut"
         unseen_s = now_s - max(contact.returned_s, self._since_s)
         if unseen_s > self.config.returned_s:
             return (
-                "no other peer has this peer's announcement any more, so nobody asks it: the"
-                " network may be cut, or a clock is wrong"
+                "no other peer has this peer's announcement any more, so nobody asks it; perhaps a"
+                " clock is wrong"
             )
         if self._serves_since_s is None:
             return ""

@@ -72,6 +72,16 @@ def test_strangers_who_hide_a_record_do_not_end_a_peer_that_anybody_answers_or_c
     assert not any(each.silent for each in found)
 
 
+def test_a_peer_that_nobody_answers_says_so_within_15_s() -> None:
+    signs = [(now_s / 2, contact(100, 100, 100)) for now_s in range(200, 260, 5)]
+    first = next(
+        now_s
+        for (now_s, _), each in zip(signs, looked(*signs), strict=True)
+        if "answers" in each.trouble
+    )
+    assert first <= 100 + 15 + CONFIG.look_s
+
+
 def test_only_silence_is_left_to_a_new_start() -> None:
     signs = [(now_s, contact(100, 100, 100)) for now_s in range(100, 1000, 5)]
     silent = [now_s for (now_s, _), each in zip(signs, looked(*signs), strict=True) if each.silent]
