@@ -42,7 +42,7 @@ def test_a_peer_whose_record_nobody_gives_back_says_so_and_tries_again_and_again
     signs = [(now_s, contact(100, now_s, now_s)) for now_s in range(100, 400, 5)]
     found = looked(*signs)
     first = next(n for n, each in enumerate(found) if each.trouble)
-    assert signs[first][0] <= 100 + CONFIG.returned_s + CONFIG.look_s
+    assert signs[first][0] <= 100 + CONFIG.returned_s + 5
     tries = [signs[n][0] for n, each in enumerate(found) if each.attempt]
     assert tries[0] == signs[first][0]
     apart = [later - earlier for earlier, later in itertools.pairwise(tries)]
