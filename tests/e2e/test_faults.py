@@ -110,9 +110,11 @@ def test_peers_of_two_pid_namespaces_share_a_temporary_directory(tmp_path: Path)
     shared = Path(tempfile.mkdtemp(prefix="af-"))  # a socket's path is short
     running = []
     try:
-        for name in ("one", "two"):
+        for number, name in enumerate(("one", "two")):
             place = Place(directory=tmp_path / name, own_pids=True, shared_tmp=shared)
-            command = [*place.command, sys.executable, "-c", LIVES]
+            others = "true & wait; " * 20 * (number + 1)  # its id is nobody's in the other one
+            command = [*place.command, "sh", "-c", f'{others} "$@"; true', "sh"]
+            command += [sys.executable, "-c", LIVES]
             environment = {**os.environ, "TMPDIR": str(shared)}
             process = subprocess.Popen(
                 command,
