@@ -46,6 +46,9 @@ class HealthKeeper:
     path: Path
     trouble: Callable[[], str] = lambda: ""
     """What is wrong now, in words; empty where the peer is well, or is starting."""
+    _mine: bool = False
+    """Whether this process wrote the file: that of a peer that runs is left to it. A second process
+    with one identity is refused, but only after it has looked at the model."""
 
     async def run(self) -> None:
         """Write until cancelled, and then remove the file."""
@@ -54,13 +57,17 @@ class HealthKeeper:
                 self._write()
                 await asyncio.sleep(WRITE_S)
         finally:
-            with suppress(OSError):
-                self.path.unlink()
+            if self._mine:
+                with suppress(OSError):
+                    self.path.unlink()
 
     def _write(self) -> None:
+        if not self._mine and _read(self.path, time.monotonic()) is not None:
+            return
         health = Health(steady_s=time.monotonic(), trouble=self.trouble()[: FILE_BYTES_MAX // 4])
         try:
             write_whole(self.path, msgspec.json.encode(health) + b"\n")
+            self._mine = True
         except OSError as error:
             logger.info("%s cannot be written: %s", self.path.name, error.strerror)
 
@@ -68,11 +75,19 @@ class HealthKeeper:
 def why_unwell(path: Path, now_s: float) -> str:
     """What is wrong with the peer of that file at ``now_s`` by the steady clock; empty where it is
     well."""
+    if not path.exists():
+        return "no peer runs with that identity"
+    health = _read(path, now_s)
+    if health is None:
+        return f"the peer has said nothing for over {STALE_S:.0f} s"
+    return health.trouble
+
+
+def _read(path: Path, now_s: float) -> Health | None:
+    """What a peer said within the last ``STALE_S``; None where it said nothing."""
     try:
         with path.open("rb") as file:
             health = decode_json(file.read(FILE_BYTES_MAX), Health)
     except (OSError, ValueError):
-        return "no peer runs with that identity"
-    if not 0 <= now_s - health.steady_s <= STALE_S:
-        return f"the peer has said nothing for over {STALE_S:.0f} s"
-    return health.trouble
+        return None
+    return health if 0 <= now_s - health.steady_s <= STALE_S else None

@@ -60,3 +60,19 @@ def test_all_peers_of_several_gpus_must_be_well(
     HealthKeeper(health_file(identity))._write()
     HealthKeeper(health_file(tmp_path / "identity-gpu1.key"), lambda: "deaf")._write()
     assert alive_code(identity, monkeypatch) == EXIT_MACHINE
+
+
+def test_a_second_process_with_one_identity_leaves_the_file_to_the_peer_that_runs(
+    tmp_path: Path,
+) -> None:
+    path = health_file(tmp_path / "identity.key")
+    HealthKeeper(path, lambda: "cut off")._write()
+
+    async def scenario() -> None:
+        second = asyncio.create_task(HealthKeeper(path).run())
+        await asyncio.sleep(WRITE_S)
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+
+    run_virtual(scenario(), limit_s=60)
+    assert why_unwell(path, time.monotonic()) == "cut off"
