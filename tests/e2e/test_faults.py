@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from bench.faults.lab import Place, child_of, heeds, why_no_clock
+from bench.faults.lab import SUBNET, Cables, Place, child_of, heeds, why_no_clock, why_no_lab
 from bench.local_swarm import ROOT
 from dht.connecting import observe
 from dht.daemon.transport import HivemindTransport
@@ -26,6 +28,7 @@ from tests.e2e.conftest import MODEL, start_swarm
 
 pytestmark = pytest.mark.e2e
 NO_CLOCK = why_no_clock()
+NO_LAB = why_no_lab()
 NO_ROOT = None if os.geteuid() == 0 and shutil.which("unshare") else "needs root and unshare"
 LIMIT_S = 120.0
 
@@ -162,3 +165,60 @@ def test_sigterm_ends_a_peer_that_is_pid_1_while_it_still_imports(tmp_path: Path
     finally:
         process.kill()
         process.wait()
+
+
+class Meeting:
+    """A peer on a host of the lab that says whom it knows."""
+
+    def __init__(self, cables: Cables, host: int, initial: list[str]) -> None:
+        command = [sys.executable, "-m", "tests.e2e.meeting_peer", "31337"]
+        self.process = subprocess.Popen(
+            cables.run(host, [*command, *initial]),
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().strip()
+        self.peer_id = self.address.rpartition("/")[2]
+        self.known: set[str] = set()
+        self.reading = threading.Thread(target=self._read, daemon=True)
+        self.reading.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.known = set(line.split())
+
+    def stop(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+        self.reading.join()
+
+
+def _know(peers: list[Meeting]) -> bool:
+    """Whether these peers know each other, and nobody else."""
+    return all(peer.known == {each.peer_id for each in peers} for peer in peers)
+
+
+@pytest.mark.netns
+@pytest.mark.slow
+@pytest.mark.skipif(NO_LAB is not None, reason=str(NO_LAB))
+def test_a_network_without_its_founder_is_one_again_after_a_cut() -> None:
+    """Also where one of them has another address since: it knows the others."""
+    with Cables(4) as cables, ExitStack() as stack:
+        founder = Meeting(cables, 0, [])
+        stack.callback(founder.stop)
+        others = [Meeting(cables, host, [founder.address]) for host in (1, 2, 3)]
+        for each in others:
+            stack.callback(each.stop)
+        until(lambda: _know([founder, *others]), "all meet")
+        founder.stop()
+        until(lambda: _know(others), "who left is forgotten")
+        cables.part((1,))
+        until(lambda: _know(others[:1]) and _know(others[1:]), "both sides know only themselves")
+        cables.move(1, f"{SUBNET}.99")  # one of them comes back with another address
+        cables.part(())
+        until(lambda: _know(others), "all meet again")
