@@ -55,6 +55,7 @@ async def _serving(address: str, count: int) -> None:
         await transport.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(NO_CLOCK is not None, reason=str(NO_CLOCK))
 def test_a_clock_that_was_hours_ahead_is_said_and_does_no_harm_after(tmp_path: Path) -> None:
     place = Place(directory=tmp_path)
