@@ -30,6 +30,7 @@ COMMANDS = {
     "page": Command("client.health.__main__:run", "serve the public page on a network's health"),
     "status": Command("client.status:run", "show who serves what, and whether it is healthy"),
     "models": Command("client.models:run", "list the models that a network serves"),
+    "alive": Command("node.alive:run", "say whether this machine's peer is well"),
     "doctor": Command("node.doctor:run", "say what this machine lacks, and what to do"),
     "invite": Command("client.invite:run", "print an invitation to the remembered network"),
     "forget": Command("client.forget:run", "forget that network"),

@@ -27,6 +27,7 @@ from dht.invitation import Invitation, is_invitation, read_invitation
 from dht.local_network import OFFERS_MAX, chosen
 from dht.records.directory import DEFAULT_NETWORK
 from dht.remembered import Remembered, UnreadableError, memory_file, recall, shown
+from dht.supervision import Watchdog, WatchdogConfig, run_by_service
 from dht.transport.config import TransportKind
 
 EXIT_DONE = 0
@@ -357,9 +358,16 @@ def command_of(
             logging.getLogger().setLevel(min(level, logging.INFO))
         kind = getattr(arguments, "transport", TransportKind.AUTO)
         with asyncio.Runner(loop_factory=loop_factory(kind)) as runner:
-            return runner.run(main(arguments))
+            return runner.run(_watched(main(arguments)))
 
     return partial(exit_code_of, work)
+
+
+async def _watched(work: Coroutine[Any, Any, int]) -> int:
+    """``work`` on a loop that a watchdog looks at."""
+    config = WatchdogConfig(ends_process=run_by_service())
+    async with Watchdog(config).watching():
+        return await work
 
 
 def exit_code_of(work: Callable[[], int], *, of_swarm: int = EXIT_SWARM) -> int:

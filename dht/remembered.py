@@ -90,6 +90,15 @@ def recall() -> Remembered | None:
         ) from error
 
 
+def addresses_of_network(network: str) -> tuple[str, ...]:
+    """The remembered addresses of peers of that network; none where another one is remembered."""
+    try:
+        known = recall()
+    except UnreadableError:
+        return ()
+    return () if known is None or known.network != network else known.initial_peers
+
+
 def is_remembered(network: str, model_name: str) -> bool:
     """Whether that network and model are the ones that are remembered now."""
     try:

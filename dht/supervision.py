@@ -3,13 +3,21 @@
 A part is an endless coroutine function. Its work on things outside of this process (records,
 streams, files) ends with each failure; the objects that it belongs to stay, so a part that begins
 again must find in them all that it needs.
+
+A loop that stands still runs no part, and none of its time limits can fire: :class:`Watchdog` sees
+that from a thread of its own.
 """
 
 import asyncio
 import logging
+import os
+import sys
+import threading
+import traceback
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +30,9 @@ RESTART_S = 5.0
 """Delay before a failed part begins again."""
 FAILURES_MAX, WITHIN_S = 3, 60.0
 """Number of unexpected errors of one part within this time that end the process."""
+
+SERVICE_VARIABLE = "ANABRANCH_SERVICE"
+"""Set by what starts a command again when it ends: the systemd unit and the images."""
 
 PartFunction = Callable[..., Coroutine[Any, Any, None]]
 _log = logging.getLogger(__name__)
@@ -138,3 +149,92 @@ def part_name(work: PartFunction) -> str:
     while isinstance(work, partial):
         work = work.func
     return work.__qualname__
+
+
+def run_by_service() -> bool:
+    """Whether somebody starts this process again once it has ended with a failure."""
+    return bool(os.environ.get(SERVICE_VARIABLE)) or (
+        os.environ.get("SYSTEMD_EXEC_PID") == str(os.getpid())
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchdogConfig:
+    """When an event loop counts as standing still."""
+
+    still_s: float = 10.0
+    """Nothing runs on the loop for longer than a few seconds, heavy imports and solvers included:
+    those run in threads and processes."""
+    looks: int = 10
+    """Looks within that time. A look counts only when this thread itself gets to run, so a machine
+    that slept, or a process that was stopped, is not mistaken for a loop that spins."""
+    ends_process: bool = False
+    """Whether to end the process with code 1: where a service starts it again."""
+
+
+class Watchdog:
+    """Watches an event loop from a thread, and writes the loop's stack where it stands still."""
+
+    def __init__(
+        self,
+        config: WatchdogConfig,
+        *,
+        say: Callable[[str], None] | None = None,
+        end: Callable[[], None] | None = None,
+    ) -> None:
+        """``say`` writes what was found, to the log by default; ``end`` ends the process with code
+        1, without waiting for its loop."""
+        self._config = config
+        self._say = say or _log.error
+        self._end = end or partial(os._exit, 1)
+        self._answered = True
+        self._unanswered = 0
+        self._stopped = threading.Event()
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Watch the running loop within the block."""
+        loop, ident = asyncio.get_running_loop(), threading.get_ident()
+        thread = threading.Thread(
+            target=self._watch, args=(loop, ident), name="watchdog", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stopped.set()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, ident: int) -> None:
+        every_s = self._config.still_s / self._config.looks
+        while not self._stopped.wait(every_s):
+            if not self._look(loop):
+                return
+            if self._unanswered == self._config.looks:
+                self._found(ident)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Count a look; False where the loop has been closed."""
+        if self._answered:
+            if self._unanswered >= self._config.looks:
+                self._say("the event loop goes on")
+            self._answered, self._unanswered = False, 0
+            try:
+                loop.call_soon_threadsafe(self._answer)
+            except RuntimeError:
+                return False
+        else:
+            self._unanswered += 1
+        return True
+
+    def _answer(self) -> None:
+        self._answered = True
+
+    def _found(self, ident: int) -> None:
+        frame = sys._current_frames().get(ident)
+        stack = "" if frame is None else "".join(traceback.format_stack(frame))
+        ends = self._config.ends_process
+        then = "; this process ends, to be started again" if ends else ""
+        self._say(f"the event loop stands still for {self._config.still_s:.0f} s{then}:\n{stack}")
+        if ends:
+            sys.stderr.flush()
+            self._end()

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 from dht.command_line import EXIT_DONE, command_of, on_interrupt
 from dht.errors import NetworkError, UserError
 from dht.messages.types import model_key
+from dht.supervision import beside
+from node.owner.own_health import HealthKeeper, health_file
 from node.owner.reporter import Reporter, gibibytes
 from node.peer.gpu_peers import commands_of, leave_with_starter, run_beside
 from node.peer.join_options import (
@@ -62,18 +64,20 @@ async def main(arguments: argparse.Namespace) -> int:
     try:
         arguments.moved = arguments.moves_on = False
         arguments.loaded = None  # the identity, whose file this process keeps for itself
-        while True:
-            code = await _join(arguments, reporter)
-            if not arguments.moves_on:
-                return code
-            arguments.moved, arguments.moves_on = True, False
-            arguments.model, arguments.model_name, arguments.fingerprint = "", None, ""
+        health = HealthKeeper(health_file(arguments.identity))
+        async with beside(health.run):
+            while True:
+                code = await _join(arguments, reporter, health)
+                if not arguments.moves_on:
+                    return code
+                arguments.moved, arguments.moves_on = True, False
+                arguments.model, arguments.model_name, arguments.fingerprint = "", None, ""
     except (UserError, NetworkError) as error:
         reporter.event("error", message=str(error))
         raise
 
 
-async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
+async def _join(arguments: argparse.Namespace, reporter: Reporter, health: HealthKeeper) -> int:
     from dht.budget import Budget
     from dht.identity.peer_id import Identity
     from dht.supervision import Supervisor
@@ -135,8 +139,11 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
                     )
                     return EXIT_DONE
                 await TextServer(metered, texts, traffic, budget).start()
-                await _serve(arguments, metered, traffic, engine, machine, parts, budget, reporter)
+                await _serve(
+                    arguments, metered, traffic, engine, machine, parts, budget, reporter, health
+                )
             finally:
+                health.trouble = lambda: ""
                 traffic.save()
                 store.stop()
                 engine.close()
@@ -205,6 +212,7 @@ async def _connect(
                 host_addresses=(f"/ip4/{arguments.host}/tcp/{arguments.port}",),
                 announce_addresses=tuple(arguments.announce),
                 initial_peers=tuple(arguments.initial_peers),
+                remembered_peers=tuple(arguments.remembered_peers),
                 client_mode=arguments.test and bool(arguments.initial_peers),
                 relays=relays_for_others(arguments),
                 meter=meter,
@@ -226,6 +234,7 @@ async def _serve(
     parts: "Supervisor",
     budget: "Budget",
     reporter: Reporter,
+    health: HealthKeeper,
 ) -> None:
     from coordinator.plans.reviewer import Reviewer
     from coordinator.plans.store import PlanStore
@@ -307,6 +316,7 @@ async def _serve(
         parts=parts,
         budget=budget,
     )
+    health.trouble = lambda: peer.trouble
     path = arguments.identity.expanduser().with_suffix(".contribution.json")
     watch = ContributionWatch(
         peer.figures,

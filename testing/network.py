@@ -18,7 +18,7 @@ from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
 from dht.messages.peer import SignedRecord
 from dht.records.signed import RecordError, RecordGuard, RecordSigner
-from dht.transport.interface import Stream, StreamHandler
+from dht.transport.interface import Contact, Stream, StreamHandler
 from dht.transport.streams import PIPE_BYTES_MAX, Pipe, PipeStream, StreamHandlers
 
 CLOCK_STARTS_UNIX_S = 1.7e9
@@ -277,7 +277,8 @@ class MemoryNetwork:
                 and (v.side is None or reader in v.side)
             ]
             if visible:
-                found.append(max(visible, key=lambda v: v.record.expires_unix_s).data)
+                newest = max(visible, key=lambda v: (v.record.sequence, v.record.expires_unix_s))
+                found.append(newest.data)
         self._note("find", reader, key, *found)
         return found
 
@@ -301,6 +302,8 @@ class MemoryTransport:
         self._guard = RecordGuard()
         self._closed = False
         self._crashed = asyncio.Event()
+        self.clock_ahead_s = 0.0
+        """How far this peer's clock is ahead of the network's time."""
 
     @property
     def peer_id(self) -> str:
@@ -319,7 +322,7 @@ class MemoryTransport:
         return self._identity.sign(data)
 
     def now(self) -> float:
-        return self._network.now()
+        return self._network.now() + self.clock_ahead_s
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         self._check_open()
@@ -335,7 +338,8 @@ class MemoryTransport:
 
     async def store(self, key: str, value: bytes, *, expires_unix_s: float) -> bool:
         self._check_open()
-        data, _ = self._signer.sign(key, value, expires_unix_s)
+        above = self._guard.sequence_of(key, self.peer_id)
+        data, _ = self._signer.sign(key, value, expires_unix_s, above)
         return await self._network._store(self.peer_id, data)
 
     async def get(self, key: str, *, latest: bool = False) -> Mapping[str, bytes]:
@@ -345,6 +349,12 @@ class MemoryTransport:
             self._admit(data, key)
         living = self._guard.living(key, self.now())
         return {author: record.payload for author, record in living.items()}
+
+    def contact(self) -> Contact:
+        return Contact()  # nobody should know it: a network in memory loses nobody unseen
+
+    def rejoin(self) -> None:
+        pass
 
     async def wait_ended(self) -> str:
         await self._crashed.wait()

@@ -108,6 +108,11 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
         return False
 
 
+def _clock() -> float:
+    """The time of rates: nobody sets it, so a clock that is set back stops none."""
+    return asyncio.get_running_loop().time()
+
+
 def node_id_of(peer_id: Any) -> Any:
     """A peer's place in the DHT, which follows from its key: peers cannot choose neighbours."""
     return DHTID.generate(source=NODE_ID_PREFIX + peer_id.to_bytes())
@@ -152,9 +157,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         """Meet another node, and call it back if it asks for that, within its rate."""
         if len(request.peer.node_id) not in {0, DHTID.HASH_NBYTES}:
             raise MalformedError("a place in the DHT has 20 bytes")
-        if request.validate and not self._pings.take(
-            context.remote_id.to_base58(), 1, get_dht_time()
-        ):
+        if request.validate and not self._pings.take(context.remote_id.to_base58(), 1, _clock()):
             request = dht_pb2.PingRequest(peer=request.peer)
         return await super().rpc_ping(request, context)
 
@@ -171,9 +174,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
             raise MalformedError(f"{count} keys, too many or with fewer values")
         answer = dht_pb2.StoreResponse(store_ok=[False] * count, peer=self.node_info)
         # Our nodes cache nothing at others: a request for it asks for memory without accounting.
-        if any(request.in_cache) or not self._store_bytes.take(
-            peer, request.ByteSize(), get_dht_time()
-        ):
+        if any(request.in_cache) or not self._store_bytes.take(peer, request.ByteSize(), _clock()):
             return answer
         await self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context)
         bulk = count > OWN_STORES_MAX or self.IS_DICTIONARY in request.subkeys
@@ -202,7 +203,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
             return []
 
     def _within_rates(self, peer: str, *, bulk: bool) -> bool:
-        now_s: float = get_dht_time()
+        now_s = _clock()
         return self._stores.take(peer, 1, now_s) and (not bulk or self._bulk.take("", 1, now_s))
 
     async def _next_turn(self) -> None:
@@ -235,9 +236,8 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         left = FIND_BYTES_MAX
         for key in keys:
             size = self._stored_bytes(key)
-            now_s: float = get_dht_time()
             cost = size + ASKED_KEY_BYTES
-            if not self._finds.take(context.remote_id.to_base58(), cost, now_s):
+            if not self._finds.take(context.remote_id.to_base58(), cost, _clock()):
                 return dht_pb2.FindResponse(results=[], peer=self.node_info)
             if size > left:
                 answer.results.append(dht_pb2.FindResult(type=dht_pb2.NOT_FOUND))
@@ -266,7 +266,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
     ) -> list[bool] | None:
         """Store values at a peer; what a newcomer is handed counts as if it had asked for it."""
         handed = sum(map(size_of, values))
-        if handed and not self._finds.take(peer.to_base58(), handed, get_dht_time()):
+        if handed and not self._finds.take(peer.to_base58(), handed, _clock()):
             return None
         stored: list[bool] | None = await super().call_store(peer, keys, values, *args, **kwargs)
         accepted = _accepted.get()
@@ -300,7 +300,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
     async def _found_by(self, peer: Any, keys: list[Any], answer: dht_pb2.FindResponse) -> Any:
         if len(answer.results) != len(keys):
             raise MalformedError(f"{len(answer.results)} results for {len(keys)} keys")
-        fits = self._found.take(peer.to_base58(), answer.ByteSize(), get_dht_time())
+        fits = self._found.take(peer.to_base58(), answer.ByteSize(), _clock())
         found = {}
         for key, result in zip(keys, answer.results, strict=True):
             # A plain value is nobody's record.

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from dht.errors import AnabranchError, NetworkError, UserError
+from dht.errors import AnabranchError, MachineError, NetworkError, UserError
 from dht.identity.peer_id import Identity
 from dht.supervision import end_all
 
@@ -36,6 +36,8 @@ _UNIX_PATH_CHARS_MAX = 104
 _SOCKET_CHARS = len("/p2pclient-0123456789a.sock")
 _DIRECTORY_PREFIX = "anabranch-p2p-"
 _OWNER_FILE = "owner"
+_TRIES = 8
+"""Tries to make a directory that nobody removes before it is locked."""
 _LAST_LINES = 20
 _COLLECT_AT = "128MiB"
 """Memory from which on the daemon collects garbage all the time; a quiet one takes half of it."""
@@ -68,16 +70,65 @@ class DaemonConfig:
         return self.relays and self.nat_traversal and bool(self.host_addresses)
 
 
+@dataclass(frozen=True, slots=True)
+class SocketDirectory:
+    """A private directory with a path short enough for a unix socket in it.
+
+    Its owner file is locked for as long as this process lives, and by that it is known to be in
+    use: a process id says nothing in another PID namespace, which may share the directory above.
+    """
+
+    path: Path
+    _lock: int
+    """Descriptor of the owner file; the kernel gives up its lock when this process ends."""
+
+    @classmethod
+    def make(cls) -> "SocketDirectory":
+        """Create and lock one, and remove those whose processes have ended."""
+        for _ in range(_TRIES):
+            path = Path(tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX))
+            if len(str(path)) + _SOCKET_CHARS >= _UNIX_PATH_CHARS_MAX:
+                path.rmdir()
+                path = Path(tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX, dir="/tmp"))
+            try:
+                lock = _locked(path / _OWNER_FILE, os.O_CREAT | os.O_EXCL)
+            except OSError:
+                continue
+            if lock is None:
+                continue
+            made = cls(path, lock)
+            if made.is_whole():  # nobody swept it between its making and its lock
+                _sweep(path.parent)
+                return made
+            made.remove()
+        raise MachineError(
+            f"no file in {tempfile.gettempdir()} can be locked and kept: set TMPDIR to a directory"
+            " on a local disk that nobody else cleans"
+        )
+
+    def is_whole(self, *sockets: Path) -> bool:
+        """Whether the owner file and ``sockets`` are still there."""
+        return all(each.exists() for each in (self.path / _OWNER_FILE, *sockets))
+
+    def remove(self) -> None:
+        """Remove the directory and give up the lock. May be called twice."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):
+            os.close(self._lock)
+
+
 class P2pDaemon:
     """One running daemon, its private socket directory and its last lines of output."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, place: SocketDirectory) -> None:
+        self._place = place
+        self.directory = place.path
         """Directory of mode 700 for the sockets of the daemon and of the clients attached to it."""
-        self.control_path = directory / "p2pd.sock"
+        self.control_path = self.directory / "p2pd.sock"
         self.ended = asyncio.Event()
         """Set when the daemon has ended, for any reason."""
         self._ready = asyncio.Event()
+        self._sockets: tuple[Path, ...] = ()
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -91,7 +142,7 @@ class P2pDaemon:
         """
         for address in config.host_addresses:
             _check_free(address)
-        self = cls(_socket_directory())
+        self = cls(SocketDirectory.make())
         try:
             await self._launch(config)
         except BaseException:
@@ -126,7 +177,16 @@ class P2pDaemon:
         if self._reader is not None:
             await end_all((self._reader,))
         self.ended.set()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._place.remove()
+
+    def can_be_reached(self) -> bool:
+        """Whether the sockets are there, of this daemon and of the clients attached to it.
+
+        A daemon whose socket was removed goes on running, and nobody can ask it anything.
+        """
+        if not self._sockets:
+            self._sockets = tuple(self.directory.glob("*.sock"))
+        return self._place.is_whole(self.control_path, *self._sockets)
 
     async def _launch(self, config: DaemonConfig) -> None:
         identity_path = config.identity.path
@@ -237,34 +297,40 @@ def _environment(config: DaemonConfig) -> dict[str, str]:
     return {"GOLOG_LOG_LEVEL": "error", "GOMEMLIMIT": _COLLECT_AT, **os.environ, **one}
 
 
-def _socket_directory() -> Path:
-    """Create a private directory with a path short enough for a unix socket in it."""
-    directory = Path(tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX))
-    if len(str(directory)) + _SOCKET_CHARS >= _UNIX_PATH_CHARS_MAX:
-        directory.rmdir()
-        directory = Path(tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX, dir="/tmp"))
-    (directory / _OWNER_FILE).write_text(str(os.getpid()))
-    _sweep(directory.parent)
-    return directory
+def _locked(path: Path, flags: int = 0) -> int | None:
+    """A descriptor of the file, which this process has locked; None where another one has.
+
+    Raises OSError where it cannot be opened.
+    """
+    import fcntl
+
+    opened = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(opened)
+        return None
+    return opened
 
 
 def _sweep(parent: Path) -> None:
-    """Remove the directories that killed processes left behind."""
+    """Remove the directories that killed processes left behind.
+
+    An owner file with a process id in it is one of software that locked none; whether it is in use
+    cannot be told, so it stays.
+    """
     for directory in parent.glob(f"{_DIRECTORY_PREFIX}*"):
-        with suppress(OSError, ValueError):  # another user's, or removed by another process
-            owner = int((directory / _OWNER_FILE).read_text())
-            if directory.stat().st_uid == os.getuid() and not _is_running(owner):
-                shutil.rmtree(directory, ignore_errors=True)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        with suppress(OSError):  # another user's, or removed by another process
+            if directory.stat().st_uid != os.getuid():
+                continue
+            lock = _locked(directory / _OWNER_FILE)
+            if lock is None:
+                continue
+            try:
+                if not os.fstat(lock).st_size:
+                    shutil.rmtree(directory, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def _check_free(address: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from dht.daemon import lean_hivemind
 from dht.daemon.control import LibP2PStream, ask, asking_daemon, parse_known, parse_peers, raw_id
 from dht.daemon.process import DaemonConfig, P2pDaemon
-from dht.errors import NetworkError, UserError
+from dht.errors import MachineError, NetworkError, UserError
 from dht.identity.dialling import DialRule
 from dht.identity.multiaddr import by_peer, host_of, ranked, unanswered
 from dht.messages.peer import SignedRecord
@@ -27,15 +27,21 @@ from dht.records.helper import RecordHelper
 from dht.records.signed import RecordGuard, RecordSigner
 from dht.supervision import PartFunction
 from dht.transport.config import CONNECT_LIMIT_S, TransportConfig, expanded
-from dht.transport.interface import RECORDS_PROTOCOL, Stream, StreamHandler
+from dht.transport.interface import RECORDS_PROTOCOL, Contact, Stream, StreamHandler
 from dht.transport.streams import StreamHandlers
 
 OPEN_LIMIT_S = 10.0
 """Time limit for opening a stream."""
 AGAIN_S = 2.0
 """Time for which a peer that could not be dialled is not dialled again at the same addresses."""
-REJOIN_PERIOD_S = 20.0
+REJOIN_PERIOD_S = 15.0
+"""Period of greetings to who is missing: within a minute of a cut's end all are back, with time for
+a greeting on a busy machine and for what follows it."""
+LISTENS_S = 3.0
+"""Time for a missing peer to take a connection."""
 ADDRESSES_PERIOD_S = 15.0
+SOCKETS_PERIOD_S = 5.0
+"""Period of looks at whether the daemon's sockets are there."""
 ALREADY_SET = "already set"
 """What the daemon says of a protocol that it has a handler for."""
 _log = logging.getLogger(__name__)
@@ -58,10 +64,12 @@ class HivemindTransport:
         self._control_path = Path()
         self._p2p: Any = None
         self._node: Any = None
-        self._guard = RecordGuard()
+        self._guard = RecordGuard(on_other_version=self._handlers.versions.note)
         self._rejected: Counter[str] = Counter()
         self._records: RecordAccess | None = None
         self._closed = False
+        self._cut_off = asyncio.Event()
+        """Set where this peer seems to be cut off: whoever is missing is greeted at once."""
         self._running: asyncio.Task[None] | None = None
 
     @classmethod
@@ -208,6 +216,12 @@ class HivemindTransport:
         stored: bool = await asking_daemon(kademlia.store(self._node, record, data))
         return stored
 
+    def contact(self) -> Contact:
+        return self._access.contact(self._handlers.called_s)
+
+    def rejoin(self) -> None:
+        self._cut_off.set()
+
     async def wait_ended(self) -> str:
         if self._daemon is None:
             return "the p2p daemon never started"
@@ -250,9 +264,10 @@ class HivemindTransport:
 
     async def _run(self, records: SharedRecords, peers: dict[str, tuple[bytes, ...]]) -> None:
         parts = self._config.parts
-        works: list[PartFunction] = [partial(records.run, parts), self._keep_addresses]
-        if peers:
-            works.append(partial(self._keep_joined, peers))
+        works: list[PartFunction] = [
+            *(partial(records.run, parts), self._keep_addresses, self._watch_sockets)
+        ]
+        works.append(partial(self._keep_joined, records, peers))
         await parts.run(*works)
 
     async def _start(self) -> None:
@@ -283,7 +298,10 @@ class HivemindTransport:
         if self._p2p.peer_id.to_base58() != self.peer_id:
             raise UserError("the identity file was exchanged while this peer started; start again")
         given = by_peer(config.initial_peers, lambda address: (_named(address), address))
-        shared = (self._open_helper, self._signer, self._guard, given, SystemRandom(), self.now)
+        shared = (
+            *(self._open_helper, self._signer, self._guard, given, SystemRandom(), self.now),
+            self._handlers.versions,
+        )
         if config.client_mode:
             self._records = AskedRecords(*shared)
             return
@@ -318,6 +336,20 @@ class HivemindTransport:
             except (NetworkError, TimeoutError) as error:
                 _log.debug("cannot read this peer's addresses: %s", error)
 
+    async def _watch_sockets(self) -> None:
+        """End this process where its daemon's sockets are gone: it would look alive and be deaf."""
+        while True:
+            await asyncio.sleep(SOCKETS_PERIOD_S)
+            daemon = self._daemon
+            if daemon is None or self._closed or daemon.ended.is_set():
+                continue
+            if not daemon.can_be_reached():
+                raise MachineError(
+                    f"the p2p daemon's socket in {daemon.directory} was removed by another program,"
+                    " and nobody reaches this peer any more; start it again, and let nobody else"
+                    " clean that directory"
+                )
+
     async def _join(self, peers: dict[str, tuple[bytes, ...]]) -> None:
         """Reach at least one of ``peers``; a full peer also learns of their neighbours."""
         others = [item for item in peers.items() if item[0] != self.peer_id]
@@ -335,6 +367,13 @@ class HivemindTransport:
         errors = [result for result in results if isinstance(result, BaseException)]
         if len(errors) == len(others):
             raise unanswered(self._config.initial_peers, [str(error) for error in errors])
+        try:
+            await self._access.greet()
+        except NetworkError as error:
+            # The DHT's own messages have no version of ours: without this, the peer would join a
+            # network in which nobody takes its records.
+            if self._access.speak_otherwise:
+                raise NetworkError(f"this network cannot be joined: {error}") from None
         with suppress(TimeoutError):
             async with asyncio.timeout(3.0):
                 await self._node.find_nearest_nodes([self._node.node_id])
@@ -355,20 +394,56 @@ class HivemindTransport:
                 f"peer {peer_id} did not answer within {OPEN_LIMIT_S:.0f} s"
             ) from None
 
-    async def _keep_joined(self, peers: dict[str, tuple[bytes, ...]]) -> None:
-        """Greet lost initial peers again, so that a swarm cut in two rejoins."""
+    async def _keep_joined(
+        self, records: SharedRecords, given: dict[str, tuple[bytes, ...]]
+    ) -> None:
+        """Greet again who is missing, so that a network cut in two becomes one.
+
+        Whoever greets first tells both sides; that holds for two networks of one name and model
+        that come to know each other, too.
+        """
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REJOIN_PERIOD_S):
+                    await self._cut_off.wait()
+            self._cut_off.clear()
+            missing = self._missing(given)
+            met = records.absent()
+            for peer_id, addresses in met.items():
+                missing[peer_id] = parse_known(self._dials.admitted(peer_id, addresses))
+            missing.pop(self.peer_id, None)
+            answered = await asyncio.gather(
+                *(self._answers(peer_id, dialed) for peer_id, dialed in missing.items())
+            )
+            back = [peer_id for peer_id, there in zip(missing, answered, strict=True) if there]
+            for peer_id in back:
+                records.has_answered(peer_id)
+            if back:
+                await records.search_nodes()
+
+    def _missing(self, given: dict[str, tuple[bytes, ...]]) -> dict[str, Sequence[bytes]]:
+        """The given and the remembered peers that are not in the routing table, with addresses."""
         from hivemind.p2p import PeerID
 
-        while True:
-            await asyncio.sleep(REJOIN_PERIOD_S)
-            for peer_id, dialed in peers.items():
-                known = self._node.protocol.routing_table.peer_id_to_uid
-                if peer_id == self.peer_id or PeerID.from_base58(peer_id) in known:
-                    continue
-                try:
-                    await self._greet(peer_id, dialed)
-                except NetworkError as error:
-                    _log.debug("initial peer %s is still away: %s", peer_id, error)
+        named: dict[str, Sequence[bytes]] = {}
+        for address in self._config.remembered_peers:
+            peer_id = _named(address)
+            if admitted := self._dials.admitted(peer_id, (address,)):
+                named[peer_id] = [*named.get(peer_id, ()), *parse_known(admitted)]
+        named |= given
+        known = self._node.protocol.routing_table.peer_id_to_uid
+        return {p: dialed for p, dialed in named.items() if PeerID.from_base58(p) not in known}
+
+    async def _answers(self, peer_id: str, dialed: Sequence[bytes]) -> bool:
+        """Whether a missing peer answers a greeting."""
+        try:
+            if not await _any_listens(dialed):
+                return False  # each dial that fails makes the daemon's next one wait longer
+            await self._greet(peer_id, dialed)
+        except NetworkError as error:
+            _log.debug("peer %s is still away: %s", peer_id, error)
+            return False
+        return True
 
     async def _open(self, peer_id: str, protocol: str, addresses: tuple[str, ...]) -> Stream:
         addresses = self._dials.admitted(peer_id, addresses)
@@ -437,6 +512,26 @@ class HivemindTransport:
         if self._daemon is None or self._daemon.ended.is_set():
             words = self._daemon.last_words() if self._daemon is not None else "it never started"
             raise NetworkError(f"the p2p daemon is gone: {words}")
+
+
+async def _any_listens(dialed: Sequence[bytes]) -> bool:
+    """Whether something listens at one of the addresses, as far as that can be seen without libp2p:
+    names and addresses through relays count as listening."""
+    from hivemind.utils.multiaddr import Multiaddr
+
+    async def listens(address: bytes) -> bool:
+        parts = str(Multiaddr(address)).split("/")
+        if len(parts) != 5 or parts[1] not in {"ip4", "ip6"}:
+            return True
+        try:
+            async with asyncio.timeout(LISTENS_S):
+                _, writer = await asyncio.open_connection(parts[2], int(parts[4]))
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True
+
+    return any(await asyncio.gather(*map(listens, dialed)))
 
 
 def _named(address: str) -> str:

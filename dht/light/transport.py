@@ -23,7 +23,7 @@ from dht.identity.multiaddr import (
 from dht.records.access import AskedRecords
 from dht.records.signed import RecordGuard, RecordSigner
 from dht.transport.config import CONNECT_LIMIT_S, TransportConfig, expanded
-from dht.transport.interface import Stream, StreamHandler
+from dht.transport.interface import Contact, Stream, StreamHandler
 from dht.transport.streams import StreamHandlers
 
 OPEN_LIMIT_S = 10.0
@@ -44,7 +44,13 @@ class LightTransport:
         self._given.pop(config.identity.peer_id, None)
         self._dials = DialRule.of(config.initial_peers, ())
         self._records = AskedRecords(
-            self._open_helper, self._signer, RecordGuard(), self._given, SystemRandom(), self.now
+            self._open_helper,
+            self._signer,
+            RecordGuard(on_other_version=self._handlers.versions.note),
+            self._given,
+            SystemRandom(),
+            self.now,
+            self._handlers.versions,
         )
 
     @classmethod
@@ -116,6 +122,12 @@ class LightTransport:
     async def get(self, key: str, *, latest: bool = False) -> Mapping[str, bytes]:
         self._check_alive()
         return await self._records.get(key, latest=latest)
+
+    def contact(self) -> Contact:
+        return self._records.contact(self._handlers.called_s)
+
+    def rejoin(self) -> None:
+        """Does nothing: each read asks those again that were given and met."""
 
     async def wait_ended(self) -> str:
         await self._host.ended.wait()

@@ -14,7 +14,9 @@ import msgspec
 
 from dht.errors import PeerError
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
+"""Peers of different versions cannot talk: a message that gains a required field, loses one, or
+means something else has a new version. What is new and may be left out has not."""
 FRAME_BYTES_MAX = 32 << 20
 ENVELOPE_BYTES_MAX = 8 << 20
 RECORD_BYTES_MAX = 4096
@@ -38,6 +40,17 @@ _envelope = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
 
 class MalformedError(PeerError):
     """A peer sent bytes that are not a message of this protocol version."""
+
+
+class OtherVersionError(MalformedError):
+    """A peer speaks another version; ``theirs`` is its number."""
+
+    def __init__(self, theirs: int) -> None:
+        super().__init__(
+            f"wire version {theirs}; this software speaks {WIRE_VERSION}: the older one must be"
+            " updated"
+        )
+        self.theirs = theirs
 
 
 def register_message(kind: str, cls: type, *, framed: bool = True) -> None:
@@ -73,7 +86,7 @@ def _decode(
     try:
         version, kind, payload = _envelope.decode(data)
         if version != WIRE_VERSION:
-            raise MalformedError(f"wire version {version}; this software speaks {WIRE_VERSION}")
+            raise OtherVersionError(version)
         decoder = decoders.get(kind)
         if decoder is None:
             raise MalformedError(f"unknown message kind {kind[:32]!r}")

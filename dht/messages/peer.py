@@ -22,6 +22,7 @@ TEXT_BYTES_MAX = 64 << 20
 """Maximum size of one of them; the largest tokenizers have 33 MB."""
 TEXT_PIECE_BYTES = 256 << 10
 KNOWN_BYTES = 8
+Sequence = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 KEYS_ASKED_MAX = 16
 """Maximum keys in one request for records: four kinds of records of four models."""
 
@@ -74,7 +75,8 @@ class Witness:
 class SignedRecord:
     """A DHT value: ``payload`` is the envelope of a record, signed by ``peer_id``'s key.
 
-    The signature covers all other fields; see :mod:`dht.records.signed`.
+    The signature covers all other fields; see :mod:`dht.records.signed`. Of two records of one peer
+    under one key, the one with the larger ``sequence`` is the newer, whatever their expiries.
     """
 
     key: Annotated[str, Meta(max_length=512)]
@@ -82,6 +84,7 @@ class SignedRecord:
     expires_unix_s: Seconds
     payload: Annotated[bytes, Meta(max_length=codec.RECORD_BYTES_MAX)]
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
+    sequence: Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +180,12 @@ class LayerRows:
     """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherVersion:
+    """The answer to a message of another version: its envelope says which version is spoken here,
+    as that of every message does."""
+
+
 Digest = Annotated[str, Meta(min_length=64, max_length=64)]
 
 
@@ -245,5 +254,6 @@ for _kind, _cls in {
     "texts-found": TextsFound,
     "text-request": TextRequest,
     "text-piece": TextPiece,
+    "other-version": OtherVersion,
 }.items():
     codec.register_message(_kind, _cls)

@@ -21,6 +21,8 @@ from dht.records.directory import RecordKind
 from dht.records.replica import Replica, ReplicaConfig
 from dht.records.signed import RecordGuard, RecordSigner, kind_of
 from dht.supervision import Supervisor
+from dht.transport.interface import Contact
+from dht.transport.other_versions import OtherVersions
 
 ASKED_FRESH_S = 0.5
 """Time for which a client or light peer uses records that it read without asking again."""
@@ -62,9 +64,27 @@ class RecordAccess(Protocol):
         """Wait until one of the given peers answers. Raises NetworkError."""
         ...
 
+    @property
+    def speak_otherwise(self) -> bool:
+        """Whether some of the given peers speak another version of the wire, as far as asked."""
+        ...
+
+    def contact(self, called_s: float) -> Contact:
+        """When others last showed that they know this peer; ``called_s``: when they called it."""
+        ...
+
     async def close(self) -> None:
         """End all tasks and streams."""
         ...
+
+
+def _contact(asked: RecordClient, called_s: float) -> Contact:
+    return Contact(
+        returned_s=asked.returned_s,
+        answered_s=asked.answered_s,
+        called_s=called_s,
+        others=asked.others,
+    )
 
 
 class AskedRecords:
@@ -78,16 +98,21 @@ class AskedRecords:
         given: Mapping[str, tuple[str, ...]],
         rng: Random,
         now: Callable[[], float],
+        versions: OtherVersions | None = None,
     ) -> None:
         """``given`` are the peers that the owner named, with their addresses; ``now`` is
         the network's time in Unix seconds."""
         self._signer = signer
-        self._asked = RecordClient(open_stream, now, given, rng, guard=guard)
+        self._guard = guard
+        self._asked = RecordClient(
+            open_stream, now, given, rng, me=signer.peer_id, guard=guard, versions=versions
+        )
         config = ReplicaConfig(fresh_s=ASKED_FRESH_S)
         self._replica = Replica(guard, now, self._asked.read, config)
 
     async def store(self, key: str, value: bytes, expires_unix_s: float) -> bool:
-        data, _ = self._signer.sign(key, value, expires_unix_s)
+        above = self._guard.sequence_of(key, self._signer.peer_id)
+        data, _ = self._signer.sign(key, value, expires_unix_s, above)
         return await self._asked.store(data)
 
     async def get(self, key: str, *, latest: bool) -> Mapping[str, bytes]:
@@ -97,6 +122,13 @@ class AskedRecords:
 
     async def greet(self) -> None:
         await self._asked.greet()
+
+    @property
+    def speak_otherwise(self) -> bool:
+        return bool(self._asked.speak_otherwise)
+
+    def contact(self, called_s: float) -> Contact:
+        return _contact(self._asked, called_s)
 
     async def close(self) -> None:
         await self._asked.close()
@@ -128,6 +160,7 @@ class SharedRecords:
         given: Mapping[str, tuple[str, ...]],
         rng: Random,
         now: Callable[[], float],
+        versions: OtherVersions | None = None,
         *,
         dht: RecordDht,
         me: str,
@@ -142,12 +175,20 @@ class SharedRecords:
         self.now = now
         given = {peer: where for peer, where in given.items() if peer != me}
         self._asked = RecordClient(
-            open_stream, now, given, rng, me=me, guard=guard, helpers_max=PARTNERS_MAX
+            open_stream,
+            now,
+            given,
+            rng,
+            me=me,
+            guard=guard,
+            helpers_max=PARTNERS_MAX,
+            versions=versions,
         )
         config = ReplicaConfig(fresh_s=SHARED_FRESH_S, every_s=ASK_PERIOD_S)
         self._replica = Replica(guard, now, self._exchange, config)
-        self._in_dht: dict[str, tuple[float, float]] = {}
-        """When this peer's record under each key was stored in the DHT, and when it expires."""
+        self._in_dht: dict[str, float] = {}
+        """When this peer's record under each key is to be stored in the DHT again, by the loop's
+        clock, which nobody sets."""
         self._storing: set[asyncio.Task[bool]] = set()
 
     async def run(self, parts: Supervisor | None = None) -> None:
@@ -156,13 +197,13 @@ class SharedRecords:
         await parts.run(self._replica.run, self._keep_searching, ends_process=False)
 
     async def store(self, key: str, value: bytes, expires_unix_s: float) -> bool:
-        data, _ = self._signer.sign(key, value, expires_unix_s)
+        above = self._guard.sequence_of(key, self._me)
+        data, _ = self._signer.sign(key, value, expires_unix_s, above)
         record = self.keep_signed(data, self._me)
         # Many records differ from the one before only in their expiry, and a store in the DHT costs
         # a dozen requests: each record is pushed to others, but stored in the DHT only when needed.
-        since_s, until_s = self._in_dht.get(key, (-math.inf, -math.inf))
         storing: asyncio.Task[bool] | None = None
-        if not self.now() < since_s + STORED_SHARE * (until_s - since_s):
+        if self._clock() >= self._in_dht.get(key, -math.inf):
             storing = asyncio.create_task(self._put_own(record, data))
             self._storing.add(storing)
             storing.add_done_callback(self._storing.discard)
@@ -179,6 +220,13 @@ class SharedRecords:
     async def greet(self) -> None:
         await self._asked.greet()
 
+    @property
+    def speak_otherwise(self) -> bool:
+        return bool(self._asked.speak_otherwise)
+
+    def contact(self, called_s: float) -> Contact:
+        return _contact(self._asked, called_s)
+
     async def close(self) -> None:
         if self._storing:
             await asyncio.wait(self._storing, timeout=STORING_LIMIT_S)
@@ -187,15 +235,19 @@ class SharedRecords:
         await self._asked.close()
 
     async def _put_own(self, record: SignedRecord, data: bytes) -> bool:
-        now_s = self.now()
+        now_s, lives_s = self._clock(), record.expires_unix_s - self.now()
         try:
             stored = await self._dht.put(record, data)
         except (NetworkError, TimeoutError) as error:
             _log.debug("cannot store a record under %s: %s", record.key, error)
             return False
         if stored:
-            self._in_dht[record.key] = (now_s, record.expires_unix_s)
+            self._in_dht[record.key] = now_s + STORED_SHARE * lives_s
         return stored
+
+    @staticmethod
+    def _clock() -> float:
+        return asyncio.get_running_loop().time()
 
     async def _exchange(self, keys: tuple[str, ...]) -> None:
         """Ask another full peer for news; search the DHT where none answers."""
@@ -215,6 +267,24 @@ class SharedRecords:
                         await self._dht.search(key)
                     except (NetworkError, TimeoutError) as error:
                         _log.debug("cannot search the DHT: %s", error)
+
+    # Who is missing
+
+    def absent(self) -> dict[str, tuple[str, ...]]:
+        """Full peers met lately of whom nothing is heard, to greet now, with their addresses."""
+        return self._asked.absent()
+
+    def has_answered(self, peer_id: str) -> None:
+        """Note that an absent peer has answered a greeting."""
+        self._asked.has_answered(peer_id)
+
+    async def search_nodes(self) -> None:
+        """Search the DHT for the nodes of the followed models at once: others were met again."""
+        for key in self._asked.node_keys:
+            try:
+                await self._dht.search(key)
+            except (NetworkError, TimeoutError) as error:
+                _log.debug("cannot search the DHT: %s", error)
 
     # For other peers (dht.records.helper)
 

@@ -7,8 +7,10 @@ each time (:mod:`dht.records.helper_choice`).
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dht.errors import NetworkError, PeerError
@@ -25,13 +27,15 @@ from dht.messages.peer import (
     SignedRecord,
 )
 from dht.messages.session import Ping, Pong
-from dht.messages.types import PEERS_MAX, NodeRecord
+from dht.messages.types import PEERS_MAX, NodeRecord, NodeState
 from dht.records.directory import RecordKind
 from dht.records.helper import ANSWER_BYTES_MAX
 from dht.records.helper_choice import KNOWN_MAX, Chance, Helpers
+from dht.records.met import Met
 from dht.records.signed import TOTAL_BYTES_MAX, RecordError, RecordGuard, kind_of
 from dht.supervision import end_all
 from dht.transport.interface import RECORDS_PROTOCOL, Stream
+from dht.transport.other_versions import OtherVersions
 
 T = TypeVar("T")
 
@@ -51,6 +55,8 @@ LATE_S = 1.0
 """Maximum wait for the second helper after the first has answered."""
 ROUNDS = 3
 """Maximum pairs of helpers that are tried for one read or write."""
+OWN_PERIOD_S = 20.0
+"""Time after another peer gave this peer's own record back for which nobody is asked for it."""
 CLOCK_S = 10.0
 """Difference of clocks above which to warn: records live for seconds."""
 
@@ -68,6 +74,7 @@ class RecordClient:
         me: str = "",
         guard: RecordGuard | None = None,
         helpers_max: int = KNOWN_MAX,
+        versions: OtherVersions | None = None,
     ) -> None:
         """``given`` are the peers that the owner named, with their addresses. Records go into
         ``guard``; up to ``helpers_max`` more helpers, never ``me``, are learnt from its records.
@@ -82,11 +89,18 @@ class RecordClient:
         self.guard = RecordGuard() if guard is None else guard
         self._node_keys: dict[str, None] = {}
         """Keys of node records that were asked for, newest last."""
-        self._places: dict[str, tuple[SignedRecord, tuple[str, ...]]] = {}
-        """Node record and the addresses in it, by author."""
+        self._places: dict[str, tuple[SignedRecord, _Place]] = {}
+        """Node record and where it says that its author is, by author."""
+        self._met = Met()
         self._lines: dict[str, _Line] = {}
         self._late: dict[asyncio.Future[Any], None] = {}  # in order, so that runs replay
         self._warned = False
+        self._versions = versions or OtherVersions()
+        self.speak_otherwise: set[str] = set()
+        """The given helpers that speak another version of the wire."""
+        self.returned_s = -math.inf
+        """When another peer gave a record of this peer back, by the loop's clock."""
+        self.answered_s = -math.inf
         self.rejected = 0
         """Number of records from helpers that break the rules."""
 
@@ -230,12 +244,17 @@ class RecordClient:
                     self._closing(line)
                     raise
         except (NetworkError, PeerError, TimeoutError) as error:
+            if isinstance(error, codec.OtherVersionError):
+                self._versions.note(peer_id, error.theirs)
+                self.speak_otherwise |= {peer_id} & set(self._given)
             why = str(error) or "no answer in time"
             errors.append(f"{short_name(peer_id)}: {why}")
             _log.debug("helper %s: %s", peer_id, why)
             self._helpers.failed(peer_id, self._clock())
             return []
         self._helpers.answered(peer_id)
+        self.answered_s = self._clock()
+        self.speak_otherwise.discard(peer_id)
         return [answer]
 
     def _line(self, peer_id: str) -> "_Line":
@@ -260,10 +279,14 @@ class RecordClient:
 
     async def _read(self, line: "_Line", keys: Collection[str]) -> None:
         now_s = self._now()
+        # Now and then this peer asks for its own record, too: whether others have it, it cannot
+        # know in another way.
+        asks_for_own = self._clock() - self.returned_s >= OWN_PERIOD_S
         held = [
             record.signature[:KNOWN_BYTES]
             for key in keys
-            for record in self.guard.living(key, now_s).values()
+            for author, record in self.guard.living(key, now_s).items()
+            if not (asks_for_own and author == self._me)
         ]
         for _ in range(PAGES_MAX):
             known = b"".join(held[-2 * PEERS_MAX :])
@@ -281,6 +304,8 @@ class RecordClient:
         def asked(record: SignedRecord) -> None:
             if record.key not in keys:
                 raise RecordError(f"a record of {record.key[:80]!r} was not asked for")
+            if record.peer_id == self._me:
+                self.returned_s = self._clock()
 
         try:
             record = self.guard.admit(data, now_unix_s=self._now(), check=asked, storer=helper)
@@ -308,25 +333,62 @@ class RecordClient:
         self._places = {
             author: before[author]
             if author in before and before[author][0] is signed
-            else (signed, _address_in(signed))
+            else (signed, _place_in(signed))
             for key in self._node_keys
             for author, signed in self.guard.living(key, now_s).items()
             if author != self._me
         }
-        self._helpers.learn({author: where for author, (_, where) in self._places.items() if where})
+        named = {author: place for author, (_, place) in self._places.items()}
+        living = {author: place.addresses for author, place in named.items() if place.addresses}
+        self._helpers.learn(living)
+        leaving = {author for author, place in named.items() if place.leaves}
+        self._met.hear(living, leaving, self._clock())
+
+    @property
+    def others(self) -> int:
+        """Peers that should know this one: named by living records, or met lately; those given,
+        while nobody else is known."""
+        return len(self._places.keys() | self._met.peers) or len(self._given)
+
+    def absent(self) -> dict[str, tuple[str, ...]]:
+        """Full peers met lately of whom nothing is heard any more, to greet now, with their
+        addresses."""
+        now_s = self._now()
+        keys = self._node_keys
+        living = {author for key in keys for author in self.guard.living(key, now_s)}
+        return self._met.absent(living, self._clock())
+
+    def has_answered(self, peer_id: str) -> None:
+        """Note that a peer that was :meth:`absent` has answered a greeting."""
+        self._met.answered(peer_id, self._clock())
+
+    @property
+    def node_keys(self) -> tuple[str, ...]:
+        """The keys of node records that were asked for, newest last."""
+        return tuple(self._node_keys)
 
     @staticmethod
     def _clock() -> float:
         return asyncio.get_running_loop().time()
 
 
-def _address_in(signed: SignedRecord) -> tuple[str, ...]:
-    """The addresses in a full peer's node record; empty for a light peer or malformed record."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a node record says that its author is; no addresses for who is no full peer."""
+
+    addresses: tuple[str, ...] = ()
+    leaves: bool = False
+
+
+def _place_in(signed: SignedRecord) -> _Place:
+    """The place in a node record; an empty one for a light peer or a malformed record."""
     try:
         record = codec.decode_as(NodeRecord, signed.payload, limit_bytes=codec.RECORD_BYTES_MAX)
     except codec.MalformedError:
-        return ()
-    return () if record.light or record.peer_id != signed.peer_id else record.addresses
+        return _Place()
+    if record.light or record.peer_id != signed.peer_id:
+        return _Place()
+    return _Place(record.addresses, record.state is NodeState.DRAINING)
 
 
 class _Line:

@@ -51,7 +51,13 @@ class Helpers:
         self._known[peer_id] = _Helper(addresses=addresses, given=True)
 
     def learn(self, living: dict[str, tuple[str, ...]]) -> None:
-        """Learn all full peers that records name now; helpers that are gone are forgotten."""
+        """Learn all full peers that records name now; helpers that are gone are forgotten.
+
+        Where records name nobody any more, this peer was cut off: those named last stay known, and
+        are asked again.
+        """
+        if not living:
+            return
         self._living = frozenset(living)
         for peer_id in [p for p, h in self._known.items() if not h.given and p not in living]:
             del self._known[peer_id]

@@ -61,7 +61,12 @@ class Replica:
         Raises NetworkError where no peer could be asked.
         """
         self._follow(key)
-        while not self.fresh(key):
+        if self._under_way is not None and not self.fresh(key):
+            # Shielded: a reader that leaves must not end the refresh for the others.
+            await asyncio.shield(self._under_way)
+        if not self.fresh(key):
+            # Whatever is under way now has begun since, and covers this key. So nobody waits for
+            # more than two, and never for one that has ended already, which would not yield.
             await self._share_refresh()
         return {author: record.payload for author, record in self.living(key).items()}
 
@@ -89,23 +94,32 @@ class Replica:
         self._updated_s = {k: at_s for k, at_s in self._updated_s.items() if k in self._read_s}
         return tuple(self._read_s)[-KEYS_ASKED_MAX:]
 
+    @property
+    def _under_way(self) -> "asyncio.Task[None] | None":
+        """The refresh that readers share now. One that has ended may still have its callback to
+        run."""
+        shared = self._refreshing
+        return None if shared is None or shared.done() else shared
+
     async def _share_refresh(self) -> None:
         """Refresh all followed keys; simultaneous readers share one refresh."""
-        if self._refreshing is None:
-            self._refreshing = asyncio.create_task(self._refresh_all(self.followed()))
-            self._refreshing.add_done_callback(self._refreshed)
-        # Shielded: a reader that leaves must not end the refresh for the others.
-        await asyncio.shield(self._refreshing)
+        shared = self._under_way
+        if shared is None:
+            shared = asyncio.create_task(self._refresh_all(self.followed()))
+            shared.add_done_callback(_retrieved)
+            self._refreshing = shared
+        await asyncio.shield(shared)
 
     async def _refresh_all(self, keys: tuple[str, ...]) -> None:
         await self._refresh(keys)
         self._updated_s.update(dict.fromkeys(keys, self._clock()))
 
-    def _refreshed(self, done: "asyncio.Task[None]") -> None:
-        self._refreshing = None
-        if not done.cancelled():
-            done.exception()  # marks it as retrieved; the waiting readers get it, too
-
     @staticmethod
     def _clock() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _retrieved(done: "asyncio.Task[None]") -> None:
+    """Mark the error of a refresh as seen: the readers that wait for it get it, too."""
+    if not done.cancelled():
+        done.exception()

@@ -94,8 +94,10 @@ def _is_same(offer: NodeRecord, record: NodeRecord) -> bool:
 
 
 def _seen(before: _Sighting | None, record: NodeRecord, now_unix_s: float) -> _Sighting:
-    if before is not None and before.told is record:
-        return before
+    if before is not None:
+        before = _not_after(before, now_unix_s)
+        if before.told is record:
+            return before
     offered_unix_s = placed_unix_s = now_unix_s
     offer, changed = record, before is not None
     if before is not None:
@@ -115,4 +117,21 @@ def _seen(before: _Sighting | None, record: NodeRecord, now_unix_s: float) -> _S
         offered_unix_s=offered_unix_s,
         placed_unix_s=placed_unix_s,
         changed=changed,
+    )
+
+
+def _not_after(sighting: _Sighting, now_unix_s: float) -> _Sighting:
+    """``sighting``, with times that are past: this clock may have been set back since."""
+    seen = sighting.seen
+    if max(sighting.offered_unix_s, sighting.placed_unix_s, seen.moved_unix_s) <= now_unix_s:
+        return sighting
+    return replace(
+        sighting,
+        seen=replace(
+            seen,
+            joined_unix_s=min(seen.joined_unix_s, now_unix_s),
+            moved_unix_s=min(seen.moved_unix_s, now_unix_s),
+        ),
+        offered_unix_s=min(sighting.offered_unix_s, now_unix_s),
+        placed_unix_s=min(sighting.placed_unix_s, now_unix_s),
     )

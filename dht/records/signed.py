@@ -1,10 +1,12 @@
 """Signs and checks DHT records, which bind author, key, payload and expiry.
 
 A value in the DHT is the envelope of a :class:`dht.messages.peer.SignedRecord`. Its signature
-covers the key, the author, the expiry and the payload, with their lengths, after a prefix; the
-author's peer id carries the public key. Stock DHT storage knows no owners: without these checks a
-later expiry would replace another peer's record, an infinite one would pin a key, and an old record
-would push out a newer one. See the table in ``docs/`` for keys and lifetimes.
+covers the key, the author, the expiry, the sequence number and the payload, with their lengths,
+after a prefix; the author's peer id carries the public key. Stock DHT storage knows no owners:
+without these checks a later expiry would replace another peer's record, an infinite one would pin a
+key, and an old record would push out a newer one. The sequence alone says which record is newer: an
+expiry follows the author's clock, which may be set back. See the table in ``docs/`` for keys and
+lifetimes.
 """
 
 import hashlib
@@ -21,7 +23,7 @@ from dht.messages.peer import SignedRecord
 from dht.messages.types import PEERS_MAX
 from dht.records.directory import LIFETIME_S, RecordKind
 
-SIGNATURE_PREFIX = b"anabranch-record-v1\0"
+SIGNATURE_PREFIX = b"anabranch-record-v2\0"
 SIGNED_BYTES_MAX = codec.SIGNED_BYTES_MAX
 KEY_CHARS_MAX = 512
 KEYS_MAX = 1024
@@ -39,12 +41,11 @@ RECORD_OVERHEAD_BYTES = 100
 """Bytes that a record adds to an answer besides its own size."""
 LIFETIME_FACTOR = 2.0
 """Maximum time to a record's expiry, as a multiple of its kind's lifetime: slack for clocks."""
-EXPIRY_STEP_S = 0.001
 FORGET_EVERY_S = 30.0
 """Interval at which a guard forgets expired records, whether it needs their room or not."""
 FULL_FORGET_EVERY_S = 1.0
 """Least interval of a full one: otherwise each refusal would cost a pass."""
-_HEAD = struct.Struct("<IIdI")
+_HEAD = struct.Struct("<IIdQI")
 
 
 class RecordError(PeerError):
@@ -63,8 +64,12 @@ def kind_of(key: str) -> RecordKind:
         raise RecordError(f"key {key[:80]!r} names no known kind of record") from None
 
 
-def sign_record(identity: Identity, key: str, payload: bytes, expires_unix_s: float) -> bytes:
+def sign_record(
+    identity: Identity, key: str, payload: bytes, expires_unix_s: float, sequence: int = 0
+) -> bytes:
     """The DHT value with ``payload`` under ``key``, signed by ``identity``.
+
+    Of two records with one ``sequence``, the one that expires later is the newer.
 
     Raises RecordError for a key of an unknown form and ValueError for a payload over 4 KiB.
     """
@@ -73,7 +78,7 @@ def sign_record(identity: Identity, key: str, payload: bytes, expires_unix_s: fl
         raise ValueError(
             f"record of {len(payload)} bytes under {key}; the limit is {codec.RECORD_BYTES_MAX}"
         )
-    signed = _signed_bytes(key, identity.peer_id, payload, expires_unix_s)
+    signed = _signed_bytes(key, identity.peer_id, payload, expires_unix_s, sequence)
     return codec.encode(
         SignedRecord(
             key=key,
@@ -81,6 +86,7 @@ def sign_record(identity: Identity, key: str, payload: bytes, expires_unix_s: fl
             expires_unix_s=expires_unix_s,
             payload=payload,
             signature=identity.sign(signed),
+            sequence=sequence,
         )
     )
 
@@ -126,32 +132,50 @@ def _check_claims(
 
 
 def _check_signature(record: SignedRecord) -> None:
-    signed = _signed_bytes(record.key, record.peer_id, record.payload, record.expires_unix_s)
+    signed = _signed_bytes(
+        record.key, record.peer_id, record.payload, record.expires_unix_s, record.sequence
+    )
     if not verify(record.peer_id, signed, record.signature):
         raise RecordError(f"the signature is not one of {record.peer_id[:64]!r}")
 
 
-def _signed_bytes(key: str, peer_id: str, payload: bytes, expires_unix_s: float) -> bytes:
+def _signed_bytes(
+    key: str, peer_id: str, payload: bytes, expires_unix_s: float, sequence: int
+) -> bytes:
     key_bytes, peer_bytes = key.encode(), peer_id.encode()
-    head = _HEAD.pack(len(key_bytes), len(peer_bytes), expires_unix_s, len(payload))
+    head = _HEAD.pack(len(key_bytes), len(peer_bytes), expires_unix_s, sequence, len(payload))
     return b"".join((SIGNATURE_PREFIX, head, key_bytes, peer_bytes, payload))
 
 
 class RecordSigner:
-    """Signs one peer's records so that each expires later than the one before under its key."""
+    """Signs one peer's records, so that each is newer than the one before under its key.
+
+    Only the sequence grows; expiries follow the clock, which may be set back. The sequence begins
+    at the expiry in milliseconds: a peer that starts again goes on above its former records.
+    """
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
-        self._last_s: dict[str, float] = {}
+        self._last: dict[str, int] = {}
 
-    def sign(self, key: str, payload: bytes, expires_unix_s: float) -> tuple[bytes, float]:
-        """The DHT value and its expiry, which is moved 1 ms past the last one if necessary."""
-        last_s = self._last_s.get(key)
-        if last_s is not None and expires_unix_s <= last_s:
-            expires_unix_s = last_s + EXPIRY_STEP_S
-        data = sign_record(self._identity, key, payload, expires_unix_s)
-        self._last_s[key] = expires_unix_s
+    @property
+    def peer_id(self) -> str:
+        return self._identity.peer_id
+
+    def sign(
+        self, key: str, payload: bytes, expires_unix_s: float, above: int = 0
+    ) -> tuple[bytes, float]:
+        """The DHT value and its expiry. ``above`` is the sequence of this peer's newest record that
+        others gave: it may be one of an earlier run, whose clock was ahead."""
+        sequence = max(self._last.get(key, 0) + 1, above + 1, int(1000 * expires_unix_s))
+        data = sign_record(self._identity, key, payload, expires_unix_s, sequence)
+        self._last[key] = sequence
         return data, expires_unix_s
+
+
+def _age(record: SignedRecord) -> tuple[int, float]:
+    """What is larger in the newer of two records of one author under one key."""
+    return record.sequence, record.expires_unix_s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -160,6 +184,9 @@ class _Seen:
     record: SignedRecord
     size_bytes: int
     storer: str
+    held_until_unix_s: float
+    """When this record and all older ones of its author have expired: until then none of those may
+    come back."""
 
 
 @dataclass(slots=True)
@@ -174,15 +201,16 @@ class _Key:
 class RecordGuard:
     """One peer's memory of records, which refuses records older than those it has seen.
 
-    A record must expire later than the last one seen of its author under its key; the very same
-    record may come again and is then not verified again. Memory is bounded in keys, in keys per
-    author, in authors and bytes per key, and in total records and bytes; expired records are
-    forgotten. Pure: time is an argument.
+    A record must have a larger sequence than the last one seen of its author under its key; the
+    very same record may come again and is then not verified again. Memory is bounded in keys, in
+    keys per author, in authors and bytes per key, and in total records and bytes; expired records
+    are forgotten. Pure: time is an argument.
 
     Identities cost nothing, so the peer that *brings* records (the storer) has a share as well:
     where there is no room, the storer with the most records loses its oldest ones to a storer with
     fewer. Honest peers bring their own record each; a peer that brings thousands only pushes out
-    its own. ``on_evict`` is called with key and author of each evicted record.
+    its own. ``on_evict`` is called with key and author of each evicted record, also of one that a
+    newer record with an earlier expiry replaces: DHT storage would keep the later expiry.
     """
 
     authors_max: int = PEERS_MAX
@@ -192,6 +220,8 @@ class RecordGuard:
     total_bytes_max: int = TOTAL_BYTES_MAX
     author_keys_max: int = AUTHOR_KEYS_MAX
     on_evict: Callable[[str, str], None] = lambda key, author: None
+    on_other_version: Callable[[str, int], None] = lambda storer, version: None
+    """Called with the storer and the version of each record in another version of the wire."""
     _keys: dict[str, _Key] = field(default_factory=dict)
     _known: dict[bytes, SignedRecord] = field(default_factory=dict)
     _author_keys: Counter[str] = field(default_factory=Counter)
@@ -230,20 +260,31 @@ class RecordGuard:
             if storer == known.peer_id:
                 self._credit(known, storer)
             return known
-        record = _decode(data)
+        try:
+            record = _decode(data)
+        except RecordError as error:
+            if isinstance(error.__cause__, codec.OtherVersionError):
+                self.on_other_version(storer, error.__cause__.theirs)
+            raise
         _check_claims(record, key=key, author=author, now_unix_s=now_unix_s)
         if check is not None:
             check(record)
         seen = self._seen(record)
-        if seen is not None and record.expires_unix_s <= seen.record.expires_unix_s:
+        if seen is not None and _age(record) <= _age(seen.record):
             raise RecordError(
                 f"a newer record of {record.peer_id} is known"
-                f" ({seen.record.expires_unix_s - record.expires_unix_s:.3f} s newer)"
+                f" (sequence {seen.record.sequence}, not {record.sequence})"
             )
         _check_signature(record)
         size_bytes = len(data) + RECORD_OVERHEAD_BYTES
         self._make_room(record, size_bytes, storer, now_unix_s)
-        entry = _Seen(digest=digest, record=record, size_bytes=size_bytes, storer=storer)
+        entry = _Seen(
+            digest=digest,
+            record=record,
+            size_bytes=size_bytes,
+            storer=storer,
+            held_until_unix_s=record.expires_unix_s,
+        )
         self._remember(entry)
         return record
 
@@ -256,6 +297,12 @@ class RecordGuard:
         authors = self._keys[key].authors if key in self._keys else {}
         return {a: s.record for a, s in authors.items() if s.record.expires_unix_s > now_unix_s}
 
+    def sequence_of(self, key: str, author: str) -> int:
+        """The sequence of the newest record of ``author`` under ``key``; 0: none is known."""
+        under = self._keys.get(key)
+        seen = None if under is None else under.authors.get(author)
+        return 0 if seen is None else seen.record.sequence
+
     def _seen(self, record: SignedRecord) -> _Seen | None:
         known = self._keys.get(record.key)
         return None if known is None else known.authors.get(record.peer_id)
@@ -265,6 +312,9 @@ class RecordGuard:
         record = entry.record
         older = self._seen(record)
         if older is not None:
+            if older.record.expires_unix_s >= record.expires_unix_s:
+                self.on_evict(record.key, record.peer_id)
+            entry.held_until_unix_s = max(entry.held_until_unix_s, older.held_until_unix_s)
             del self._known[older.digest]
             self._resize(record.key, -older.size_bytes)
             self._debit(older)
@@ -322,10 +372,11 @@ class RecordGuard:
         Raises RecordError where that is not enough.
         """
         # Otherwise the dead fill all the room there is.
-        if now_unix_s >= self._swept_unix_s + FORGET_EVERY_S:
+        # A sweep in the future: the clock was set back.
+        if not 0 <= now_unix_s - self._swept_unix_s < FORGET_EVERY_S:
             self.forget_expired(now_unix_s)
         reason = self._full(record, size_bytes)
-        if reason is not None and now_unix_s >= self._swept_unix_s + FULL_FORGET_EVERY_S:
+        if reason is not None and now_unix_s - self._swept_unix_s >= FULL_FORGET_EVERY_S:
             self.forget_expired(now_unix_s)
             reason = self._full(record, size_bytes)
         while reason is not None:
@@ -397,7 +448,7 @@ class RecordGuard:
             (key, author)
             for key, under in self._keys.items()
             for author, entry in under.authors.items()
-            if entry.record.expires_unix_s <= now_unix_s
+            if entry.held_until_unix_s <= now_unix_s
         ]
         for key, author in expired:
             self._forget(key, author)

@@ -42,6 +42,9 @@ class TransportConfig:
     """Addresses announced to others, where they differ from those that this machine sees."""
     initial_peers: tuple[str, ...] = ()
     """Full multiaddresses of peers to join; empty: found a new network."""
+    remembered_peers: tuple[str, ...] = ()
+    """Addresses of peers of this network that are remembered: greeted again and again, as far as
+    they may be dialled, while they are away."""
     client_mode: bool = False
     """Whether to listen nowhere and store nothing for others."""
     nat_traversal: bool | None = None

@@ -6,7 +6,9 @@ adapter, chosen at start by :mod:`dht.connecting` and imported lazily. Tests and
 of their own, :mod:`testing.network`.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 SESSION_PROTOCOL = "/anabranch/session/1"
@@ -59,6 +61,29 @@ class Stream(Protocol):
     async def close(self) -> None:
         """Close both directions. Closing twice is harmless; never raises."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contact:
+    """When others last showed that they know this peer, by the loop's clock; never: minus infinity.
+
+    Nothing here is this peer's own word.
+    """
+
+    returned_s: float = -math.inf
+    """Another peer gave this peer's own record back."""
+    answered_s: float = -math.inf
+    """Another peer answered a request for records."""
+    called_s: float = -math.inf
+    """Another peer opened a stream to this one."""
+    others: int = 0
+    """Peers that should know this one: those with living records, and those met lately that did not
+    say that they leave."""
+
+    @property
+    def last_s(self) -> float:
+        """The last sign of life of anybody else."""
+        return max(self.returned_s, self.answered_s, self.called_s)
 
 
 StreamHandler = Callable[[Stream], Awaitable[None]]
@@ -114,6 +139,14 @@ class Transport(Protocol):
         They may be some seconds old; with ``latest``, other peers are asked first. Raises
         NetworkError where no peer could be asked.
         """
+        ...
+
+    def contact(self) -> Contact:
+        """When others last showed that they know this peer."""
+        ...
+
+    def rejoin(self) -> None:
+        """Greet everybody who is missing, soon: this peer seems to be cut off."""
         ...
 
     async def wait_ended(self) -> str:

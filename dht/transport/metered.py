@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from dht.transport.interface import Stream, StreamHandler, Transport
+from dht.transport.interface import Contact, Stream, StreamHandler, Transport
 
 CountBytes = Callable[[int], None]
 
@@ -102,6 +102,12 @@ class MeteredTransport:
 
     async def get(self, key: str, *, latest: bool = False) -> Mapping[str, bytes]:
         return await self._inner.get(key, latest=latest)
+
+    def contact(self) -> Contact:
+        return self._inner.contact()
+
+    def rejoin(self) -> None:
+        self._inner.rejoin()
 
     async def wait_ended(self) -> str:
         return await self._inner.wait_ended()

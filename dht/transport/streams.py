@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -9,7 +10,10 @@ from typing import Any
 
 from dht.budget import STREAMS, Budget
 from dht.errors import NetworkError, PeerError
+from dht.messages.codec import OtherVersionError, encode_frame
+from dht.messages.peer import OtherVersion
 from dht.transport.interface import Stream, StreamHandler
+from dht.transport.other_versions import OtherVersions
 
 PIPE_BYTES_MAX = 256 << 10
 """Unread bytes above which a writer's drain waits."""
@@ -218,6 +222,9 @@ class StreamHandlers:
         self.by_protocol: dict[str, StreamHandler] = {}
         self.errors: Counter[str] = Counter()
         self._tasks: dict[asyncio.Task[None], None] = {}  # in order, so that runs replay
+        self.versions = OtherVersions()
+        self.called_s = -math.inf
+        """When another peer opened a stream last, by the loop's clock."""
         self._streams = (budget or Budget()).held(STREAMS)
 
     def open_to_self(self, peer_id: str, protocol: str) -> Stream:
@@ -226,11 +233,12 @@ class StreamHandlers:
         if handler is None:
             raise NetworkError(f"this peer does not serve {protocol}")
         near, far = stream_pair(peer_id, peer_id)
-        self.start(handler, far)
+        self.adopt(self.run(handler, far))
         return near
 
     def start(self, handler: StreamHandler, stream: Stream) -> None:
-        """Handle ``stream`` in a new task."""
+        """Handle ``stream``, which another peer opened, in a new task."""
+        self.called_s = asyncio.get_running_loop().time()
         self.adopt(self.run(handler, stream))
 
     def adopt(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -247,7 +255,7 @@ class StreamHandlers:
             if not self._streams.take(peer_id):
                 return
             try:
-                await handler(stream)
+                await self._handle(handler, stream)
                 await until_closed(stream)
             finally:
                 self._streams.give_back(peer_id)
@@ -259,6 +267,15 @@ class StreamHandlers:
             _log.exception("the handler of a stream of %s failed", peer_id)
         finally:
             await stream.close()
+
+    async def _handle(self, handler: StreamHandler, stream: Stream) -> None:
+        """Handle ``stream``; who speaks another version is told so, or would only see it close."""
+        try:
+            await handler(stream)
+        except OtherVersionError as error:
+            self.errors[type(error).__name__] += 1
+            self.versions.note(stream.remote_peer_id, error.theirs)
+            stream.write(encode_frame(OtherVersion()))
 
     async def close(self) -> None:
         """Cancel every handler and wait until all have ended."""

@@ -11,6 +11,7 @@ from dht.messages.types import ModelRecord, NodeRecord, NodeState, PlanVersion, 
 from dht.records.directory import LIFETIME_S, Directory, RecordKind
 from dht.transport.interface import Transport
 from dht.transport.relay_reservation import with_circuits
+from node.peer.clock_watch import ClockWatch
 from node.stage.local_engine import LocalEngine
 from node.stage.server import StageServer
 
@@ -40,11 +41,13 @@ class Announcer:
         record: NodeRecord,
         every_s: float,
         refined: Callable[[NodeRecord], NodeRecord] = lambda record: record,
+        on_jump: Callable[[float], None] = lambda jump_s: None,
     ) -> None:
         """``every_s``: maximum delay to publish a change of load; others are published at once, and
         so is that of a peer with little to do that gets much.
 
-        ``refined`` puts into a record what this peer has come to know better of itself.
+        ``refined`` puts into a record what this peer has come to know better of itself. ``on_jump``
+        is called with the seconds by which this machine's clock has jumped.
         """
         self._transport = transport
         self._directory = directory
@@ -53,6 +56,8 @@ class Announcer:
         self._record = record
         self._every_s = every_s
         self._refined = refined
+        self._on_jump = on_jump
+        self._clock = ClockWatch()
         self._told: NodeRecord | None = None
         self._told_s = 0.0
         self._models = Directory.of_models(transport, directory.network)
@@ -84,6 +89,11 @@ class Announcer:
         """
         self._beside = beside
         self._record = replace(self._record, reach=reach)
+        self._changed.set()
+
+    def again(self) -> None:
+        """Publish everything once more, and soon: others may not have what was published."""
+        self._told = self._told_model = None
         self._changed.set()
 
     async def announce(self) -> None:
@@ -124,6 +134,9 @@ class Announcer:
                 async with asyncio.timeout(LOOK_S):
                     await self._changed.wait()
             now_s = loop.time()
+            if jump_s := self._clock.look(self._transport.now(), now_s):
+                self._on_jump(jump_s)
+                self.again()
             due = now_s - looked_s >= self._every_s
             at_once = self._changed.is_set() or self._is_busier()
             if not due and not at_once:

@@ -65,8 +65,9 @@ class LinkKeeper:
         self._directory = directory
         self._stage = stage
         self._measured = measured
-        self._probed: dict[str, tuple[Link, float]] = {}
-        """Each neighbour's last probe, and the age up to which it is fresh."""
+        self._probed: dict[str, tuple[Link, float, float]] = {}
+        """Each neighbour's last probe, the age up to which it is fresh, and when it was made by the
+        loop's clock, which nobody sets."""
         self._published_s = -math.inf
 
     async def run(self) -> None:
@@ -81,12 +82,12 @@ class LinkKeeper:
     async def _round(self) -> None:
         me = self._transport.peer_id
         nodes = await self._directory.nodes()
-        now_s = self._transport.now()
+        now_s = asyncio.get_running_loop().time()
         self._probed = {peer_id: each for peer_id, each in self._probed.items() if peer_id in nodes}
         fresh = {
             peer_id: link
-            for peer_id, (link, fresh_s) in self._probed.items()
-            if now_s - link.measured_unix_s < fresh_s
+            for peer_id, (link, fresh_s, probed_s) in self._probed.items()
+            if now_s - probed_s < fresh_s
         }
         missing = [peer_id for peer_id in nodes if peer_id not in fresh | {me: None}]
         missing = probe_order(me, missing)
@@ -97,7 +98,7 @@ class LinkKeeper:
                 lent = self._stage.traffic.down.rate_bytes_per_s
                 link = replace(link, bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, lent))
                 fresh[peer_id] = link
-                self._probed[peer_id] = (link, self._fresh_s(link))
+                self._probed[peer_id] = (link, self._fresh_s(link), now_s)
             except NetworkError as error:
                 logger.info("no link from %s: %s", peer_id, error)
         changed = fresh != self._measured.links

@@ -28,8 +28,10 @@ from node.owner.live_panel import Figures, holders
 from node.owner.reporter import Reporter, counted
 from node.peer.announcer import Announcer
 from node.peer.balancer import Balancer
+from node.peer.clock_watch import jump_text
 from node.peer.link_keeper import LinkKeeper
 from node.peer.plan_follower import FollowConfig, PlanFollower
+from node.peer.self_check import SelfChecker
 from node.stage.layer_check import LayerCheckServer
 from node.stage.local_engine import LocalEngine
 from node.stage.server import StageServer
@@ -115,6 +117,7 @@ class Peer:
             record=record,
             every_s=config.announce_every_s,
             refined=refined,
+            on_jump=self._note_jump,
         )
         self._follower = PlanFollower(
             transport=transport,
@@ -130,7 +133,23 @@ class Peer:
         self._measured = measured
         self._links = LinkKeeper(transport, directory, stage, measured)
         self._balancer = Balancer(directory, stage, lambda: self._announcer.record)
+        self._checker = SelfChecker(
+            transport,
+            serves=self._serves_by_plan,
+            again=self._announcer.again,
+            reporter=reporter,
+        )
         self._reach = ReachKeeper(transport, directory, self._note_reach, relays=Relays(transport))
+
+    @property
+    def trouble(self) -> str:
+        """Why others do not see this peer; empty where they do."""
+        return self._checker.trouble
+
+    def _serves_by_plan(self) -> bool:
+        plan, record = self._plans.newest, self._announcer.record
+        planned = plan is not None and any(a.peer_id == record.peer_id for a in plan.assignments)
+        return planned and record.state is NodeState.SERVING
 
     async def is_spare(self) -> bool:
         """Whether others have shown that they hold all layers that this peer serves.
@@ -165,6 +184,7 @@ class Peer:
             self._follower.follow,
             self._follower.help_oneself,
             self._mind_owner,
+            self._checker.run,
             *others,
         )
         async with (
@@ -245,6 +265,10 @@ class Peer:
         self._reporter.event("reach", reach=str(reach), beside=list(beside))
         if not same and (sentence := REACH_SENTENCES.get(reach)) is not None:
             self._reporter.say(sentence)
+
+    def _note_jump(self, jump_s: float) -> None:
+        self._reporter.event("clock", jump_s=round(jump_s, 3))
+        self._reporter.say(jump_text(jump_s))
 
     # What the owner lends
 

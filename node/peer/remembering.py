@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,15 @@ from dht.identity.dialling import DialRule
 from dht.json_file import decode_json
 from dht.messages.types import ModelSpec, NodeState
 from dht.records.directory import Directory
-from dht.remembered import ADDRESSES_MAX, Remembered, is_remembered, memory_file, remember, shown
+from dht.remembered import (
+    ADDRESSES_MAX,
+    Remembered,
+    addresses_of_network,
+    is_remembered,
+    memory_file,
+    remember,
+    shown,
+)
 from dht.transport.interface import Transport
 from dht.whole_file import write_whole
 from node.owner.reporter import Reporter
@@ -88,13 +97,19 @@ def founded_by(peer_id: str, remembered: Sequence[str]) -> bool:
 
 
 def settle_addresses(arguments: argparse.Namespace, peer_id: str) -> None:
-    """Set ``arguments.founded``, and leave this peer's own addresses out of the remembered ones."""
+    """Set ``arguments.founded``, leave this peer's own addresses out of the remembered ones, and
+    set ``arguments.remembered_peers``: those of this network that were not given otherwise."""
     arguments.founded = not arguments.initial_peers
     if arguments.recalled:
         arguments.founded = founded_by(peer_id, arguments.initial_peers)
     if arguments.recalled or arguments.local:
         own = f"/p2p/{peer_id}"
         arguments.initial_peers = [a for a in arguments.initial_peers if not a.endswith(own)]
+    arguments.remembered_peers = [
+        address
+        for address in addresses_of_network(arguments.network)
+        if address not in arguments.initial_peers and not address.endswith(f"/p2p/{peer_id}")
+    ]
 
 
 async def connect_or_found(
@@ -102,11 +117,20 @@ async def connect_or_found(
 ) -> Transport:
     """Connect by ``connect``, which reads ``arguments``; raises as ``connect``.
 
-    A founder that is answered by none of the peers that it remembers founds its network once more.
+    Who was given peers of which none answers joins through those that it remembers of that network:
+    the founder may have moved. A founder that is answered by none of the peers that it remembers
+    founds its network once more.
     """
     try:
         return await connect()
     except NetworkError:
+        if arguments.initial_peers and arguments.remembered_peers:
+            given = arguments.initial_peers
+            reporter.say("Nobody answers there; trying peers of this network that are remembered")
+            arguments.initial_peers = [*arguments.remembered_peers]
+            with suppress(NetworkError):
+                return await connect()
+            arguments.initial_peers = given
         if not (arguments.founded and arguments.initial_peers):
             raise
     reporter.say("Nobody of those who were here before answers")

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,13 @@ from dht.daemon.kademlia import RPC_LIMIT_S, RecordProtocol
 from dht.daemon.transport import HivemindTransport
 from dht.errors import MachineError, NetworkError, PeerError, UserError
 from dht.identity.peer_id import Identity
+from dht.messages import codec
 from dht.records.signed import sign_record
 from dht.supervision import FAILURES_MAX
 from dht.transport.config import TransportConfig
 from dht.transport.interface import Stream
 from tests.e2e.light_streams import LAST, hear, last_word
+from tests.unit.records import record_of
 
 pytestmark = pytest.mark.e2e
 KEY = "test/model/nodes"
@@ -498,6 +500,51 @@ def test_a_founder_that_comes_back_is_found_again(monkeypatch: pytest.MonkeyPatc
                     await asyncio.sleep(0.1)
         finally:
             await asyncio.gather(*(t.close() for t in (founder, *others)))
+
+    asyncio.run(body())
+
+
+def test_who_was_met_is_greeted_again_though_the_founder_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two peers that met through a founder lose each other, as in a cut of over a minute."""
+    monkeypatch.setattr("dht.daemon.transport.REJOIN_PERIOD_S", 0.5)
+
+    async def body() -> None:
+        founder = await start()
+        one, other_identity = await start(founder), Identity.generate()
+        other = await HivemindTransport.create(
+            TransportConfig(
+                identity=other_identity, host="127.0.0.1", initial_peers=(founder.addresses[0],)
+            )
+        )
+        port = int(other.addresses[0].split("/")[4])
+
+        async def seen(reader: HivemindTransport, author: HivemindTransport) -> None:
+            """Until the reader has a fresh record of the author."""
+            record = record_of(author.peer_id, 0, 8, addresses=author.addresses)
+            async with asyncio.timeout(60):
+                while author.peer_id not in await reader.get(KEY):
+                    until_s = author.now() + 2
+                    await author.store(KEY, codec.encode(record), expires_unix_s=until_s)
+                    await asyncio.sleep(0.1)
+
+        try:
+            await seen(one, other)
+            await founder.close()
+            await other.close()
+            async with asyncio.timeout(60):
+                heard: Mapping[str, bytes] = {other.peer_id: b""}
+                while other.peer_id in heard:
+                    await asyncio.sleep(0.1)
+                    heard = await one.get(KEY)
+            other = await HivemindTransport.create(  # it comes back, and knows nobody
+                TransportConfig(identity=other_identity, host="127.0.0.1", port=port)
+            )
+            await seen(other, one)
+            await seen(one, other)
+        finally:
+            await asyncio.gather(*(t.close() for t in (one, other)))
 
     asyncio.run(body())
 

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from bench.local_swarm import ROOT
 from client.answer.defaults import SamplingDefaults
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import Tokenizer, stop_token_ids
@@ -39,6 +38,7 @@ from node.weights.safetensors_header import (
     safetensors_header_bytes,
 )
 from node.weights.store import WeightStore
+from testing.local_swarm import ROOT
 from tests.choices import Choices, choices
 from tests.examples import examples
 from tests.fuzz.laws import lawful

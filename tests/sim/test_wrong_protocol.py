@@ -21,7 +21,7 @@ pytestmark = pytest.mark.sim
 
 HOUR_S = 3600.0
 SPANS = (0, 4), (4, LAYERS)
-NAMED = {"MalformedError", "RecordError", "NetworkError", "TimeoutError"}
+NAMED = {"MalformedError", "OtherVersionError", "RecordError", "NetworkError", "TimeoutError"}
 """Errors that may end a stream."""
 
 

@@ -13,6 +13,7 @@ from node.peer.join_options import join_parser
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
     "node.join",
+    "node.alive",
     "node.doctor",
     "node.plan",
     "node.profile",

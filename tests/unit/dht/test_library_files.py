@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bench.local_swarm import ROOT
 from dht.errors import UserError
 from dht.json_file import DEPTH_MAX, read_object
 from dht.library_files import CODE_KEYS, without_code
 from dht.model_files import library_config, read_config
+from testing.local_swarm import ROOT
 
 BROOK = ROOT / "models" / "brook"
 HUB = "somebody/kernels"

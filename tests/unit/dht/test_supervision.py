@@ -3,6 +3,10 @@
 import argparse
 import asyncio
 import logging
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Coroutine
 from typing import Any
 
@@ -10,7 +14,16 @@ import pytest
 
 from dht.command_line import EXIT_MACHINE, EXIT_USER, command_of
 from dht.errors import MachineError, NetworkError, PeerError, SwarmError, UserError
-from dht.supervision import FAILURES_MAX, RESTART_S, WITHIN_S, Supervisor, beside
+from dht.supervision import (
+    FAILURES_MAX,
+    RESTART_S,
+    SERVICE_VARIABLE,
+    WITHIN_S,
+    Supervisor,
+    Watchdog,
+    WatchdogConfig,
+    beside,
+)
 from testing.clock import run_virtual
 
 EMFILE = OSError(24, "Too many open files")
@@ -169,3 +182,92 @@ def test_a_command_ends_in_one_plain_line(
     assert command_of(argparse.Namespace, main)() == code
     (line,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith("error: ")]
     assert "Traceback" not in line
+
+
+class Watched:
+    """A watchdog with quick looks, and what it said."""
+
+    def __init__(self, *, ends_process: bool = False) -> None:
+        self.said: list[str] = []
+        self.found = threading.Event()
+        self.ended = threading.Event()
+        config = WatchdogConfig(still_s=0.1, looks=10, ends_process=ends_process)
+        self.dog = Watchdog(config, say=self._say, end=self.ended.set)
+
+    def _say(self, text: str) -> None:
+        self.said.append(text)
+        self.found.set()
+
+
+def _spins_until(event: threading.Event) -> None:
+    while not event.wait(0.001):
+        pass
+
+
+@pytest.mark.parametrize("ends_process", [False, True])
+def test_a_loop_that_stands_still_is_seen_with_its_stack(ends_process: bool) -> None:
+    watched = Watched(ends_process=ends_process)
+
+    async def body() -> None:
+        async with watched.dog.watching():
+            _spins_until(watched.ended if ends_process else watched.found)
+
+    asyncio.run(body())
+    assert "stands still" in watched.said[0]
+    assert "_spins_until" in watched.said[0]
+    assert watched.ended.is_set() is ends_process
+
+
+def test_a_loop_that_runs_is_left_alone() -> None:
+    watched = Watched(ends_process=True)
+
+    async def body() -> None:
+        for _ in range(30):
+            watched.dog._look(asyncio.get_running_loop())
+            assert watched.dog._unanswered == 0
+            await asyncio.sleep(0)
+
+    asyncio.run(body())
+    assert not watched.said
+
+
+def test_a_process_that_was_stopped_is_no_loop_that_stands_still() -> None:
+    """After a machine slept, one look is late, however late it is: looks count, not seconds."""
+    watched = Watched(ends_process=True)
+
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        watched.dog._look(loop)
+        for _ in range(9):
+            watched.dog._look(loop)
+        assert not watched.said
+        await asyncio.sleep(0)
+        watched.dog._look(loop)
+        assert watched.dog._unanswered == 0
+
+    asyncio.run(body())
+
+
+SPINS = """
+import argparse, asyncio, sys
+from dht import supervision, command_line
+supervision.WatchdogConfig.__init__.__kwdefaults__.update(still_s=0.3)
+async def main(arguments):
+    while True:
+        pass
+sys.exit(command_line.command_of(argparse.Namespace, main)())
+"""
+
+
+def test_a_command_of_a_service_ends_with_1_when_its_loop_stands_still() -> None:
+    environment = {**os.environ, SERVICE_VARIABLE: "1"}
+    ended = subprocess.run(
+        [sys.executable, "-c", SPINS],
+        check=False,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == EXIT_MACHINE
+    assert "in main" in ended.stderr

@@ -57,6 +57,15 @@ def test_a_flood_of_records_does_not_push_out_those_that_are_known() -> None:
     assert len(known._known) == 1 + KNOWN_MAX
 
 
+def test_where_nobody_is_spoken_of_any_more_those_named_last_stay() -> None:
+    """A light peer whose cable was out knows nobody else to ask, where the one given has left."""
+    known = helpers(given="a", learnt="bc")
+    known.learn({})
+    assert known.addresses("b") == ("at b",)
+    known.learn({"c": ("moved",)})
+    assert known.addresses("b") == ()
+
+
 def test_who_is_not_spoken_of_any_more_is_forgotten() -> None:
     known = helpers(given="a", learnt="bc")
     known.learn({"c": ("moved",)})

@@ -55,7 +55,7 @@ def test_every_bit_is_covered() -> None:
             open_record(data[:cut], now_unix_s=NOW_S)
 
 
-@pytest.mark.parametrize("field", ["key", "peer_id", "expires_unix_s", "payload"])
+@pytest.mark.parametrize("field", ["key", "peer_id", "expires_unix_s", "payload", "sequence"])
 def test_no_field_can_be_exchanged(field: str) -> None:
     version, kind, record = msgspec.msgpack.decode(signed())
     record[field] = {
@@ -63,6 +63,7 @@ def test_no_field_can_be_exchanged(field: str) -> None:
         "peer_id": BOB.peer_id,
         "expires_unix_s": NOW_S + 61,
         "payload": b"pay",
+        "sequence": 7,
     }[field]
     with pytest.raises(RecordError, match="signature"):
         open_record(msgspec.msgpack.encode((version, kind, record)), now_unix_s=NOW_S)
@@ -292,3 +293,53 @@ def test_a_signers_records_are_each_newer() -> None:
         data, expires_s = signer.sign(KEY, b"", NOW_S + left_s)
         assert guard.admit(data, now_unix_s=NOW_S).expires_unix_s == expires_s
     assert expires_s == NOW_S + 70
+
+
+@pytest.mark.parametrize("ahead_s", [20.0, 55.0, 8 * 3600.0, 1e9])
+def test_a_clock_that_was_ahead_does_no_harm_once_it_is_right(ahead_s: float) -> None:
+    signer, guard = RecordSigner(ALICE), RecordGuard()
+    ahead, _ = signer.sign(KEY, b"ahead", NOW_S + ahead_s + 60)
+    with contextlib.suppress(RecordError):  # far ahead, nobody takes it
+        guard.admit(ahead, now_unix_s=NOW_S)
+    right, expires_s = signer.sign(KEY, b"right", NOW_S + 60)
+    assert expires_s == NOW_S + 60
+    guard.admit(right, now_unix_s=NOW_S)
+    assert guard.living(KEY, NOW_S)[ALICE.peer_id].payload == b"right"
+    with pytest.raises(RecordError):
+        guard.admit(ahead, now_unix_s=NOW_S)
+
+
+def test_a_replaced_record_stays_away_though_it_would_live_longer() -> None:
+    """Whoever kept it must not bring it back once the newer one has expired."""
+    gone: list[tuple[str, str]] = []
+    guard = RecordGuard(on_evict=lambda key, author: gone.append((key, author)))
+    signer = RecordSigner(ALICE)
+    long, _ = signer.sign(KEY, b"long", NOW_S + 110)
+    short, _ = signer.sign(KEY, b"short", NOW_S + 20)
+    guard.admit(long, now_unix_s=NOW_S)
+    guard.admit(short, now_unix_s=NOW_S)
+    assert gone == [(KEY, ALICE.peer_id)], "or DHT storage keeps the one that expires later"
+    guard.forget_expired(NOW_S + 30)
+    assert not guard.living(KEY, NOW_S + 30)
+    with pytest.raises(RecordError, match="newer"):
+        guard.admit(long, now_unix_s=NOW_S + 30)
+    guard.forget_expired(NOW_S + 111)
+    assert len(guard) == 0
+
+
+def test_a_peer_that_starts_again_goes_on_above_its_former_records() -> None:
+    """Its former clock was ahead by less than others refuse, and its sequence with it."""
+    guard = RecordGuard()
+    former, _ = RecordSigner(ALICE).sign(KEY, b"former", NOW_S + 115)
+    guard.admit(former, now_unix_s=NOW_S)
+    above = guard.sequence_of(KEY, ALICE.peer_id)  # as others gave it back
+    data, _ = RecordSigner(ALICE).sign(KEY, b"now", NOW_S + 60, above)
+    assert guard.admit(data, now_unix_s=NOW_S).payload == b"now"
+
+
+def test_a_guard_whose_clock_was_set_back_goes_on_forgetting() -> None:
+    guard = RecordGuard()
+    guard.forget_expired(NOW_S + 8 * 3600)
+    for number, person in enumerate(people(300)):
+        guard.admit(signed(person, left_s=number + 20), now_unix_s=NOW_S + number)
+        assert len(guard) <= 20 + FORGET_EVERY_S + 1

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import io
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from dht.errors import NetworkError
 from dht.identity.dialling import DialRule
 from dht.messages.types import NodeState
 from dht.records.directory import Directory
-from dht.remembered import ADDRESSES_MAX
+from dht.remembered import ADDRESSES_MAX, VARIABLE, Remembered, remember
 from node.owner.reporter import Reporter
 from node.peer.remembering import (
     LOOK_S,
@@ -82,11 +83,14 @@ def test_peers_that_serve_are_remembered_and_stay_so_when_they_are_gone() -> Non
     ("first", "tries"), [("me", [[OTHER], []]), ("friend", [[FRIEND, OTHER]])], ids=["own", "given"]
 )
 def test_only_who_founded_a_network_founds_it_once_more_where_nobody_answers(
-    first: str, tries: list[list[str]]
+    first: str, tries: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[list[str]] = []
     remembered = [OWN[0] if first == "me" else FRIEND, OTHER, OWN[1]]
-    arguments = argparse.Namespace(recalled=True, initial_peers=remembered)
+    arguments = argparse.Namespace(
+        recalled=True, local=False, network="n", initial_peers=remembered
+    )
+    monkeypatch.setenv(VARIABLE, "")
 
     async def connect() -> Any:
         tried.append(arguments.initial_peers)
@@ -102,3 +106,29 @@ def test_only_who_founded_a_network_founds_it_once_more_where_nobody_answers(
         with pytest.raises(NetworkError):
             asyncio.run(connecting)
     assert tried == tries
+
+
+@pytest.mark.parametrize("network", ["n", "another"])
+def test_where_the_founder_has_moved_those_that_are_remembered_are_asked(
+    network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "network.json"))
+    remember(Remembered(network=network, initial_peers=(FRIEND, OTHER, OWN[0])), lambda text: None)
+    arguments = argparse.Namespace(recalled=False, local=False, network="n", initial_peers=[FRIEND])
+    tried: list[list[str]] = []
+
+    async def connect() -> Any:
+        tried.append(arguments.initial_peers)
+        if OTHER not in arguments.initial_peers:
+            raise NetworkError("nobody answers")
+        return "joined"
+
+    settle_addresses(arguments, "me")
+    connecting = connect_or_found(arguments, connect, Reporter(json_log=False, out=io.StringIO()))
+    if network == "n":
+        assert asyncio.run(connecting) == "joined"
+        assert tried == [[FRIEND], [OTHER]]
+    else:
+        with pytest.raises(NetworkError):
+            asyncio.run(connecting)
+        assert tried == [[FRIEND]]

@@ -1,0 +1,78 @@
+"""What a health check is told of a peer: what that knows itself, while it goes on saying so."""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dht.command_line import EXIT_DONE, EXIT_MACHINE
+from node import alive
+from node.owner.own_health import STALE_S, WRITE_S, HealthKeeper, health_file, why_unwell
+from testing.clock import run_virtual
+
+
+def alive_code(identity: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["alive", f"--identity={identity}"])
+    return alive.run()
+
+
+def test_it_follows_what_the_peer_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = tmp_path / "identity.key"
+    path = health_file(identity)
+    troubles = [""]
+
+    async def scenario() -> None:
+        assert alive_code(identity, monkeypatch) == EXIT_MACHINE, "there is no peer"
+        keeping = asyncio.create_task(HealthKeeper(path, lambda: troubles[0]).run())
+        await asyncio.sleep(WRITE_S / 2)
+        assert alive_code(identity, monkeypatch) == EXIT_DONE
+        troubles[0] = "others do not see it"
+        await asyncio.sleep(WRITE_S)
+        assert why_unwell(path, time.monotonic()) == "others do not see it"
+        assert alive_code(identity, monkeypatch) == EXIT_MACHINE
+        troubles[0] = ""
+        await asyncio.sleep(WRITE_S)
+        assert alive_code(identity, monkeypatch) == EXIT_DONE
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        assert not path.exists()
+
+    run_virtual(scenario(), limit_s=60)
+
+
+def test_a_peer_that_stands_still_is_not_well(tmp_path: Path) -> None:
+    path = health_file(tmp_path / "identity.key")
+    HealthKeeper(path)._write()
+    now_s = time.monotonic()
+    assert not why_unwell(path, now_s)
+    assert "said nothing" in why_unwell(path, now_s + STALE_S + 1)
+    assert "said nothing" in why_unwell(path, now_s - 60), "the machine has started since"
+    path.write_bytes(b"no JSON")
+    assert why_unwell(path, now_s)
+
+
+def test_all_peers_of_several_gpus_must_be_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = tmp_path / "identity.key"
+    HealthKeeper(health_file(identity))._write()
+    HealthKeeper(health_file(tmp_path / "identity-gpu1.key"), lambda: "deaf")._write()
+    assert alive_code(identity, monkeypatch) == EXIT_MACHINE
+
+
+def test_a_second_process_with_one_identity_leaves_the_file_to_the_peer_that_runs(
+    tmp_path: Path,
+) -> None:
+    path = health_file(tmp_path / "identity.key")
+    HealthKeeper(path, lambda: "cut off")._write()
+
+    async def scenario() -> None:
+        second = asyncio.create_task(HealthKeeper(path).run())
+        await asyncio.sleep(WRITE_S)
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+
+    run_virtual(scenario(), limit_s=60)
+    assert why_unwell(path, time.monotonic()) == "cut off"
