@@ -321,6 +321,10 @@ class MemoryTransport:
     def now(self) -> float:
         return self._network.now()
 
+    @property
+    def clock_note(self) -> str:
+        return ""
+
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         self._check_open()
         self.handlers.by_protocol[protocol] = handler

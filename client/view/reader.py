@@ -63,6 +63,7 @@ class SwarmReader:
     ) -> None:
         """``pin`` says which of the models under the name is meant; its configuration is in
         ``directory``, if it is known."""
+        self._transport = transport
         self._model_name = model_name
         self._directory = directory
         self._config = config
@@ -77,6 +78,7 @@ class SwarmReader:
         """Why the model's description is not known, while that is waited for."""
         self._blind = ""
         """Why the last look showed nothing; empty when it was answered."""
+        self._told_clock = False
         self.directory = Directory(transport, config.network, model_key(model_name))
         self._plans = FollowedPlans(transport, self.directory)
         self.view = SwarmView(
@@ -151,6 +153,9 @@ class SwarmReader:
         nodes = await self.directory.nodes()
         self.view.take_nodes(nodes)
         self._blind = ""
+        if (note := self._transport.clock_note) and not self._told_clock:
+            self._told_clock = True
+            self._on_status(f"{note}; until then theirs counts")
         pin = self.view.pin
         if len(self.view.models) > 1 and pin.root and self._directory is not None:
             # They differ in their sizes alone, of which somebody lies.
@@ -187,6 +192,8 @@ class SwarmReader:
                 reason += " with the same weights; others do, with other weights"
             if self._blind:  # then nobody said so
                 reason = f"cannot read who serves {self._model_name}: {self._blind}"
+            if note := self._transport.clock_note:
+                reason += f"; {note}"
             if reason != self.waits_for:
                 self.waits_for = reason
                 self._on_status(f"waiting: {reason}")

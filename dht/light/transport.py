@@ -44,7 +44,7 @@ class LightTransport:
         self._given.pop(config.identity.peer_id, None)
         self._dials = DialRule.of(config.initial_peers, ())
         self._records = AskedRecords(
-            self._open_helper, self._signer, RecordGuard(), self._given, SystemRandom(), self.now
+            self._open_helper, self._signer, RecordGuard(), self._given, SystemRandom(), time.time
         )
 
     @classmethod
@@ -94,7 +94,11 @@ class LightTransport:
         return self._config.identity.sign(data)
 
     def now(self) -> float:
-        return time.time()
+        return self._records.clock.now()
+
+    @property
+    def clock_note(self) -> str:
+        return self._records.clock.note
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         self._check_alive()

@@ -6,13 +6,17 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import pytest
+
 from bench.simulated.clock import run_virtual
 from bench.simulated.network import MemoryNetwork, MemoryTransport
+from client.errors import UnavailableError
 from client.view.reader import ReaderConfig, SwarmReader
 from client.view.view import SwarmView
 from coordinator.plans.store import PlanStore
 from coordinator.plans.versions import rank
 from coordinator.routing.routes import NoRoute
+from dht.identity.peer_id import Identity
 from dht.messages.session import RefusalCode
 from dht.messages.types import FlowEdge, NodeRecord, Plan, PlanVersion
 from dht.records.directory import Directory
@@ -319,3 +323,24 @@ def test_new_routes_go_by_freeness_among_those_that_the_plan_allows():
         assert near(drawn[busy.me], 20)
 
     in_a_swarm(body)
+
+
+class BehindTransport(MemoryTransport):
+    """A transport on a machine whose clock is wrong."""
+
+    clock_note = "this machine's clock is 100 s behind its peers': set it"  # type: ignore[assignment]
+
+
+def test_a_wrong_clock_is_told_once_and_in_the_answer() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(1))
+        told: list[str] = []
+        transport = BehindTransport(network, Identity.generate())
+        config = ReaderConfig(network="net", wait_s=1.0)
+        reader = SwarmReader(transport, Make.model.name, config, told.append)
+        async with reader.reading():
+            with pytest.raises(UnavailableError, match="; this machine's clock is 100 s"):
+                await reader.ready_spec()
+        assert sum("until then theirs counts" in line for line in told) == 1
+
+    run_virtual(scenario(), limit_s=30)
