@@ -14,6 +14,7 @@ import re
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -25,6 +26,7 @@ from dht.errors import MachineError, NetworkError, SwarmError, UserError
 from dht.hub import HubId, local_path, served_name
 from dht.invitation import Invitation, is_invitation, read_invitation
 from dht.local_network import OFFERS_MAX, chosen
+from dht.news import TEXTS_MAX, News
 from dht.records.directory import DEFAULT_NETWORK
 from dht.remembered import Remembered, UnreadableError, memory_file, recall, shown
 from dht.transport.config import TransportKind
@@ -435,16 +437,30 @@ class StderrHandler(logging.StreamHandler[TextIO]):
     """Logs in printable lines to what ``sys.stderr`` is at that moment.
 
     While a live view is on the terminal, rich has its own stream there, which writes above the
-    view; lines written past that stream would tear the view.
+    view; lines written past that stream would tear the view. The same line is written again after
+    :data:`dht.news.AGAIN_S` at the earliest, with how often it was left out.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self._news = News()
+        self._left_out: Counter[str] = Counter()
         self.setFormatter(_Printable("%(levelname)s %(name)s: %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the record."""
+        """Write the record, unless it says what was written a short while ago."""
+        text = self.format(record)
+        if not self._news.takes_again(text, time.monotonic()):
+            self._left_out[text] += 1
+            return
         self.stream = sys.stderr
+        if left_out := self._left_out.pop(text, 0):
+            record = logging.makeLogRecord(
+                {**record.__dict__, "msg": f"{record.getMessage()} ({left_out} times more)"}
+            )
+            record.args = ()
+        if len(self._left_out) > TEXTS_MAX:
+            self._left_out.clear()
         super().emit(record)
 
 

@@ -373,7 +373,8 @@ def _told(reporter: Reporter, event: str, **fields: object) -> None:
     otherwise see nothing happen."""
     reporter.event(event, **fields)
     if event == "no_plan":
-        reporter.say(f"No plan for all layers now: {fields['reason']}. Waiting for that.")
+        text = f"No plan for all layers now: {fields['reason']}. Waiting for that."
+        reporter.stands("waiting", text)
 
 
 run = command_of(parse, main)

@@ -24,6 +24,7 @@ from rich.progress import (
 
 from dht.command_line import printable
 from dht.messages.types import NodeState, layers_text
+from dht.news import News
 
 STATUS_EVERY_S = 300.0
 """Interval between status lines if there is no terminal."""
@@ -54,6 +55,7 @@ class Reporter:
         self._live: Live | None = None
         self._phases = 0
         self._told_s = time.monotonic()
+        self._standing: dict[str, News] = {}
 
     def event(self, event: str, **fields: Any) -> None:
         """Write one event for machines; only with ``--json-log``."""
@@ -73,6 +75,18 @@ class Reporter:
                 cut_between_words(line, self._console.width) for line in text.split("\n")
             )
         self._console.print(text, markup=False)
+
+    def stands(self, topic: str, text: str) -> bool:
+        """Write a line about how it stands with ``topic``, once and when it changes; an empty one
+        ends that. Returns whether it was news."""
+        news = self._standing.setdefault(topic, News())
+        if not text:
+            news.forget()
+            return False
+        told = news.takes(text, time.monotonic())
+        if told:
+            self.say(text)
+        return told
 
     def show(self, view: Callable[[], RenderableType], line: Callable[[], str]) -> None:
         """Show the present figures: ``view`` at the end of a terminal, while no phase runs; without
