@@ -78,7 +78,6 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     from dht.identity.peer_id import Identity
     from dht.supervision import Supervisor
     from dht.transport.metered import ByteMeter, MeteredTransport
-    from node.device.hardware import at_most, machine_of
     from node.device.nvidia import held_to
     from node.links.text_server import ServedTexts, TextServer
     from node.peer.remembering import connect_or_found, settle_addresses
@@ -90,12 +89,7 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     settle_addresses(arguments, identity.peer_id)
     traffic = lent_traffic(arguments)
     # Before others are told to join, because this command ends if the machine lacks something.
-    found = await asyncio.to_thread(machine_of, arguments.gpu, arguments.memory)
-    machine = at_most(found, arguments.max_vram)
-    reporter.say(
-        f"{machine.device.name}: {gibibytes(machine.free_bytes)} free,"
-        f" {gibibytes(machine.lend_bytes)} lent"
-    )
+    machine = await _machine(arguments, reporter)
     meter = ByteMeter(traffic.sent, traffic.received)
     traffic.purposes = meter.purposes
     parts = Supervisor(
@@ -145,6 +139,25 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     reporter.event("left")
     reporter.say("Left the swarm.")
     return EXIT_DONE
+
+
+async def _machine(arguments: argparse.Namespace, reporter: Reporter) -> "Machine":
+    """The machine and what of it is lent, told; raises UserError. A quota of processor time bounds
+    the threads, unless the owner does."""
+    from node.device.hardware import at_most, machine_of
+    from node.device.limits import cores, cpu_quota
+
+    found = await asyncio.to_thread(machine_of, arguments.gpu, arguments.memory)
+    machine = at_most(found, arguments.max_vram)
+    reporter.say(
+        f"{machine.device.name}: {gibibytes(machine.free_bytes)} free"
+        + (f" by {machine.limited_by}" if machine.limited_by else "")
+        + f", {gibibytes(machine.lend_bytes)} lent"
+    )
+    quota = cpu_quota()
+    if arguments.threads is None and quota is not None and quota < cores():
+        arguments.threads = quota
+    return machine
 
 
 async def _import_slow_modules() -> None:

@@ -133,7 +133,7 @@ def join_parser() -> Parser:
         metavar="R",
         help="send rows of prompts (prefill) or all in int8 (off)",
     )
-    rare("--threads", type=int, metavar="N", help="CPU threads (all cores)")
+    rare("--threads", type=int, metavar="N", help="CPU threads (all cores that it may use)")
     rare(
         "--no-prefix-cache",
         action="store_true",
