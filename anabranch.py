@@ -41,6 +41,9 @@ COMMANDS = {
 
 def main() -> int:
     """Run the command that the arguments name; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not every system writes UTF-8
+            stream.reconfigure(errors="replace")
     name, *rest = sys.argv[1:] or ["--help"]
     if name in COMMANDS:
         return _run(name, rest)

@@ -8,6 +8,7 @@ reached or cannot serve this now, but may later; 130 interrupted.
 import argparse
 import asyncio
 import importlib
+import io
 import logging
 import os
 import re
@@ -366,6 +367,7 @@ def command_of(
 
 def exit_code_of(work: Callable[[], int], *, of_swarm: int = EXIT_SWARM) -> int:
     """What ``work`` returns; errors are told in a line each, those of a swarm with ``of_swarm``."""
+    replace_unprintable()
     try:
         return work()
     except UserError as error:
@@ -383,6 +385,14 @@ def exit_code_of(work: Callable[[], int], *, of_swarm: int = EXIT_SWARM) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
+
+
+def replace_unprintable() -> None:
+    """Print a question mark for what the terminal or file has no character for: not every system
+    writes UTF-8, and no answer should end for that."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def say_missing(error: ModuleNotFoundError) -> int:

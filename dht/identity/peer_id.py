@@ -74,7 +74,8 @@ class Identity:
                 raise
         except OSError as error:
             raise UserError(
-                f"cannot use identity file {file}: {error.strerror or error}; give another path"
+                f"cannot use identity file {file}: {error.strerror or error}; give another with"
+                " --identity FILE"
             ) from error
         return cls(seed, path=file, lock=lock)
 

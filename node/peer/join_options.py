@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dht.command_line import Parser, add_swarm, settle_swarm
 from dht.errors import UserError
+from dht.home import at_home
 from dht.hub import HubId, local_path, served_name
 from node.peer.join_file import FILE_BYTES_MAX, as_flags
 
@@ -29,6 +30,7 @@ def parse() -> argparse.Namespace:
     if first.config is not None:
         typed = [*as_flags(_read_config(first.config), parser), *typed]
     arguments = parser.parse_args(typed)
+    arguments.identity = at_home(arguments.identity, "--identity FILE")
     _settle(arguments)
     _check(arguments)
     return arguments
