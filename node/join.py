@@ -207,7 +207,7 @@ async def _connect(
     reporter: Reporter,
 ) -> "Transport":
     from dht.connecting import connect
-    from dht.transport.config import TransportConfig
+    from dht.transport.config import TransportConfig, listen_address
 
     where = "Joining the swarm" if arguments.initial_peers else "Founding a swarm"
     with reporter.phase(where):
@@ -215,7 +215,7 @@ async def _connect(
             TransportConfig(
                 identity=identity,
                 kind=arguments.transport,
-                host_addresses=(f"/ip4/{arguments.host}/tcp/{arguments.port}",),
+                host_addresses=(listen_address(arguments.host, arguments.port),),
                 announce_addresses=tuple(arguments.announce),
                 initial_peers=tuple(arguments.initial_peers),
                 client_mode=arguments.test and bool(arguments.initial_peers),
@@ -249,7 +249,7 @@ async def _serve(
     from node.links.measured_links import MeasuredLinks
     from node.owner.contribution_watch import ContributionWatch
     from node.owner.machine_watch import MachineWatch
-    from node.peer.inviting import invite, refuse_other_weights
+    from node.peer.inviting import invite, refuse_other_weights, warn_of_silent
     from node.peer.own_figures import OwnFigures, first_record
     from node.peer.peer import Peer, PeerConfig, report_stats
     from node.peer.plan_follower import FollowConfig
@@ -263,6 +263,7 @@ async def _serve(
     spec, addresses = engine.spec, transport.addresses
     directory = Directory(transport, arguments.network, model_key(spec.name))
     await refuse_other_weights(directory, spec, arguments.fingerprint)
+    await warn_of_silent(arguments.announce, reporter)
     invite(arguments, addresses, spec, reporter)
     remember_network(arguments, addresses, (), spec, reporter)
     remember_served(arguments, spec, reporter)
@@ -348,7 +349,7 @@ def _works_beside(
     """What runs beside the peer: remembering others, moving to another model, offering it here."""
     from coordinator.problem.model_pin import named_peers
     from dht.mdns import advertise
-    from node.peer.inviting import offer_here
+    from node.peer.inviting import keep_inviting, offer_here
     from node.peer.remembering import keep_remembering
     from node.peer.roaming import MOVED_S, SETTLED_S, Roamer
 
@@ -372,7 +373,8 @@ def _works_beside(
         stays_s=MOVED_S if arguments.moved else SETTLED_S,
     )
     works: list[PartFunction] = [
-        partial(keep_remembering, arguments, transport, directory, spec, reporter)
+        partial(keep_remembering, arguments, transport, directory, spec, reporter),
+        partial(keep_inviting, arguments, lambda: transport.addresses, spec, reporter),
     ]
     if len(allowed) > 1:
         works.append(roamer.run)

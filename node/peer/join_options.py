@@ -92,8 +92,7 @@ def join_parser() -> Parser:
     rare("--power-limit", type=float, metavar="W", help="power limit of the GPU meanwhile")
     add_swarm(parser)
     add("--port", type=int, default=0, metavar="P", help="TCP port (any free one)")
-    host = "0.0.0.0"  # noqa: S104  others must reach a peer
-    rare("--host", default=host, metavar="H", help="IPv4 address to listen on (all)")
+    rare("--host", metavar="H", help="IP address to listen on (0.0.0.0 or ::, all of them)")
     reached = "others reach it there, as behind a forwarded port (as found)"
     rare("--announce", nargs="+", default=[], metavar="HOST:PORT", help=reached)
     identity = f"its secret key, made when missing ({DEFAULT_IDENTITY})"
@@ -190,7 +189,10 @@ def _take_served(arguments: argparse.Namespace) -> None:
 
 def _check(arguments: argparse.Namespace) -> None:
     from dht.identity.peer_id import is_peer_id
+    from dht.transport.config import any_host, listen_address
 
+    arguments.host = arguments.host or any_host()
+    listen_address(arguments.host, 0)
     _settle_devices(arguments)
     if arguments.model and arguments.model_name is None:
         arguments.model_name = served_name(arguments.model)
