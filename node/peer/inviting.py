@@ -68,9 +68,10 @@ def invite(
     at_home = " --model FILES" if local_path(arguments.model) else ""
     reporter.say(f"This peer's address is {addresses[0]}")
     reporter.say("Invite others (on this machine with an --identity FILE of their own):")
-    reporter.say(f"  {command} join {text}{at_home}")
+    reporter.paste(f"{command} join {text}{at_home}")
     reporter.say("Anyone asks with:")
-    reporter.say(f"  {command} ask {text} --prompt 'One morning'")
+    reporter.paste(f"{command} ask {text} --prompt 'One morning'")
+    reporter.picture(text)
 
 
 def is_alone(arguments: argparse.Namespace, addresses: Sequence[str]) -> bool:
