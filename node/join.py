@@ -27,6 +27,7 @@ from node.peer.join_options import (
     use_of,
     wanted_models,
 )
+from node.peer.lent_before import keep_lent, port_of
 
 if TYPE_CHECKING:
     from coordinator.catalogue.need import Need
@@ -52,6 +53,9 @@ clients may already ask this peer who serves what."""
 async def main(arguments: argparse.Namespace) -> int:
     """Join, serve until interrupted, leave."""
     if arguments.gpu is not None and len(arguments.gpus) > 1:
+        keep_lent(arguments)
+        if arguments.as_last:
+            print(arguments.as_last, flush=True)
         return await run_beside(arguments.gpus, commands_of(arguments, sys.argv[1:]))
     leave_with_starter()
     reporter = Reporter(json_log=arguments.json_log)
@@ -61,6 +65,8 @@ async def main(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
     try:
         arguments.moved = arguments.moves_on = False
+        if arguments.as_last:
+            reporter.say(arguments.as_last)
         arguments.loaded = None  # the identity, whose file this process keeps for itself
         while True:
             code = await _join(arguments, reporter)
@@ -87,6 +93,11 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
         arguments.identity.expanduser()
     )
     settle_addresses(arguments, identity.peer_id)
+    if arguments.port is None:
+        arguments.listening = port = port_of(arguments)
+        arguments.port = port.number
+        if port.said:
+            reporter.say(port.said)
     traffic = lent_traffic(arguments)
     # Before others are told to join, because this command ends if the machine lacks something.
     machine = await _machine(arguments, reporter)
@@ -147,7 +158,8 @@ async def _machine(arguments: argparse.Namespace, reporter: Reporter) -> "Machin
     from node.device.hardware import at_most, machine_of
     from node.device.limits import cores, cpu_quota
 
-    found = await asyncio.to_thread(machine_of, arguments.gpu, arguments.memory)
+    or_less = "memory" in arguments.taken  # as last time: less may be free now
+    found = await asyncio.to_thread(machine_of, arguments.gpu, arguments.memory, or_less=or_less)
     machine = at_most(found, arguments.max_vram)
     reporter.say(
         f"{machine.device.name}: {gibibytes(machine.free_bytes)} free"
@@ -267,6 +279,7 @@ async def _serve(
     invite(arguments, addresses, spec, reporter)
     remember_network(arguments, addresses, (), spec, reporter)
     remember_served(arguments, spec, reporter)
+    keep_lent(arguments)
     measured = MeasuredLinks()
     stage = StageServer(
         transport,

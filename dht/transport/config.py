@@ -87,7 +87,7 @@ def listen_address(host: str, port: int) -> str:
     """The multiaddress to listen on at an IP address of this machine, of either version; raises
     UserError for any other host."""
     try:
-        version = ipaddress.ip_address(host).version
+        version: int = ipaddress.ip_address(host).version
     except ValueError:
         version = 0
     if not version or "%" in host:

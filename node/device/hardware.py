@@ -42,11 +42,11 @@ class Machine:
     """What leaves this process less free memory than the machine has; empty: nothing."""
 
 
-def machine_of(gpu: int | None, memory_gib: float | None) -> Machine:
+def machine_of(gpu: int | None, memory_gib: float | None, *, or_less: bool = False) -> Machine:
     """Find what the CPU, or GPU number ``gpu``, can lend.
 
     Raises UserError if the GPU does not exist or has no working driver, or if ``memory_gib`` is
-    more than can be lent.
+    more than can be lent, unless as much as can be is meant (``or_less``).
     """
     machine = _cpu() if gpu is None else _gpu(gpu)
     share, share_max = (CPU_SHARE, 1.0) if gpu is None else (GPU_SHARE, GPU_SHARE_MAX)
@@ -55,6 +55,8 @@ def machine_of(gpu: int | None, memory_gib: float | None) -> Machine:
         lend_bytes = int(memory_gib * (1 << 30))
         if lend_bytes <= 0:
             raise UserError(f"--memory is {memory_gib} GiB; give a positive number")
+        if or_less:
+            lend_bytes = min(lend_bytes, int(machine.free_bytes * share_max))
         if lend_bytes > machine.free_bytes * share_max:
             raise UserError(
                 f"--memory asks for {memory_gib} GiB, but {machine.device.name} has"

@@ -11,6 +11,7 @@ from dht.errors import UserError
 from dht.home import at_home
 from dht.hub import HubId, local_path, served_name
 from node.peer.join_file import FILE_BYTES_MAX, as_flags
+from node.peer.lent_before import PORT_DEFAULT, take_limits
 
 if TYPE_CHECKING:
     from dht.messages.types import Assignment, ModelSpec
@@ -31,6 +32,8 @@ def parse() -> argparse.Namespace:
         typed = [*as_flags(_read_config(first.config), parser), *typed]
     arguments = parser.parse_args(typed)
     arguments.identity = at_home(arguments.identity, "--identity FILE")
+    _settle_devices(arguments)
+    take_limits(arguments)
     _settle(arguments)
     _check(arguments)
     return arguments
@@ -91,7 +94,7 @@ def join_parser() -> Parser:
     add("--max-vram", type=float, metavar="GIB", help="most of the GPU's memory to lend")
     rare("--power-limit", type=float, metavar="W", help="power limit of the GPU meanwhile")
     add_swarm(parser)
-    add("--port", type=int, default=0, metavar="P", help="TCP port (any free one)")
+    add("--port", type=int, metavar="P", help=f"TCP port (as last time, or from {PORT_DEFAULT} on)")
     rare("--host", metavar="H", help="IP address to listen on (0.0.0.0 or ::, all of them)")
     reached = "others reach it there, as behind a forwarded port (as found)"
     rare("--announce", nargs="+", default=[], metavar="HOST:PORT", help=reached)
@@ -134,6 +137,7 @@ def join_parser() -> Parser:
         metavar="R",
         help="send rows of prompts (prefill) or all in int8 (off)",
     )
+    rare("--anew", action="store_true", help="lend by these flags alone, not as last time")
     rare("--threads", type=int, metavar="N", help="CPU threads (all cores that it may use)")
     rare(
         "--no-prefix-cache",
@@ -193,7 +197,6 @@ def _check(arguments: argparse.Namespace) -> None:
 
     arguments.host = arguments.host or any_host()
     listen_address(arguments.host, 0)
-    _settle_devices(arguments)
     if arguments.model and arguments.model_name is None:
         arguments.model_name = served_name(arguments.model)
     if arguments.model and not 0 < len(arguments.model_name) <= MODEL_NAME_MAX:
@@ -234,7 +237,7 @@ def _settle_devices(arguments: argparse.Namespace) -> None:
     if arguments.power_limit is not None and arguments.cpu:
         raise UserError("--power-limit is for a GPU; with --cpu there is none")
     port_max = 65536 - max(1, count)
-    if not 0 <= arguments.port <= port_max:
+    if arguments.port is not None and not 0 <= arguments.port <= port_max:
         raise UserError(f"--port is {arguments.port}; it must be between 0 and {port_max}")
 
 
