@@ -5,6 +5,7 @@ and not before, so that those who only ask wait for nothing that a peer needs.
 """
 
 import contextlib
+import difflib
 import io
 import pkgutil
 import re
@@ -55,7 +56,9 @@ def main() -> int:
 
         print(f"{COMMAND} {VERSION}")
         return 0
-    sys.stderr.write(f"error: {name[:80]!r} is no command ({COMMAND} --help lists them)\n")
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    sys.stderr.write(f"error: {name[:80]!r} is no command{meant} ({COMMAND} --help lists them)\n")
     return 2
 
 

@@ -7,16 +7,18 @@ reached or cannot serve this now, but may later; 130 interrupted.
 
 import argparse
 import asyncio
+import difflib
 import importlib
 import io
 import logging
 import os
 import re
+import shlex
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -48,6 +50,18 @@ DESCRIPTORS_MAX = 65_536
 """Descriptors that a command asks the system for."""
 COMMAND = "anabranch"
 PEERS_VARIABLE = "ANABRANCH_PEERS"
+
+
+UNITS = {
+    "GIB": "GiB",
+    "GB": "GB",
+    "MBIT": "megabits per second",
+    "W": "watts",
+    "S": "seconds",
+}
+"""What the numbers count that a command takes, by how its help names them."""
+_FLAG = re.compile(r"--?[a-zA-Z]")
+_EXTRA = re.compile("unrecognized arguments: (.*)")
 
 
 class _HelpAll(argparse.Action):
@@ -101,7 +115,48 @@ class Parser(argparse.ArgumentParser):
             for action in self._rare:
                 action.help = argparse.SUPPRESS
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does; raises UserError first for a flag that this command does not have.
+
+        argparse would take the flag's value for the invitation, and complain of that.
+        """
+        words = sys.argv[1:] if args is None else list(args)
+        if self.add_help:  # else it parses for another parser, which says so
+            self._check_flags(words)
+        return super().parse_known_args(words, namespace)
+
+    def _check_flags(self, words: Sequence[str]) -> None:
+        known = self._option_string_actions
+        for word in words:
+            flag = word.partition("=")[0]
+            if word == "--":
+                return
+            if not _FLAG.match(word) or flag in known:
+                continue
+            if self.allow_abbrev and sum(each.startswith(flag) for each in known) == 1:
+                continue
+            near = nearest(flag, [each for each in known if each.startswith("--")])
+            meant = f"; did you mean {near}?" if near else ""
+            self.error(f"{flag[:80]} is no flag of this command{meant}")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """As argparse does, with words for what is no number."""
+        if action.type not in {int, float}:
+            return super()._get_value(action, arg_string)  # type: ignore[misc]
+        with suppress(ValueError):
+            return action.type(arg_string)  # type: ignore[operator]
+        whole = "whole " if action.type is int else ""
+        unit = UNITS.get(str(action.metavar), "")
+        counts = f" of {unit}" if unit else ""
+        raise argparse.ArgumentError(
+            action,
+            f"{arg_string[:80]!r} is no {whole}number{counts}; give the number alone, such as 8",
+        )
+
     def error(self, message: str) -> NoReturn:
+        found = _EXTRA.match(message)
+        if found:
+            message = f"{found[1][:80]!r} is one word too many{_place_of(self, found[1])}"
         raise UserError(f"{message} (--help lists what {self.prog} takes)")
 
 
@@ -114,7 +169,7 @@ def add_swarm(parser: Parser) -> None:
     parser.add_argument(
         "invitation",
         nargs="?",
-        type=_invitation,
+        type=partial(_invitation, parser),
         metavar="anabranch:…",
         help="invitation, as join prints it",
     )
@@ -161,10 +216,28 @@ def add_model(parser: Parser) -> None:
     )
 
 
-def _invitation(text: str) -> str:
+def _invitation(parser: Parser, text: str) -> str:
     if not is_invitation(text):
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no invitation")
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no invitation{_place_of(parser, text)}")
     return text
+
+
+def _place_of(parser: argparse.ArgumentParser, word: str) -> str:
+    """Where a word belongs that stands where an invitation may, as the end of a sentence."""
+    known = parser._option_string_actions
+    if word.startswith("/ip") or word.startswith("/dns"):
+        return "; an address goes behind --initial-peers"
+    is_model = HubId.parse(word) is not None or local_path(word) is not None
+    if "--prompt" in known and not is_model:
+        return f"; a prompt goes behind --prompt: --prompt {shlex.quote(word[:80])}"
+    if "--model" in known:
+        return f"; a model goes behind --model: --model {shlex.quote(word[:80])}"
+    return "; an invitation begins with anabranch:"
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """The one of ``known`` that looks most like ``word``; empty where none does."""
+    return next(iter(difflib.get_close_matches(word, known, n=1)), "")
 
 
 def _note(text: str) -> None:

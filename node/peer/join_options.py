@@ -1,6 +1,7 @@
 """Options of ``python -m node.join``, as typed and from a file, and what they ask for."""
 
 import argparse
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ def parse() -> argparse.Namespace:
     first, _ = _config_parser().parse_known_args()
     typed = sys.argv[1:]
     if first.config is not None:
-        typed = [*as_flags(_read_config(first.config), parser), *typed]
+        typed = [*_configured(first.config, parser), *typed]
     arguments = parser.parse_args(typed)
     arguments.identity = at_home(arguments.identity, "--identity FILE")
     _settle_devices(arguments)
@@ -37,6 +38,17 @@ def parse() -> argparse.Namespace:
     _settle(arguments)
     _check(arguments)
     return arguments
+
+
+def _configured(path: Path, parser: Parser) -> list[str]:
+    """The flags in a file; raises UserError, with the file's name, where one is wrong."""
+    text = _read_config(path)
+    try:
+        flags = as_flags(text, parser)
+        parser.parse_known_args(flags)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return flags
 
 
 def _config_parser() -> Parser:
@@ -206,6 +218,10 @@ def _check(arguments: argparse.Namespace) -> None:
         )
     if arguments.threads is not None and arguments.threads < 1:
         raise UserError(f"--threads is {arguments.threads}; it must be at least 1")
+    for name in ("memory", "max_vram", "power_limit"):
+        value = getattr(arguments, name)
+        if value is not None and not math.isfinite(value):
+            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be a finite number")
     for flag, least in (("max_up", 1), ("max_down", 1), ("monthly_cap", 0.001)):
         value = getattr(arguments, flag)
         if value is not None and not least <= value < 1e9:
