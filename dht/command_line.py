@@ -142,9 +142,9 @@ class Parser(argparse.ArgumentParser):
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         """As argparse does, with words for what is no number."""
         if action.type not in {int, float}:
-            return super()._get_value(action, arg_string)  # type: ignore[misc]
+            return super()._get_value(action, arg_string)
         with suppress(ValueError):
-            return action.type(arg_string)  # type: ignore[operator]
+            return action.type(arg_string)
         whole = "whole " if action.type is int else ""
         unit = UNITS.get(str(action.metavar), "")
         counts = f" of {unit}" if unit else ""

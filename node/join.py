@@ -86,18 +86,17 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     from dht.transport.metered import ByteMeter, MeteredTransport
     from node.device.nvidia import held_to
     from node.links.text_server import ServedTexts, TextServer
-    from node.peer.remembering import connect_or_found, settle_addresses
+    from node.peer.first_steps import begin_alone
+    from node.peer.remembering import connect_or_found
 
+    if arguments.alone:
+        await begin_alone(arguments, reporter)
+        arguments.alone = False
     store = await _open_store(arguments, reporter) if arguments.model else None
     arguments.loaded = identity = arguments.loaded or Identity.load_or_create(
         arguments.identity.expanduser()
     )
-    settle_addresses(arguments, identity.peer_id)
-    if arguments.port is None:
-        arguments.listening = port = port_of(arguments)
-        arguments.port = port.number
-        if port.said:
-            reporter.say(port.said)
+    _settle_place(arguments, identity, reporter)
     traffic = lent_traffic(arguments)
     # Before others are told to join, because this command ends if the machine lacks something.
     machine = await _machine(arguments, reporter)
@@ -152,15 +151,31 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     return EXIT_DONE
 
 
+def _settle_place(arguments: argparse.Namespace, identity: "Identity", reporter: Reporter) -> None:
+    """Settle where this peer listens, and whom it greets."""
+    from node.peer.remembering import settle_addresses
+
+    settle_addresses(arguments, identity.peer_id)
+    if arguments.port is None:
+        arguments.listening = port = port_of(arguments)
+        arguments.port = port.number
+        if port.said:
+            reporter.say(port.said)
+
+
 async def _machine(arguments: argparse.Namespace, reporter: Reporter) -> "Machine":
     """The machine and what of it is lent, told; raises UserError. A quota of processor time bounds
     the threads, unless the owner does."""
     from node.device.hardware import at_most, machine_of
     from node.device.limits import cores, cpu_quota
+    from node.peer.first_steps import BUNDLED_LEND_BYTES
 
     or_less = "memory" in arguments.taken  # as last time: less may be free now
     found = await asyncio.to_thread(machine_of, arguments.gpu, arguments.memory, or_less=or_less)
     machine = at_most(found, arguments.max_vram)
+    if arguments.bundled and arguments.memory is None:
+        arguments.lendable = machine.lend_bytes
+        machine = replace(machine, lend_bytes=min(machine.lend_bytes, BUNDLED_LEND_BYTES))
     reporter.say(
         f"{machine.device.name}: {gibibytes(machine.free_bytes)} free"
         + (f" by {machine.limited_by}" if machine.limited_by else "")
@@ -261,6 +276,7 @@ async def _serve(
     from node.links.measured_links import MeasuredLinks
     from node.owner.contribution_watch import ContributionWatch
     from node.owner.machine_watch import MachineWatch
+    from node.peer.first_steps import next_steps
     from node.peer.inviting import invite, refuse_other_weights, warn_of_silent
     from node.peer.own_figures import OwnFigures, first_record
     from node.peer.peer import Peer, PeerConfig, report_stats
@@ -277,6 +293,8 @@ async def _serve(
     await refuse_other_weights(directory, spec, arguments.fingerprint)
     await warn_of_silent(arguments.announce, reporter)
     invite(arguments, addresses, spec, reporter)
+    if arguments.bundled:
+        reporter.say(next_steps(arguments.lendable or machine.lend_bytes, machine.dtype))
     remember_network(arguments, addresses, (), spec, reporter)
     remember_served(arguments, spec, reporter)
     keep_lent(arguments)

@@ -11,6 +11,7 @@ from dht.command_line import Parser, add_swarm, settle_swarm
 from dht.errors import UserError
 from dht.home import at_home
 from dht.hub import HubId, local_path, served_name
+from node.peer.first_steps import WHICH
 from node.peer.join_file import FILE_BYTES_MAX, as_flags
 from node.peer.lent_before import PORT_DEFAULT, take_limits
 
@@ -74,7 +75,8 @@ def join_parser() -> Parser:
         prog="python -m node.join",
         usage="%(prog)s [anabranch:…] [--model M] [options]",
         description="Lend this machine to a swarm: --model alone founds one, an invitation joins"
-        " where it is needed, neither joins the last one again. Ctrl-C leaves cleanly.",
+        " where it is needed, neither joins the last one again; the first time, one on this local"
+        " network, or one of its own. Ctrl-C leaves cleanly.",
         epilog="example: %(prog)s --model models/brook",
         exit_codes="0 left, 1 the machine broke, 2 your mistake, 3 no swarm or hub",
         allow_abbrev=False,
@@ -174,9 +176,12 @@ def _settle(arguments: argparse.Namespace) -> None:
         raise UserError("--model says which model, --models among which to choose; give one")
     if arguments.yes and not arguments.models:
         raise UserError("--yes goes with --models: else strangers say what this machine fetches")
+    arguments.typed_network = arguments.network
+    arguments.bundled, arguments.lendable = False, 0
     settle_swarm(arguments, may_found=True, model="", any_model=not is_named)
-    if not arguments.model and not arguments.initial_peers:
-        raise UserError("which model? give --model: its directory, GGUF file or hub id")
+    arguments.alone = not arguments.model and not arguments.initial_peers
+    if arguments.alone and (arguments.models or len(arguments.gpus or ()) > 1):
+        raise UserError(WHICH)
     if not is_named and arguments.recalled and not arguments.models:
         _take_served(arguments)
     if not arguments.model:
