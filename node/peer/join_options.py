@@ -74,9 +74,8 @@ def join_parser() -> Parser:
     parser = Parser(
         prog="python -m node.join",
         usage="%(prog)s [anabranch:…] [--model M] [options]",
-        description="Lend this machine to a swarm: --model alone founds one, an invitation joins"
-        " where it is needed, neither joins the last one again; the first time, one on this local"
-        " network, or one of its own. Ctrl-C leaves cleanly.",
+        description="Lend this machine: --model founds a swarm, an invitation joins one; alone it"
+        " joins the last, else one here, else founds its own. Ctrl-C leaves cleanly.",
         epilog="example: %(prog)s --model models/brook",
         exit_codes="0 left, 1 the machine broke, 2 your mistake, 3 no swarm or hub",
         allow_abbrev=False,
