@@ -5,6 +5,7 @@ and not before, so that those who only ask wait for nothing that a peer needs.
 """
 
 import contextlib
+import difflib
 import io
 import pkgutil
 import re
@@ -42,6 +43,9 @@ COMMANDS = {
 
 def main() -> int:
     """Run the command that the arguments name; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not every system writes UTF-8
+            stream.reconfigure(errors="replace")
     name, *rest = sys.argv[1:] or ["--help"]
     if name in COMMANDS:
         return _run(name, rest)
@@ -53,7 +57,9 @@ def main() -> int:
 
         print(f"{COMMAND} {VERSION}")
         return 0
-    sys.stderr.write(f"error: {name[:80]!r} is no command ({COMMAND} --help lists them)\n")
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    sys.stderr.write(f"error: {name[:80]!r} is no command{meant} ({COMMAND} --help lists them)\n")
     return 2
 
 

@@ -7,14 +7,18 @@ reached or cannot serve this now, but may later; 130 interrupted.
 
 import argparse
 import asyncio
+import difflib
 import importlib
+import io
 import logging
 import os
 import re
+import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -25,6 +29,7 @@ from dht.errors import MachineError, NetworkError, SwarmError, UserError
 from dht.hub import HubId, local_path, served_name
 from dht.invitation import Invitation, is_invitation, read_invitation
 from dht.local_network import OFFERS_MAX, chosen
+from dht.news import TEXTS_MAX, News
 from dht.records.directory import DEFAULT_NETWORK
 from dht.remembered import Remembered, UnreadableError, memory_file, recall, shown
 from dht.supervision import Watchdog, WatchdogConfig, run_by_service
@@ -46,6 +51,18 @@ DESCRIPTORS_MAX = 65_536
 """Descriptors that a command asks the system for."""
 COMMAND = "anabranch"
 PEERS_VARIABLE = "ANABRANCH_PEERS"
+
+
+UNITS = {
+    "GIB": "GiB",
+    "GB": "GB",
+    "MBIT": "megabits per second",
+    "W": "watts",
+    "S": "seconds",
+}
+"""What the numbers count that a command takes, by how its help names them."""
+_FLAG = re.compile(r"--?[a-zA-Z]")
+_EXTRA = re.compile("unrecognized arguments: (.*)")
 
 
 class _HelpAll(argparse.Action):
@@ -99,7 +116,48 @@ class Parser(argparse.ArgumentParser):
             for action in self._rare:
                 action.help = argparse.SUPPRESS
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does; raises UserError first for a flag that this command does not have.
+
+        argparse would take the flag's value for the invitation, and complain of that.
+        """
+        words = sys.argv[1:] if args is None else list(args)
+        if self.add_help:  # else it parses for another parser, which says so
+            self._check_flags(words)
+        return super().parse_known_args(words, namespace)
+
+    def _check_flags(self, words: Sequence[str]) -> None:
+        known = self._option_string_actions
+        for word in words:
+            flag = word.partition("=")[0]
+            if word == "--":
+                return
+            if not _FLAG.match(word) or flag in known:
+                continue
+            if self.allow_abbrev and sum(each.startswith(flag) for each in known) == 1:
+                continue
+            near = nearest(flag, [each for each in known if each.startswith("--")])
+            meant = f"; did you mean {near}?" if near else ""
+            self.error(f"{flag[:80]} is no flag of this command{meant}")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """As argparse does, with words for what is no number."""
+        if action.type not in {int, float}:
+            return super()._get_value(action, arg_string)
+        with suppress(ValueError):
+            return action.type(arg_string)
+        whole = "whole " if action.type is int else ""
+        unit = UNITS.get(str(action.metavar), "")
+        counts = f" of {unit}" if unit else ""
+        raise argparse.ArgumentError(
+            action,
+            f"{arg_string[:80]!r} is no {whole}number{counts}; give the number alone, such as 8",
+        )
+
     def error(self, message: str) -> NoReturn:
+        found = _EXTRA.match(message)
+        if found:
+            message = f"{found[1][:80]!r} is one word too many{_place_of(self, found[1])}"
         raise UserError(f"{message} (--help lists what {self.prog} takes)")
 
 
@@ -112,7 +170,7 @@ def add_swarm(parser: Parser) -> None:
     parser.add_argument(
         "invitation",
         nargs="?",
-        type=_invitation,
+        type=partial(_invitation, parser),
         metavar="anabranch:…",
         help="invitation, as join prints it",
     )
@@ -159,10 +217,28 @@ def add_model(parser: Parser) -> None:
     )
 
 
-def _invitation(text: str) -> str:
+def _invitation(parser: Parser, text: str) -> str:
     if not is_invitation(text):
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no invitation")
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no invitation{_place_of(parser, text)}")
     return text
+
+
+def _place_of(parser: argparse.ArgumentParser, word: str) -> str:
+    """Where a word belongs that stands where an invitation may, as the end of a sentence."""
+    known = parser._option_string_actions
+    if word.startswith("/ip") or word.startswith("/dns"):
+        return "; an address goes behind --initial-peers"
+    is_model = HubId.parse(word) is not None or local_path(word) is not None
+    if "--prompt" in known and not is_model:
+        return f"; a prompt goes behind --prompt: --prompt {shlex.quote(word[:80])}"
+    if "--model" in known:
+        return f"; a model goes behind --model: --model {shlex.quote(word[:80])}"
+    return "; an invitation begins with anabranch:"
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """The one of ``known`` that looks most like ``word``; empty where none does."""
+    return next(iter(difflib.get_close_matches(word, known, n=1)), "")
 
 
 def _note(text: str) -> None:
@@ -372,6 +448,7 @@ async def _watched(work: Coroutine[Any, Any, int]) -> int:
 
 def exit_code_of(work: Callable[[], int], *, of_swarm: int = EXIT_SWARM) -> int:
     """What ``work`` returns; errors are told in a line each, those of a swarm with ``of_swarm``."""
+    replace_unprintable()
     try:
         return work()
     except UserError as error:
@@ -389,6 +466,14 @@ def exit_code_of(work: Callable[[], int], *, of_swarm: int = EXIT_SWARM) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
+
+
+def replace_unprintable() -> None:
+    """Print a question mark for what the terminal or file has no character for: not every system
+    writes UTF-8, and no answer should end for that."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def say_missing(error: ModuleNotFoundError) -> int:
@@ -443,16 +528,30 @@ class StderrHandler(logging.StreamHandler[TextIO]):
     """Logs in printable lines to what ``sys.stderr`` is at that moment.
 
     While a live view is on the terminal, rich has its own stream there, which writes above the
-    view; lines written past that stream would tear the view.
+    view; lines written past that stream would tear the view. The same line is written again after
+    :data:`dht.news.AGAIN_S` at the earliest, with how often it was left out.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self._news = News()
+        self._left_out: Counter[str] = Counter()
         self.setFormatter(_Printable("%(levelname)s %(name)s: %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the record."""
+        """Write the record, unless it says what was written a short while ago."""
+        text = self.format(record)
+        if not self._news.takes_again(text, time.monotonic()):
+            self._left_out[text] += 1
+            return
         self.stream = sys.stderr
+        if left_out := self._left_out.pop(text, 0):
+            record = logging.makeLogRecord(
+                {**record.__dict__, "msg": f"{record.getMessage()} ({left_out} times more)"}
+            )
+            record.args = ()
+        if len(self._left_out) > TEXTS_MAX:
+            self._left_out.clear()
         super().emit(record)
 
 

@@ -92,7 +92,10 @@ class HubOfflineError(UserError):
 
 def local_path(model: str) -> Path | None:
     """The directory or GGUF file here that ``model`` names; None where there is none."""
-    path = Path(model).expanduser()
+    try:
+        path = Path(model).expanduser()
+    except RuntimeError:  # of a user who does not exist
+        return None
     return path if path.is_dir() or (path.suffix == GGUF and path.is_file()) else None
 
 

@@ -1,6 +1,7 @@
 """Offers to and from peers on the same local network, by multicast DNS; the shell around zeroconf.
 
-Nothing here runs unless a user asks for it with ``--local``. zeroconf bounds what it keeps of other
+Nothing here runs unless a user asks for it with ``--local``, or joins and knows no network yet.
+zeroconf bounds what it keeps of other
 machines' packets (10,000 records, 9 KB a packet); what is taken from it is bounded and checked by
 :mod:`dht.local_network`.
 """

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from dht.errors import UserError
+from dht.home import home_directory
 from dht.json_file import decode_json
 from dht.whole_file import write_whole
 
@@ -51,7 +52,10 @@ def memory_file() -> Path | None:
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named) if named else None
-    return user_directory(sys.platform, os.environ, Path.home()) / "network.json"
+    home = home_directory()
+    if home is None:
+        return None
+    return user_directory(sys.platform, os.environ, home) / "network.json"
 
 
 def user_directory(platform: str, environment: Mapping[str, str], home: Path) -> Path:
@@ -186,7 +190,7 @@ def forget() -> Path | None:
 
 def shown(path: Path) -> str:
     """A path for people, with ``~`` for the home directory."""
-    try:
-        return f"~/{path.relative_to(Path.home()).as_posix()}"
-    except ValueError:
+    home = home_directory()
+    if home is None or not path.is_relative_to(home):
         return str(path)
+    return f"~/{path.relative_to(home).as_posix()}"

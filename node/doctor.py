@@ -24,6 +24,7 @@ from dht.command_line import (
     settle_swarm,
 )
 from dht.errors import NetworkError, UserError
+from dht.transport.config import any_host, listen_address
 
 HUB_LIMIT_S = 5.0
 SKEW_WARN_S, SKEW_MAX_S = 5.0, 30.0
@@ -60,8 +61,10 @@ def parse() -> argparse.Namespace:
     )
     add_swarm(parser)
     parser.add_argument("--port", type=int, default=0, metavar="P", help="as in join (any)")
-    parser.add_argument("--host", default="0.0.0.0", metavar="H", help="as in join (all)")  # noqa: S104
+    parser.add_argument("--host", metavar="H", help="as in join (all)")
     arguments = parser.parse_args()
+    arguments.host = arguments.host or any_host()
+    listen_address(arguments.host, 0)
     if not 0 <= arguments.port <= 65535:
         raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
     arguments.model = None
@@ -82,11 +85,11 @@ async def main(arguments: argparse.Namespace) -> int:
         tell(package(name))
     for finding in devices():
         tell(finding)
-    tell(port_free(arguments.host, arguments.port))
+    tell(port := port_free(arguments.host, arguments.port))
     said = await hub_says()
     tell(hub(said))
     tell(clock(said, time.time()))
-    tell(await network(arguments))
+    tell(await network(arguments, port_is_free=port.level is Level.OK))
     return EXIT_MACHINE if Level.PROBLEM in levels else EXIT_DONE
 
 
@@ -191,8 +194,9 @@ def clock(said: float | str | None, now_unix_s: float) -> Finding:
     return Finding(level=level, text=f"{text}: set it by NTP")
 
 
-async def network(arguments: argparse.Namespace) -> Finding:
-    """Whether the network answers, and whether its peers reach this machine."""
+async def network(arguments: argparse.Namespace, *, port_is_free: bool) -> Finding:
+    """Whether the network answers, and whether its peers reach this machine, if ``port_is_free``
+    for that trial."""
     from dht.connecting import observe
     from dht.messages.types import Reach, model_key
     from dht.records.directory import Directory
@@ -214,6 +218,9 @@ async def network(arguments: argparse.Namespace) -> Finding:
         if not nodes:
             text = f"network {arguments.network} answers; nobody in it serves {name} now"
             return Finding(level=Level.WARNING, text=text)
+        if not port_is_free:
+            text = f"network {arguments.network} answers; whether it reaches that port is not known"
+            return Finding(level=Level.OK, text=text)
         reach, sentence = await dialled_back(transport, nodes, arguments.host, arguments.port)
         level = Level.OK if reach is Reach.DIRECT else Level.WARNING
         return Finding(level=level, text=f"network {arguments.network}: {sentence}")

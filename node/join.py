@@ -29,6 +29,7 @@ from node.peer.join_options import (
     use_of,
     wanted_models,
 )
+from node.peer.lent_before import keep_lent, port_of
 
 if TYPE_CHECKING:
     from coordinator.catalogue.need import Need
@@ -54,6 +55,9 @@ clients may already ask this peer who serves what."""
 async def main(arguments: argparse.Namespace) -> int:
     """Join, serve until interrupted, leave."""
     if arguments.gpu is not None and len(arguments.gpus) > 1:
+        keep_lent(arguments)
+        if arguments.as_last:
+            print(arguments.as_last, flush=True)
         return await run_beside(arguments.gpus, commands_of(arguments, sys.argv[1:]))
     leave_with_starter()
     reporter = Reporter(json_log=arguments.json_log)
@@ -63,6 +67,8 @@ async def main(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
     try:
         arguments.moved = arguments.moves_on = False
+        if arguments.as_last:
+            reporter.say(arguments.as_last)
         arguments.loaded = None  # the identity, whose file this process keeps for itself
         health = HealthKeeper(health_file(arguments.identity))
         async with beside(health.run):
@@ -82,24 +88,22 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter, health: Healt
     from dht.identity.peer_id import Identity
     from dht.supervision import Supervisor
     from dht.transport.metered import ByteMeter, MeteredTransport
-    from node.device.hardware import at_most, machine_of
     from node.device.nvidia import held_to
     from node.links.text_server import ServedTexts, TextServer
-    from node.peer.remembering import connect_or_found, settle_addresses
+    from node.peer.first_steps import begin_alone
+    from node.peer.remembering import connect_or_found
 
+    if arguments.alone:
+        await begin_alone(arguments, reporter)
+        arguments.alone = False
     store = await _open_store(arguments, reporter) if arguments.model else None
     arguments.loaded = identity = arguments.loaded or Identity.load_or_create(
         arguments.identity.expanduser()
     )
-    settle_addresses(arguments, identity.peer_id)
+    _settle_place(arguments, identity, reporter)
     traffic = lent_traffic(arguments)
     # Before others are told to join, because this command ends if the machine lacks something.
-    found = await asyncio.to_thread(machine_of, arguments.gpu, arguments.memory)
-    machine = at_most(found, arguments.max_vram)
-    reporter.say(
-        f"{machine.device.name}: {gibibytes(machine.free_bytes)} free,"
-        f" {gibibytes(machine.lend_bytes)} lent"
-    )
+    machine = await _machine(arguments, reporter)
     meter = ByteMeter(traffic.sent, traffic.received)
     traffic.purposes = meter.purposes
     parts = Supervisor(
@@ -154,6 +158,42 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter, health: Healt
     return EXIT_DONE
 
 
+def _settle_place(arguments: argparse.Namespace, identity: "Identity", reporter: Reporter) -> None:
+    """Settle where this peer listens, and whom it greets."""
+    from node.peer.remembering import settle_addresses
+
+    settle_addresses(arguments, identity.peer_id)
+    if arguments.port is None:
+        arguments.listening = port = port_of(arguments)
+        arguments.port = port.number
+        if port.said:
+            reporter.say(port.said)
+
+
+async def _machine(arguments: argparse.Namespace, reporter: Reporter) -> "Machine":
+    """The machine and what of it is lent, told; raises UserError. A quota of processor time bounds
+    the threads, unless the owner does."""
+    from node.device.hardware import at_most, machine_of
+    from node.device.limits import cores, cpu_quota
+    from node.peer.first_steps import BUNDLED_LEND_BYTES
+
+    or_less = "memory" in arguments.taken  # as last time: less may be free now
+    found = await asyncio.to_thread(machine_of, arguments.gpu, arguments.memory, or_less=or_less)
+    machine = at_most(found, arguments.max_vram)
+    if arguments.bundled and arguments.memory is None:
+        arguments.lendable = machine.lend_bytes
+        machine = replace(machine, lend_bytes=min(machine.lend_bytes, BUNDLED_LEND_BYTES))
+    reporter.say(
+        f"{machine.device.name}: {gibibytes(machine.free_bytes)} free"
+        + (f" by {machine.limited_by}" if machine.limited_by else "")
+        + f", {gibibytes(machine.lend_bytes)} lent"
+    )
+    quota = cpu_quota()
+    if arguments.threads is None and quota is not None and quota < cores():
+        arguments.threads = quota
+    return machine
+
+
 async def _import_slow_modules() -> None:
     for name in SLOW_MODULES:
         await asyncio.to_thread(import_module, name)
@@ -201,7 +241,7 @@ async def _connect(
     reporter: Reporter,
 ) -> "Transport":
     from dht.connecting import connect
-    from dht.transport.config import TransportConfig
+    from dht.transport.config import TransportConfig, listen_address
 
     where = "Joining the swarm" if arguments.initial_peers else "Founding a swarm"
     with reporter.phase(where):
@@ -209,7 +249,7 @@ async def _connect(
             TransportConfig(
                 identity=identity,
                 kind=arguments.transport,
-                host_addresses=(f"/ip4/{arguments.host}/tcp/{arguments.port}",),
+                host_addresses=(listen_address(arguments.host, arguments.port),),
                 announce_addresses=tuple(arguments.announce),
                 initial_peers=tuple(arguments.initial_peers),
                 remembered_peers=tuple(arguments.remembered_peers),
@@ -245,7 +285,8 @@ async def _serve(
     from node.links.measured_links import MeasuredLinks
     from node.owner.contribution_watch import ContributionWatch
     from node.owner.machine_watch import MachineWatch
-    from node.peer.inviting import invite, refuse_other_weights
+    from node.peer.first_steps import next_steps
+    from node.peer.inviting import invite, refuse_other_weights, warn_of_silent
     from node.peer.own_figures import OwnFigures, first_record
     from node.peer.peer import Peer, PeerConfig, report_stats
     from node.peer.plan_follower import FollowConfig
@@ -259,9 +300,13 @@ async def _serve(
     spec, addresses = engine.spec, transport.addresses
     directory = Directory(transport, arguments.network, model_key(spec.name))
     await refuse_other_weights(directory, spec, arguments.fingerprint)
+    await warn_of_silent(arguments.announce, reporter)
     invite(arguments, addresses, spec, reporter)
+    if arguments.bundled:
+        reporter.say(next_steps(arguments.lendable or machine.lend_bytes, machine.dtype))
     remember_network(arguments, addresses, (), spec, reporter)
     remember_served(arguments, spec, reporter)
+    keep_lent(arguments)
     measured = MeasuredLinks()
     stage = StageServer(
         transport,
@@ -345,7 +390,7 @@ def _works_beside(
     """What runs beside the peer: remembering others, moving to another model, offering it here."""
     from coordinator.problem.model_pin import named_peers
     from dht.mdns import advertise
-    from node.peer.inviting import offer_here
+    from node.peer.inviting import keep_inviting, offer_here
     from node.peer.remembering import keep_remembering
     from node.peer.roaming import MOVED_S, SETTLED_S, Roamer
 
@@ -369,7 +414,8 @@ def _works_beside(
         stays_s=MOVED_S if arguments.moved else SETTLED_S,
     )
     works: list[PartFunction] = [
-        partial(keep_remembering, arguments, transport, directory, spec, reporter)
+        partial(keep_remembering, arguments, transport, directory, spec, reporter),
+        partial(keep_inviting, arguments, lambda: transport.addresses, spec, reporter),
     ]
     if len(allowed) > 1:
         works.append(roamer.run)
@@ -383,7 +429,8 @@ def _told(reporter: Reporter, event: str, **fields: object) -> None:
     otherwise see nothing happen."""
     reporter.event(event, **fields)
     if event == "no_plan":
-        reporter.say(f"No plan for all layers now: {fields['reason']}. Waiting for that.")
+        text = f"No plan for all layers now: {fields['reason']}. Waiting for that."
+        reporter.stands("waiting", text)
 
 
 run = command_of(parse, main)

@@ -324,6 +324,10 @@ class MemoryTransport:
     def now(self) -> float:
         return self._network.now() + self.clock_ahead_s
 
+    @property
+    def clock_note(self) -> str:
+        return ""
+
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         self._check_open()
         self.handlers.by_protocol[protocol] = handler

@@ -41,8 +41,13 @@ if ($LASTEXITCODE -ne 0) {
     Write-Warning "No NVIDIA GPU is visible in WSL2: install the newest Windows driver (none inside Linux). The CPU is lent until then."
 }
 
-wsl.exe -d $Distribution -- bash -c "command -v git make gcc python3.11 > /dev/null || (sudo apt-get update && sudo apt-get install -y git make gcc libc6-dev python3 python3-venv python3-dev)"
+# `command -v a b` succeeds in bash if either is there, so each is asked for by itself.
+wsl.exe -d $Distribution -- bash -c "{ command -v git && command -v make && command -v gcc && python3 -c 'import ensurepip'; } > /dev/null 2>&1 || { sudo apt-get update && sudo apt-get install -y git make gcc libc6-dev python3 python3-venv python3-dev; }"
+if ($LASTEXITCODE -ne 0) {
+    throw "Git, make, gcc and Python 3.11 or newer with venv are needed inside $Distribution, and apt-get could not install them; what it says stands above."
+}
 wsl.exe -d $Distribution -- bash -c "test -d ~/anabranch || git clone $Repository ~/anabranch"
+if ($LASTEXITCODE -ne 0) { throw "$Repository could not be cloned inside $Distribution; what git says stands above." }
 wsl.exe -d $Distribution -- bash -c "cd ~/anabranch && make .venv/.ready"
 if ($LASTEXITCODE -ne 0) { throw "The installation inside $Distribution failed; what it says stands above." }
 

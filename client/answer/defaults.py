@@ -1,6 +1,7 @@
 """A model's own sampling, for requests that say nothing about it."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,8 @@ class SamplingDefaults:
             value = generation_config.get(name)
             if value is None:
                 continue
-            try:
-                GenerationOptions(**{name: value})
-            except UserError:
-                continue
-            found[name] = value
+            with suppress(UserError):
+                found[name] = getattr(GenerationOptions(**{name: value}), name)
         return cls(**found)
 
     @classmethod

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from math import inf
 
 from dht.errors import UserError
 from dht.messages.logprobs import SCORED_VALUES_MAX, TokenScore, scored_values
@@ -36,6 +37,18 @@ PASSED_ON = tuple(
     if name.name not in {"seed", "stop_token_ids", "logit_bias", "grammar"}
 )
 """Options that peers get as the caller gave them."""
+WHOLE = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "logprobs", "prompt_logprobs")
+"""Options that are whole numbers."""
+OPTIONAL = frozenset({"max_new_tokens", "seed", "logprobs", "prompt_logprobs"})
+REAL = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""Options that are floats."""
 
 
 class PrefixCache(StrEnum):
@@ -96,6 +109,7 @@ class GenerationOptions:
     """Own requests with different salts share no KV."""
 
     def __post_init__(self) -> None:
+        self._convert_numbers()
         self._check_types()
         _check("max_new_tokens", self.max_new_tokens, 1, 1 << 22)
         _check("min_new_tokens", self.min_new_tokens, 0, 1 << 22)
@@ -121,36 +135,32 @@ class GenerationOptions:
         for token_id, bias in self.logit_bias.items():
             _check(f"logit_bias of token {token_id}", bias, -BIAS_MAX, BIAS_MAX)
         _check("the bytes of the grammar", len(self.grammar.encode()), 0, GRAMMAR_BYTES_MAX)
-        _check("the number of tokens in logit_bias", len(self.logit_bias), 0, BIASED_TOKENS_MAX)
-        _check("the number of stop_token_ids", len(self.stop_token_ids), 0, STOP_TOKENS_MAX // 2)
+
+    def _convert_numbers(self) -> None:
+        """Give numbers the types that travel; raises UserError for what is no number."""
+        for name in WHOLE:
+            value = getattr(self, name)
+            if value is None and name in OPTIONAL:
+                continue
+            number = _whole(value)
+            if number is None:
+                raise UserError(f"{name} is {value!r}; it must be a whole number")
+            object.__setattr__(self, name, number)
+        for name in ("speculate", "ignore_eos"):
+            value = _plain(getattr(self, name))
+            if not isinstance(value, bool):
+                raise UserError(f"{name} is {value!r}; it must be True or False")
+            object.__setattr__(self, name, value)
+        for name in REAL:
+            value = getattr(self, name)
+            real = _real(value)
+            if real is None:
+                raise UserError(f"{name} is {value!r}; it must be a number")
+            object.__setattr__(self, name, real)
 
     def _check_types(self) -> None:
-        for name in (
-            "max_new_tokens",
-            "min_new_tokens",
-            "top_k",
-            "seed",
-            "logprobs",
-            "prompt_logprobs",
-        ):
-            value = getattr(self, name)
-            optional = name not in {"top_k", "min_new_tokens"}
-            if not (_is_whole(value) or (optional and value is None)):
-                raise UserError(f"{name} is {value!r}; it must be a whole number")
-        if not isinstance(self.speculate, bool):
-            raise UserError(f"speculate is {self.speculate!r}; it must be True or False")
         if not isinstance(self.grammar, str):
             raise UserError("grammar is a text")
-        for name in (
-            "temperature",
-            "top_p",
-            "min_p",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-        ):
-            if not _is_number(getattr(self, name)):
-                raise UserError(f"{name} is {getattr(self, name)!r}; it must be a number")
         try:
             object.__setattr__(self, "priority", Priority(self.priority))
         except ValueError:
@@ -163,16 +173,14 @@ class GenerationOptions:
             raise UserError(f"prefix_cache is {self.prefix_cache!r}; it must be {known}") from None
         if not isinstance(self.cache_salt, str):
             raise UserError("cache_salt is a text")
-        if not isinstance(self.logit_bias, Mapping) or not all(
-            _is_whole(token_id) and token_id >= 0 and _is_number(bias)
-            for token_id, bias in self.logit_bias.items()
-        ):
+        biases = _biases(self.logit_bias)
+        if biases is None:
             raise UserError("logit_bias takes numbers by token id, such as {17: -5.0}")
-        if not isinstance(self.stop_token_ids, Sequence) or not all(
-            _is_whole(token_id) and token_id >= 0 for token_id in self.stop_token_ids
-        ):
+        object.__setattr__(self, "logit_bias", biases)
+        token_ids = _token_ids(self.stop_token_ids)
+        if token_ids is None:
             raise UserError(f"stop_token_ids is {self.stop_token_ids!r}; it takes token ids")
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", token_ids)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if not all(isinstance(each, str) for each in stop):
             raise UserError(f"stop is {self.stop!r}; it takes strings")
@@ -261,19 +269,67 @@ class GenerationOptions:
         return self.max_new_tokens
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _plain(value: object) -> object:
+    """``value``; a scalar of numpy or torch as a Python number."""
+    item = getattr(value, "item", None)
+    try:
+        return item() if callable(item) else value
+    except (TypeError, ValueError, RuntimeError):  # more than one number
+        return value
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _whole(value: object) -> int | None:
+    """A whole number, given as any type of numbers; None for anything else."""
+    value = _plain(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _real(value: object) -> float | None:
+    """A number, given as any type of numbers, as a float; None for anything else."""
+    value = _plain(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # far outside any bound
+        return inf if value > 0 else -inf
+
+
+def _biases(given: object) -> dict[int, float] | None:
+    """Biases by token id; None for what is not that. Their number is checked first: hashing many
+    chosen keys takes long."""
+    if not isinstance(given, Mapping):
+        return None
+    _check("the number of tokens in logit_bias", len(given), 0, BIASED_TOKENS_MAX)
+    biases: dict[int, float] = {}
+    for key, value in given.items():
+        token_id, bias = _whole(key), _real(value)
+        if token_id is None or token_id < 0 or bias is None:
+            return None
+        biases[token_id] = bias
+    return biases
+
+
+def _token_ids(given: object) -> tuple[int, ...] | None:
+    """Token ids, given as a sequence or an array; None for what is not that."""
+    if hasattr(given, "tolist"):
+        given = given.tolist()
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        return None
+    _check("the number of stop_token_ids", len(given), 0, STOP_TOKENS_MAX // 2)
+    found = [_whole(each) for each in given]
+    token_ids = tuple(each for each in found if each is not None and each >= 0)
+    return token_ids if len(token_ids) == len(found) else None
 
 
 def _check(name: str, value: float | None, low: float, high: float) -> None:
     if value is None:
         return
     if not low <= value <= high:  # NaN is neither
-        raise UserError(f"{name} is {value}; it must be between {low} and {high}")
+        said = f"{value:g}" if isinstance(value, float) else value
+        raise UserError(f"{name} is {said}; it must be between {low} and {high}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

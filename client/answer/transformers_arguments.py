@@ -115,12 +115,12 @@ def understood(
     )
 
 
-def _new_tokens(given: Mapping[str, Any], prompt_tokens: int, context_tokens: int) -> int:
+def _new_tokens(given: Mapping[str, Any], prompt_tokens: int, context_tokens: int) -> Any:
     """``max_new_tokens`` goes before ``max_length``, the model's own too, as in transformers."""
     new_tokens = given.get("max_new_tokens")
     length = given.get("max_length")
     if new_tokens is not None:
-        return int(new_tokens)
+        return new_tokens  # GenerationOptions checks it
     if length is None:
         return max(1, min(NEW_TOKENS_DEFAULT, context_tokens - prompt_tokens))
     if length <= prompt_tokens:
@@ -128,7 +128,7 @@ def _new_tokens(given: Mapping[str, Any], prompt_tokens: int, context_tokens: in
             f"max_length is {length}, but the prompt has {prompt_tokens} tokens; raise it or give"
             " max_new_tokens"
         )
-    return int(length) - prompt_tokens
+    return length - prompt_tokens
 
 
 def _ids(name: str, value: object) -> tuple[int, ...]:

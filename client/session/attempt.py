@@ -112,8 +112,12 @@ class Attempt:
         """Send the open down the route; posts Accepted, Refused or Lost.
 
         Where an answer goes on, its reader waits: the last stage is connected to meanwhile.
+
+        Raises ValueError for an open that no stage would accept.
         """
-        self._start(self._open())
+        open_ = codec.canonical(self._open_message)
+        granted = grant(open_, self._transport.sign, self._transport.now())
+        self._start(self._open(granted))
         if self._open_message.answered and not self._is_warm:
             self._last = asyncio.create_task(self._connect(-1, TOKENS_PROTOCOL))
             self._last.add_done_callback(_retrieved)
@@ -256,14 +260,13 @@ class Attempt:
         except (NetworkError, TimeoutError) as error:
             raise _StageLost(self._peer(stage), f"connection lost: {error}") from error
 
-    async def _open(self) -> None:
+    async def _open(self, granted: SessionOpen) -> None:
         first = self._peer(0)
         try:
             stream = self._first = await self._connect(0, SESSION_PROTOCOL)
         except _StageLost as lost:
             self._refused((first,), RefusalCode.UNREACHABLE, lost.reason, 0.0)
             return
-        granted = grant(self._open_message, self._transport.sign, self._transport.now())
         await self._send(0, stream, granted)
         try:
             async with asyncio.timeout(OPEN_S):

@@ -46,9 +46,9 @@ from dht.messages.types import RouteStage
 ROOM_TRIES = 4
 """Routes that a request which does not wait tries before it takes the swarm as full."""
 
-GRAMMAR_TRIES = 4
-"""Peers that call a request's grammar wrong before its owner believes it. All else that may be
-wrong with a request is checked before it is sent: a peer that calls it unsound is wrong itself."""
+UNSOUND_TRIES = 4
+"""Peers that call a request unsound before its owner believes it: some may lie. Where fewer can be
+asked, those are enough."""
 PAUSED_S = 120.0
 """How long an answer that had to give way at a stage waits for room before its owner gives up, if
 that is longer than the owner waits otherwise: it was let in, and goes on."""
@@ -115,7 +115,7 @@ class SessionController:
     accepted: Route = ()
     """The last route that every stage accepted: its survivors hold the session's KV."""
     doubted: set[str] = field(default_factory=set)
-    """Peers that called the request's grammar wrong."""
+    """Peers that called the request unsound."""
     lost: set[str] = field(default_factory=set)
     """Peers that failed or refused since ``accepted``."""
     touched: list[RouteStage] = field(default_factory=list)
@@ -248,9 +248,8 @@ class SessionController:
         return [*effects, Leave(attempt=self.attempt, stages=gone)] if gone else effects
 
     def _refused(self, refused: Refused, now_s: float) -> list[Effect]:
-        grammar = self.log.request.sampling.grammar
-        if refused.code == RefusalCode.BAD_REQUEST and grammar and not self.accepted:
-            return self._grammar_refused(refused)
+        if refused.code == RefusalCode.BAD_REQUEST and not self.accepted:
+            return self._called_unsound(refused)
         moved = self.move
         self.move = None
         # Another route may have room: the owner gives up when none is left to try.
@@ -276,13 +275,13 @@ class SessionController:
             return [avoid, TellWait(no_route=full), give_up]
         return [avoid, *drop, self._draw()]
 
-    def _grammar_refused(self, refused: Refused) -> list[Effect]:
+    def _called_unsound(self, refused: Refused) -> list[Effect]:
         """Ask other peers, and give up when they say the same: some may lie.
 
-        Those that told do not count as failed for other sessions: the grammar may be wrong.
+        Those that told do not count as failed for other sessions: the request may be wrong.
         """
         self.doubted.add(refused.peer_id)
-        if len(self.doubted) >= GRAMMAR_TRIES:
+        if len(self.doubted) >= UNSOUND_TRIES:
             self.state = ControllerState.GAVE_UP
             return [GiveUp(reason=refused.reason)]
         self.last_reason = refused.reason

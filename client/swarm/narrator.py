@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from client.errors import StatusCallback
+from dht.news import News
 
 SILENT_S = 3.0
 """Maximum time in seconds without a word while something is waited for."""
+WAITING = "waiting: "
+"""How lines begin that say what stands in the way of answers."""
 PAUSE_S = 0.1
 """Maximum time in seconds between two waits that count as one: nothing was done in between."""
 
@@ -26,10 +29,14 @@ class Narrator:
         """When the caller heard of something last or began to wait, by the loop's clock."""
         self._waited_s = -math.inf
         """When the last wait ended."""
+        self._news = News()
 
     def __call__(self, line: str) -> None:
-        self.heard()
-        self._tell(line)
+        """Tell ``line``, unless it is told of late: many answers wait for the same."""
+        now_s = asyncio.get_running_loop().time()
+        if not line.startswith(WAITING) or self._news.takes_again(line, now_s):
+            self.heard()
+            self._tell(line)
 
     def heard(self) -> None:
         """Note that something came."""

@@ -19,6 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from dht.errors import NetworkError, PeerError
+from dht.home import cache_directory
 from dht.hub import TEXT_FILES
 from dht.json_file import decode_json
 from dht.messages import codec
@@ -51,9 +52,8 @@ LIST_BYTES_MAX = 16 << 10
 
 
 def texts_folder() -> Path:
-    """``$XDG_CACHE_HOME/anabranch/texts``, by default below ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "anabranch" / "texts"
+    """The folder of models' text files (:func:`dht.home.cache_directory`)."""
+    return cache_directory("texts")
 
 
 async def fetched_texts(

@@ -34,7 +34,10 @@ def start_editor(history: Path | None) -> None:
         readline.parse_and_bind(each)
     if history is None:
         return
-    path = history.expanduser()
+    try:
+        path = history.expanduser()
+    except RuntimeError:  # there is no home directory
+        return
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)

@@ -11,6 +11,8 @@ from pathlib import Path
 from client.errors import StatusCallback, UnavailableError
 from client.view.pinger import Pinger
 from client.view.view import NO_PIN, SwarmView
+from coordinator.catalogue.reading import network_models
+from coordinator.catalogue.served import NAMED_MAX
 from coordinator.plans.followed import FollowedPlans
 from coordinator.problem.model_pin import ModelPin, several
 from dht.errors import NetworkError, UserError
@@ -63,6 +65,7 @@ class SwarmReader:
     ) -> None:
         """``pin`` says which of the models under the name is meant; its configuration is in
         ``directory``, if it is known."""
+        self._transport = transport
         self._model_name = model_name
         self._directory = directory
         self._config = config
@@ -77,6 +80,7 @@ class SwarmReader:
         """Why the model's description is not known, while that is waited for."""
         self._blind = ""
         """Why the last look showed nothing; empty when it was answered."""
+        self._told_clock = False
         self.directory = Directory(transport, config.network, model_key(model_name))
         self._plans = FollowedPlans(transport, self.directory)
         self.view = SwarmView(
@@ -151,6 +155,9 @@ class SwarmReader:
         nodes = await self.directory.nodes()
         self.view.take_nodes(nodes)
         self._blind = ""
+        if (note := self._transport.clock_note) and not self._told_clock:
+            self._told_clock = True
+            self._on_status(f"{note}; until then theirs counts")
         pin = self.view.pin
         if len(self.view.models) > 1 and pin.root and self._directory is not None:
             # They differ in their sizes alone, of which somebody lies.
@@ -171,22 +178,42 @@ class SwarmReader:
     def _heard(self) -> None:
         self.view.heard()
 
+    async def _other_models(self) -> str:
+        """Which models the network serves, in words; empty where that is none, or this one too."""
+        try:
+            async with asyncio.timeout(FIRST_READ_S):
+                specs = await network_models(self._transport, self._config.network)
+        except (NetworkError, TimeoutError):
+            return ""
+        names = list(dict.fromkeys(spec.name for spec in specs))
+        if not names or self._model_name in names:
+            return ""
+        more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+        return f"it serves {', '.join(names[:NAMED_MAX])}{more}: name one of these with --model"
+
     async def ready_spec(self) -> ModelSpec:
         """The model's description; waits for a first peer as long as an answer would.
 
-        Raises UnavailableError when none came.
+        Raises UnavailableError when none came, and at once where the network serves other models
+        alone.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._config.wait_s
-        self.waits_for = ""
+        self.waits_for, others = "", None
         while (spec := self.view.spec) is None:
             reason = f"nobody in network {self._config.network!r} announces {self._model_name}"
             if len(self.view.models) > 1:
                 reason = several(self._model_name, self.view.models)
             elif self.view.nodes:
                 reason += " with the same weights; others do, with other weights"
+            elif not self._blind and others is None:
+                others = await self._other_models()
+                if others:
+                    raise UnavailableError(f"{reason}; {others}")
             if self._blind:  # then nobody said so
                 reason = f"cannot read who serves {self._model_name}: {self._blind}"
+            if note := self._transport.clock_note:
+                reason += f"; {note}"
             if reason != self.waits_for:
                 self.waits_for = reason
                 self._on_status(f"waiting: {reason}")

@@ -155,7 +155,11 @@ class PlanStore:
                     raise codec.MalformedError("this stream takes plan requests and pings")
 
     async def add(self, plan: Plan) -> PlanHead:
-        """Keep this peer's own plan as the newest; returns the head to publish."""
+        """Keep this peer's own plan as the newest; returns the head to publish.
+
+        Raises ValueError for a plan that no peer would accept.
+        """
+        plan = codec.canonical(plan)
         body = codec.encode(plan)
         head = PlanHead(
             peer_id=self._transport.peer_id,

@@ -47,6 +47,14 @@ ALREADY_SET = "already set"
 _log = logging.getLogger(__name__)
 
 
+def _wall_s() -> float:
+    """This machine's clock in Unix seconds, as hivemind reads it."""
+    from hivemind.utils import get_dht_time
+
+    now_s: float = get_dht_time()
+    return now_s
+
+
 class HivemindTransport:
     """A :class:`dht.transport.interface.Transport`; make one with :meth:`create`."""
 
@@ -137,10 +145,13 @@ class HivemindTransport:
         return self._config.identity.sign(data)
 
     def now(self) -> float:
-        from hivemind.utils import get_dht_time
+        if isinstance(self._records, AskedRecords):
+            return self._records.clock.now()
+        return _wall_s()
 
-        now_s: float = get_dht_time()
-        return now_s
+    @property
+    def clock_note(self) -> str:
+        return self._records.clock.note if isinstance(self._records, AskedRecords) else ""
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         self._check_alive()
@@ -299,7 +310,7 @@ class HivemindTransport:
             raise UserError("the identity file was exchanged while this peer started; start again")
         given = by_peer(config.initial_peers, lambda address: (_named(address), address))
         shared = (
-            *(self._open_helper, self._signer, self._guard, given, SystemRandom(), self.now),
+            *(self._open_helper, self._signer, self._guard, given, SystemRandom(), _wall_s),
             self._handlers.versions,
         )
         if config.client_mode:

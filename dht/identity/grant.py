@@ -5,7 +5,8 @@ Each stage checks the client's grant before it reserves anything.
 
 An open travels over stages that the client does not control. The signature covers what the client
 decides (route, lengths, sampling, history, a planned move's end and the KV's source) and
-leaves out what stages fill in: the hop's index and whether the rows are logged.
+leaves out what stages fill in: the hop's index and whether the rows are logged. What is signed is
+the canonical form (:func:`dht.messages.codec.canonical`), which is what the reader verifies.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from dht.messages import codec
 from dht.messages.session import SessionFailed, SessionLeaving, SessionOpen, SessionRefused
 
 Word = TypeVar("Word", SessionFailed, SessionLeaving, SessionRefused)
+Signed = TypeVar("Signed")
 
 GRANT_PREFIX = b"anabranch-grant-v1\0"
 WORD_PREFIX = b"anabranch-word-v1\0"
@@ -25,8 +27,8 @@ GRANT_LIFE_S = 120.0
 
 
 def grant(open_: SessionOpen, sign: Callable[[bytes], bytes], now_unix_s: float) -> SessionOpen:
-    """``open_`` with an expiry and the signature of its client, whose key ``sign`` uses."""
-    open_ = replace(open_, expires_unix_s=now_unix_s + GRANT_LIFE_S)
+    """``open_``, canonical, with an expiry and its client's signature, made by ``sign``."""
+    open_ = _canonical(replace(open_, expires_unix_s=now_unix_s + GRANT_LIFE_S))
     return replace(open_, grant=sign(_signed_bytes(open_)))
 
 
@@ -43,7 +45,8 @@ def grant_refusal(open_: SessionOpen, now_unix_s: float) -> str | None:
 
 
 def own_word(word: Word, sign: Callable[[bytes], bytes]) -> Word:
-    """``word`` with the signature of the stage that says it, whose key ``sign`` uses."""
+    """``word``, canonical, with the signature of the stage that says it, made by ``sign``."""
+    word = _canonical(word)
     return replace(word, signature=sign(_word_bytes(word)))
 
 
@@ -51,6 +54,14 @@ def is_own_word(word: SessionFailed | SessionLeaving | SessionRefused) -> bool:
     """Whether the stage that is said to say ``word`` does say it."""
     speaker = word.peer_id if isinstance(word, SessionLeaving) else word.by
     return verify(speaker, _word_bytes(word), word.signature)
+
+
+def _canonical(message: Signed) -> Signed:
+    """``message`` as its reader will have it; as it stands where no reader takes it."""
+    try:
+        return codec.canonical(message)
+    except ValueError:
+        return message
 
 
 def _word_bytes(word: SessionFailed | SessionLeaving | SessionRefused) -> bytes:

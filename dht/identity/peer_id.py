@@ -65,6 +65,8 @@ class Identity:
         file = Path(path).expanduser()
         try:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if file.exists():
+                _content(file)  # what is no identity gets no lock file beside it
             lock = _take_lock(file)
             try:
                 seed = _read(file) if file.exists() else _create(file)
@@ -75,6 +77,7 @@ class Identity:
         except OSError as error:
             raise UserError(
                 f"cannot use identity file {file}: {error.strerror or error}; give another path"
+                " with --identity FILE"
             ) from error
         return cls(seed, path=file, lock=lock)
 
@@ -158,15 +161,23 @@ def _take_lock(file: Path) -> IO[bytes] | None:
 
 
 def _read(file: Path) -> bytes:
+    data = _content(file)
     check_private(file, "identity file")
-    with file.open("rb") as opened:
-        data = opened.read(1 << 12)
     seed, public = data[4 : 4 + KEY_BYTES], data[4 + KEY_BYTES :]
-    if len(data) != 4 + 2 * KEY_BYTES or not data.startswith(_PRIVATE_HEAD):
-        raise UserError(f"{file} is no Ed25519 identity; move it away to get a new one")
     if Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw() != public:
         raise UserError(f"identity file {file} is damaged; move it away to get a new one")
     return seed
+
+
+def _content(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        data = opened.read(1 << 12)
+    if len(data) != 4 + 2 * KEY_BYTES or not data.startswith(_PRIVATE_HEAD):
+        raise UserError(
+            f"{file} is no Ed25519 identity; move it away to get a new one, or give another with"
+            " --identity FILE"
+        )
+    return data
 
 
 def _create(file: Path) -> bytes:

@@ -49,7 +49,7 @@ class LightTransport:
             RecordGuard(on_other_version=self._handlers.versions.note),
             self._given,
             SystemRandom(),
-            self.now,
+            time.time,
             self._handlers.versions,
         )
 
@@ -100,7 +100,11 @@ class LightTransport:
         return self._config.identity.sign(data)
 
     def now(self) -> float:
-        return time.time()
+        return self._records.clock.now()
+
+    @property
+    def clock_note(self) -> str:
+        return self._records.clock.note
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         self._check_alive()

@@ -34,7 +34,17 @@ _decoders: dict[str, msgspec.msgpack.Decoder[Any]] = {}
 _framed: dict[str, msgspec.msgpack.Decoder[Any]] = {}
 """The decoders of what travels as a frame. Records may be larger in memory than on the wire."""
 _names: dict[type, str] = {}
-_encoder = msgspec.msgpack.Encoder()
+
+
+def _plain(value: object) -> object:
+    """The Python number of a scalar of numpy or torch, which its ``item`` returns."""
+    item = getattr(value, "item", None)
+    if callable(item):
+        return item()
+    raise TypeError(f"{type(value).__name__} does not travel")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _envelope = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
 
 
@@ -69,6 +79,22 @@ def register_message(kind: str, cls: type, *, framed: bool = True) -> None:
 def encode(value: object) -> bytes:
     """The envelope bytes of a value of a registered type."""
     return _encoder.encode((WIRE_VERSION, _names[type(value)], value))
+
+
+def canonical(value: T) -> T:
+    """``value``, of a registered type, as its reader will have it.
+
+    A float that was given as a whole number, an integral float in a field of whole numbers or
+    numpy's scalars change their type on the way. Who signs the bytes of a value signs those of its
+    canonical form, whose encoding is the same on both sides.
+
+    Raises ValueError, with the field's name, for a value that no reader would accept.
+    """
+    cls = type(value)
+    try:
+        return msgspec.msgpack.decode(_encoder.encode(value), type=cls, strict=False)
+    except (msgspec.MsgspecError, TypeError, OverflowError) as error:
+        raise ValueError(f"{_names[cls]} cannot be sent: {error}") from error
 
 
 def decode(data: bytes | memoryview, *, limit_bytes: int = ENVELOPE_BYTES_MAX) -> Any:

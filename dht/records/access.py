@@ -18,6 +18,7 @@ from dht.errors import NetworkError
 from dht.messages.peer import SignedRecord
 from dht.records.client import OpenStream, RecordClient
 from dht.records.directory import RecordKind
+from dht.records.network_clock import NetworkClock
 from dht.records.replica import Replica, ReplicaConfig
 from dht.records.signed import RecordGuard, RecordSigner, kind_of
 from dht.supervision import Supervisor
@@ -101,14 +102,23 @@ class AskedRecords:
         versions: OtherVersions | None = None,
     ) -> None:
         """``given`` are the peers that the owner named, with their addresses; ``now`` is
-        the network's time in Unix seconds."""
+        this machine's clock in Unix seconds, which their answers correct."""
         self._signer = signer
         self._guard = guard
+        self.clock = NetworkClock(now, lambda: asyncio.get_running_loop().time())
+        """The network's time."""
         self._asked = RecordClient(
-            open_stream, now, given, rng, me=signer.peer_id, guard=guard, versions=versions
+            open_stream,
+            self.clock.now,
+            given,
+            rng,
+            me=signer.peer_id,
+            guard=guard,
+            versions=versions,
+            on_time=self.clock.heard,
         )
         config = ReplicaConfig(fresh_s=ASKED_FRESH_S)
-        self._replica = Replica(guard, now, self._asked.read, config)
+        self._replica = Replica(guard, self.clock.now, self._asked.read, config)
 
     async def store(self, key: str, value: bytes, expires_unix_s: float) -> bool:
         above = self._guard.sequence_of(key, self._signer.peer_id)

@@ -32,6 +32,7 @@ from dht.records.directory import RecordKind
 from dht.records.helper import ANSWER_BYTES_MAX
 from dht.records.helper_choice import KNOWN_MAX, Chance, Helpers
 from dht.records.met import Met
+from dht.records.network_clock import CLOCK_S
 from dht.records.signed import TOTAL_BYTES_MAX, RecordError, RecordGuard, kind_of
 from dht.supervision import end_all
 from dht.transport.interface import RECORDS_PROTOCOL, Stream
@@ -57,8 +58,6 @@ ROUNDS = 3
 """Maximum pairs of helpers that are tried for one read or write."""
 OWN_PERIOD_S = 20.0
 """Time after another peer gave this peer's own record back for which nobody is asked for it."""
-CLOCK_S = 10.0
-"""Difference of clocks above which to warn: records live for seconds."""
 
 
 class RecordClient:
@@ -75,10 +74,13 @@ class RecordClient:
         guard: RecordGuard | None = None,
         helpers_max: int = KNOWN_MAX,
         versions: OtherVersions | None = None,
+        on_time: Callable[[str, float], None] | None = None,
     ) -> None:
         """``given`` are the peers that the owner named, with their addresses. Records go into
         ``guard``; up to ``helpers_max`` more helpers, never ``me``, are learnt from its records.
+        ``on_time`` hears which helper said what time it is, in Unix seconds.
         """
+        self._on_time = on_time
         self._open_stream = open_stream
         self._now = now
         self._helpers = Helpers(rng=rng, known_max=helpers_max)
@@ -293,7 +295,7 @@ class RecordClient:
             answer = await line.ask(RecordsRequest(keys=tuple(keys), known=known))
             if not isinstance(answer, RecordsFound):
                 raise codec.MalformedError(f"a read was answered with {type(answer).__name__}")
-            self._mind_clock(answer.unix_s)
+            self._mind_clock(line.peer_id, answer.unix_s)
             for data in answer.records:
                 with suppress(RecordError):
                     held.append(self._admit(data, keys, line.peer_id))
@@ -315,7 +317,9 @@ class RecordClient:
             raise
         return record.signature[:KNOWN_BYTES]
 
-    def _mind_clock(self, theirs_unix_s: float) -> None:
+    def _mind_clock(self, peer_id: str, theirs_unix_s: float) -> None:
+        if self._on_time is not None:
+            self._on_time(peer_id, theirs_unix_s)
         apart_s = theirs_unix_s - self._now()
         if abs(apart_s) > CLOCK_S and not self._warned:
             self._warned = True

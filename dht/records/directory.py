@@ -83,11 +83,14 @@ class Directory:
     async def publish(
         self, record: NodeRecord | LinksRecord | LeaseRecord | PlanHead | ModelRecord
     ) -> bool:
-        """Store this peer's record for its kind's lifetime; False when no peer took it."""
+        """Store this peer's record for its kind's lifetime; False when no peer took it.
+
+        Raises ValueError for a record that no peer would accept.
+        """
         kind = next(kind for kind, cls in RECORD_TYPES.items() if type(record) is cls)
         return await self._transport.store(
             record_key(self._network, self._model_key, kind),
-            codec.encode(record),
+            codec.encode(codec.canonical(record)),
             expires_unix_s=self._transport.now() + LIFETIME_S[kind],
         )
 

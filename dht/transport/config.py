@@ -14,7 +14,7 @@ from dht.transport.interface import Stream
 from dht.transport.metered import ByteMeter
 
 CONNECT_LIMIT_S = 15.0
-_ANY_HOSTS = frozenset({"0.0.0.0", "::"})  # noqa: S104
+ANY_HOSTS = frozenset({"0.0.0.0", "::"})  # noqa: S104
 
 
 class TransportKind(StrEnum):
@@ -71,16 +71,7 @@ class TransportConfig:
                 checked_tcp(address)
             except ValueError as error:
                 raise UserError(f"cannot listen on {address}: {error}") from error
-        if self.host_addresses:
-            return self.host_addresses
-        try:
-            version = ipaddress.ip_address(self.host).version
-        except ValueError:
-            raise UserError(
-                f"cannot listen on {self.host!r}: give an IP address of this machine,"
-                " or 0.0.0.0 for all"
-            ) from None
-        return (f"/ip{version}/{self.host}/tcp/{self.port}",)
+        return self.host_addresses or (listen_address(self.host, self.port),)
 
     def metered(self, protocol: str, stream: Stream) -> Stream:
         """``stream``, one of the transport's own, on the meter if there is one."""
@@ -95,6 +86,31 @@ class TransportConfig:
         return not all(is_loopback(address) for address in self.listen_addresses())
 
 
+def listen_address(host: str, port: int) -> str:
+    """The multiaddress to listen on at an IP address of this machine, of either version; raises
+    UserError for any other host."""
+    try:
+        version: int = ipaddress.ip_address(host).version
+    except ValueError:
+        version = 0
+    if not version or "%" in host:
+        raise UserError(
+            f"cannot listen on {host[:80]!r}: --host takes an IP address of this machine, or"
+            " 0.0.0.0 (IPv4) or :: (IPv6) for all"
+        )
+    return f"/ip{version}/{host}/tcp/{port}"
+
+
+def any_host() -> str:
+    """``0.0.0.0``, or ``::`` on a machine whose only addresses that others reach are IPv6."""
+    kinds = {
+        "ip4" if "/ip4/" in each else "ip6"
+        for each in expanded(("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0"))
+        if not is_loopback(each)
+    }
+    return "::" if kinds == {"ip6"} else "0.0.0.0"  # noqa: S104  others must reach a peer
+
+
 def expanded(bound: tuple[str, ...]) -> list[str]:
     """The listen addresses with wildcard hosts replaced by each of this machine's addresses."""
     import psutil
@@ -102,7 +118,7 @@ def expanded(bound: tuple[str, ...]) -> list[str]:
     found: list[str] = []
     for address in bound:
         _, family, host, _, port = address.split("/")
-        if host not in _ANY_HOSTS:
+        if host not in ANY_HOSTS:
             found.append(address)
             continue
         wanted = socket.AF_INET if family == "ip4" else socket.AF_INET6

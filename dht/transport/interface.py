@@ -108,6 +108,11 @@ class Transport(Protocol):
         """The network's time, in Unix seconds."""
         ...
 
+    @property
+    def clock_note(self) -> str:
+        """What is wrong with this machine's clock, for people; empty where nothing is known."""
+        ...
+
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         """Run ``handler`` for each stream that a peer opens on ``protocol``.
 

@@ -85,6 +85,10 @@ class MeteredTransport:
     def now(self) -> float:
         return self._inner.now()
 
+    @property
+    def clock_note(self) -> str:
+        return self._inner.clock_note
+
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         async def run(stream: Stream) -> None:
             await handler(self._meter.stream(protocol, stream))

@@ -4,10 +4,9 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import psutil
-
 from dht.errors import UserError
 from dht.messages.types import DeviceSpec
+from node.device.limits import cores, cpu_quota, memory_limit
 
 if TYPE_CHECKING:
     import torch
@@ -39,13 +38,15 @@ class Machine:
     """Dtype in which layers are computed by default."""
     hint: str = ""
     """Hint for the owner about that dtype on this device."""
+    limited_by: str = ""
+    """What leaves this process less free memory than the machine has; empty: nothing."""
 
 
-def machine_of(gpu: int | None, memory_gib: float | None) -> Machine:
+def machine_of(gpu: int | None, memory_gib: float | None, *, or_less: bool = False) -> Machine:
     """Find what the CPU, or GPU number ``gpu``, can lend.
 
     Raises UserError if the GPU does not exist or has no working driver, or if ``memory_gib`` is
-    more than can be lent.
+    more than can be lent, unless as much as can be is meant (``or_less``).
     """
     machine = _cpu() if gpu is None else _gpu(gpu)
     share, share_max = (CPU_SHARE, 1.0) if gpu is None else (GPU_SHARE, GPU_SHARE_MAX)
@@ -54,10 +55,13 @@ def machine_of(gpu: int | None, memory_gib: float | None) -> Machine:
         lend_bytes = int(memory_gib * (1 << 30))
         if lend_bytes <= 0:
             raise UserError(f"--memory is {memory_gib} GiB; give a positive number")
+        if or_less:
+            lend_bytes = min(lend_bytes, int(machine.free_bytes * share_max))
         if lend_bytes > machine.free_bytes * share_max:
             raise UserError(
                 f"--memory asks for {memory_gib} GiB, but {machine.device.name} has"
                 f" {machine.free_bytes / (1 << 30):.1f} GiB free"
+                + (f" by {machine.limited_by}" if machine.limited_by else "")
                 + (f", of which {share_max:.0%} can be lent" if share_max < 1 else "")
             )
     return replace(machine, lend_bytes=lend_bytes)
@@ -75,10 +79,17 @@ def at_most(machine: Machine, max_vram_gib: float | None) -> Machine:
 
 
 def _cpu() -> Machine:
-    memory = psutil.virtual_memory()
-    cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-    device = DeviceSpec(kind="cpu", name=f"CPU with {cores} cores", memory_bytes=memory.total)
-    return Machine(device=device, torch_device="cpu", free_bytes=memory.available, lend_bytes=0)
+    memory = memory_limit()
+    count = min(cores(), cpu_quota() or cores())
+    name = f"CPU with {count} core{'s' * (count > 1)}"
+    device = DeviceSpec(kind="cpu", name=name, memory_bytes=memory.total_bytes)
+    return Machine(
+        device=device,
+        torch_device="cpu",
+        free_bytes=memory.free_bytes,
+        lend_bytes=0,
+        limited_by=memory.by,
+    )
 
 
 def _gpu(index: int) -> Machine:

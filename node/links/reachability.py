@@ -7,6 +7,7 @@ itself dialled, a few times a minute, and no other address.
 
 import asyncio
 import ipaddress
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -117,7 +118,10 @@ async def greeter(host: str, port: int) -> AsyncIterator[int]:
     try:
         server = await asyncio.start_server(greet, host, port)
     except OSError as error:
-        raise UserError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+        why = os.strerror(error.errno) if error.errno else str(error)  # asyncio says more of it
+        raise UserError(
+            f"cannot listen on {host} port {port} ({why}): name another port with --port"
+        ) from error
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

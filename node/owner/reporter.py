@@ -1,5 +1,7 @@
 """Reports a joining peer's progress to its owner: a terminal view, plain lines, or JSON events."""
 
+import importlib
+import io
 import json
 import sys
 import textwrap
@@ -21,15 +23,19 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.text import Text
 
 from dht.command_line import printable
 from dht.messages.types import NodeState, layers_text
+from dht.news import News
 
 STATUS_EVERY_S = 300.0
 """Interval between status lines if there is no terminal."""
 LINE_EVERY_S = 5.0
 """Interval between lines about one phase if there is no terminal."""
 
+QR_LEAVES_LINES = 16
+"""Lines of a terminal that a QR code leaves for what is said beside it."""
 NARROW = 100
 """Columns of a terminal up to which a bar is short and says no rate."""
 
@@ -54,6 +60,7 @@ class Reporter:
         self._live: Live | None = None
         self._phases = 0
         self._told_s = time.monotonic()
+        self._standing: dict[str, News] = {}
 
     def event(self, event: str, **fields: Any) -> None:
         """Write one event for machines; only with ``--json-log``."""
@@ -73,6 +80,40 @@ class Reporter:
                 cut_between_words(line, self._console.width) for line in text.split("\n")
             )
         self._console.print(text, markup=False)
+
+    def paste(self, line: str) -> None:
+        """Write a line to be copied: whole, on a line of its own, however narrow the terminal."""
+        if not self._json_log:
+            self._console.print(printable(line), markup=False, no_wrap=True, crop=False)
+
+    def picture(self, text: str) -> None:
+        """Show ``text`` as a QR code, on a terminal that has room for it, where segno is there."""
+        if self._json_log or not self._console.is_terminal:
+            return
+        try:
+            segno = importlib.import_module("segno")
+        except ImportError:
+            return
+        drawn = io.StringIO()
+        code = segno.make(text, micro=False, error="l")
+        code.terminal(drawn, compact=True)
+        lines = drawn.getvalue().rstrip("\n").split("\n")
+        columns, _ = code.symbol_size()
+        if columns <= self._console.width and len(lines) + QR_LEAVES_LINES <= self._console.height:
+            for line in lines:
+                self._console.print(Text.from_ansi(line), no_wrap=True, crop=False)
+
+    def stands(self, topic: str, text: str) -> bool:
+        """Write a line about how it stands with ``topic``, once and when it changes; an empty one
+        ends that. Returns whether it was news."""
+        news = self._standing.setdefault(topic, News())
+        if not text:
+            news.forget()
+            return False
+        told = news.takes(text, time.monotonic())
+        if told:
+            self.say(text)
+        return told
 
     def show(self, view: Callable[[], RenderableType], line: Callable[[], str]) -> None:
         """Show the present figures: ``view`` at the end of a terminal, while no phase runs; without

@@ -25,6 +25,9 @@ from node.owner.machine_watch import BESIDE
 LINE_BYTES_MAX = 1 << 20
 _INVITATION = re.compile(rf"{SCHEME}[\w-]+")
 
+SHARED = ("max_up", "max_down", "monthly_cap")
+"""Limits of the whole machine, of which each peer gets its share."""
+
 Command = Callable[[str], Sequence[str]]
 """Makes a command from the invitation that the first one printed, empty for the first."""
 
@@ -43,9 +46,15 @@ def flags_of(arguments: argparse.Namespace, place: int) -> list[str]:
         flags.append(f"--port={arguments.port + place}")
     if arguments.announce:
         flags += ["--announce", *(_further(each, place) for each in arguments.announce)]
-    for name in ("max_up", "max_down", "monthly_cap"):
+    for name in SHARED:
         if (value := getattr(arguments, name)) is not None:
             flags.append(f"--{name.replace('_', '-')}={value / count:g}")
+    for name in arguments.taken:  # what was said last time; each peer hears it as if typed now
+        value = getattr(arguments, name)
+        if isinstance(value, list):
+            flags += [f"--{name.replace('_', '-')}", *value]
+        elif name not in SHARED:
+            flags.append(f"--{name.replace('_', '-')}" + ("" if value is True else f"={value:g}"))
     if arguments.model:
         flags += [f"--model={arguments.model}", f"--model-name={arguments.model_name}"]
     return flags

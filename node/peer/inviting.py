@@ -1,23 +1,30 @@
 """Asks others into a peer's network: an invitation in words, an offer on the local network."""
 
 import argparse
+import asyncio
 import os
 import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dht.command_line import COMMAND
 from dht.connecting import chosen_transport
 from dht.errors import UserError
 from dht.hub import local_path
+from dht.identity.multiaddr import is_loopback
 from dht.invitation import invitation_to, text_of
 from dht.local_network import Offer, offer_of_peer
 from dht.messages.types import ModelSpec
 from dht.records.directory import Directory
-from dht.transport.config import TransportKind
+from dht.transport.config import ANY_HOSTS, TransportKind
 from node.owner.reporter import Reporter
+
+ALONE_LOOK_S = 5.0
+"""Time between two looks whether this machine is on a network by now."""
+ANNOUNCED_S = 2.0
+"""Time within which something must answer at an announced address."""
 
 
 async def refuse_other_weights(
@@ -51,13 +58,63 @@ def invite(
     invitation = invitation_to(arguments.network, known, spec.name, spec.fingerprint)
     text = text_of(invitation)
     reporter.event("invitation", text=text)
+    if is_alone(arguments, addresses):
+        reporter.say(
+            "This machine is on no network now: only programs on it reach this peer. An invitation"
+            " for others is printed once it is."
+        )
+        return
     command = _command()
     at_home = " --model FILES" if local_path(arguments.model) else ""
     reporter.say(f"This peer's address is {addresses[0]}")
     reporter.say("Invite others (on this machine with an --identity FILE of their own):")
-    reporter.say(f"  {command} join {text}{at_home}")
+    reporter.paste(f"{command} join {text}{at_home}")
     reporter.say("Anyone asks with:")
-    reporter.say(f"  {command} ask {text} --prompt 'One morning'")
+    reporter.paste(f"{command} ask {text} --prompt 'One morning'")
+    reporter.picture(text)
+
+
+def is_alone(arguments: argparse.Namespace, addresses: Sequence[str]) -> bool:
+    """Whether nobody else can reach this peer, although its owner means them to."""
+    anywhere = arguments.host in ANY_HOSTS and not arguments.announce
+    return anywhere and all(is_loopback(address) for address in addresses)
+
+
+async def keep_inviting(
+    arguments: argparse.Namespace,
+    addresses: Callable[[], Sequence[str]],
+    spec: ModelSpec,
+    reporter: Reporter,
+) -> None:
+    """Print the invitation once this machine is on a network, where it was on none."""
+    alone = is_alone(arguments, addresses())
+    while True:
+        await asyncio.sleep(ALONE_LOOK_S)
+        before, alone = alone, is_alone(arguments, addresses())
+        if before and not alone:
+            invite(arguments, addresses(), spec, reporter)
+
+
+async def warn_of_silent(announced: Sequence[str], reporter: Reporter) -> None:
+    """Say which of the addresses that the owner announces nothing answers at, as seen from here."""
+
+    async def answers(address: str) -> bool:
+        _, _, host, _, port = address.split("/")
+        try:
+            async with asyncio.timeout(ANNOUNCED_S):
+                _, writer = await asyncio.open_connection(host, int(port))
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True
+
+    found = await asyncio.gather(*map(answers, announced))
+    for address in (each for each, well in zip(announced, found, strict=True) if not well):
+        _, _, host, _, port = address.split("/")
+        reporter.say(
+            f"--announce {host}:{port}: nothing answers there from here. Unless a router keeps its"
+            " own network out, it is wrong, and others reach this peer nowhere."
+        )
 
 
 def _command() -> str:

@@ -9,6 +9,7 @@ import argparse
 import tomllib
 from collections.abc import Sequence
 
+from dht.command_line import nearest
 from dht.errors import UserError
 
 FILE_BYTES_MAX = 64 << 10
@@ -23,25 +24,25 @@ def as_flags(text: str, parser: argparse.ArgumentParser) -> list[str]:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"the configuration file is not TOML: {error}") from None
+        raise UserError(f"it is not TOML: {error}") from None
     flags: list[str] = []
     known = {option: action for action in parser._actions for option in action.option_strings}
     for name, value in table.items():
         action = known.get(f"--{name}")
         if action is None or name in {"help", "help-all", "config"}:
-            raise UserError(f"the configuration file names {name!r}, which is no flag of this")
+            near = nearest(f"--{name}", list(known)).removeprefix("--")
+            meant = f"; did you mean {near}?" if near else ""
+            raise UserError(f"{name!r} is no flag of this{meant}")
         if action.nargs == 0:
             if not isinstance(value, bool):
-                raise UserError(
-                    f"{name} in the configuration file is {value!r}; give true or false"
-                )
+                raise UserError(f"{name} is {value!r}; give true or false")
             flags += [f"--{name}"] if value else []
             continue
         values: Sequence[object] = value if isinstance(value, list) else [value]
         if isinstance(value, list) and action.nargs not in {"+", "*"}:
-            raise UserError(f"{name} in the configuration file takes one value, not a list")
+            raise UserError(f"{name} takes one value, not a list")
         if not all(isinstance(each, str | int | float) and each is not True for each in values):
-            raise UserError(f"{name} in the configuration file takes text or numbers")
+            raise UserError(f"{name} takes text or numbers")
         if action.nargs is None:
             flags.append(f"--{name}={values[0]}")  # the value may start with a dash
         else:

@@ -1,6 +1,7 @@
 """Options of ``python -m node.join``, as typed and from a file, and what they ask for."""
 
 import argparse
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -8,8 +9,11 @@ from typing import TYPE_CHECKING
 
 from dht.command_line import Parser, add_swarm, settle_swarm
 from dht.errors import UserError
+from dht.home import at_home
 from dht.hub import HubId, local_path, served_name
+from node.peer.first_steps import WHICH
 from node.peer.join_file import FILE_BYTES_MAX, as_flags
+from node.peer.lent_before import PORT_DEFAULT, take_limits
 
 if TYPE_CHECKING:
     from dht.messages.types import Assignment, ModelSpec
@@ -27,11 +31,25 @@ def parse() -> argparse.Namespace:
     first, _ = _config_parser().parse_known_args()
     typed = sys.argv[1:]
     if first.config is not None:
-        typed = [*as_flags(_read_config(first.config), parser), *typed]
+        typed = [*_configured(first.config, parser), *typed]
     arguments = parser.parse_args(typed)
+    arguments.identity = at_home(arguments.identity, "--identity FILE")
+    _settle_devices(arguments)
+    take_limits(arguments)
     _settle(arguments)
     _check(arguments)
     return arguments
+
+
+def _configured(path: Path, parser: Parser) -> list[str]:
+    """The flags in a file; raises UserError, with the file's name, where one is wrong."""
+    text = _read_config(path)
+    try:
+        flags = as_flags(text, parser)
+        parser.parse_known_args(flags)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return flags
 
 
 def _config_parser() -> Parser:
@@ -56,8 +74,8 @@ def join_parser() -> Parser:
     parser = Parser(
         prog="python -m node.join",
         usage="%(prog)s [anabranch:…] [--model M] [options]",
-        description="Lend this machine to a swarm: --model alone founds one, an invitation joins"
-        " where it is needed, neither joins the last one again. Ctrl-C leaves cleanly.",
+        description="Lend this machine: --model founds a swarm, an invitation joins one; alone it"
+        " joins the last, else one here, else founds its own. Ctrl-C leaves cleanly.",
         epilog="example: %(prog)s --model models/brook",
         exit_codes="0 left, 1 the machine broke, 2 your mistake, 3 no swarm or hub",
         allow_abbrev=False,
@@ -89,9 +107,8 @@ def join_parser() -> Parser:
     add("--max-vram", type=float, metavar="GIB", help="most of the GPU's memory to lend")
     rare("--power-limit", type=float, metavar="W", help="power limit of the GPU meanwhile")
     add_swarm(parser)
-    add("--port", type=int, default=0, metavar="P", help="TCP port (any free one)")
-    host = "0.0.0.0"  # noqa: S104  others must reach a peer
-    rare("--host", default=host, metavar="H", help="IPv4 address to listen on (all)")
+    add("--port", type=int, metavar="P", help=f"TCP port (as last time, or from {PORT_DEFAULT} on)")
+    rare("--host", metavar="H", help="IP address to listen on (0.0.0.0 or ::, all of them)")
     reached = "others reach it there, as behind a forwarded port (as found)"
     rare("--announce", nargs="+", default=[], metavar="HOST:PORT", help=reached)
     identity = f"its secret key, made when missing ({DEFAULT_IDENTITY})"
@@ -133,7 +150,8 @@ def join_parser() -> Parser:
         metavar="R",
         help="send rows of prompts (prefill) or all in int8 (off)",
     )
-    rare("--threads", type=int, metavar="N", help="CPU threads (all cores)")
+    rare("--anew", action="store_true", help="lend by these flags alone, not as last time")
+    rare("--threads", type=int, metavar="N", help="CPU threads (all cores that it may use)")
     rare(
         "--no-prefix-cache",
         action="store_true",
@@ -157,9 +175,12 @@ def _settle(arguments: argparse.Namespace) -> None:
         raise UserError("--model says which model, --models among which to choose; give one")
     if arguments.yes and not arguments.models:
         raise UserError("--yes goes with --models: else strangers say what this machine fetches")
+    arguments.typed_network = arguments.network
+    arguments.bundled, arguments.lendable = False, 0
     settle_swarm(arguments, may_found=True, model="", any_model=not is_named)
-    if not arguments.model and not arguments.initial_peers:
-        raise UserError("which model? give --model: its directory, GGUF file or hub id")
+    arguments.alone = not arguments.model and not arguments.initial_peers
+    if arguments.alone and (arguments.models or len(arguments.gpus or ()) > 1):
+        raise UserError(WHICH)
     if not is_named and arguments.recalled and not arguments.models:
         _take_served(arguments)
     if not arguments.model:
@@ -188,8 +209,10 @@ def _take_served(arguments: argparse.Namespace) -> None:
 
 def _check(arguments: argparse.Namespace) -> None:
     from dht.identity.peer_id import is_peer_id
+    from dht.transport.config import any_host, listen_address
 
-    _settle_devices(arguments)
+    arguments.host = arguments.host or any_host()
+    listen_address(arguments.host, 0)
     if arguments.model and arguments.model_name is None:
         arguments.model_name = served_name(arguments.model)
     if arguments.model and not 0 < len(arguments.model_name) <= MODEL_NAME_MAX:
@@ -199,6 +222,10 @@ def _check(arguments: argparse.Namespace) -> None:
         )
     if arguments.threads is not None and arguments.threads < 1:
         raise UserError(f"--threads is {arguments.threads}; it must be at least 1")
+    for name in ("memory", "max_vram", "power_limit"):
+        value = getattr(arguments, name)
+        if value is not None and not math.isfinite(value):
+            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be a finite number")
     for flag, least in (("max_up", 1), ("max_down", 1), ("monthly_cap", 0.001)):
         value = getattr(arguments, flag)
         if value is not None and not least <= value < 1e9:
@@ -230,7 +257,7 @@ def _settle_devices(arguments: argparse.Namespace) -> None:
     if arguments.power_limit is not None and arguments.cpu:
         raise UserError("--power-limit is for a GPU; with --cpu there is none")
     port_max = 65536 - max(1, count)
-    if not 0 <= arguments.port <= port_max:
+    if arguments.port is not None and not 0 <= arguments.port <= port_max:
         raise UserError(f"--port is {arguments.port}; it must be between 0 and {port_max}")
 
 

@@ -101,7 +101,6 @@ class PlanFollower:
         followed."""
         self._waits_for = ""
         self._waits_since_s = 0.0
-        self._told_waiting = ""
 
     async def follow(self) -> None:
         """Take the layers of each new plan."""
@@ -171,7 +170,7 @@ class PlanFollower:
 
     async def _take(self, mine: Assignment, version: PlanVersion) -> None:
         """Load layers and serve them."""
-        self._told_waiting = ""
+        self._reporter.stands("waiting", "")
         self._engine.stop_serving()
         self._announcer.set(NodeState.LOADING, mine.start, mine.end, version)
         self._stage.fail_all("the peer moves to other layers")
@@ -239,10 +238,8 @@ class PlanFollower:
 
     def _tell_waiting(self, reason: str) -> None:
         """Say once why this peer holds no layers."""
-        if reason != self._told_waiting:
-            self._told_waiting = reason
+        if self._reporter.stands("waiting", f"{reason[0].upper()}{reason[1:]}; waiting."):
             self._reporter.event("waiting", reason=reason)
-            self._reporter.say(f"{reason[0].upper()}{reason[1:]}; waiting.")
 
     def _tell_staying(self, plan: Plan, reason: str) -> None:
         """Say why this peer goes on serving layers that ``plan`` takes from it."""
@@ -250,11 +247,12 @@ class PlanFollower:
         mine = plan.assignment_of(record.peer_id)
         if mine is None:
             return
-        self._reporter.event("stays", start=record.start, end=record.end, reason=reason)
-        self._reporter.say(
+        text = (
             f"The plan has {layers_text((mine.start, mine.end))} for this peer; it goes on serving"
             f" {layers_text((record.start, record.end))} for now: {reason}"
         )
+        if self._reporter.stands("staying", text):
+            self._reporter.event("stays", start=record.start, end=record.end, reason=reason)
 
     async def _fetch(self, mine: Assignment) -> None:
         """Download the files of new layers while the old ones are served."""

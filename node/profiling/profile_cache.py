@@ -8,7 +8,6 @@ import hashlib
 import json
 import logging
 import math
-import os
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from dht.home import cache_directory
 from dht.whole_file import write_whole
 from node.engine.engine import Engine
 from node.profiling.layer_fit import Timing
@@ -63,9 +63,8 @@ class ProfileKey:
 
 
 def default_folder() -> Path:
-    """``$XDG_CACHE_HOME/anabranch/profiles``, by default below ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "anabranch" / "profiles"
+    """The folder of this user's profiles (:func:`dht.home.cache_directory`)."""
+    return cache_directory("profiles")
 
 
 def kept_profile(folder: Path, key: ProfileKey) -> Profile | None:

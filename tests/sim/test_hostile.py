@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from client.errors import UnavailableError
-from client.session.controller import GRAMMAR_TRIES
+from client.session.controller import UNSOUND_TRIES
 from client.text.tokenizer import ModelText
 from coordinator.admission.rules import (
     CLAIM_SHARE,
@@ -984,6 +984,17 @@ def test_peers_that_call_requests_unsound_end_none(grammar: str) -> None:
     run_virtual(scenario(), limit_s=300)
 
 
+def test_whole_numbers_where_floats_are_meant_are_signed_as_they_travel() -> None:
+    async def scenario() -> None:
+        async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
+            answer = await client.generate(
+                PROMPT, max_new_tokens=5, temperature=0, top_p=1, logit_bias={5: 0}
+            )
+            assert answer.token_ids == answer_of(PROMPT, 5)
+
+    run_virtual(scenario(), limit_s=5)
+
+
 def test_a_session_that_met_a_liar_goes_on_over_who_delivered() -> None:
     async def scenario() -> None:
         async with paper_swarm((0, LAYERS)) as swarm, swarm.client() as client:
@@ -1005,8 +1016,11 @@ def test_a_session_that_met_a_liar_goes_on_over_who_delivered() -> None:
     run_virtual(scenario(), limit_s=300)
 
 
-@pytest.mark.parametrize("holders", [1, 3, 8])
-def test_a_grammar_that_all_refuse_ends_the_request_at_once(holders: int) -> None:
+@pytest.mark.parametrize("options", [{}, {"grammar": GRAMMAR, "stop_token_ids": (VOCAB - 1,)}])
+@pytest.mark.parametrize("holders", [1, 2, 8])
+def test_a_request_that_all_call_unsound_ends_at_once(
+    holders: int, options: dict[str, Any]
+) -> None:
     async def scenario() -> None:
         async with paper_swarm(*[(0, LAYERS)] * holders) as swarm, swarm.client() as client:
             loop = asyncio.get_running_loop()
@@ -1015,11 +1029,9 @@ def test_a_grammar_that_all_refuse_ends_the_request_at_once(holders: int) -> Non
             for peer in swarm.peers:
                 call_unsound(peer, told)
             with pytest.raises(SwarmError, match="nobody takes such a request"):
-                await client.generate(
-                    PROMPT, max_new_tokens=5, grammar=GRAMMAR, stop_token_ids=(VOCAB - 1,)
-                )
+                await client.generate(PROMPT, max_new_tokens=5, **options)
             assert loop.time() - started_s < 5, "nobody waits for another answer"
-            assert len(told) == min(holders, GRAMMAR_TRIES)
+            assert len(told) == min(holders, UNSOUND_TRIES)
             view, now_s = client.view, loop.time()
             assert not any(view.avoidance.avoids(node, now_s) for node in view.nodes.values())
 

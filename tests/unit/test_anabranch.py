@@ -84,7 +84,10 @@ def test_what_is_no_command_says_so() -> None:
     done = ran("serf")
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == "error: 'serf' is no command (anabranch --help lists them)\n"
+    assert (
+        done.stderr
+        == "error: 'serf' is no command; did you mean serve? (anabranch --help lists them)\n"
+    )
 
 
 @pytest.mark.parametrize("name", sorted(anabranch.COMMANDS))

@@ -1,8 +1,12 @@
 """What is ready-made to deploy, as far as it can be checked without running it."""
 
 import configparser
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
 from argparse import Namespace
 from collections.abc import Callable
@@ -240,9 +244,77 @@ def test_the_unit_drains_with_the_signal_that_join_drains_on() -> None:
     assert EXIT_MACHINE not in {EXIT_DONE, EXIT_USER}, "a part that keeps failing is started anew"
     assert "-m node.join --config %h/.anabranch/join.toml" in service["ExecStart"]
     assert service["ReadWritePaths"].split() == [
-        *("%h/.anabranch", "%h/.cache"),
+        *("%h/.anabranch", "-%h/.cache", "-%h/.triton"),
         "-%h/.config/anabranch",
     ]
+
+
+def test_the_units_paths_are_made_by_it_or_by_its_guide_or_may_be_missing() -> None:
+    guide = UNIT.partition("[Unit]")[0]
+    for path in re.findall(r"^ReadWritePaths=(.+)$", UNIT, re.MULTILINE)[0].split():
+        assert path.startswith("-") or path.replace("%h", "~") in guide
+    made = re.findall(r"^CacheDirectory=(.+)$", UNIT, re.MULTILINE)[0].split()
+    for kept in re.findall(r"^Environment=\w+=%C/(\S+)$", UNIT, re.MULTILINE):
+        assert kept in made, "a cache that cannot be written is one WARN, and slow"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_itself_finds_no_fault_in_the_unit(tmp_path: Path) -> None:
+    home = tmp_path / "anabranch" / ".venv" / "bin"
+    home.mkdir(parents=True)
+    (home / "python").symlink_to(sys.executable)
+    unit = tmp_path / "anabranch.service"
+    unit.write_text(UNIT.replace("%h", str(tmp_path)))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--user", "--man=no", str(unit)],
+        env={"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "anabranch.service" not in done.stderr, done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+WSL = re.findall(r'-- bash -c "([^"]+)"', (ROOT / "windows/join-wsl2.ps1").read_text())
+"""What the script for Windows runs in a shell inside WSL2."""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@pytest.mark.parametrize("missing", ["", "git", "make", "gcc", "python3"])
+def test_what_one_tool_is_missing_is_installed(missing: str, tmp_path: Path) -> None:
+    for name in {"git", "make", "gcc", "python3"} - {missing}:
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "sudo").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    (tmp_path / "sudo").chmod(0o755)
+    bash = shutil.which("bash")
+    assert bash is not None
+    done = subprocess.run([bash, "-c", WSL[0]], env={"PATH": str(tmp_path)}, check=False)
+    assert done.returncode == 0
+    asked = tmp_path / "asked"
+    assert asked.exists() == bool(missing)
+    if missing:
+        assert missing in asked.read_text()
+
+
+@pytest.mark.parametrize("command", WSL)
+def test_the_shells_that_the_script_runs_are_sound(command: str) -> None:
+    bash, linter = shutil.which("bash"), shutil.which("shellcheck")
+    if bash is None:
+        pytest.skip("bash is not installed")
+    assert subprocess.run([bash, "-n", "-c", command], check=False).returncode == 0
+    assert not re.search(r"command -v \S+ [^>&|;}\s]", command), "one of several is enough for bash"
+    plain = re.sub(r"\$[A-Z]\w+", "value", command)  # of PowerShell, checked there
+    if linter is not None:
+        subprocess.run([linter, "-s", "bash", "-"], input=plain.encode(), check=True)
+
+
+def test_the_windows_script_stops_where_a_step_fails() -> None:
+    text = (ROOT / "windows/join-wsl2.ps1").read_text()
+    steps = re.findall(r"^wsl\.exe .*\n(.*)$", text, re.MULTILINE)
+    assert len(steps) >= len(WSL)
+    assert all("$LASTEXITCODE" in after for after in steps)
 
 
 def test_the_windows_script_is_balanced_and_uses_flags_that_exist() -> None:
@@ -270,3 +342,10 @@ def test_the_guides_files_flags_and_links_exist() -> None:
     options = {option for action in parser._actions for option in action.option_strings}
     for flag in re.findall(r"`(--[a-z0-9-]+)", guides[0].read_text()):
         assert flag in options, flag
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_the_linter_finds_no_fault_in_our_own_shell_scripts() -> None:
+    scripts = [ROOT / ".ci" / "run", *ROOT.glob("docker/*.sh")]
+    done = subprocess.run(["shellcheck", *map(str, scripts)], capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout.decode()

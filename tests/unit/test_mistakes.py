@@ -73,6 +73,19 @@ def test_an_address_that_is_no_multiaddr(tmp_path: Path, address: str) -> None:
     assert_plain(run("client.generate", *ask), address)
 
 
+def test_a_file_that_is_no_identity_is_left_as_it_is(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("# Mine")  # others can read it, which is no matter
+    done = run("node.join", "--model", str(MODEL), "--cpu", "--identity", str(readme))
+    assert_plain(done, f"{readme} is no Ed25519 identity")
+    assert [each.name for each in tmp_path.iterdir()] == ["README.md"], "no lock beside it"
+
+
+def test_a_folder_is_no_identity(tmp_path: Path) -> None:
+    done = run("node.join", "--model", str(MODEL), "--cpu", "--identity", str(tmp_path))
+    assert_plain(done, f"cannot use identity file {tmp_path}: Is a directory")
+
+
 def test_all_commands_say_alike_that_nobody_answers(tmp_path: Path) -> None:
     """Code 3, for the swarm may come back: a supervisor starts such a peer again."""
     swarm = ("--model", str(MODEL), "--initial-peers", DEAD)

@@ -1,12 +1,15 @@
 """What a caller may ask for, and what is refused in plain words."""
 
+import math
 import re
 import sys
 from dataclasses import replace
 from typing import Any
 
+import numpy
 import pytest
 
+from client.answer.defaults import SamplingDefaults
 from client.answer.generation import GenerationOptions
 from client.generate import generation_options, parse
 from dht.errors import UserError
@@ -54,6 +57,43 @@ def test_what_the_model_does_not_have(
 ) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         GenerationOptions(**options).check_ids(prompt, 50)
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({"temperature": 0}, 0.0),
+        ({"top_p": 1}, 1.0),
+        ({"min_p": numpy.float32(0.5)}, 0.5),
+        ({"repetition_penalty": numpy.int64(2)}, 2.0),
+        ({"top_k": 40.0}, 40),
+        ({"seed": numpy.uint64(7)}, 7),
+        ({"max_new_tokens": numpy.array(3)}, 3),
+        ({"logit_bias": {5: 1}}, {5: 1.0}),
+        ({"logit_bias": {numpy.int32(5): numpy.float16(1)}}, {5: 1.0}),
+        ({"stop_token_ids": numpy.array([4, 5])}, (4, 5)),
+        ({"ignore_eos": numpy.bool_(True)}, True),
+    ],
+)
+def test_numbers_become_those_that_travel(given: dict[str, Any], taken: object) -> None:
+    (name,) = given
+    found = getattr(GenerationOptions(**given), name)
+    assert (found, type(found)) == (taken, type(taken))
+    if isinstance(found, dict):
+        assert all((type(k), type(v)) == (int, float) for k, v in found.items())
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), math.inf, True, "0"])
+@pytest.mark.parametrize("name", ["temperature", "top_p", "top_k", "seed", "logprobs"])
+def test_a_number_out_of_all_bounds_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(UserError, match=name):
+        GenerationOptions(**{name: value})
+
+
+def test_a_models_own_sampling_is_taken_in_the_types_that_travel() -> None:
+    found = SamplingDefaults.of({"temperature": 1, "top_k": 50.0, "top_p": 2, "min_p": None})
+    assert found == SamplingDefaults(temperature=1.0, top_k=50)
+    assert (type(found.temperature), type(found.top_k)) == (float, int)
 
 
 def test_sampling_looks_back_no_further_than_an_open_can_carry() -> None:

@@ -56,3 +56,16 @@ def test_who_begins_to_wait_after_a_pause_is_not_told_at_once() -> None:
             await asyncio.sleep(4.0)
 
     assert heard_of(body) == [(64.0, "still waiting after 3 s: no token yet")]
+
+
+def test_many_answers_that_wait_for_the_same_are_told_of_once() -> None:
+    async def body(narrator: Narrator) -> None:
+        for _ in range(50):
+            narrator("waiting: layer 2 is held by nobody that can be reached")
+            narrator("waiting: layer 2 is being loaded by 1 peer")
+            await asyncio.sleep(1.3)
+
+    assert [line for _, line in heard_of(body)] == [
+        "waiting: layer 2 is held by nobody that can be reached",
+        "waiting: layer 2 is being loaded by 1 peer",
+    ]

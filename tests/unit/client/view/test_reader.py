@@ -6,13 +6,17 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import pytest
+
+from client.errors import UnavailableError
 from client.view.reader import ReaderConfig, SwarmReader
 from client.view.view import SwarmView
 from coordinator.plans.store import PlanStore
 from coordinator.plans.versions import rank
 from coordinator.routing.routes import NoRoute
+from dht.identity.peer_id import Identity
 from dht.messages.session import RefusalCode
-from dht.messages.types import FlowEdge, NodeRecord, Plan, PlanVersion
+from dht.messages.types import FlowEdge, ModelRecord, NodeRecord, Plan, PlanVersion
 from dht.records.directory import Directory
 from dht.transport.interface import PLAN_PROTOCOL, Stream
 from testing.clock import run_virtual
@@ -319,3 +323,50 @@ def test_new_routes_go_by_freeness_among_those_that_the_plan_allows():
         assert near(drawn[busy.me], 20)
 
     in_a_swarm(body)
+
+
+class BehindTransport(MemoryTransport):
+    """A transport on a machine whose clock is wrong."""
+
+    clock_note = "this machine's clock is 100 s behind its peers': set it"  # type: ignore[assignment]
+
+
+def test_a_wrong_clock_is_told_once_and_in_the_answer() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(1))
+        told: list[str] = []
+        transport = BehindTransport(network, Identity.generate())
+        config = ReaderConfig(network="net", wait_s=1.0)
+        reader = SwarmReader(transport, Make.model.name, config, told.append)
+        async with reader.reading():
+            with pytest.raises(UnavailableError, match="; this machine's clock is 100 s"):
+                await reader.ready_spec()
+        assert sum("until then theirs counts" in line for line in told) == 1
+
+    run_virtual(scenario(), limit_s=30)
+
+
+def test_who_asks_for_a_model_that_nobody_has_hears_at_once_what_there_is() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(1))
+        peer = Told(network)
+        await peer.announce()
+        told = ModelRecord(peer_id=peer.me, model=Make.model, precision="float32")
+        await Directory.of_models(peer.transport, "net").publish(told)
+        loop = asyncio.get_running_loop()
+        config = ReaderConfig(network="net", wait_s=60.0)
+        reader = SwarmReader(network.transport(), "llama", config, lambda line: None)
+        async with reader.reading():
+            began_s = loop.time()
+            with pytest.raises(
+                UnavailableError, match=f"announces llama; it serves {Make.model.name}: "
+            ):
+                await reader.ready_spec()
+            assert loop.time() - began_s < 3.0
+            assert (await own_reader(network).ready_spec()).name == Make.model.name
+
+    def own_reader(network: MemoryNetwork) -> SwarmReader:
+        config = ReaderConfig(network="net", wait_s=60.0)
+        return SwarmReader(network.transport(), Make.model.name, config, lambda line: None)
+
+    run_virtual(scenario(), limit_s=90)

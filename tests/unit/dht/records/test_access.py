@@ -5,6 +5,8 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.messages.peer import RecordsFound, RecordStore, RecordStored, SignedRecord
@@ -226,6 +228,33 @@ def test_a_newcomer_and_a_client_know_all_from_the_peer_they_enter_through() -> 
             world.network.thaw(entry.peer_id)
             await client.close()
         assert world.shelves.searches.total() == before
+        await world.stop()
+
+    within(body)
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, -100.0, 100.0, 3600.0])
+def test_a_client_whose_clock_is_wrong_sees_what_its_peers_see(ahead_s: float) -> None:
+    async def body() -> None:
+        world = World(3)
+        await world.start()
+        await world.agreed(15.0)
+        transport = world.network.transport()
+        client = AskedRecords(
+            lambda peer, protocol, where: transport.open_stream(peer, protocol, addresses=where),
+            RecordSigner(Identity(world.rng.randbytes(32))),
+            RecordGuard(),
+            {world.peers[0].peer_id: world.peers[0].transport.addresses},
+            world.rng,
+            lambda: world.network.now() + ahead_s,
+        )
+        assert set(await client.get(NODES, latest=False)) == world.names
+        assert abs(client.clock.now() - world.network.now()) < 1
+        way = "ahead of" if ahead_s > 0 else "behind"
+        assert f"clock is {abs(ahead_s):.0f} s {way} its peers'" in client.clock.note
+        await asyncio.sleep(60)  # a life of records later
+        assert set(await client.get(NODES, latest=False)) == world.names
+        await client.close()
         await world.stop()
 
     within(body)

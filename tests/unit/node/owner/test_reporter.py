@@ -73,6 +73,37 @@ def test_a_terminal_gets_words_whole_and_no_bar_of_nothing() -> None:
     assert "1/1" not in screen.getvalue()
 
 
+INVITATION = "anabranch:" + 190 * "x"
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (24, 10)])
+def test_what_is_to_be_copied_is_one_unbroken_line(width: int, height: int) -> None:
+    screen = io.StringIO()
+    terminal = Reporter(json_log=False, out=screen)
+    terminal._console = Console(
+        file=screen, force_terminal=True, width=width, height=height, soft_wrap=True
+    )
+    terminal.say("Invite others:")
+    terminal.paste(f".venv/bin/python -m anabranch join {INVITATION} --model FILES")
+    terminal.say("Anyone asks with:")
+    assert screen.getvalue().splitlines()[1:2] == [
+        f".venv/bin/python -m anabranch join {INVITATION} --model FILES"
+    ]
+
+
+@pytest.mark.parametrize(("width", "height", "shown"), [(80, 24, False), (120, 60, True)])
+def test_a_code_to_scan_is_shown_where_it_fits(width: int, height: int, *, shown: bool) -> None:
+    pytest.importorskip("segno")
+    screen = io.StringIO()
+    terminal = Reporter(json_log=False, out=screen)
+    terminal._console = Console(
+        file=screen, force_terminal=True, width=width, height=height, soft_wrap=True
+    )
+    terminal.picture(INVITATION)
+    assert ("▀" in screen.getvalue() or "█" in screen.getvalue()) == shown
+    assert all(len(line) < height for line in [screen.getvalue().splitlines()])
+
+
 def on(terminal: Terminal) -> Reporter:
     """A reporter that writes to this terminal."""
     made = Reporter(json_log=False, out=terminal)

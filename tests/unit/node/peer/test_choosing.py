@@ -116,7 +116,7 @@ def test_nothing_is_fetched_before_the_owner_agrees(monkeypatch: pytest.MonkeyPa
     [
         (("--yes", "--initial-peers", "/ip4/1.2.3.4"), "--yes goes with --models"),
         (("--model", "a", "--models", "b"), "give one"),
-        (("--cpu",), "which model"),
+        (("--gpu", "0,1"), "which model"),
     ],
 )
 def test_what_must_be_said(

@@ -15,7 +15,15 @@ from dht.messages.types import ModelSpec
 from dht.records.directory import Directory
 from dht.transport.config import TransportKind
 from node.owner.reporter import Reporter
-from node.peer.inviting import offer_here, refuse_other_weights
+from node.peer.inviting import (
+    ALONE_LOOK_S,
+    invite,
+    keep_inviting,
+    offer_here,
+    refuse_other_weights,
+    warn_of_silent,
+)
+from testing.clock import run_virtual
 from testing.network import MemoryNetwork
 from tests.unit.records import MODEL, record_of
 
@@ -64,3 +72,59 @@ def test_nobody_is_invited_to_other_weights_than_the_networks(
             await refuse_other_weights(Directory(here, "n", MODEL.key), mine, said)
 
     asyncio.run(ask())
+
+
+def inviting(host: str, announce: tuple[str, ...] = ()) -> argparse.Namespace:
+    return argparse.Namespace(
+        host=host, announce=announce, initial_peers=(), founded=True, network="lab", model="m"
+    )
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104
+def test_who_is_on_no_network_invites_nobody_until_it_is(host: str) -> None:
+    out = io.StringIO()
+    reporter = Reporter(json_log=False, out=out)
+    addresses = [LOOPBACK]
+
+    async def scenario() -> None:
+        invite(inviting(host), addresses, MODEL, reporter)
+        assert "on no network now" in out.getvalue()
+        assert "anabranch:" not in out.getvalue()
+        keeping = asyncio.create_task(
+            keep_inviting(inviting(host), lambda: addresses, MODEL, reporter)
+        )
+        await asyncio.sleep(3 * ALONE_LOOK_S)
+        assert "anabranch:" not in out.getvalue()
+        addresses.append(PRIVATE)
+        await asyncio.sleep(3 * ALONE_LOOK_S)
+        assert out.getvalue().count(" join anabranch:") == 1
+        keeping.cancel()
+
+    run_virtual(scenario(), limit_s=100)
+
+
+@pytest.mark.parametrize(
+    ("host", "announce"),
+    [("127.0.0.1", ()), ("0.0.0.0", ("/ip4/203.0.113.7/tcp/4/",))],  # noqa: S104
+)
+def test_who_means_to_be_reached_so_invites(host: str, announce: tuple[str, ...]) -> None:
+    out = io.StringIO()
+    invite(inviting(host, announce), [LOOPBACK], MODEL, Reporter(json_log=False, out=out))
+    assert " join anabranch:" in out.getvalue()
+
+
+def test_an_announced_address_that_nothing_answers_at_is_named() -> None:
+    out = io.StringIO()
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        reporter = Reporter(json_log=False, out=out)
+        await warn_of_silent([f"/ip4/127.0.0.1/tcp/{port}"], reporter)
+        assert out.getvalue() == ""
+        server.close()
+        await server.wait_closed()
+        await warn_of_silent([f"/ip4/127.0.0.1/tcp/{port}"], reporter)
+        assert f"--announce 127.0.0.1:{port}: nothing answers there" in out.getvalue()
+
+    asyncio.run(scenario())

@@ -1,0 +1,94 @@
+"""The first join on a machine that knows no network and was told no model.
+
+It looks on the local network for a swarm, else founds one with the bundled model, and says what may
+come next.
+"""
+
+import argparse
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from dht.command_line import COMMAND, settle_swarm
+from dht.errors import NetworkError, UserError
+from dht.hub import served_name
+from dht.remembered import shown
+from node.owner.reporter import Reporter
+
+BUNDLED = Path(__file__).parents[2] / "models" / "brook"
+"""The model that comes with a clone of this software."""
+BUNDLED_LEND_BYTES = 1 << 30
+"""Most that is lent where nobody said a model: the bundled one, with room for many sessions."""
+WHICH = "which model? give --model: its directory, GGUF file or hub id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bigger:
+    """A model that somebody may want to serve next."""
+
+    hub_id: str
+    gigabytes: float
+    """Size of its files, in 16 bits a weight."""
+
+
+BIGGER = (
+    Bigger(hub_id="Qwen/Qwen3-0.6B", gigabytes=1.5),
+    Bigger(hub_id="Qwen/Qwen3-1.7B", gigabytes=4.1),
+    Bigger(hub_id="Qwen/Qwen3-4B", gigabytes=8.0),
+    Bigger(hub_id="Qwen/Qwen3-8B", gigabytes=16.4),
+    Bigger(hub_id="Qwen/Qwen3-14B", gigabytes=29.5),
+    Bigger(hub_id="Qwen/Qwen3-32B", gigabytes=65.5),
+)
+"""One family in sizes for all machines, smallest first; sizes are those that the hub lists."""
+WEIGHTS_SHARE = 0.8
+"""Share of the lent memory for weights; the rest is for sessions."""
+
+
+def whole_here(lend_bytes: int, weight_bytes: int) -> Bigger | None:
+    """The largest of :data:`BIGGER` that a machine holds by itself, at ``weight_bytes`` a weight;
+    None where none fits."""
+    room = lend_bytes * WEIGHTS_SHARE / 1e9
+    fit = [each for each in BIGGER if each.gigabytes * weight_bytes / 2 <= room]
+    return fit[-1] if fit else None
+
+
+def next_steps(lend_bytes: int, dtype: str) -> str:
+    """What somebody may do who has just founded a swarm with the bundled model."""
+    text = f"{BUNDLED.name} is a toy, to see how it works."
+    found = whole_here(lend_bytes, 4 if dtype == "float32" else 2)
+    if found is None:
+        return (
+            f"{text} Next: a bigger model together with other machines, such as"
+            f" `{COMMAND} join --model {BIGGER[0].hub_id}`"
+        )
+    return (
+        f"{text} Next: a bigger model. This machine holds {found.hub_id} by itself"
+        f" ({found.gigabytes:g} GB to fetch), and larger ones together with others:"
+        f" `{COMMAND} join --model {found.hub_id}`"
+    )
+
+
+async def begin_alone(arguments: argparse.Namespace, reporter: Reporter) -> None:
+    """Settle on a network and a model for ``arguments`` that name neither: those offered on this
+    local network, else a network of one's own with the bundled model.
+
+    Raises UserError where it is not clear which offer is meant, and where no model is bundled.
+    """
+    reporter.say("No network is known here, and no model was named.")
+    arguments.local, arguments.network, arguments.model = True, arguments.typed_network, None
+    try:
+        await asyncio.to_thread(settle_swarm, arguments, may_found=True, model="", say=reporter.say)
+    except NetworkError as error:  # this machine may be on none
+        reporter.say(f"This local network cannot be asked: {error}")
+        arguments.initial_peers = []
+    arguments.model = ""
+    name = arguments.said_model if arguments.initial_peers else BUNDLED.name
+    if name == BUNDLED.name and BUNDLED.is_dir():
+        arguments.model, arguments.model_name = str(BUNDLED), served_name(str(BUNDLED))
+        arguments.fingerprint = arguments.said_fingerprint
+    if arguments.initial_peers:
+        return
+    if not arguments.model:
+        raise UserError(WHICH)
+    reporter.say(f"Founding a network with the bundled model, {shown(BUNDLED)}")
+    arguments.bundled = True

@@ -1,0 +1,235 @@
+"""What this peer lent last, and on which port: kept beside its key, so that it comes back the same.
+
+To lend more than a person said is a breach of trust, and a peer on another port makes every
+invitation to it useless. A file of flags (``--config``) says all by itself, and is not mixed with
+this. Nothing is kept where nothing is to be remembered (:mod:`dht.remembered`).
+"""
+
+import argparse
+import errno
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from dht.errors import UserError
+from dht.home import cache_directory
+from dht.json_file import decode_json
+from dht.remembered import VARIABLE, shown
+from dht.whole_file import write_whole
+from node.owner.machine_watch import BESIDE
+
+PORT_DEFAULT = 31337
+PORTS_TRIED = 64
+"""Ports that are tried from the default one on: one for each peer of a machine."""
+FILE_BYTES_MAX = 16 << 10
+
+Number = Annotated[float, Meta(gt=0, lt=1e9)] | None
+Words = Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=64)]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person said of their machine; each field is the flag of that name."""
+
+    memory: Number = None
+    max_vram: Number = None
+    power_limit: Number = None
+    max_up: Number = None
+    max_down: Number = None
+    monthly_cap: Number = None
+    idle_only: bool = False
+    pause_on_process: Words = ()
+    schedule: Words = ()
+
+
+OF_DEVICE = frozenset({"memory", "max_vram", "power_limit"})
+"""Limits that were said of one kind of device."""
+IN_WORDS = {
+    "memory": "{:g} GiB",
+    "max_vram": "at most {:g} GiB of the GPU",
+    "power_limit": "at most {:g} W",
+    "max_up": "at most {:g} Mbit/s up",
+    "max_down": "at most {:g} Mbit/s down",
+    "monthly_cap": "{:g} GB a month",
+    "idle_only": "only while nobody uses the machine",
+    "pause_on_process": "not while {} runs",
+    "schedule": "only at {}",
+}
+
+
+class LentBefore(msgspec.Struct, frozen=True, kw_only=True):
+    """The file beside the key."""
+
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 0
+    """TCP port; 0: none was kept."""
+    device: str = ""
+    """``cpu`` or ``gpu``: what the limits were said of."""
+    limits: Limits = Limits()
+
+
+def _file(identity: Path) -> Path:
+    return identity.with_suffix(".lent.json")
+
+
+def lent_before(identity: Path) -> LentBefore:
+    """What the peer with this key file lent last. Raises UserError for a file that is there and
+    says nothing clear: to go on without it would lend more than was said."""
+    path = _file(identity)
+    try:
+        with path.open("rb") as file:
+            return decode_json(file.read(FILE_BYTES_MAX), LentBefore)
+    except (FileNotFoundError, NotADirectoryError):
+        return LentBefore()
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{shown(path)}, which says what was lent last, cannot be read: {error}; remove it and"
+            " say what to lend"
+        ) from None
+
+
+def _before(arguments: argparse.Namespace) -> LentBefore:
+    try:
+        return lent_before(arguments.identity)
+    except UserError:
+        if not arguments.anew:
+            raise
+        return LentBefore()
+
+
+def _remembers() -> bool:
+    return os.environ.get(VARIABLE) != ""
+
+
+def _kind(arguments: argparse.Namespace) -> str:
+    return "cpu" if arguments.cpu else "gpu"
+
+
+def take_limits(arguments: argparse.Namespace) -> None:
+    """Fill in the limits that were said last time and are not said now; ``arguments.as_last`` says
+    in words which these are, empty for none. Raises UserError."""
+    arguments.as_last, arguments.taken = "", ()
+    if not _remembers() or BESIDE in os.environ or arguments.config or arguments.anew:
+        return
+    before = lent_before(arguments.identity)
+    taken = []
+    for name in Limits.__struct_fields__:
+        value = getattr(before.limits, name)
+        if not value or (name in OF_DEVICE and before.device != _kind(arguments)):
+            continue
+        if not getattr(arguments, name):
+            setattr(arguments, name, list(value) if isinstance(value, tuple) else value)
+            taken.append(name)
+    arguments.taken = tuple(taken)
+    if taken:
+        words = (_in_words(name, getattr(arguments, name)) for name in taken)
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in taken)
+        arguments.as_last = (
+            f"As last time: {', '.join(words)}; change with {flags}, or all at once with --anew"
+        )
+
+
+def _in_words(name: str, value: Any) -> str:
+    return IN_WORDS[name].format(" or ".join(value) if isinstance(value, list) else value)
+
+
+def keep_lent(arguments: argparse.Namespace) -> None:
+    """Keep what is lent now for the next time. Raises UserError where it cannot be written."""
+    if not _remembers():
+        return
+    before = _before(arguments)
+    limits, device = before.limits, before.device
+    if BESIDE not in os.environ and not arguments.config:  # else they are kept elsewhere
+        limits = msgspec.convert(
+            {name: getattr(arguments, name) or None for name in Limits.__struct_fields__}
+            | {
+                "idle_only": arguments.idle_only,
+                "pause_on_process": tuple(arguments.pause_on_process),
+                "schedule": tuple(arguments.schedule),
+            },
+            Limits,
+        )
+        device = _kind(arguments)
+    kept = LentBefore(port=arguments.port or before.port, device=device, limits=limits)
+    path = _file(arguments.identity)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(path, msgspec.json.encode(kept) + b"\n")
+    except OSError as error:
+        raise UserError(
+            f"what is lent cannot be kept in {shown(path)}: {error.strerror}; give another"
+            " --identity FILE, or remember nothing with ANABRANCH_MEMORY="
+        ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """The TCP port of a peer."""
+
+    number: int
+    said: str = ""
+    """What to tell the owner of it; empty: nothing."""
+    claim: IO[bytes] | None = None
+    """Held open while this peer has it: another peer of this user then takes the next."""
+
+
+def port_of(arguments: argparse.Namespace) -> Port:
+    """The port to listen on where none is said: that of last time, else the default one, else the
+    next that is free; any free one where nothing is to be remembered."""
+    if not _remembers():
+        return Port(number=0)
+    before = _before(arguments).port
+    for number in _candidates(before):
+        claim = _claimed(number)
+        if claim is not None and _is_free(arguments.host, number):
+            said = ""
+            if before and number != before:
+                said = (
+                    f"Port {before}, which this peer had last time, is in use: it takes {number},"
+                    " and older invitations lead nowhere"
+                )
+            return Port(number=number, said=said, claim=claim)
+        if claim is not None:
+            claim.close()
+    return Port(number=0)
+
+
+def _candidates(before: int) -> Iterator[int]:
+    if before:
+        yield before
+    yield from (n for n in range(PORT_DEFAULT, PORT_DEFAULT + PORTS_TRIED) if n != before)
+
+
+def _is_free(host: str, number: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        if sys.platform != "win32":
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, number))
+            trial.listen(1)
+        except OSError as error:
+            return error.errno not in {errno.EADDRINUSE, errno.EACCES}
+    return True
+
+
+def _claimed(number: int) -> IO[bytes] | None:
+    """A lock on this port among this user's peers, which start at once; None: another has it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: whoever comes second fails to listen
+        return open(os.devnull, "rb")
+    folder = cache_directory("ports")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = (folder / f"{number}.lock").open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file

@@ -1,0 +1,53 @@
+"""Whose clock counts: this machine's, unless those of its peers differ."""
+
+import pytest
+
+from dht.records.network_clock import CLOCK_S, HELPERS_MAX, NetworkClock
+
+
+class Clocks:
+    """This machine's clock, which may jump, and time since it began."""
+
+    def __init__(self) -> None:
+        self.past_s = 0.0
+        self.jumped_s = 0.0
+        self.network = NetworkClock(lambda: 1e9 + self.past_s + self.jumped_s, lambda: self.past_s)
+
+    @property
+    def right_s(self) -> float:
+        return 1e9 + self.past_s
+
+
+def test_a_clock_that_agrees_is_its_own() -> None:
+    clocks = Clocks()
+    assert clocks.network.now() == clocks.right_s
+    clocks.network.heard("a", clocks.right_s + CLOCK_S / 2)
+    assert (clocks.network.now(), clocks.network.note) == (clocks.right_s, "")
+
+
+@pytest.mark.parametrize("jumped_s", [-8 * 3600.0, -100.0, 20.0, 8 * 3600.0])
+def test_a_jump_moves_nothing_once_peers_were_heard(jumped_s: float) -> None:
+    clocks = Clocks()
+    clocks.network.heard("a", clocks.right_s)
+    clocks.past_s, clocks.jumped_s = 50.0, jumped_s
+    assert clocks.network.now() == clocks.right_s
+    assert "set it" in clocks.network.note
+    clocks.jumped_s = 0.0
+    assert clocks.network.note == ""
+
+
+def test_one_helper_that_lies_moves_no_clock_that_is_right() -> None:
+    clocks = Clocks()
+    clocks.network.heard("liar", clocks.right_s - 1e6)
+    clocks.network.heard("honest", clocks.right_s + 1)
+    assert clocks.network.now() == clocks.right_s
+
+
+def test_what_many_helpers_say_is_bounded_and_the_newest_counts() -> None:
+    clocks = Clocks()
+    for number in range(10 * HELPERS_MAX):
+        clocks.network.heard(f"peer {number}", clocks.right_s + 1e6)
+    assert clocks.network.now() == clocks.right_s + 1e6
+    for number in range(HELPERS_MAX):
+        clocks.network.heard(f"other {number}", clocks.right_s + 200)
+    assert clocks.network.now() == clocks.right_s + 200
