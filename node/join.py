@@ -102,6 +102,10 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
         lambda part, error: reporter.event("error", message=f"{part}: {error or repr(error)}")
     )
     budget = Budget()
+    meter.beside = lambda peer_id, count: traffic.beside(
+        count, lambda: budget.parties.knows(peer_id)
+    )
+    meter.pause = traffic.wait_beside
     transport = await connect_or_found(
         arguments,
         partial(_connect, arguments, identity, meter, parts, budget, reporter),
@@ -272,6 +276,7 @@ async def _serve(
         review=Reviewer(transport, directory),
         model=spec,
         coordinators=coordinators,
+        budget=budget,
     )
     coordinator = Coordinator(
         transport,

@@ -22,7 +22,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerErr
 from hivemind.proto import dht_pb2
 from hivemind.utils import MAX_DHT_TIME_DISCREPANCY_SECONDS, get_dht_time
 
-from dht.budget import DHT_BULK_STORES, DHT_FIND_BYTES, DHT_STORES, Budget
+from dht.budget import DHT_BULK_STORES, DHT_FIND_BYTES, DHT_PINGS, DHT_STORES, Budget
 from dht.errors import NetworkError, PeerError
 from dht.messages.peer import SignedRecord
 from dht.messages.types import PEERS_MAX
@@ -104,12 +104,22 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         self._stores = budget.rate(DHT_STORES)
         self._bulk = budget.rate(DHT_BULK_STORES)
         self._finds = budget.rate(DHT_FIND_BYTES)
+        self._pings = budget.rate(DHT_PINGS)
 
     @classmethod
     def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
         # The stock name: peers of one network may run different subclasses.
         name = f"{DHTProtocol.__name__}.{method_name}"
         return name if namespace is None else f"{namespace}::{name}"
+
+    async def rpc_ping(
+        self, request: dht_pb2.PingRequest, context: P2PContext
+    ) -> dht_pb2.PingResponse:
+        """Answer a greeting; beyond a peer's rate without calling it back or taking it up."""
+        now_s: float = get_dht_time()
+        if not self._pings.take(context.remote_id.to_base58(), 1, now_s):
+            return dht_pb2.PingResponse(peer=self.node_info, dht_time=now_s, available=False)
+        return await super().rpc_ping(request, context)
 
     async def rpc_store(
         self, request: dht_pb2.StoreRequest, context: P2PContext
@@ -226,7 +236,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         now_s: float = get_dht_time()
         if not self._stores.take(peer.to_base58(), count, now_s):
             return False
-        return count <= OWN_STORES_MAX or self._bulk.take("", count, now_s)
+        return count <= OWN_STORES_MAX or self._bulk.take(peer.to_base58(), count, now_s)
 
 
 def _restated(found: Any) -> Any:

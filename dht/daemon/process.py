@@ -39,10 +39,6 @@ _OWNER_FILE = "owner"
 _LAST_LINES = 20
 _COLLECT_AT = "128MiB"
 """Memory from which on the daemon collects garbage all the time; a quiet one takes half of it."""
-_RELAY_BUFFER_BYTES = 32 << 10
-"""Buffer for each direction of a relayed call; libp2p's default is 16 MiB."""
-_RELAY_CALLS = 64
-"""Maximum calls through one relay to one peer at a time; libp2p's default is 16."""
 _STOP_LIMIT_S = 2.0
 _ATTACH_LIMIT_S = 60
 
@@ -58,14 +54,6 @@ class DaemonConfig:
     announce_addresses: tuple[str, ...] = ()
     nat_traversal: bool = False
     """Whether to use port mapping, AutoNAT and calls through relays."""
-    relays: bool = False
-    """Whether to relay calls to peers that reserved a slot, for up to 30 min and 4 GiB each way per
-    call; only with NAT traversal. Whatever its flags, the daemon always relays up to 2 min and 128
-    KiB."""
-
-    @property
-    def passes_calls_on(self) -> bool:
-        return self.relays and self.nat_traversal and bool(self.host_addresses)
 
 
 class P2pDaemon:
@@ -141,7 +129,7 @@ class P2pDaemon:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env=_environment(config),
+                env=_environment(),
                 preexec_fn=_restrained(),
                 # Ctrl-C must reach only this process: it needs the daemon until it has left.
                 start_new_session=True,
@@ -197,12 +185,14 @@ def _arguments(config: DaemonConfig, control: Path, identity: Path) -> list[str]
     arguments = [
         f"-listen=/unix{control}",
         f"-id={identity}",
-        "-dhtServer=1" if listens else "-dhtClient=1",
         "-tls=1",
         "-connManager=1",
         f"-natPortMap={int(nat and listens)}",
         f"-autonat={int(nat and listens)}",
         f"-relay={nat}",
+        # The relay that the daemon starts whatever its flags takes anybody's calls: its protocol is
+        # taken over by dht.transport.relay_server. With the service a second one could come later.
+        "-relayService=0",
         # The daemon's own search for relays found one but reserved no slot in 35 s, even when told
         # the relay and that it is private: dht.transport.relay_reservation reserves slots instead.
         "-autoRelay=0",
@@ -212,29 +202,15 @@ def _arguments(config: DaemonConfig, control: Path, identity: Path) -> list[str]
         arguments.append(f"-hostAddrs={','.join(config.host_addresses)}")
     else:
         arguments.append("-noListenAddrs=1")
-    if config.passes_calls_on:
-        # The limits in the daemon's --help hold only while it considers itself public.
-        arguments += ["-relayService=1", "-forceReachabilityPublic=1"]
-        arguments.append(f"-relayBufferSize={_RELAY_BUFFER_BYTES}")
-        arguments.append(f"-relayMaxCircuits={_RELAY_CALLS}")
     if config.announce_addresses:
         arguments.append(f"-announceAddrs={','.join(config.announce_addresses)}")
     return arguments
 
 
-def _environment(config: DaemonConfig) -> dict[str, str]:
-    """The daemon's environment, which limits a relay's Go runtime to one processor, and has it
-    collect garbage before there is much: it would keep what strangers sent for two minutes.
-
-    At its start the daemon sets up two relay services, one with libp2p's own limits and, in the
-    background, one with ours; the one set up last is in force. With one processor the background is
-    last, unless the machine is so busy that the foreground is held up in a system call; with more
-    processors it mostly is not. Only a reservation by a second libp2p host shows which one is in
-    force: one more daemon at every start, for a rare case. So peers that reserve a slot read the
-    limits and skip a relay with libp2p's own.
-    """
-    one = {"GOMAXPROCS": "1"} if config.passes_calls_on else {}
-    return {"GOLOG_LOG_LEVEL": "error", "GOMEMLIMIT": _COLLECT_AT, **os.environ, **one}
+def _environment() -> dict[str, str]:
+    """The daemon's environment, which has it collect garbage before there is much: it would keep
+    what strangers sent for two minutes."""
+    return {"GOLOG_LOG_LEVEL": "error", "GOMEMLIMIT": _COLLECT_AT, **os.environ}
 
 
 def _socket_directory() -> Path:

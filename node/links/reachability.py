@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from zlib import crc32
 
-from dht.budget import DIALS_BACK, DIALS_BACK_OPEN, DIALS_BACK_TO, Budget
+from dht.budget import DIALS_BACK, DIALS_BACK_OPEN, DIALS_BACK_TO, REQUESTS, Budget
 from dht.errors import NetworkError, PeerError, UserError
 from dht.identity.multiaddr import CIRCUIT, host_of
 from dht.messages import codec
@@ -48,6 +48,7 @@ class ReachServer:
         self._transport = transport
         self._limits = limits or ReachLimits()
         budget = budget or Budget()
+        self._requests = budget.rate(REQUESTS)
         self._hosts = budget.rate(DIALS_BACK_TO)
         self._dials = budget.rate(DIALS_BACK)
         self._open = budget.held(DIALS_BACK_OPEN)
@@ -60,7 +61,9 @@ class ReachServer:
             message = (await codec.read_frame(stream, limit_bytes=1 << 10)).message
             if not isinstance(message, ReachRequest):
                 raise codec.MalformedError(f"{type(message).__name__} asks for no dial back")
-            host = stream.remote_host
+            host, now_s = stream.remote_host, asyncio.get_running_loop().time()
+            if not self._requests.take(stream.remote_peer_id, 1, now_s):
+                raise NetworkError("this peer took its share of requests")
             reached = await self._dial(stream.remote_peer_id, host, message.port)
             await codec.send_frame(stream, ReachAnswer(reached=reached, host=host[:128]))
 

@@ -4,35 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from dht.daemon.process import DaemonConfig, _arguments, _environment
+from dht.daemon.process import DaemonConfig, _arguments
 from dht.identity.peer_id import Identity
 
 LISTENING = ("/ip4/1.2.3.4/tcp/5",)
 
 
-def config(
-    *, listens: bool = True, nat_traversal: bool = True, relays: bool = True
-) -> DaemonConfig:
-    return DaemonConfig(
+@pytest.mark.parametrize("listens", [True, False])
+@pytest.mark.parametrize("nat_traversal", [True, False])
+def test_the_daemon_keeps_nothing_for_strangers_and_passes_nothing_on(
+    listens: bool, nat_traversal: bool
+) -> None:
+    config = DaemonConfig(
         binary=Path("p2pd"),
         identity=Identity(b"i" * 32),
         host_addresses=LISTENING if listens else (),
         nat_traversal=nat_traversal,
-        relays=relays,
     )
-
-
-def test_who_relays_takes_itself_for_public_and_bounds_what_it_passes_on() -> None:
-    arguments = _arguments(config(), Path("control"), Path("identity"))
-    assert {"-relayService=1", "-forceReachabilityPublic=1"} < set(arguments)
-    assert "-relayBufferSize=32768" in arguments
-    assert _environment(config())["GOMAXPROCS"] == "1"
-
-
-@pytest.mark.parametrize("without", ["listens", "nat_traversal", "relays"])
-def test_others_do_not(without: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GOMAXPROCS", raising=False)
-    other = config(**{without: False})
-    arguments = _arguments(other, Path("control"), Path("identity"))
-    assert not any("Public" in each or "relayService" in each for each in arguments)
-    assert "GOMAXPROCS" not in _environment(other)
+    arguments = _arguments(config, Path("control"), Path("identity"))
+    assert not any(each.startswith("-dht") for each in arguments), "its own DHT takes any record"
+    assert "-relayService=0" in arguments
+    assert not any("forceReachability" in each for each in arguments)
