@@ -321,11 +321,12 @@ def lent_traffic(arguments: argparse.Namespace) -> "LentTraffic":
 
 
 def relays_for_others(arguments: argparse.Namespace) -> bool:
-    """Whether this peer offers to relay for others, as lent traffic; light peers do not."""
+    """Whether this peer offers to relay for others. Who limits what is lent lends it for answers."""
     from dht.connecting import chosen_transport
     from dht.transport.config import TransportKind
 
-    return chosen_transport(arguments.transport) is TransportKind.DAEMON
+    unlimited = arguments.max_up is None and arguments.monthly_cap is None
+    return unlimited and chosen_transport(arguments.transport) is TransportKind.DAEMON
 
 
 def has_gpu() -> bool:
