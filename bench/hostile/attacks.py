@@ -50,6 +50,8 @@ ATTACKS: dict[str, Row] = {
     "escapes_in_reasons": Row(attack=members.escapes_in_reasons, command=True),
     "foreign_pages": Row(attack=pages.foreign_pages, gateway=True),
     "huge_plan_body": Row(attack=members.huge_plan_body),
+    "probes_without_end": Row(attack=strangers.probes_without_end),
+    "calls_of_strangers": Row(attack=strangers.calls_of_strangers),
     "other_weights": Row(attack=members.other_weights, seconds=JOINED_S),
 }
 

@@ -12,7 +12,6 @@ import os
 import platform
 import shutil
 import signal
-import socket
 import struct
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from typing import ClassVar
 from dht.errors import AnabranchError, NetworkError, UserError
 from dht.identity.peer_id import Identity
 from dht.supervision import end_all
+from dht.transport.listening import check_free
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _SECCOMP_MODE_FILTER = 2
@@ -78,7 +78,7 @@ class P2pDaemon:
         when the daemon does not start. The caller sets the time limit.
         """
         for address in config.host_addresses:
-            _check_free(address)
+            check_free(address)
         self = cls(_socket_directory())
         try:
             await self._launch(config)
@@ -241,30 +241,6 @@ def _is_running(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _check_free(address: str) -> None:
-    """Raise UserError when another program listens at ``address``.
-
-    The daemon sets SO_REUSEPORT, so two daemons of one user would silently share a port and each
-    get some of the connections.
-    """
-    parts = address.strip("/").split("/")
-    if len(parts) < 4 or parts[0] not in {"ip4", "ip6"} or parts[2] != "tcp":
-        raise UserError(f"cannot listen on {address}: give /ip4/ADDRESS/tcp/PORT")
-    if not parts[3].isascii() or not parts[3].isdigit() or int(parts[3]) > 65535:
-        raise UserError(f"cannot listen on port {parts[3]}: give one from 1 to 65535, 0 for any")
-    family = socket.AF_INET if parts[0] == "ip4" else socket.AF_INET6
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((parts[1], int(parts[3])))
-            probe.listen(1)
-        except OSError as error:
-            raise UserError(
-                f"cannot listen on {parts[1]} port {parts[3]}: {error.strerror or error};"
-                " give another port"
-            ) from error
 
 
 class _SocketFilter(ctypes.Structure):

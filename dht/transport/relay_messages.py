@@ -47,6 +47,11 @@ def hop_request(message: bytes) -> HopRequest:
     return HopRequest(kind=kind, peer=called)
 
 
+def call_for(called: bytes) -> bytes:
+    """Asks a relay for a call to the peer whose id is ``called``, with its length."""
+    return _framed(_number(TYPE, CONNECT) + _bytes(PEER, _bytes(_PEER_ID, called)))
+
+
 def with_status(kind: int, status: int, slot_until_unix_s: int | None = None) -> bytes:
     """A relay's answer, with its length; ``slot_until_unix_s``: when the slot granted ends."""
     slot = b""

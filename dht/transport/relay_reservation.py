@@ -55,19 +55,24 @@ async def reserve(transport: Transport, relay_id: str, addresses: tuple[str, ...
     :class:`dht.messages.codec.MalformedError` for a malformed answer. The caller sets the time
     limit.
     """
-    stream = await transport.open_stream(relay_id, RELAY_PROTOCOL, addresses=addresses)
-    try:
-        stream.write(RESERVE)
-        await stream.drain()
-        granted = granted_by(await read_message(stream))
-    finally:
-        await stream.close()
+    granted = await ask_slot(transport, relay_id, addresses)
     if granted.status != OK:
         raise NetworkError(f"relay {relay_id} refuses a reservation: status {granted.status}")
     if not granted.is_enough:
         raise NetworkError(
             f"relay {relay_id} ends calls after {granted.call_s} s or {granted.call_bytes} bytes"
         )
+
+
+async def ask_slot(transport: Transport, relay_id: str, addresses: tuple[str, ...] = ()) -> Granted:
+    """What a relay answers to who asks for a slot; raises as :func:`reserve`, but for refusals."""
+    stream = await transport.open_stream(relay_id, RELAY_PROTOCOL, addresses=addresses)
+    try:
+        stream.write(RESERVE)
+        await stream.drain()
+        return granted_by(await read_message(stream))
+    finally:
+        await stream.close()
 
 
 def granted_by(message: bytes) -> Granted:

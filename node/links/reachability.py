@@ -14,6 +14,7 @@ from zlib import crc32
 
 from dht.budget import DIALS_BACK, DIALS_BACK_OPEN, DIALS_BACK_TO, REQUESTS, Budget
 from dht.errors import NetworkError, PeerError, UserError
+from dht.identity.listener import GREETING, greets, identity_of
 from dht.identity.multiaddr import CIRCUIT, host_of
 from dht.messages import codec
 from dht.messages.peer import ReachAnswer, ReachRequest
@@ -21,10 +22,8 @@ from dht.messages.types import NodeRecord, Reach
 from dht.records.directory import Directory
 from dht.transport.interface import REACH_PROTOCOL, Stream, Transport
 from node.links.dial_back_findings import Findings
-from node.links.relay_slots import Relays
+from node.links.relay_slots import WATCH_EVERY_S, Relays
 
-GREETING = b"\x13/multistream/1.0.0\n"
-"""First bytes from every libp2p listener (multistream-select 1.0)."""
 ASKED = 3
 
 
@@ -68,7 +67,7 @@ class ReachServer:
             await codec.send_frame(stream, ReachAnswer(reached=reached, host=host[:128]))
 
     async def _dial(self, peer_id: str, host: str, port: int) -> bool | None:
-        """Whether libp2p answers there; None if this peer cannot tell or will not look."""
+        """Whether the peer answers there; None if this one cannot tell or will not look."""
         now_s = asyncio.get_running_loop().time()
         if not host or not self._open.take(peer_id):
             return None
@@ -76,18 +75,19 @@ class ReachServer:
             if not (self._hosts.take(host, 1, now_s) and self._dials.take(peer_id, 1, now_s)):
                 return None
             async with asyncio.timeout(self._limits.dial_s):
-                return await _greets(host, port)
+                return await _is_there(peer_id, host, port)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             return False
         finally:
             self._open.give_back(peer_id)
 
 
-async def _greets(host: str, port: int) -> bool:
+async def _is_there(peer_id: str, host: str, port: int) -> bool:
+    """Whether libp2p answers at a port, and is not another peer: behind one router, or within one
+    machine, several may have been given the same port."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        writer.write(GREETING)
-        return await reader.readexactly(len(GREETING)) == GREETING
+        return await greets(reader, writer) and await identity_of(reader, writer) in {None, peer_id}
     finally:
         writer.close()
         with suppress(OSError):
@@ -187,7 +187,19 @@ class ReachKeeper:
         """Ask for dial-backs at intervals until cancelled."""
         while True:
             await self.look()
-            await asyncio.sleep(self._every_s.get(self.reach, self._else_every_s))
+            await self._rest(self._every_s.get(self.reach, self._else_every_s))
+
+    async def _rest(self, pause_s: float) -> None:
+        """Wait until the next look. Relays are watched meanwhile; another replaces one that is
+        lost."""
+        clock = asyncio.get_running_loop()
+        until_s = clock.time() + pause_s
+        while (left_s := until_s - clock.time()) > 0:
+            await asyncio.sleep(min(left_s, WATCH_EVERY_S))
+            if await self._relays.lost():
+                with suppress(NetworkError):
+                    await self._relays.hold(await self._directory.nodes())
+                self._conclude()
 
     async def look(self) -> None:
         """Ask some peers once, and hold or release relays."""

@@ -321,7 +321,7 @@ def lent_traffic(arguments: argparse.Namespace) -> "LentTraffic":
 
 
 def relays_for_others(arguments: argparse.Namespace) -> bool:
-    """Whether this peer offers to relay for others. Who limits what is lent lends it for answers."""
+    """Whether this peer offers to relay. Who limits what is lent lends it for answers."""
     from dht.connecting import chosen_transport
     from dht.transport.config import TransportKind
 

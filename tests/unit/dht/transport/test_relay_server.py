@@ -16,16 +16,15 @@ from dht.messages import codec
 from dht.transport.interface import RELAY_PROTOCOL, RELAY_STOP_PROTOCOL, Stream
 from dht.transport.metered import ByteMeter
 from dht.transport.relay_messages import (
-    CONNECT,
     DENIED,
     FAILED,
     NO_SLOT,
     OK,
     RESERVE,
     HopRequest,
-    _bytes,
     _framed,
     _number,
+    call_for,
     hop_request,
     read_message,
     status_of,
@@ -36,10 +35,6 @@ from dht.transport.relay_reservation import granted_by, reserve
 from dht.transport.relay_server import IDLE_S, SLOT_S, RelayServer
 
 ENOUGH = 1 << 20
-
-
-def connect(peer_id: str) -> bytes:
-    return _framed(_number(1, CONNECT) + _bytes(2, _bytes(1, peer_id_bytes(peer_id))))
 
 
 class World:
@@ -80,7 +75,7 @@ class World:
 
     async def call(self, caller: MemoryTransport | None = None) -> tuple[int, Stream]:
         stream = await (caller or self.caller).open_stream(self.relay.peer_id, RELAY_PROTOCOL)
-        stream.write(connect(self.closed.peer_id))
+        stream.write(call_for(peer_id_bytes(self.closed.peer_id)))
         return granted_by(await read_message(stream)).status, stream
 
 
