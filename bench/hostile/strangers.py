@@ -273,7 +273,7 @@ async def prompts_token_by_token(target: Target) -> Sent:
 async def probes_without_end(target: Target) -> Sent:
     """Probes of the longest kind, on stream after stream, to use up what volunteers lend."""
     identities = [await target.enter() for _ in range(PROBE_IDENTITIES)]
-    share_bytes = (PROBE_BYTES.stranger_burst or 0.0) + target.seconds * PROBE_BYTES.per_s
+    share_bytes = (PROBE_BYTES.stranger_burst or 0.0) + target.left_s * PROBE_BYTES.per_s
     got_bytes: Counter[tuple[str, str]] = Counter()
 
     async def draw(transport: Transport, peer_id: str) -> None:
@@ -298,7 +298,7 @@ async def probes_without_end(target: Target) -> Sent:
 
 
 async def calls_of_strangers(target: Target) -> Sent:
-    """One stranger takes a slot at every peer, and another calls it there on a protocol of theirs."""
+    """One stranger takes a relay's slot at every peer, and another calls it through them."""
     called, caller = await target.enter(), await target.enter()
 
     async def pass_on(peer_id: str) -> None:

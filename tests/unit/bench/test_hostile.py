@@ -54,6 +54,7 @@ WAYS = {
     "text that controls a terminal": {"escapes_in_reasons"},
     "requests of other people's pages": {"foreign_pages"},
     "a plan larger than a frame": {"huge_plan_body"},
+    "traffic that a volunteer lends": {"probes_without_end", "calls_of_strangers"},
     "other numbers under the same names": {"other_weights"},
 }
 """Ways to harm a swarm over the network, and the rows that try them."""

@@ -16,6 +16,7 @@ from dht.transport.interface import REACH_PROTOCOL, Stream
 from dht.transport.relay_reservation import RELAY_PROTOCOL, RESERVE
 from node.links.reachability import ReachKeeper
 from node.links.relay_slots import MISSES_MAX, RELAYS, Relays, relay_candidates
+from tests.sim.test_sessions import until
 from tests.unit.records import MODEL, record_of
 
 GRANTED = b"\x04\x08\x02\x28\x64"
@@ -189,8 +190,7 @@ def test_a_relay_that_dies_is_replaced_within_fifteen_seconds() -> None:
         kept, told, peers, _ = await keeper(network, nothing)
         running = asyncio.create_task(kept.run())
         clock = asyncio.get_running_loop()
-        while not told:
-            await asyncio.sleep(0.1)
+        await until(lambda: bool(told))
         (_, beside), held = told[0], [each for each in peers if each.asked]
         assert len(held) == RELAYS
         dead = held[0].transport.peer_id
@@ -198,8 +198,7 @@ def test_a_relay_that_dies_is_replaced_within_fifteen_seconds() -> None:
         assert len(told) == 1, "who is there stays"
         died_s = clock.time()
         network.kill(dead)
-        while len(told) == 1:
-            await asyncio.sleep(0.1)
+        await until(lambda: len(told) > 1)
         assert clock.time() - died_s < 15
         reach, now = told[1]
         assert reach is Reach.RELAYED
