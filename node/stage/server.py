@@ -80,6 +80,7 @@ class StageServer:
         self._table = SessionTable(self._free_kv, log, self._drop_work, on_idle)
         if budget is not None:
             budget.parties.work = self._table.knows
+            self._table.account = self.kv.account = budget.parties.account
         self.flow = StagePipeline(
             engine,
             self.kv,
