@@ -14,13 +14,13 @@ from zlib import crc32
 
 from dht.budget import DIALS_BACK, DIALS_BACK_OPEN, DIALS_BACK_TO, REQUESTS, Budget
 from dht.errors import NetworkError, PeerError, UserError
-from dht.identity.listener import GREETING, greets, identity_of
 from dht.identity.multiaddr import CIRCUIT, host_of
 from dht.messages import codec
 from dht.messages.peer import ReachAnswer, ReachRequest
 from dht.messages.types import NodeRecord, Reach
 from dht.records.directory import Directory
 from dht.transport.interface import REACH_PROTOCOL, Stream, Transport
+from dht.transport.listener import GREETING, greets, identity_of
 from node.links.dial_back_findings import Findings
 from node.links.relay_slots import WATCH_EVERY_S, Relays
 

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Awaitable, Callable
 
 from dht.errors import NetworkError, UserError
-from dht.identity.listener import greets, identity_of
 from dht.identity.peer_id import Identity
 from dht.light.transport import LightTransport
 from dht.transport.config import TransportConfig
 from dht.transport.interface import Stream
+from dht.transport.listener import greets, identity_of
 
 ECHO, SINK, SLOW_SINK, SOURCE = (f"/test/{n}/1" for n in ("echo", "sink", "slow", "source"))
 ARRIVED, CALL_ME, CALL = (f"/test/{n}/1" for n in ("arrived", "call-me", "call"))

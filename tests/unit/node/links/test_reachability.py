@@ -10,17 +10,17 @@ import pytest
 
 from bench.simulated.network import MemoryNetwork
 from dht.errors import NetworkError, UserError
-from dht.identity.listener import GREETING
 from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.messages.peer import ReachAnswer, ReachRequest
 from dht.messages.session import Ping
+from dht.transport.listener import GREETING
 from dht.transport.streams import stream_pair
 from node.links.dial_back_findings import is_public
 from node.links.reachability import ReachLimits, ReachServer, greeter, port_of
 from node.peer.dry_run import reach_sentence
-from tests.unit.dht.identity.test_listener import certified
-from tests.unit.dht.identity.test_listener import peer as another_peer
+from tests.unit.dht.transport.test_listener import certified
+from tests.unit.dht.transport.test_listener import peer as another_peer
 
 LOCAL = "127.0.0.1"
 LIMITS = ReachLimits(dial_s=0.5)

@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from dht.identity.listener import (
+from dht.identity.peer_id import Identity, peer_id_bytes
+from dht.transport.listener import (
     GREETING,
     KEY_EXTENSION,
     SIGNED,
@@ -27,7 +28,6 @@ from dht.identity.listener import (
     identity_of,
     peer_of_certificate,
 )
-from dht.identity.peer_id import Identity, peer_id_bytes
 
 ALICE, BOB = Identity(b"a" * 32), Identity(b"b" * 32)
 
