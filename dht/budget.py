@@ -56,6 +56,10 @@ class Parties:
         """Whether a peer is one of the network that others cannot reach directly."""
         self._prefixes: OrderedDict[str, str] = OrderedDict()
 
+    def trust_nobody(self) -> None:
+        """Take all for strangers, until somebody can tell who is known."""
+        self.work = self.member = self.needs_relay = lambda peer_id: False
+
     def knows(self, peer_id: str) -> bool:
         """Whether a peer may have more than strangers."""
         return self.work(peer_id) or self.before(peer_id)

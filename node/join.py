@@ -77,7 +77,7 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     from dht.budget import Budget
     from dht.identity.peer_id import Identity
     from dht.supervision import Supervisor
-    from dht.transport.metered import ByteMeter, MeteredTransport
+    from dht.transport.metered import MeteredTransport
     from node.device.hardware import at_most, machine_of
     from node.device.nvidia import held_to
     from node.links.text_server import ServedTexts, TextServer
@@ -96,16 +96,11 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
         f"{machine.device.name}: {gibibytes(machine.free_bytes)} free,"
         f" {gibibytes(machine.lend_bytes)} lent"
     )
-    meter = ByteMeter(traffic.sent, traffic.received)
-    traffic.purposes = meter.purposes
+    budget = Budget()
+    meter = _meter_of(traffic, budget)
     parts = Supervisor(
         lambda part, error: reporter.event("error", message=f"{part}: {error or repr(error)}")
     )
-    budget = Budget()
-    meter.beside = lambda peer_id, count: traffic.beside(
-        count, lambda: budget.parties.knows(peer_id)
-    )
-    meter.pause = traffic.wait_beside
     transport = await connect_or_found(
         arguments,
         partial(_connect, arguments, identity, meter, parts, budget, reporter),
@@ -149,6 +144,20 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter) -> int:
     reporter.event("left")
     reporter.say("Left the swarm.")
     return EXIT_DONE
+
+
+def _meter_of(traffic: "LentTraffic", budget: "Budget") -> "ByteMeter":
+    """The meter of all streams, which counts what others take beside sessions, too."""
+    from dht.transport.metered import ByteMeter
+
+    budget.parties.trust_nobody()  # others come before this peer has looked at the network
+    meter = ByteMeter(traffic.sent, traffic.received)
+    meter.pause = traffic.wait_beside
+    meter.beside = lambda peer_id, count: traffic.beside(
+        count, lambda: budget.parties.knows(peer_id)
+    )
+    traffic.purposes = meter.purposes
+    return meter
 
 
 async def _import_slow_modules() -> None:
