@@ -1,11 +1,16 @@
 """What strangers may take of this process: per peer and all together, in one place. Pure.
 
-Identities cost nothing, so each limit per peer needs one for all peers. Above a limit a peer's
-newest is refused; everybody else goes on. The table in docs/threat-model.md names all of them.
+Identities cost nothing, so no share counts identities alone. Each limit per peer has one for its
+address prefix and one for all peers, and the last part of what there is for all goes to peers that
+this process knows: by work that it does for them, or because they were here before
+(:class:`Parties`). Above a limit a peer's newest is refused; everybody else goes on. The table in
+docs/threat-model.md names all of them; :mod:`dht.transport.channels` says which bounds which
+protocol.
 """
 
+import ipaddress
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -13,6 +18,85 @@ from dht.errors import NetworkError
 
 NAMES_MAX = 4096
 """Maximum peers whose rates are remembered; the one unused for longest is forgotten first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """How what there is for all is shared among peers whose identities are free."""
+
+    strangers: float = 0.5
+    """Part of what there is for all that is given out while anybody asks; the rest is for peers
+    that are known. Half, so that a crowd of newcomers costs those at work here no more."""
+    before_s: float = 300.0
+    """Time since which a peer's announcement has been seen here when it counts as here before: most
+    volunteers who leave do so sooner, and new names must be kept up for as long."""
+    prefix_peers: int = 8
+    """Number of peers whose limits all strangers of one address prefix have together: a household
+    or a laboratory behind one router is no larger, mostly."""
+    ipv4_bits: int = 24
+    """Length of the prefix of an IPv4 address: the least that is routed by itself."""
+    ipv6_bits: int = 48
+    """Length of the prefix of an IPv6 address: what one subscriber may get (RFC 6177)."""
+
+
+SHARES = Shares()
+
+
+class Parties:
+    """Who the peers are that take something: which of them are known, and where they come from."""
+
+    def __init__(self) -> None:
+        self.work: Callable[[str], bool] = lambda peer_id: True
+        """Whether this process works for a peer, or did so lately. Asked only above a share."""
+        self.before: Callable[[str], bool] = lambda peer_id: False
+        """Whether a peer was here before, as this process saw itself."""
+        self.member: Callable[[str], bool] = lambda peer_id: True
+        """Whether a peer announces that it serves this peer's model."""
+        self.needs_relay: Callable[[str], bool] = lambda peer_id: True
+        """Whether a peer is one of the network that others cannot reach directly."""
+        self._prefixes: OrderedDict[str, str] = OrderedDict()
+
+    def trust_nobody(self) -> None:
+        """Take all for strangers, until somebody can tell who is known."""
+        self.work = self.member = self.needs_relay = lambda peer_id: False
+
+    def knows(self, peer_id: str) -> bool:
+        """Whether a peer may have more than strangers."""
+        return self.work(peer_id) or self.before(peer_id)
+
+    def met(self, peer_id: str, host: str) -> None:
+        """Note the IP address that a peer's stream comes from; "" where it is unknown."""
+        if prefix := prefix_of(host):
+            self._prefixes[peer_id] = prefix
+            self._prefixes.move_to_end(peer_id)
+            if len(self._prefixes) > NAMES_MAX:
+                self._prefixes.popitem(last=False)
+
+    def prefix(self, peer_id: str) -> str:
+        """The address prefix that a peer's streams come from; "" where it is unknown."""
+        return self._prefixes.get(peer_id, "")
+
+    def account(self, peer_id: str) -> str:
+        """The name under which a peer's fair share counts: a stranger's is its prefix's."""
+        prefix = self.prefix(peer_id)
+        return prefix if prefix and not self.before(peer_id) else peer_id
+
+
+def prefix_of(host: str) -> str:
+    """The address prefix of an IP address that counts as one party.
+
+    "" for loopback, where all peers are one machine's, and for what is no address.
+    """
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return ""
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if address.is_loopback:
+        return ""
+    bits = SHARES.ipv4_bits if address.version == 4 else SHARES.ipv6_bits
+    return str(ipaddress.ip_network(f"{address}/{bits}", strict=False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +111,7 @@ class Amount:
     """Amount held by all from which on a peer with ``when_crowded`` gets no more; None: never."""
     when_crowded: int = 0
     per_stranger: int | None = None
-    """Maximum of a peer that :attr:`Held.knows` does not know; None: the same as for others."""
+    """Maximum of a peer that is not known; None: the same as for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +124,8 @@ class RateLimit:
     burst: float = math.inf
     all_per_s: float = math.inf
     all_burst: float = math.inf
+    stranger_burst: float | None = None
+    """Maximum at once for a peer that is not known; None: the same as for others."""
 
 
 Limit = Amount | RateLimit
@@ -58,7 +144,7 @@ FRAME_BYTES = Amount(
 )
 """Bytes of unfinished frames on streams to a stage; 1,024 tokens of a wide model are 16 MiB. A peer
 without a session here sends nothing longer than an open with its history, 1.25 MiB."""
-PINGS = RateLimit(name="pings", unit="", per_s=128, burst=1024)
+PINGS = RateLimit(name="pings", unit="", per_s=128, burst=1024, all_per_s=4096, all_burst=32768)
 """Pings on streams to a stage: a gateway sends one in 2 s on each of its 128."""
 HANDSHAKES = Amount(name="handshakes", unit="", per_peer=16, in_all=256)
 """Connections to a light peer that have not shown yet whose they are, by address: a handshake has
@@ -77,10 +163,41 @@ UNREAD_BYTES = Amount(
 )
 """Bytes that came to a light peer and that nothing has read, and 4 KiB for each open stream. A
 stream's window is 16 MiB at most."""
+REQUESTS = RateLimit(name="requests", unit="", per_s=32, burst=256, all_per_s=1024, all_burst=8192)
+"""Small requests on streams of probes, plans, text files, layers and dials back: a coordinator and
+the next in line ping each peer of a plan every 1.5 s."""
+PROBE_BYTES = RateLimit(
+    name="probe_bytes",
+    unit="KiB",
+    per_s=1 << 14,
+    burst=8 << 20,
+    all_per_s=1 << 18,
+    all_burst=160 << 20,
+    stranger_burst=1 << 18,
+)
+"""Bytes sent so that others measure their link from here. A neighbour takes 6.7 MB at most every 20
+minutes, and 20 neighbours come at once where a network is founded. Peers that hold no part of the
+model get the first probe and a spare one, from which ``join --test`` sees a slow link."""
+PLAN_BYTES = RateLimit(
+    name="plan_bytes",
+    unit="KiB",
+    per_s=1 << 16,
+    burst=16 << 20,
+    all_per_s=4 << 20,
+    all_burst=128 << 20,
+)
+"""Bodies of plans given: two of the largest at once."""
 RECORD_STREAMS = Amount(name="record_streams", unit="", per_peer=4, in_all=512)
-RECORD_REQUESTS = RateLimit(name="record_requests", unit="", per_s=20, burst=200)
-RECORD_BYTES = RateLimit(name="record_bytes", unit="MB", per_s=1e6, burst=16e6)
-RECORD_STORES = RateLimit(name="record_stores", unit="", per_s=2, burst=32)
+RECORD_REQUESTS = RateLimit(
+    name="record_requests", unit="", per_s=20, burst=200, all_per_s=2000, all_burst=20000
+)
+RECORD_BYTES = RateLimit(
+    name="record_bytes", unit="MB", per_s=1e6, burst=16e6, all_per_s=8e6, all_burst=128e6
+)
+"""Records given: as much to all as eight askers may take."""
+RECORD_STORES = RateLimit(
+    name="record_stores", unit="", per_s=2, burst=32, all_per_s=200, all_burst=3200
+)
 RECORD_SEARCHES = RateLimit(
     name="record_searches", unit="", per_s=5, burst=20, all_per_s=50, all_burst=200
 )
@@ -88,7 +205,9 @@ RECORD_SEARCHES = RateLimit(
 models."""
 DHT_PINGS = RateLimit(name="dht_pings", unit="", per_s=0.5, burst=16, all_per_s=64, all_burst=512)
 """Nodes called back on their wish, once when they join and again when they greet."""
-DHT_STORES = RateLimit(name="dht_stores", unit="", per_s=64, burst=1024)
+DHT_STORES = RateLimit(
+    name="dht_stores", unit="", per_s=64, burst=1024, all_per_s=2048, all_burst=16384
+)
 """Records that a peer stores here; at once as many as a neighbour hands over to a newcomer."""
 DHT_STORE_BYTES = RateLimit(
     name="dht_store_bytes",
@@ -119,7 +238,7 @@ DHT_FOUND_BYTES = RateLimit(
     all_burst=64 << 20,
 )
 """Bytes of a peer's answers to this peer's searches: as much as it would give by its own rates."""
-DIALS_BACK_OPEN = Amount(name="dials_back_open", unit="", per_peer=16, in_all=16)
+DIALS_BACK_OPEN = Amount(name="dials_back_open", unit="", per_peer=2, in_all=16)
 DIALS_BACK = RateLimit(name="dials_back", unit="", per_s=0.05, burst=3, all_per_s=2, all_burst=20)
 DIALS_BACK_TO = RateLimit(name="dials_back_to", unit="", per_s=0.05, burst=3)
 """Dials to one address, for all peers that ask."""
@@ -140,6 +259,20 @@ TEXT_BYTES = RateLimit(
     all_burst=192 << 20,
 )
 """Text files given: at once as much as the largest model has, then a trickle."""
+RELAY_SLOTS = Amount(name="relay_slots", unit="", per_peer=1, in_all=64)
+"""Peers that this one relays for."""
+RELAY_CALLS = Amount(name="relay_calls", unit="", per_peer=4, in_all=256)
+"""Calls through this relay, by the peer that calls."""
+RELAY_BYTES = RateLimit(
+    name="relay_bytes",
+    unit="MiB",
+    per_s=1 << 19,
+    burst=32 << 20,
+    all_per_s=2 << 20,
+    all_burst=128 << 20,
+)
+"""Bytes passed on, both ways, to and from each peer that holds a slot: rows of tokens, and at once
+those of a long prompt. What is above waits."""
 LIMITS: tuple[Limit, ...] = (
     STREAMS,
     FRAME_BYTES,
@@ -147,6 +280,9 @@ LIMITS: tuple[Limit, ...] = (
     HANDSHAKES,
     CONNECTIONS,
     UNREAD_BYTES,
+    REQUESTS,
+    PROBE_BYTES,
+    PLAN_BYTES,
     RECORD_STREAMS,
     RECORD_REQUESTS,
     RECORD_BYTES,
@@ -165,39 +301,53 @@ LIMITS: tuple[Limit, ...] = (
     LAYER_CHECKS,
     TEXT_STREAMS,
     TEXT_BYTES,
+    RELAY_SLOTS,
+    RELAY_CALLS,
+    RELAY_BYTES,
 )
 
 
 class Held:
     """Amounts of one resource that peers hold now."""
 
-    def __init__(self, limit: Amount) -> None:
+    def __init__(self, limit: Amount, parties: Parties | None = None) -> None:
         self.limit = limit
-        self.knows: Callable[[str], bool] = lambda peer_id: True
-        """Whether a peer may hold more than a stranger; asked only where it would."""
+        self._parties = parties or Parties()
         self.by_peer: Counter[str] = Counter()
+        self._prefixes: dict[str, str] = {}
+        """The prefix under which each peer's part is counted."""
+        self._by_prefix: Counter[str] = Counter()
         self.total = 0
         self.refused = 0
 
     def take(self, peer_id: str, amount: int = 1) -> bool:
         """Add ``amount`` to what the peer holds if there is room; returns whether there was."""
-        limit, holds = self.limit, self.by_peer[peer_id] + amount
+        limit, holds, total = self.limit, self.by_peer[peer_id] + amount, self.total + amount
         crowded = limit.crowded is not None and self.total >= limit.crowded
         most = limit.when_crowded if crowded else limit.per_peer
-        if limit.per_stranger is not None and most >= holds > limit.per_stranger:
-            most = most if self.knows(peer_id) else limit.per_stranger
-        if holds > most or self.total + amount > limit.in_all:
+        fits = holds <= most and total <= limit.in_all
+        prefix = self._prefixes.get(peer_id) or self._parties.prefix(peer_id)
+        of_prefix = self._by_prefix[prefix] + amount if prefix else 0
+        above_share = (
+            (limit.per_stranger is not None and holds > limit.per_stranger)
+            or total > SHARES.strangers * limit.in_all
+            or of_prefix > SHARES.prefix_peers * limit.per_peer
+        )
+        if not fits or (above_share and not self._parties.knows(peer_id)):
             self.refused += 1
             self._forget(peer_id)
             return False
-        self.by_peer[peer_id] = holds
-        self.total += amount
+        self.by_peer[peer_id], self.total = holds, total
+        if prefix:
+            self._prefixes[peer_id], self._by_prefix[prefix] = prefix, of_prefix
         return True
 
     def give_back(self, peer_id: str, amount: int = 1) -> None:
         """Subtract ``amount`` from what the peer holds."""
         self.by_peer[peer_id] -= amount
         self.total -= amount
+        if prefix := self._prefixes.get(peer_id):
+            self._by_prefix[prefix] -= amount
         self._forget(peer_id)
 
     def of(self, peer_id: str) -> "Share":
@@ -207,6 +357,9 @@ class Held:
     def _forget(self, peer_id: str) -> None:
         if not self.by_peer[peer_id]:
             del self.by_peer[peer_id]
+            prefix = self._prefixes.pop(peer_id, "")
+            if not self._by_prefix[prefix]:
+                del self._by_prefix[prefix]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,47 +388,73 @@ class Buckets:
     names_max: int = NAMES_MAX
     _buckets: dict[str, tuple[float, float]] = field(default_factory=dict)
 
+    def left(self, name: str, now_s: float) -> float:
+        """The number of tokens of ``name``."""
+        if self.burst == math.inf:
+            return math.inf
+        left, since_s = self._buckets.get(name, (self.burst, now_s))
+        return min(self.burst, left + max(0.0, now_s - since_s) * self.per_s)
+
     def take(self, name: str, count: float, now_s: float) -> bool:
         """Take ``count`` tokens of ``name`` if there are enough; returns whether there were."""
-        if self.burst == math.inf:
-            return True
-        left, since_s = self._buckets.pop(name, (self.burst, now_s))
-        left = min(self.burst, left + max(0.0, now_s - since_s) * self.per_s)
-        fits = count <= left
-        self._buckets[name] = (left - count if fits else left, now_s)
-        if len(self._buckets) > self.names_max:  # forget the name unused for longest
-            del self._buckets[next(iter(self._buckets))]
+        fits = count <= self.left(name, now_s)
+        self.charge(name, count if fits else 0.0, now_s)
         return fits
 
     def charge(self, name: str, count: float, now_s: float) -> None:
         """Take ``count`` tokens even if fewer are left, for what has been spent already."""
-        if not self.take(name, count, now_s):
-            left, _ = self._buckets[name]
-            self._buckets[name] = (left - count, now_s)
+        if self.burst == math.inf:
+            return
+        left = self.left(name, now_s) - count
+        self._buckets.pop(name, None)
+        self._buckets[name] = (left, now_s)
+        if len(self._buckets) > self.names_max:  # forget the name unused for longest
+            del self._buckets[next(iter(self._buckets))]
 
 
 class Taken:
     """What peers took of one resource lately, against its rates."""
 
-    def __init__(self, limit: RateLimit) -> None:
+    def __init__(self, limit: RateLimit, parties: Parties | None = None) -> None:
         self.limit = limit
+        self._parties = parties or Parties()
         self._peers = Buckets(limit.per_s, limit.burst)
+        peers = SHARES.prefix_peers
+        self._prefixes = Buckets(peers * limit.per_s, peers * limit.burst)
         self._all = Buckets(limit.all_per_s, limit.all_burst)
         self.refused = 0
 
-    def take(self, peer_id: str, count: float, now_s: float) -> bool:
-        """Take ``count`` for a peer if its rate and that of all allow; returns whether they did.
+    def may(self, peer_id: str, count: float, now_s: float) -> bool:
+        """Whether the rates of a peer, of its prefix and of all have room for ``count``."""
+        limit, left = self.limit, self._peers.left(peer_id, now_s) - count
+        left_of_all = self._all.left("", now_s) - count
+        if left < 0 or left_of_all < 0:
+            return False
+        prefix = self._parties.prefix(peer_id)
+        above_share = (
+            (limit.stranger_burst is not None and limit.burst - left > limit.stranger_burst)
+            or left_of_all < (1.0 - SHARES.strangers) * limit.all_burst < math.inf
+            or (prefix != "" and self._prefixes.left(prefix, now_s) < count)
+        )
+        return not above_share or self._parties.knows(peer_id)
 
-        The peer's own rate comes first: what is above it takes nothing from the others.
+    def take(self, peer_id: str, count: float, now_s: float) -> bool:
+        """Take ``count`` for a peer if :meth:`may` allows it; returns whether it did.
+
+        What is refused takes nothing from the others.
         """
-        if self._peers.take(peer_id, count, now_s) and self._all.take("", count, now_s):
-            return True
-        self.refused += 1
-        return False
+        if not self.may(peer_id, count, now_s):
+            self.refused += 1
+            self._peers.charge(peer_id, 0.0, now_s)
+            return False
+        self.charge(peer_id, count, now_s)
+        return True
 
     def charge(self, peer_id: str, count: float, now_s: float) -> None:
         """Take ``count`` even above the rate, for what has been spent already."""
         self._peers.charge(peer_id, count, now_s)
+        if prefix := self._parties.prefix(peer_id):
+            self._prefixes.charge(prefix, count, now_s)
         self._all.charge("", count, now_s)
 
 
@@ -284,9 +463,14 @@ class Budget:
 
     def __init__(self, *changed: Limit) -> None:
         """``changed`` limits replace the defaults of the same names."""
+        self.parties = parties = Parties()
         limits = {each.name: each for each in (*LIMITS, *changed)}
-        self._held = {n: Held(each) for n, each in limits.items() if isinstance(each, Amount)}
-        self._taken = {n: Taken(each) for n, each in limits.items() if isinstance(each, RateLimit)}
+        self._held = {
+            n: Held(each, parties) for n, each in limits.items() if isinstance(each, Amount)
+        }
+        self._taken = {
+            n: Taken(each, parties) for n, each in limits.items() if isinstance(each, RateLimit)
+        }
 
     def held(self, limit: Amount) -> Held:
         """The meter of what is held."""

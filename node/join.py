@@ -87,7 +87,7 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter, health: Healt
     from dht.budget import Budget
     from dht.identity.peer_id import Identity
     from dht.supervision import Supervisor
-    from dht.transport.metered import ByteMeter, MeteredTransport
+    from dht.transport.metered import MeteredTransport
     from node.device.nvidia import held_to
     from node.links.text_server import ServedTexts, TextServer
     from node.peer.first_steps import begin_alone
@@ -104,12 +104,11 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter, health: Healt
     traffic = lent_traffic(arguments)
     # Before others are told to join, because this command ends if the machine lacks something.
     machine = await _machine(arguments, reporter)
-    meter = ByteMeter(traffic.sent, traffic.received)
-    traffic.purposes = meter.purposes
+    budget = Budget()
+    meter = _meter_of(traffic, budget)
     parts = Supervisor(
         lambda part, error: reporter.event("error", message=f"{part}: {error or repr(error)}")
     )
-    budget = Budget()
     transport = await connect_or_found(
         arguments,
         partial(_connect, arguments, identity, meter, parts, budget, reporter),
@@ -192,6 +191,20 @@ async def _machine(arguments: argparse.Namespace, reporter: Reporter) -> "Machin
     if arguments.threads is None and quota is not None and quota < cores():
         arguments.threads = quota
     return machine
+
+
+def _meter_of(traffic: "LentTraffic", budget: "Budget") -> "ByteMeter":
+    """The meter of all streams, which counts what others take beside sessions, too."""
+    from dht.transport.metered import ByteMeter
+
+    budget.parties.trust_nobody()  # others come before this peer has looked at the network
+    meter = ByteMeter(traffic.sent, traffic.received)
+    meter.pause = traffic.wait_beside
+    meter.beside = lambda peer_id, count: traffic.beside(
+        count, lambda: budget.parties.knows(peer_id)
+    )
+    traffic.purposes = meter.purposes
+    return meter
 
 
 async def _import_slow_modules() -> None:
@@ -326,6 +339,7 @@ async def _serve(
         review=Reviewer(transport, directory),
         model=spec,
         coordinators=coordinators,
+        budget=budget,
     )
     coordinator = Coordinator(
         transport,

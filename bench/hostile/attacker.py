@@ -59,7 +59,9 @@ class CountedStream:
         self._stream = stream
         self._sent = sent
         self.remote_peer_id = stream.remote_peer_id
+        self.remote_host = stream.remote_host
         self.read_exactly = stream.read_exactly
+        self.read_some = stream.read_some
         self.drain = stream.drain
         self.close = stream.close
 

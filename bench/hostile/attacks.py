@@ -58,6 +58,8 @@ ATTACKS: dict[str, Row] = {
     "thousands_in_one": Row(attack=values.thousands_in_one),
     "odd_answers": Row(attack=values.odd_answers, seconds=PLANNED_S),
     "first_lines": Row(attack=values.first_lines, light=True),
+    "probes_without_end": Row(attack=strangers.probes_without_end),
+    "calls_of_strangers": Row(attack=strangers.calls_of_strangers),
     "other_weights": Row(attack=members.other_weights, seconds=JOINED_S),
 }
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -15,10 +16,12 @@ import msgspec
 from bench.hostile.attacker import MODEL, CountedStream, Seen, Sent, Target, chain_of, look
 from client import Swarm, SwarmConfig
 from client.text.tokenizer import ModelText
+from dht.budget import PROBE_BYTES
 from dht.errors import NetworkError, PeerError, SwarmError
 from dht.identity.grant import grant
-from dht.identity.peer_id import Identity
+from dht.identity.peer_id import Identity, peer_id_bytes
 from dht.messages import codec
+from dht.messages.peer import ProbeRequest
 from dht.messages.session import (
     FramePart,
     Ping,
@@ -35,11 +38,16 @@ from dht.transport.interface import (
     HOP_PROTOCOL,
     PLAN_PROTOCOL,
     PROBE_PROTOCOL,
+    RELAY_PROTOCOL,
     SESSION_PROTOCOL,
     TOKENS_PROTOCOL,
     Transport,
 )
+from dht.transport.relay_messages import OK, call_for, read_message
+from dht.transport.relay_reservation import granted_by, reserve
+from node.links.probe import PROBE_BYTES_FIRST, PROBE_BYTES_MAX
 
+PROBE_IDENTITIES = 4
 PINGS = codec.encode_frame(Ping(nonce=1)) * 1000
 PART_BYTES = 1 << 15
 PARTS_BEGUN, PARTS_IDENTITIES = 8, 4
@@ -260,6 +268,59 @@ async def prompts_token_by_token(target: Target) -> Sent:
 
     drips = [partial(drip, each) for each in identities for _ in range(DRIP_SESSIONS)]
     return await target.at_once(drips)
+
+
+async def probes_without_end(target: Target) -> Sent:
+    """Probes of the longest kind, on stream after stream, to use up what volunteers lend."""
+    identities = [await target.enter() for _ in range(PROBE_IDENTITIES)]
+    share_bytes = (PROBE_BYTES.stranger_burst or 0.0) + target.left_s * PROBE_BYTES.per_s
+    got_bytes: Counter[tuple[str, str]] = Counter()
+
+    async def draw(transport: Transport, peer_id: str) -> None:
+        stream = await target.stream(transport, peer_id, PROBE_PROTOCOL)
+        try:
+            for size_bytes in (PROBE_BYTES_MAX, PROBE_BYTES_FIRST):
+                await stream.say(ProbeRequest(size_bytes=size_bytes))
+            while True:
+                frame = await codec.read_frame(stream)
+                got_bytes[transport.peer_id, peer_id] += len(frame.body)
+                if not frame.body:
+                    raise NetworkError("no more probes")
+        finally:
+            await stream.close()
+
+    sent = await target.at_once(
+        [partial(draw, each, peer) for each in identities for peer in target.ids]
+    )
+    above_bytes = sum(max(0.0, got - 2 * share_bytes) for got in got_bytes.values())
+    sent.gained += int(above_bytes) >> 20
+    return sent
+
+
+async def calls_of_strangers(target: Target) -> Sent:
+    """One stranger takes a relay's slot at every peer, and another calls it through them."""
+    called, caller = await target.enter(), await target.enter()
+
+    async def pass_on(peer_id: str) -> None:
+        target.sent.frames += 1
+        await reserve(called, peer_id, target.peers)
+        target.sent.gained += 1
+
+    async def call(peer_id: str) -> None:
+        stream = await target.stream(caller, peer_id, RELAY_PROTOCOL)
+        try:
+            target.sent.frames += 1
+            stream.write(call_for(peer_id_bytes(called.peer_id)))
+            await stream.drain()
+            if granted_by(await read_message(stream)).status == OK:
+                target.sent.gained += 1
+            raise NetworkError("passed on to nobody")
+        finally:
+            await stream.close()
+
+    return await target.at_once(
+        [partial(do, peer) for do in (pass_on, call) for peer in target.ids]
+    )
 
 
 async def costly_sampling(target: Target) -> Sent:

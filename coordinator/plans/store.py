@@ -10,6 +10,7 @@ from coordinator.evaluation.plan_check import check_shape
 from coordinator.plans.review import FINE, Opinion, Verdict
 from coordinator.plans.trust import STRIKES, Trust
 from coordinator.plans.versions import plausible
+from dht.budget import PLAN_BYTES, Budget
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.peer import REQUESTS_MAX, PlanBody, PlanRequest, Witness, WitnessRequest
@@ -104,8 +105,10 @@ class PlanStore:
         review: Review | None = None,
         model: ModelSpec | None = None,
         coordinators: frozenset[str] = frozenset(),
+        budget: Budget | None = None,
     ) -> None:
         self._transport = transport
+        self._budget = budget or Budget()
         self._directory = directory
         self._review = review
         self._model = model
@@ -142,17 +145,22 @@ class PlanStore:
 
     async def _serve(self, stream: Stream) -> None:
         for _ in range(REQUESTS_MAX):
-            match await next_request(stream):
+            match await next_request(stream, self._budget):
                 case Ping(nonce=nonce):
                     await answer(stream, Pong(nonce=nonce))
                 case PlanRequest(sha256=sha256):
-                    body = self._bodies.get(sha256, b"")
+                    body = self._body_for(stream.remote_peer_id, sha256)
                     await answer(stream, PlanBody(sha256=sha256), body)
                 case WitnessRequest(peer_id=peer_id):
                     answers = self.witness(peer_id)
                     await answer(stream, Witness(peer_id=peer_id, answers=answers))
                 case _:
                     raise codec.MalformedError("this stream takes plan requests and pings")
+
+    def _body_for(self, peer_id: str, sha256: str) -> bytes:
+        """The body that a peer asks for; empty where it is not kept, or the peer had its share."""
+        body, now_s = self._bodies.get(sha256, b""), asyncio.get_running_loop().time()
+        return body if self._budget.rate(PLAN_BYTES).take(peer_id, len(body), now_s) else b""
 
     async def add(self, plan: Plan) -> PlanHead:
         """Keep this peer's own plan as the newest; returns the head to publish.

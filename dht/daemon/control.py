@@ -49,6 +49,15 @@ class LibP2PStream:
         except (OSError, RuntimeError) as error:
             raise NetworkError(f"stream of peer {self._remote_peer_id} broke: {error}") from error
 
+    async def read_some(self, most: int) -> bytes:
+        try:
+            data = await self._reader.read(most)
+        except (OSError, RuntimeError) as error:
+            raise NetworkError(f"stream of peer {self._remote_peer_id} broke: {error}") from error
+        if not data:
+            raise NetworkError(f"peer {self._remote_peer_id} closed the stream")
+        return data
+
     def write(self, data: bytes) -> None:
         if not self._writer.transport.is_closing():
             with suppress(OSError, RuntimeError):  # the next drain raises the error

@@ -12,7 +12,6 @@ import os
 import platform
 import shutil
 import signal
-import socket
 import struct
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from typing import ClassVar
 from dht.errors import AnabranchError, MachineError, NetworkError, UserError
 from dht.identity.peer_id import Identity
 from dht.supervision import end_all
+from dht.transport.listening import check_free
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _SECCOMP_MODE_FILTER = 2
@@ -41,10 +41,6 @@ _TRIES = 8
 _LAST_LINES = 20
 _COLLECT_AT = "128MiB"
 """Memory from which on the daemon collects garbage all the time; a quiet one takes half of it."""
-_RELAY_BUFFER_BYTES = 32 << 10
-"""Buffer for each direction of a relayed call; libp2p's default is 16 MiB."""
-_RELAY_CALLS = 64
-"""Maximum calls through one relay to one peer at a time; libp2p's default is 16."""
 _STOP_LIMIT_S = 2.0
 _ATTACH_LIMIT_S = 60
 
@@ -60,14 +56,6 @@ class DaemonConfig:
     announce_addresses: tuple[str, ...] = ()
     nat_traversal: bool = False
     """Whether to use port mapping, AutoNAT and calls through relays."""
-    relays: bool = False
-    """Whether to relay calls to peers that reserved a slot, for up to 30 min and 4 GiB each way per
-    call; only with NAT traversal. Whatever its flags, the daemon always relays up to 2 min and 128
-    KiB."""
-
-    @property
-    def passes_calls_on(self) -> bool:
-        return self.relays and self.nat_traversal and bool(self.host_addresses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +129,7 @@ class P2pDaemon:
         when the daemon does not start. The caller sets the time limit.
         """
         for address in config.host_addresses:
-            _check_free(address)
+            check_free(address)
         self = cls(SocketDirectory.make())
         try:
             await self._launch(config)
@@ -201,7 +189,7 @@ class P2pDaemon:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env=_environment(config),
+                env=_environment(),
                 preexec_fn=_restrained(),
                 # Ctrl-C must reach only this process: it needs the daemon until it has left.
                 start_new_session=True,
@@ -257,12 +245,14 @@ def _arguments(config: DaemonConfig, control: Path, identity: Path) -> list[str]
     arguments = [
         f"-listen=/unix{control}",
         f"-id={identity}",
-        "-dhtServer=1" if listens else "-dhtClient=1",
         "-tls=1",
         "-connManager=1",
         f"-natPortMap={int(nat and listens)}",
         f"-autonat={int(nat and listens)}",
         f"-relay={nat}",
+        # The relay that the daemon starts whatever its flags takes anybody's calls: its protocol is
+        # taken over by dht.transport.relay_server. With the service a second one could come later.
+        "-relayService=0",
         # The daemon's own search for relays found one but reserved no slot in 35 s, even when told
         # the relay and that it is private: dht.transport.relay_reservation reserves slots instead.
         "-autoRelay=0",
@@ -272,29 +262,15 @@ def _arguments(config: DaemonConfig, control: Path, identity: Path) -> list[str]
         arguments.append(f"-hostAddrs={','.join(config.host_addresses)}")
     else:
         arguments.append("-noListenAddrs=1")
-    if config.passes_calls_on:
-        # The limits in the daemon's --help hold only while it considers itself public.
-        arguments += ["-relayService=1", "-forceReachabilityPublic=1"]
-        arguments.append(f"-relayBufferSize={_RELAY_BUFFER_BYTES}")
-        arguments.append(f"-relayMaxCircuits={_RELAY_CALLS}")
     if config.announce_addresses:
         arguments.append(f"-announceAddrs={','.join(config.announce_addresses)}")
     return arguments
 
 
-def _environment(config: DaemonConfig) -> dict[str, str]:
-    """The daemon's environment, which limits a relay's Go runtime to one processor, and has it
-    collect garbage before there is much: it would keep what strangers sent for two minutes.
-
-    At its start the daemon sets up two relay services, one with libp2p's own limits and, in the
-    background, one with ours; the one set up last is in force. With one processor the background is
-    last, unless the machine is so busy that the foreground is held up in a system call; with more
-    processors it mostly is not. Only a reservation by a second libp2p host shows which one is in
-    force: one more daemon at every start, for a rare case. So peers that reserve a slot read the
-    limits and skip a relay with libp2p's own.
-    """
-    one = {"GOMAXPROCS": "1"} if config.passes_calls_on else {}
-    return {"GOLOG_LOG_LEVEL": "error", "GOMEMLIMIT": _COLLECT_AT, **os.environ, **one}
+def _environment() -> dict[str, str]:
+    """The daemon's environment, which has it collect garbage before there is much: it would keep
+    what strangers sent for two minutes."""
+    return {"GOLOG_LOG_LEVEL": "error", "GOMEMLIMIT": _COLLECT_AT, **os.environ}
 
 
 def _locked(path: Path, flags: int = 0) -> int | None:
@@ -331,30 +307,6 @@ def _sweep(parent: Path) -> None:
                     shutil.rmtree(directory, ignore_errors=True)
             finally:
                 os.close(lock)
-
-
-def _check_free(address: str) -> None:
-    """Raise UserError when another program listens at ``address``.
-
-    The daemon sets SO_REUSEPORT, so two daemons of one user would silently share a port and each
-    get some of the connections.
-    """
-    parts = address.strip("/").split("/")
-    if len(parts) < 4 or parts[0] not in {"ip4", "ip6"} or parts[2] != "tcp":
-        raise UserError(f"cannot listen on {address}: give /ip4/ADDRESS/tcp/PORT")
-    if not parts[3].isascii() or not parts[3].isdigit() or int(parts[3]) > 65535:
-        raise UserError(f"cannot listen on port {parts[3]}: give one from 1 to 65535, 0 for any")
-    family = socket.AF_INET if parts[0] == "ip4" else socket.AF_INET6
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((parts[1], int(parts[3])))
-            probe.listen(1)
-        except OSError as error:
-            raise UserError(
-                f"cannot listen on {parts[1]} port {parts[3]}: {error.strerror or error};"
-                " give another port"
-            ) from error
 
 
 class _SocketFilter(ctypes.Structure):

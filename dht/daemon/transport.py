@@ -27,7 +27,15 @@ from dht.records.helper import RecordHelper
 from dht.records.signed import RecordGuard, RecordSigner
 from dht.supervision import PartFunction
 from dht.transport.config import CONNECT_LIMIT_S, TransportConfig, expanded
-from dht.transport.interface import RECORDS_PROTOCOL, Contact, Stream, StreamHandler
+from dht.transport.interface import (
+    RECORDS_PROTOCOL,
+    RELAY_PROTOCOL,
+    RELAY_STOP_PROTOCOL,
+    Contact,
+    Stream,
+    StreamHandler,
+)
+from dht.transport.relay_server import RelayServer
 from dht.transport.streams import StreamHandlers
 
 OPEN_LIMIT_S = 10.0
@@ -94,6 +102,7 @@ class HivemindTransport:
         try:
             async with asyncio.timeout(limit_s):
                 await self._start()
+                await self._relay()
                 await self._join(peers)
             await self._help_others(peers)
         except TimeoutError:
@@ -107,13 +116,34 @@ class HivemindTransport:
             raise
         return self
 
+    async def _relay(self) -> None:
+        """Answer those who ask for a relay, in the daemon's place; refuse them without the option.
+
+        A client that listens nowhere is no relay: nobody can reach it.
+        """
+        config = self._config
+        if config.client_mode:
+            return
+        relay = RelayServer(
+            self,
+            config.budget,
+            offers=config.relays and config.wants_nat_traversal(),
+            metered=partial(config.metered, RELAY_STOP_PROTOCOL),
+            pause=config.pause,
+        )
+
+        async def serve(stream: Stream) -> None:
+            await relay.serve(config.metered(RELAY_PROTOCOL, stream, served=True))
+
+        await self.serve(RELAY_PROTOCOL, serve)
+
     async def _help_others(self, peers: dict[str, tuple[bytes, ...]]) -> None:
         """Serve records to light peers and keep this peer's own, unless it is a client."""
         if isinstance(self._records, SharedRecords):
             helper = RecordHelper(self._records, self._config.budget)
 
             async def tell(stream: Stream) -> None:
-                await helper.serve(self._config.metered(RECORDS_PROTOCOL, stream))
+                await helper.serve(self._config.metered(RECORDS_PROTOCOL, stream, served=True))
 
             await self.serve(RECORDS_PROTOCOL, tell)
             self._running = self._handlers.adopt(self._run(self._records, peers))
@@ -296,7 +326,6 @@ class HivemindTransport:
                 host_addresses=config.listen_addresses(),
                 announce_addresses=config.announce_addresses,
                 nat_traversal=config.wants_nat_traversal(),
-                relays=config.relays,
             )
         )
         self._control_path = self._daemon.control_path

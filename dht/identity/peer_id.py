@@ -105,6 +105,18 @@ def is_peer_id(text: str) -> bool:
     return _public_key(text[: _PEER_ID_CHARS_MAX + 1]) is not None
 
 
+def peer_id_bytes(peer_id: str) -> bytes:
+    """The bytes of a peer id; raises ValueError for text that is none."""
+    raw: bytes = base58.b58decode(peer_id)
+    return raw
+
+
+def peer_id_of(raw: bytes) -> str:
+    """The peer id with these bytes, or a text that is no peer id."""
+    text: str = base58.b58encode(raw).decode()
+    return text
+
+
 def short_name(peer_id: str) -> str:
     """A peer's name for people: the last 8 characters of its id; names that are not ids, whole."""
     return peer_id[-8:] if is_peer_id(peer_id) else peer_id

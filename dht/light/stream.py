@@ -90,6 +90,11 @@ class BridgedStream:
             self._in_trio(self._more_room_now)
         return data
 
+    async def read_some(self, most: int) -> bytes:
+        first = await self.read_exactly(1)
+        rest = min(most - 1, self._incoming.unread_bytes)
+        return first + (await self.read_exactly(rest) if rest else b"")
+
     def write(self, data: bytes) -> None:
         if self._closed or self._broken is not None or not data:
             return

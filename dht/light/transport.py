@@ -24,6 +24,7 @@ from dht.records.access import AskedRecords
 from dht.records.signed import RecordGuard, RecordSigner
 from dht.transport.config import CONNECT_LIMIT_S, TransportConfig, expanded
 from dht.transport.interface import Contact, Stream, StreamHandler
+from dht.transport.listening import check_free
 from dht.transport.streams import StreamHandlers
 
 OPEN_LIMIT_S = 10.0
@@ -150,6 +151,8 @@ class LightTransport:
     async def _start(self, limit_s: float) -> None:
         config = self._config
         listen = config.listen_addresses()
+        for address in listen:
+            check_free(address)
         # The import takes seconds: in a thread, so that the loop goes on.
         host_of = await asyncio.to_thread(_load)
         self._host = host_of(config.identity, self._on_stream, config.budget)

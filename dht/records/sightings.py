@@ -5,6 +5,7 @@ and counts when plans are compared; one that has just moved is left in peace. A 
 must not earn it that, so :class:`Sightings` puts what was seen here in its place.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -43,6 +44,11 @@ class Sightings:
             for peer_id, record in nodes.items()
         }
         return {peer_id: sighting.seen for peer_id, sighting in self._peers.items()}
+
+    def since_unix_s(self, peer_id: str) -> float:
+        """When the peer's present offer was first seen here; infinite for who was not seen."""
+        sighting = self._peers.get(peer_id)
+        return math.inf if sighting is None else sighting.offered_unix_s
 
     def changed_since(self, unix_s: float) -> frozenset[str]:
         """The peers whose offer was seen to change after ``unix_s``; newcomers do not count."""

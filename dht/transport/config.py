@@ -50,7 +50,7 @@ class TransportConfig:
     nat_traversal: bool | None = None
     """Whether to use port mapping, AutoNAT and relays; None: unless it listens on loopback only."""
     relays: bool = False
-    """Whether to be a relay for peers that others cannot reach; only with NAT traversal."""
+    """Whether to relay for peers that others cannot reach; only with NAT traversal."""
     meter: ByteMeter | None = None
     """Meter of the bytes on the transport's own streams: requests for records and answers."""
     budget: Budget = field(default_factory=Budget)
@@ -73,9 +73,19 @@ class TransportConfig:
                 raise UserError(f"cannot listen on {address}: {error}") from error
         return self.host_addresses or (listen_address(self.host, self.port),)
 
-    def metered(self, protocol: str, stream: Stream) -> Stream:
-        """``stream``, one of the transport's own, on the meter if there is one."""
-        return stream if self.meter is None else self.meter.stream(protocol, stream)
+    async def pause(self) -> None:
+        """Wait until bytes that are not urgent may leave, as the owner lends the connection."""
+        if self.meter is not None:
+            await self.meter.pause()
+
+    def metered(self, protocol: str, stream: Stream, *, served: bool = False) -> Stream:
+        """``stream``, one of the transport's own, on the meter if there is one.
+
+        ``served``: another peer opened it.
+        """
+        if self.meter is None:
+            return stream
+        return self.meter.stream(protocol, stream, served=served)
 
     def wants_nat_traversal(self) -> bool:
         """Whether to ask routers and relays for reachability."""

@@ -30,6 +30,13 @@ RECORDS_PROTOCOL = "/anabranch/records/2"
 
 TEXT_PROTOCOL = "/anabranch/text/1"
 """A model's small text files, by hash."""
+RELAY_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
+"""libp2p's circuit relay v2: slots at a relay, and calls through it."""
+RELAY_STOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/stop"
+"""A relay's stream to the peer that is called; libp2p itself answers it."""
+
+SESSION_PROTOCOLS = frozenset({SESSION_PROTOCOL, TOKENS_PROTOCOL, HOP_PROTOCOL})
+"""Streams that carry sessions, which have rules of their own; all else is beside them."""
 
 
 class Stream(Protocol):
@@ -48,6 +55,10 @@ class Stream(Protocol):
 
     async def read_exactly(self, count: int) -> bytes:
         """Read exactly ``count`` bytes; raises NetworkError when the stream ends before."""
+        ...
+
+    async def read_some(self, most: int) -> bytes:
+        """Read at least one byte, ``most`` at most; raises NetworkError when the stream ends."""
         ...
 
     def write(self, data: bytes) -> None:

@@ -1,11 +1,26 @@
 """Counts bytes on streams, by purpose. Bytes that the DHT's daemon itself sends are not counted."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
-from dht.transport.interface import Contact, Stream, StreamHandler, Transport
+from dht.transport.interface import (
+    PROBE_PROTOCOL,
+    RELAY_PROTOCOL,
+    RELAY_STOP_PROTOCOL,
+    SESSION_PROTOCOLS,
+    Contact,
+    Stream,
+    StreamHandler,
+    Transport,
+)
 
 CountBytes = Callable[[int], None]
+CountOthers = Callable[[str, int], None]
+"""Counts bytes of a stream that another peer opened, by its id; raises NetworkError to end it."""
+
+
+async def no_pause() -> None:
+    """Wait for nothing."""
 
 
 class MeteredStream:
@@ -29,9 +44,14 @@ class MeteredStream:
         self._received(count)
         return data
 
+    async def read_some(self, most: int) -> bytes:
+        data = await self._inner.read_some(most)
+        self._received(len(data))
+        return data
+
     def write(self, data: bytes) -> None:
-        self._inner.write(data)
         self._sent(len(data))
+        self._inner.write(data)
 
     async def drain(self) -> None:
         await self._inner.drain()
@@ -48,20 +68,32 @@ class ByteMeter:
         self._received = received
         self.purposes: Counter[str] = Counter()
         """Bytes sent and received, by the middle of the protocol's name, for example ``hop``."""
+        self.beside: CountOthers = lambda peer_id, count: None
+        """Also told of the bytes of streams that others open for anything but sessions, of relayed
+        calls and of probes."""
+        self.pause: Callable[[], Awaitable[None]] = no_pause
+        """Waits until bytes that are not urgent may leave."""
 
-    def stream(self, protocol: str, inner: Stream) -> Stream:
-        """``inner`` with its bytes counted by the purpose of ``protocol``."""
-        purpose = protocol.strip("/").split("/")[-2]
+    def stream(self, protocol: str, inner: Stream, *, served: bool = False) -> Stream:
+        """``inner`` with its bytes counted by the purpose of ``protocol``.
 
-        def sent(count: int) -> None:
-            self.purposes[purpose] += count
-            self._sent(count)
+        ``served``: another peer opened it.
+        """
+        relayed = protocol in {RELAY_PROTOCOL, RELAY_STOP_PROTOCOL}
+        purpose = "relay" if relayed else protocol.strip("/").split("/")[-2]
+        for_links = relayed or protocol == PROBE_PROTOCOL
+        beside = for_links or (served and protocol not in SESSION_PROTOCOLS)
 
-        def received(count: int) -> None:
-            self.purposes[purpose] += count
-            self._received(count)
+        def counted(count_bytes: CountBytes) -> CountBytes:
+            def count(size_bytes: int) -> None:
+                self.purposes[purpose] += size_bytes
+                count_bytes(size_bytes)
+                if beside:
+                    self.beside(inner.remote_peer_id, size_bytes)
 
-        return MeteredStream(inner, sent, received)
+            return count
+
+        return MeteredStream(inner, counted(self._sent), counted(self._received))
 
 
 class MeteredTransport:
@@ -91,7 +123,7 @@ class MeteredTransport:
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         async def run(stream: Stream) -> None:
-            await handler(self._meter.stream(protocol, stream))
+            await handler(self._meter.stream(protocol, stream, served=True))
 
         await self._inner.serve(protocol, run)
 

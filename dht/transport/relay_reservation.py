@@ -3,32 +3,33 @@
 A peer with a reservation keeps its connection to the relay, which then passes on the calls of peers
 that dial ``<relay>/p2p-circuit/p2p/<peer>``. The daemon accepts these calls; for light peers
 :mod:`dht.light.relay` does. The relay sees ciphertext: both ends secure the connection through it
-once more. Messages are protobuf after a varint of their length (libp2p's circuit relay v2
-specification). Pure except for the stream.
+once more.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dht.errors import NetworkError
 from dht.identity.multiaddr import CIRCUIT, dialled_of, is_loopback
 from dht.messages import codec
 from dht.messages.types import ADDRESSES_MAX
-from dht.transport.interface import Stream, Transport
+from dht.transport.interface import RELAY_PROTOCOL, Transport
+from dht.transport.relay_messages import (
+    HOP_STATUS,
+    LIMIT,
+    OK,
+    STATUS,
+    TYPE,
+    fields_of,
+    read_message,
+)
 
-RELAY_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
 RESERVE = b"\x02\x08\x00"
 """A request, behind its length of two bytes: field 1, the type, is 0 (reserve)."""
-ANSWER_BYTES_MAX = 4096
 PER_RELAY = 2
 """Maximum addresses of one relay that are announced."""
 CALL_S_MIN, CALL_BYTES_MIN = 600, 1 << 30
 """Minimum limits of a useful relay on a call; libp2p's own limits are 2 min and 128 KiB."""
-_TYPE, _LIMIT, _STATUS = 1, 4, 5
 _DURATION_S, _DATA_BYTES = 1, 2
-_IS_STATUS, _OK = 2, 100
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_VARINT_BYTES_MAX = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +55,8 @@ async def reserve(transport: Transport, relay_id: str, addresses: tuple[str, ...
     :class:`dht.messages.codec.MalformedError` for a malformed answer. The caller sets the time
     limit.
     """
-    stream = await transport.open_stream(relay_id, RELAY_PROTOCOL, addresses=addresses)
-    try:
-        stream.write(RESERVE)
-        await stream.drain()
-        granted = granted_by(await _read_message(stream))
-    finally:
-        await stream.close()
-    if granted.status != _OK:
+    granted = await ask_slot(transport, relay_id, addresses)
+    if granted.status != OK:
         raise NetworkError(f"relay {relay_id} refuses a reservation: status {granted.status}")
     if not granted.is_enough:
         raise NetworkError(
@@ -69,16 +64,27 @@ async def reserve(transport: Transport, relay_id: str, addresses: tuple[str, ...
         )
 
 
+async def ask_slot(transport: Transport, relay_id: str, addresses: tuple[str, ...] = ()) -> Granted:
+    """What a relay answers to who asks for a slot; raises as :func:`reserve`, but for refusals."""
+    stream = await transport.open_stream(relay_id, RELAY_PROTOCOL, addresses=addresses)
+    try:
+        stream.write(RESERVE)
+        await stream.drain()
+        return granted_by(await read_message(stream))
+    finally:
+        await stream.close()
+
+
 def granted_by(message: bytes) -> Granted:
     """Parse a relay's answer.
 
     Raises :class:`dht.messages.codec.MalformedError` for anything but a status.
     """
-    fields = dict(_fields(message))
-    status, limit = fields.get(_STATUS), fields.get(_LIMIT, b"")
-    if fields.get(_TYPE) != _IS_STATUS or not isinstance(status, int):
+    fields = dict(fields_of(message))
+    status, limit = fields.get(STATUS), fields.get(LIMIT, b"")
+    if fields.get(TYPE) != HOP_STATUS or not isinstance(status, int):
         raise codec.MalformedError("a relay answers without a status")
-    limits = dict(_fields(limit)) if isinstance(limit, bytes) else {}
+    limits = dict(fields_of(limit)) if isinstance(limit, bytes) else {}
     call_s, call_bytes = limits.get(_DURATION_S, 0), limits.get(_DATA_BYTES, 0)
     if not isinstance(call_s, int) or not isinstance(call_bytes, int):
         raise codec.MalformedError("a relay's limits are no numbers")
@@ -95,48 +101,3 @@ def with_circuits(own: tuple[str, ...], circuits: tuple[str, ...]) -> tuple[str,
     """The addresses to announce, ``ADDRESSES_MAX`` at most; those through relays always fit."""
     circuits = circuits[:ADDRESSES_MAX]
     return (*own[: ADDRESSES_MAX - len(circuits)], *circuits)
-
-
-async def _read_message(stream: Stream) -> bytes:
-    length = shift = 0
-    while True:
-        byte = (await stream.read_exactly(1))[0]
-        length |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
-        if length > ANSWER_BYTES_MAX or shift > 14:
-            raise codec.MalformedError("a relay's answer is too long")
-    if length > ANSWER_BYTES_MAX:
-        raise codec.MalformedError(f"a relay answers {length} bytes, {ANSWER_BYTES_MAX} at most")
-    return await stream.read_exactly(length)
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Protobuf fields as pairs of number and value: varints and bytes; other types are skipped."""
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        kind = tag & 7
-        if kind == _VARINT:
-            value, at = _varint(message, at)
-            yield tag >> 3, value
-        elif kind == _BYTES:
-            length, at = _varint(message, at)
-            yield tag >> 3, message[at : at + length]
-            at += length
-        elif kind in {_FIXED32, _FIXED64}:
-            at += 4 if kind == _FIXED32 else 8
-        else:
-            raise codec.MalformedError(f"a relay's answer has a field of type {kind}")
-    if at > len(message):
-        raise codec.MalformedError("a relay's answer ends within a field")
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift, byte in enumerate(message[at : at + _VARINT_BYTES_MAX]):
-        value |= (byte & 0x7F) << (7 * shift)
-        if byte < 0x80:
-            return value, at + shift + 1
-    raise codec.MalformedError("a relay's answer holds a number without an end")

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+from dht.budget import REQUESTS, Budget
+from dht.errors import NetworkError
 from dht.messages import codec
 from dht.transport.interface import Stream
 
@@ -13,13 +15,18 @@ SEND_LIMIT_S = 10.0
 """Time limit for the asker to take one answer."""
 
 
-async def next_request(stream: Stream) -> Any:
+async def next_request(stream: Stream, budget: Budget) -> Any:
     """The next request, at most ``REQUEST_BYTES_MAX``.
 
-    Raises TimeoutError after ``SILENCE_LIMIT_S``, and as :func:`dht.messages.codec.read_frame`.
+    Raises NetworkError where the asker has had its share of requests, TimeoutError after
+    ``SILENCE_LIMIT_S``, and as :func:`dht.messages.codec.read_frame`.
     """
     async with asyncio.timeout(SILENCE_LIMIT_S):
-        return (await codec.read_frame(stream, limit_bytes=REQUEST_BYTES_MAX)).message
+        message = (await codec.read_frame(stream, limit_bytes=REQUEST_BYTES_MAX)).message
+    now_s = asyncio.get_running_loop().time()
+    if not budget.rate(REQUESTS).take(stream.remote_peer_id, 1, now_s):
+        raise NetworkError("this peer took its share of requests")
+    return message
 
 
 async def answer(stream: Stream, message: object, body: bytes | memoryview = b"") -> None:

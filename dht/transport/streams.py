@@ -93,6 +93,11 @@ class Pipe:
         self._wake()
         return data
 
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that have arrived and were not read."""
+        return self._buffered_bytes
+
     async def drain(self) -> None:
         while True:
             if self._broken is not None:
@@ -162,6 +167,11 @@ class PipeStream:
     async def read_exactly(self, count: int) -> bytes:
         return await self._incoming.read_exactly(count)
 
+    async def read_some(self, most: int) -> bytes:
+        first = await self.read_exactly(1)
+        rest = min(most - 1, self._incoming.unread_bytes)
+        return first + (await self.read_exactly(rest) if rest else b"")
+
     def write(self, data: bytes) -> None:
         if not self._closed:
             self._outgoing.write(data)
@@ -226,6 +236,8 @@ class StreamHandlers:
         self.called_s = -math.inf
         """When another peer opened a stream last, by the loop's clock."""
         self._streams = (budget or Budget()).held(STREAMS)
+        self.budget = budget or Budget()
+        self._streams = self.budget.held(STREAMS)
 
     def open_to_self(self, peer_id: str, protocol: str) -> Stream:
         """A stream of this peer to itself, within the process."""
@@ -251,6 +263,7 @@ class StreamHandlers:
     async def run(self, handler: StreamHandler, stream: Stream) -> None:
         """Handle ``stream`` and close it; raises nothing but a cancellation."""
         peer_id = stream.remote_peer_id
+        self.budget.parties.met(peer_id, stream.remote_host)
         try:
             if not self._streams.take(peer_id):
                 return

@@ -3,16 +3,23 @@
 import asyncio
 import json
 import logging
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from coordinator.links.token_bucket import Allowance, MonthlyUse
+from dht.errors import NetworkError
 from dht.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
 SAVE_EVERY_S = 30.0
+BESIDE_PART = 0.1
+"""Part of the month's traffic that others may take beside sessions: probes, plans, records, text
+files, relayed calls. What is lent is lent for answers."""
+SMALL_BYTES = 1 << 12
+"""Maximum size of a message that is no body of anything."""
 
 
 def loop_us() -> int:
@@ -40,7 +47,8 @@ class LentTraffic:
         self.month_bytes_max = month_bytes_max
         self._month_file = month_file
         self._saved_bytes = 0
-        self.month = _load(month_file) or MonthlyUse.at(time.time())
+        self._beside_bytes = self._saved_beside_bytes = 0
+        self.month, self._beside = _load(month_file) or 2 * (MonthlyUse.at(time.time()),)
 
     def sent(self, size_bytes: int) -> None:
         """Count bytes written to a stream."""
@@ -62,11 +70,40 @@ class LentTraffic:
         """Whether more arrives than the owner lends; others then get no credit for prefill."""
         return self.down.limited and self.down.wait_us(loop_us()) > 0
 
+    def beside(self, size_bytes: int, is_known: Callable[[], bool]) -> None:
+        """Count bytes that another peer takes beside sessions.
+
+        Raises NetworkError where ``BESIDE_PART`` of the month's traffic is used, but for
+        ``SMALL_BYTES`` or less of a peer that is known: its pings go on being answered.
+        """
+        self._beside_bytes += size_bytes
+        if self.beside_left_bytes <= 0 and (size_bytes > SMALL_BYTES or not is_known()):
+            raise NetworkError("what this peer lends beside sessions is used for this month")
+
+    async def wait_beside(self) -> None:
+        """Wait until bytes beside sessions may leave; raises NetworkError where this month's part
+        is used."""
+        if self.beside_left_bytes <= 0:
+            raise NetworkError("what this peer lends beside sessions is used for this month")
+        await self.wait_up()
+
+    @property
+    def beside_left_bytes(self) -> float:
+        """Bytes that others may still take beside sessions this month."""
+        if self.month_bytes_max is None:
+            return math.inf
+        more = self._beside_bytes - self._saved_beside_bytes
+        used_bytes = self._beside.spent(more, time.time()).used_bytes
+        return BESIDE_PART * self.month_bytes_max - used_bytes
+
     def exhausted(self) -> str | None:
         """Why this peer lends nothing for the rest of the month, or None. Books the use so far."""
         total = self.sent_bytes + self.received_bytes
         self.month = self.month.spent(total - self._saved_bytes, time.time())
         self._saved_bytes = total
+        more = self._beside_bytes - self._saved_beside_bytes
+        self._beside = self._beside.spent(more, time.time())
+        self._saved_beside_bytes = self._beside_bytes
         if self.month_bytes_max is None or self.month.used_bytes < self.month_bytes_max:
             return None
         return (
@@ -79,21 +116,25 @@ class LentTraffic:
         if self._month_file is None:
             return
         self.exhausted()
-        text = json.dumps({"month": self.month.month, "used_bytes": self.month.used_bytes})
+        used = {"used_bytes": self.month.used_bytes, "beside_bytes": self._beside.used_bytes}
+        text = json.dumps({"month": self.month.month, **used})
         try:
             write_whole(self._month_file, text.encode())
         except OSError as error:
             logger.warning("cannot keep this month's traffic: %s", error)
 
 
-def _load(file: Path | None) -> MonthlyUse | None:
+def _load(file: Path | None) -> tuple[MonthlyUse, MonthlyUse] | None:
+    """The use of the month and what of it was beside sessions, if ``file`` tells."""
     if file is None or not file.exists():
         return None
     try:
         kept = json.loads(file.read_text())
-        use = MonthlyUse(month=str(kept["month"]), used_bytes=int(kept["used_bytes"]))
+        month = str(kept["month"])
+        use = MonthlyUse(month=month, used_bytes=int(kept["used_bytes"]))
+        beside = MonthlyUse(month=month, used_bytes=int(kept.get("beside_bytes", 0)))
         _ = use.next_month  # ValueError unless it is a month
     except (OSError, ValueError, KeyError, TypeError) as error:
         logger.warning("%s is unreadable, this month counts from 0: %s", file, error)
         return None
-    return use
+    return use, beside

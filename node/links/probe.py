@@ -7,6 +7,7 @@ import asyncio
 import os
 import statistics
 
+from dht.budget import PROBE_BYTES, Budget
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.peer import ProbeData, ProbeRequest
@@ -21,6 +22,8 @@ FRAME_BYTES = 32 << 10
 PROBE_BYTES_FIRST = 128 << 10
 PROBE_BYTES_MAX = 4 << 20
 """Maximum size of a probe, growing by fours: 6.7 MB in all on a long link, 131 kB on a slow one."""
+MEASURE_BYTES = 7 << 20
+"""Bytes of all probes of one link, with a margin."""
 PROBE_BYTES_FAST = 512 << 10
 FAST_BYTES_PER_S = 125e6
 """A probe of at least ``PROBE_BYTES_FAST`` that arrived whole at 1 Gbit/s is the last one: layers
@@ -35,35 +38,54 @@ LATE_S, LATE_RTTS = 0.2, 2
 SPAN_S = 0.04
 """Minimum span of the timed end with a meaningful rate: bursts come some milliseconds apart."""
 SERVED_BYTES_MAX = 8 << 20
-"""Maximum bytes that one stream may ask for, so that probes cannot make others upload for ever."""
+"""Maximum bytes that one stream may ask for; the budget bounds those of all."""
 REQUESTS_MAX = 24
 PROBE_S = 10.0
 
 
 class ProbeServer:
-    """Answers pings and sends bytes on request, within bounds."""
+    """Answers pings and sends bytes on request, within bounds per peer and in all."""
 
-    def __init__(self, transport: Transport, traffic: LentTraffic | None = None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        traffic: LentTraffic | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        """Who serves another model, or none, gets short probes: its links are of no use here."""
         self._transport = transport
         self._traffic = traffic or LentTraffic()
+        self._budget = budget or Budget()
         self._noise = os.urandom(FRAME_BYTES)
 
     async def start(self) -> None:
         await self._transport.serve(PROBE_PROTOCOL, self._serve)
 
     async def _serve(self, stream: Stream) -> None:
-        served_bytes = 0
+        asked_bytes = 0
         for _ in range(REQUESTS_MAX):
-            match await next_request(stream):
+            match await next_request(stream, self._budget):
                 case Ping(nonce=nonce):
                     await answer(stream, Pong(nonce=nonce))
                 case ProbeRequest(size_bytes=size_bytes):
-                    served_bytes += size_bytes
-                    if served_bytes > SERVED_BYTES_MAX:
-                        raise codec.MalformedError(f"a probe of {served_bytes} bytes")
+                    asked_bytes += size_bytes
+                    if asked_bytes > SERVED_BYTES_MAX:
+                        raise codec.MalformedError(f"a probe of {asked_bytes} bytes")
+                    if not self._may_send(stream.remote_peer_id, size_bytes):
+                        await answer(stream, ProbeData(size_bytes=0))
+                        return
                     await self._send(stream, size_bytes)
                 case _:
                     raise codec.MalformedError("a probe takes pings and probe requests")
+
+    def _may_send(self, peer_id: str, size_bytes: int) -> bool:
+        short = size_bytes <= PROBE_BYTES_FIRST or self._budget.parties.member(peer_id)
+        now_s = asyncio.get_running_loop().time()
+        return (
+            short
+            and size_bytes <= self._traffic.beside_left_bytes
+            and self._budget.rate(PROBE_BYTES).take(peer_id, size_bytes, now_s)
+        )
 
     async def _send(self, stream: Stream, size_bytes: int) -> None:
         noise = memoryview(self._noise)
@@ -74,11 +96,11 @@ class ProbeServer:
 
 
 async def measure_link(transport: Transport, peer_id: str, addresses: tuple[str, ...] = ()) -> Link:
-    """Measure the link from ``peer_id`` to this peer.
+    """Measure the link from ``peer_id`` to this peer, with ``MEASURE_BYTES`` at most.
 
     Bandwidth is the rate at which the end of a probe arrived. Probes grow until one took long
-    enough to leave TCP's slow start behind. Raises NetworkError if the peer does not answer in
-    time.
+    enough to leave TCP's slow start behind, or the peer sends no more. Raises NetworkError if the
+    peer does not answer in time, or sends nothing.
     """
     try:
         async with asyncio.timeout(PROBE_S):
@@ -104,22 +126,30 @@ async def measure_link(transport: Transport, peer_id: str, addresses: tuple[str,
 async def _bandwidth(stream: Stream, rtt_s: float) -> float:
     """Bytes/s of the last probe; of a fast link, those of the whole probe with its round trip."""
     loop = asyncio.get_running_loop()
-    size_bytes = PROBE_BYTES_FIRST
+    size_bytes, rate = PROBE_BYTES_FIRST, 0.0
     while True:
         started_s = loop.time()
         await codec.send_frame(stream, ProbeRequest(size_bytes=size_bytes))
         arrivals_s: list[float] = []
         for _ in range(0, size_bytes, FRAME_BYTES):
             frame = await codec.read_frame(stream, limit_bytes=FRAME_BYTES + 1024)
+            if frame.message == ProbeData(size_bytes=0) and not frame.body and not arrivals_s:
+                break
             if not isinstance(frame.message, ProbeData) or len(frame.body) != FRAME_BYTES:
                 raise codec.MalformedError("a probe was answered with something else")
             arrivals_s.append(loop.time())
+        if not arrivals_s:
+            break
         took_s = max(arrivals_s[-1] - started_s, 1e-6)
         if size_bytes >= PROBE_BYTES_FAST and size_bytes / took_s >= FAST_BYTES_PER_S:
             return size_bytes / took_s
         if took_s > max(PROBE_LONG_S, PROBE_LONG_RTTS * rtt_s) or size_bytes >= PROBE_BYTES_MAX:
             return late_rate(arrivals_s, max(LATE_S, LATE_RTTS * rtt_s))
+        rate = size_bytes / took_s
         size_bytes = min(4 * size_bytes, PROBE_BYTES_MAX)
+    if not rate:
+        raise NetworkError("it sends no more probes now")
+    return rate
 
 
 def late_rate(arrivals_s: list[float], window_s: float) -> float:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from zlib import crc32
 
-from dht.budget import DIALS_BACK, DIALS_BACK_OPEN, DIALS_BACK_TO, Budget
+from dht.budget import DIALS_BACK, DIALS_BACK_OPEN, DIALS_BACK_TO, REQUESTS, Budget
 from dht.errors import NetworkError, PeerError, UserError
 from dht.identity.multiaddr import CIRCUIT, host_of
 from dht.messages import codec
@@ -21,11 +21,10 @@ from dht.messages.peer import ReachAnswer, ReachRequest
 from dht.messages.types import NodeRecord, Reach
 from dht.records.directory import Directory
 from dht.transport.interface import REACH_PROTOCOL, Stream, Transport
+from dht.transport.listener import GREETING, greets, identity_of
 from node.links.dial_back_findings import Findings
-from node.links.relay_slots import Relays
+from node.links.relay_slots import WATCH_EVERY_S, Relays
 
-GREETING = b"\x13/multistream/1.0.0\n"
-"""First bytes from every libp2p listener (multistream-select 1.0)."""
 ASKED = 3
 
 
@@ -49,6 +48,7 @@ class ReachServer:
         self._transport = transport
         self._limits = limits or ReachLimits()
         budget = budget or Budget()
+        self._requests = budget.rate(REQUESTS)
         self._hosts = budget.rate(DIALS_BACK_TO)
         self._dials = budget.rate(DIALS_BACK)
         self._open = budget.held(DIALS_BACK_OPEN)
@@ -61,12 +61,14 @@ class ReachServer:
             message = (await codec.read_frame(stream, limit_bytes=1 << 10)).message
             if not isinstance(message, ReachRequest):
                 raise codec.MalformedError(f"{type(message).__name__} asks for no dial back")
-            host = stream.remote_host
+            host, now_s = stream.remote_host, asyncio.get_running_loop().time()
+            if not self._requests.take(stream.remote_peer_id, 1, now_s):
+                raise NetworkError("this peer took its share of requests")
             reached = await self._dial(stream.remote_peer_id, host, message.port)
             await codec.send_frame(stream, ReachAnswer(reached=reached, host=host[:128]))
 
     async def _dial(self, peer_id: str, host: str, port: int) -> bool | None:
-        """Whether libp2p answers there; None if this peer cannot tell or will not look."""
+        """Whether the peer answers there; None if this one cannot tell or will not look."""
         now_s = asyncio.get_running_loop().time()
         if not host or not self._open.take(peer_id):
             return None
@@ -74,18 +76,19 @@ class ReachServer:
             if not (self._hosts.take(host, 1, now_s) and self._dials.take(peer_id, 1, now_s)):
                 return None
             async with asyncio.timeout(self._limits.dial_s):
-                return await _greets(host, port)
+                return await _is_there(peer_id, host, port)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             return False
         finally:
             self._open.give_back(peer_id)
 
 
-async def _greets(host: str, port: int) -> bool:
+async def _is_there(peer_id: str, host: str, port: int) -> bool:
+    """Whether libp2p answers at a port, and is not another peer: behind one router, or within one
+    machine, several may have been given the same port."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        writer.write(GREETING)
-        return await reader.readexactly(len(GREETING)) == GREETING
+        return await greets(reader, writer) and await identity_of(reader, writer) in {None, peer_id}
     finally:
         writer.close()
         with suppress(OSError):
@@ -188,7 +191,19 @@ class ReachKeeper:
         """Ask for dial-backs at intervals until cancelled."""
         while True:
             await self.look()
-            await asyncio.sleep(self._every_s.get(self.reach, self._else_every_s))
+            await self._rest(self._every_s.get(self.reach, self._else_every_s))
+
+    async def _rest(self, pause_s: float) -> None:
+        """Wait until the next look. Relays are watched meanwhile; another replaces one that is
+        lost."""
+        clock = asyncio.get_running_loop()
+        until_s = clock.time() + pause_s
+        while (left_s := until_s - clock.time()) > 0:
+            await asyncio.sleep(min(left_s, WATCH_EVERY_S))
+            if await self._relays.lost():
+                with suppress(NetworkError):
+                    await self._relays.hold(await self._directory.nodes())
+                self._conclude()
 
     async def look(self) -> None:
         """Ask some peers once, and hold or release relays."""

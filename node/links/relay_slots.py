@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from zlib import crc32
 
 from dht.errors import NetworkError, PeerError
 from dht.messages.types import NodeRecord, Reach
 from dht.transport.interface import Transport
-from dht.transport.relay_reservation import circuit_addresses, reserve
+from dht.transport.relay_reservation import ask_slot, circuit_addresses, reserve
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +20,12 @@ TRIED_MAX = 4
 MISSES_MAX = 2
 """Number of failed renewals in a row after which a relay is given up."""
 RESERVE_S = 6.0
+WATCH_EVERY_S, WATCH_S = 5.0, 2.5
+"""Interval at which relays are asked whether they are there, and time limit for the answer. One
+that answers neither of two requests is replaced at once: until then callers find nobody."""
+INTRODUCED_S, INTRODUCED_TRIES = 1.0, 4
+"""Pause before a relay that refused a newcomer is asked again, and how often: relays take peers of
+the network alone, and may not have read yet that this is one."""
 
 
 def relay_candidates(nodes: Mapping[str, NodeRecord], me: str) -> list[str]:
@@ -40,8 +47,13 @@ def relay_candidates(nodes: Mapping[str, NodeRecord], me: str) -> list[str]:
 class Relays:
     """The slots that this peer holds at relays; :meth:`hold` renews them."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(
+        self, transport: Transport, introduce: Callable[[], Awaitable[bool]] | None = None
+    ) -> None:
+        """``introduce`` tells the network that this peer is there, before relays are asked; it
+        returns whether the network did not know before."""
         self._transport = transport
+        self._introduce = introduce
         self._held: dict[str, tuple[tuple[str, ...], int]] = {}
         self._refused: set[str] = set()
 
@@ -62,14 +74,42 @@ class Relays:
         free = [each for each in able if each not in self._held.keys() | self._refused]
         if not free:
             self._refused.clear()  # they get another chance at the next look
-        for relay_id in free[:TRIED_MAX]:
-            if len(self._held) >= RELAYS:
+        new = self._introduce is not None and bool(free) and await self._introduce()
+        for left in reversed(range(INTRODUCED_TRIES if new else 1)):
+            for relay_id in free[:TRIED_MAX]:
+                if len(self._held) >= RELAYS:
+                    return
+                addresses = nodes[relay_id].addresses
+                if relay_id in self._held:
+                    continue
+                if await self._granted(relay_id, addresses):
+                    self._held[relay_id] = (circuit_addresses(relay_id, addresses, me), 0)
+                elif not left:
+                    self._refused.add(relay_id)
+            if self._held or not left:
                 return
-            addresses = nodes[relay_id].addresses
-            if await self._granted(relay_id, addresses):
-                self._held[relay_id] = (circuit_addresses(relay_id, addresses, me), 0)
-            else:
-                self._refused.add(relay_id)
+            await asyncio.sleep(INTRODUCED_S)
+
+    async def lost(self) -> bool:
+        """Ask the relays that are held, and give up those that do not answer; returns whether
+        there were any."""
+        held = [*self._held]
+        alive = await asyncio.gather(*(self._answers(relay_id) for relay_id in held))
+        gone = [relay_id for relay_id, answers in zip(held, alive, strict=True) if not answers]
+        for relay_id in gone:
+            logger.info("relay %s does not answer", relay_id)
+            self._held.pop(relay_id, None)
+            self._refused.add(relay_id)
+        return bool(gone)
+
+    async def _answers(self, relay_id: str) -> bool:
+        """Whether a relay says anything when it is asked for the slot again, twice."""
+        for _ in range(2):
+            with suppress(NetworkError, PeerError, TimeoutError):
+                async with asyncio.timeout(WATCH_S):
+                    await ask_slot(self._transport, relay_id)
+                    return True
+        return False
 
     async def _renew(
         self, relay_id: str, nodes: Mapping[str, NodeRecord], able: Sequence[str]

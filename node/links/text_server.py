@@ -70,7 +70,7 @@ class TextServer:
         traffic: LentTraffic | None = None,
         budget: Budget | None = None,
     ) -> None:
-        budget = budget or Budget()
+        self._budget = budget = budget or Budget()
         self._transport = transport
         self._texts = texts
         self._traffic = traffic or LentTraffic()
@@ -91,7 +91,7 @@ class TextServer:
             share.give_back(1)
 
     async def _answer(self, stream: Stream) -> None:
-        match await next_request(stream):
+        match await next_request(stream, self._budget):
             case TextsRequest(root=root):
                 known = root == self._texts.root
                 await answer(stream, self._texts.found if known else TextsFound(files=()))

@@ -348,13 +348,12 @@ def lent_traffic(arguments: argparse.Namespace) -> "LentTraffic":
 
 
 def relays_for_others(arguments: argparse.Namespace) -> bool:
-    """Whether this peer offers to relay for others. The daemon does that uncounted, so a peer that
-    limits its traffic does not offer it."""
+    """Whether this peer offers to relay. Who limits what is lent lends it for answers."""
     from dht.connecting import chosen_transport
     from dht.transport.config import TransportKind
 
-    uncounted = arguments.max_up is None and arguments.monthly_cap is None
-    return uncounted and chosen_transport(arguments.transport) is TransportKind.DAEMON
+    unlimited = arguments.max_up is None and arguments.monthly_cap is None
+    return unlimited and chosen_transport(arguments.transport) is TransportKind.DAEMON
 
 
 def has_gpu() -> bool:

@@ -15,7 +15,7 @@ from dht.messages.types import LINK_FRESH_MAX_S, LINKS_MAX, Link, LinksRecord, N
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
 from node.links.measured_links import MeasuredLinks
-from node.links.probe import FAST_BYTES_PER_S, measure_link
+from node.links.probe import FAST_BYTES_PER_S, MEASURE_BYTES, measure_link
 from node.stage.server import StageServer
 
 logger = logging.getLogger(__name__)
@@ -93,6 +93,8 @@ class LinkKeeper:
         missing = probe_order(me, missing)
         room = min(PER_ROUND, LINKS_MAX - len(fresh))
         for peer_id in missing[: max(0, room)]:
+            if self._stage.traffic.beside_left_bytes < MEASURE_BYTES:
+                break  # what the owner lends is for answers
             try:
                 link = await measure_link(self._transport, peer_id, nodes[peer_id].addresses)
                 lent = self._stage.traffic.down.rate_bytes_per_s

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from coordinator.plans.store import PlanStore
 from coordinator.runtime import Coordinator
-from dht.budget import Budget
+from dht.budget import SHARES, Budget
 from dht.errors import MachineError, NetworkError
 from dht.messages.types import NodeRecord, NodeState, Reach
 from dht.records.directory import Directory
@@ -130,6 +130,8 @@ class Peer:
             announcer=self._announcer,
             config=config.follow,
         )
+        self._introduced = False
+        """Whether this peer has announced itself."""
         self._measured = measured
         self._links = LinkKeeper(transport, directory, stage, measured)
         self._balancer = Balancer(directory, stage, lambda: self._announcer.record)
@@ -139,7 +141,9 @@ class Peer:
             again=self._announcer.again,
             reporter=reporter,
         )
-        self._reach = ReachKeeper(transport, directory, self._note_reach, relays=Relays(transport))
+        self._reach = ReachKeeper(
+            transport, directory, self._note_reach, relays=Relays(transport, self._introduce)
+        )
 
     @property
     def trouble(self) -> str:
@@ -170,7 +174,10 @@ class Peer:
         Raises NetworkError where this peer is cut off for good, and UserError or MachineError where
         a part of it cannot go on.
         """
-        await ProbeServer(self._transport, self._stage.traffic).start()
+        self._budget.parties.member = self._is_member
+        self._budget.parties.before = self._was_here
+        self._budget.parties.needs_relay = self._needs_relay
+        await ProbeServer(self._transport, self._stage.traffic, self._budget).start()
         await StageStreams(self._transport, self._stage, self._budget).start()
         await ReachServer(self._transport, budget=self._budget).start()
         await LayerCheckServer(self._transport, self._engine, self._budget).start()
@@ -192,11 +199,35 @@ class Peer:
             self._parts.beside(self._reach.run),
         ):
             await self._wait_reach()
+            self._introduced = True
             await self._announcer.announce()
             async with self._parts.beside(*work):
                 await self._leaving.wait()
                 await self._drain()
         await self._stage.close("the peer left")
+
+    def _is_member(self, peer_id: str) -> bool:
+        """Whether a peer announces that it serves this model, as last read."""
+        return peer_id in self._directory.nodes_last_read()
+
+    async def _introduce(self) -> bool:
+        """Announce this peer as one that nobody reaches, unless it has announced itself already;
+        returns whether it had not."""
+        if self._introduced:
+            return False
+        self._introduced = True
+        await self._directory.publish(replace(self._announcer.record, reach=Reach.NONE))
+        return True
+
+    def _needs_relay(self, peer_id: str) -> bool:
+        """Whether a peer of this model's says that others do not reach it directly."""
+        record = self._directory.nodes_last_read().get(peer_id)
+        return record is not None and record.reach is not Reach.DIRECT
+
+    def _was_here(self, peer_id: str) -> bool:
+        """Whether a peer has announced itself for some time, as this one saw it."""
+        here_s = self._transport.now() - self._directory.sightings.since_unix_s(peer_id)
+        return here_s >= SHARES.before_s
 
     async def _wait_reach(self) -> None:
         """Let others dial this peer back before it announces itself."""

@@ -175,6 +175,9 @@ class SessionTable:
     ) -> None:
         """``drop_work`` forgets a session's queued work in the engine and keeps its KV; ``on_idle``
         is called when the last session has freed its KV."""
+        self.account: Callable[[str], str] = lambda client: client
+        """The name under which a client's fair share counts: identities are free
+        (:meth:`dht.budget.Parties.account`)."""
         self._free_kv = free_kv
         self._drop_work = drop_work
         self._live: dict[str, Live] = {}
@@ -217,6 +220,7 @@ class SessionTable:
         ``busy`` tells whether the engine has work of a session, by its name there; sessions
         ``without`` which the stage is seen do not count.
         """
+        mine, account = self.account(client), self._account_of
         gone = {live.session.key for live in without}
         holders = [live for key, live in self._holders.items() if key not in gone]
         own = own_urgent = urgent = claimed = 0
@@ -225,19 +229,19 @@ class SessionTable:
             open_ = live.session.open
             urgent += live.session.urgent
             claimed += claim is not None and live.claim is claim
-            if open_.client == client:
+            if account(live) == mine:
                 own += 1
                 own_urgent += open_.priority is Priority.HIGH
             if live.waits(now_s, busy):
-                untried.append(open_.client)
+                untried.append(account(live))
         return StageLoad(
             sessions=len(holders),
-            seen=seen_by(client, (live.session.open.client for live in holders)),
+            seen=seen_by(mine, map(account, holders)),
             own=own,
             own_urgent=own_urgent,
             urgent=urgent,
             claimed=claimed,
-            untried=seen_by(client, untried),
+            untried=seen_by(mine, untried),
             prompts_per_s=self._prompts.per_s(now_s),
         )
 
@@ -312,14 +316,12 @@ class SessionTable:
         It is shorter for a session that has run nothing, if its client has more such sessions than
         ``client`` would have.
         """
-        idle = Counter(
-            live.session.open.client
-            for live in self._holders.values()
-            if not live.session.done_position
-        )
+        mine, account = self.account(client), self._account_of
+        holders = self._holders.values()
+        idle = Counter(account(live) for live in holders if not live.session.done_position)
 
         def rests_s(live: Live) -> float:
-            crowds = idle[live.session.open.client] > idle[client] + 1
+            crowds = idle[account(live)] > idle[mine] + 1
             return CROWD_REST_S if crowds and not live.session.done_position else REST_S
 
         return rests_s
@@ -336,8 +338,11 @@ class SessionTable:
             for live in sorted(self._holders.values(), key=lambda live: live.touched_s)
             if now_s - live.touched_s >= rests_s(live) and not busy(live.session.kv_key)
         }
-        order = first_to_give_way((key, live.session.open.client) for key, live in rest.items())
+        order = first_to_give_way((key, self._account_of(live)) for key, live in rest.items())
         return [rest[key] for key in order]
+
+    def _account_of(self, live: Live) -> str:
+        return self.account(live.session.open.client)
 
     def knows(self, peer_id: str) -> bool:
         """Whether ``peer_id`` has a part in a session that holds KV here, or had one lately."""

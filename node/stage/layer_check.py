@@ -94,19 +94,19 @@ class LayerCheckServer:
     ) -> None:
         self._transport = transport
         self._engine = engine
-        self._rate = (budget or Budget()).rate(LAYER_CHECKS)
+        self._budget = budget or Budget()
 
     async def start(self) -> None:
         await self._transport.serve(LAYERS_PROTOCOL, self._serve)
 
     async def _serve(self, stream: Stream) -> None:
-        request = await next_request(stream)
+        request = await next_request(stream, self._budget)
         if not isinstance(request, LayerCheck):
             raise codec.MalformedError(f"{type(request).__name__} asks for no rows")
         if not 0 < request.end - request.start <= LAYERS_CHECKED_MAX:
             raise codec.MalformedError(f"layers [{request.start}, {request.end}) to check")
         made, now_s = None, asyncio.get_running_loop().time()
-        if self._rate.take(stream.remote_peer_id, 1, now_s):
+        if self._budget.rate(LAYER_CHECKS).take(stream.remote_peer_id, 1, now_s):
             rows = rows_for(request.nonce, self._transport.peer_id, self._engine.hidden)
             made = await self._engine.run_rows(request.start, request.end, rows)
         await answer(stream, LayerRows(), b"" if made is None else join_rows([made.float()]))

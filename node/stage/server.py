@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from coordinator.admission.rules import headroom
 from coordinator.routing.balance import Movable, PeerLoad
-from dht.budget import FRAME_BYTES, Budget
+from dht.budget import Budget
 from dht.messages.kv import KvTaken
 from dht.messages.session import FinishReason, Pong, SessionClose, SessionOpen, TokensAttach
 from dht.supervision import Supervisor
@@ -79,7 +79,8 @@ class StageServer:
         self.kv = StageKv(engine, self._make_way)
         self._table = SessionTable(self._free_kv, log, self._drop_work, on_idle)
         if budget is not None:
-            budget.held(FRAME_BYTES).knows = self._table.knows
+            budget.parties.work = self._table.knows
+            self._table.account = self.kv.account = budget.parties.account
         self.flow = StagePipeline(
             engine,
             self.kv,

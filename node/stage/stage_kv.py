@@ -29,6 +29,8 @@ class StageKv:
     def __init__(self, engine: StageEngine, make_way: Callable[[str], bool]) -> None:
         """``make_way`` frees the KV of the session that it is given, by :meth:`give_way`; it
         returns False if that takes time."""
+        self.account: Callable[[str], str] = lambda client: client
+        """The name under which a client's fair share counts, as in the table of sessions."""
         self._engine = engine
         self._make_way = make_way
         self._shape = (0, 0, 0)
@@ -57,7 +59,7 @@ class StageKv:
         stage = open_.route[open_.hop]
         return KvAsk(
             session=key,
-            client=open_.client,
+            client=self.account(open_.client),
             start=stage.start,
             end=stage.end,
             tokens=open_.prompt_tokens + self._engine.state_tokens,

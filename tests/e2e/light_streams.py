@@ -9,11 +9,12 @@ import random
 import sys
 from collections.abc import Awaitable, Callable
 
-from dht.errors import NetworkError
+from dht.errors import NetworkError, UserError
 from dht.identity.peer_id import Identity
 from dht.light.transport import LightTransport
 from dht.transport.config import TransportConfig
 from dht.transport.interface import Stream
+from dht.transport.listener import greets, identity_of
 
 ECHO, SINK, SLOW_SINK, SOURCE = (f"/test/{n}/1" for n in ("echo", "sink", "slow", "source"))
 ARRIVED, CALL_ME, CALL = (f"/test/{n}/1" for n in ("arrived", "call-me", "call"))
@@ -176,6 +177,34 @@ async def mistakes_are_network_errors(
     await echo_of_every_size(light, peer, where)
 
 
+async def a_port_that_another_listens_on_is_refused(
+    light: LightTransport, peer: str, where: tuple[str, ...]
+) -> None:
+    """py-libp2p would share it, and each would get some of the other's connections."""
+    port = int(light.addresses[0].split("/")[4])
+    second = TransportConfig(
+        identity=Identity.generate(), host="127.0.0.1", port=port, initial_peers=where
+    )
+    said = ""
+    try:
+        await LightTransport.create(second)
+    except UserError as error:
+        said = str(error)
+    assert f"cannot listen on 127.0.0.1 port {port}" in said
+    await echo_of_every_size(light, peer, where)
+
+
+async def a_listener_tells_who_it_is(
+    light: LightTransport, peer: str, where: tuple[str, ...]
+) -> None:
+    """As its certificate says, whichever the transport."""
+    for address, expected in ((where[0], peer), (light.addresses[0], light.peer_id)):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(address.split("/")[4]))
+        assert await greets(reader, writer)
+        assert await identity_of(reader, writer) == expected
+        writer.close()
+
+
 CASES: dict[str, Callable[[LightTransport, str, tuple[str, ...]], Awaitable[None]]] = {
     case.__name__: case
     for case in (
@@ -186,6 +215,8 @@ CASES: dict[str, Callable[[LightTransport, str, tuple[str, ...]], Awaitable[None
         the_last_word_of_who_goes_is_heard,
         being_called,
         mistakes_are_network_errors,
+        a_port_that_another_listens_on_is_refused,
+        a_listener_tells_who_it_is,
     )
 }
 

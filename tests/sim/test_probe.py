@@ -1,19 +1,28 @@
 """Probes over links on paper: what they measure is the link, whatever its rate and delay."""
 
+import contextlib
 import random
+from dataclasses import replace
 
 import pytest
 
-from dht.errors import NetworkError, PeerError
+from dht.budget import PROBE_BYTES, Budget
+from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.messages.peer import ProbeRequest
 from dht.transport.interface import PROBE_PROTOCOL
 from dht.transport.metered import ByteMeter, MeteredTransport
 from node.links.lent_traffic import LentTraffic
-from node.links.probe import FRAME_BYTES, SERVED_BYTES_MAX, ProbeServer, late_rate, measure_link
+from node.links.probe import (
+    FRAME_BYTES,
+    PROBE_BYTES_FIRST,
+    ProbeServer,
+    late_rate,
+    measure_link,
+)
 from testing.clock import run_virtual
-from testing.network import LinkModel, MemoryNetwork
+from testing.network import LinkModel, MemoryNetwork, MemoryTransport
 
 pytestmark = pytest.mark.sim
 MBIT = 125_000.0
@@ -54,25 +63,72 @@ def test_a_fast_link_costs_less_than_a_megabyte_and_does_not_look_faster_than_it
     run_virtual(scenario(), limit_s=60)
 
 
-def test_a_stream_cannot_make_a_peer_upload_for_ever() -> None:
+async def drawn_bytes(asker: MemoryTransport, asked: str, streams: int, size_bytes: int) -> int:
+    """What one peer gets that asks for probes on stream after stream until each is refused."""
+    got_bytes = 0
+    for _ in range(streams):
+        stream = await asker.open_stream(asked, PROBE_PROTOCOL)
+        with contextlib.suppress(NetworkError):
+            while True:
+                await codec.send_frame(stream, ProbeRequest(size_bytes=size_bytes))
+                left_bytes = size_bytes
+                while left_bytes:
+                    frame = await codec.read_frame(stream)
+                    left_bytes -= len(frame.body)
+                    got_bytes += len(frame.body)
+                    if not frame.body:
+                        raise NetworkError("no more")
+        await stream.close()
+    return got_bytes
+
+
+def test_one_peer_draws_no_more_probes_on_many_streams() -> None:
     async def scenario() -> None:
         network = MemoryNetwork(random.Random(1))
-        asker = network.transport(Identity.generate())
-        asked = network.transport(Identity.generate())
+        asker, asked = network.transport(), network.transport()
         await ProbeServer(asked).start()
-        stream = await asker.open_stream(asked.peer_id, PROBE_PROTOCOL)
-        got_bytes = 0
+        got_bytes = await drawn_bytes(asker, asked.peer_id, 20, PROBE_BYTES_FIRST)
+        assert got_bytes <= PROBE_BYTES.burst + 60 * PROBE_BYTES.per_s
 
-        async def ask_on() -> None:
-            nonlocal got_bytes
-            while True:
-                stream.write(codec.encode_frame(ProbeRequest(size_bytes=3 << 20)))
-                for _ in range(0, 3 << 20, 32 << 10):
-                    got_bytes += len((await codec.read_frame(stream)).body)
+    run_virtual(scenario(), limit_s=60)
 
-        with pytest.raises((NetworkError, PeerError)):
-            await ask_on()
-        assert got_bytes <= SERVED_BYTES_MAX
+
+def test_strangers_get_short_probes_and_all_together_leave_half_to_members() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(1))
+        asked, member = network.transport(), network.transport()
+        budget = Budget(replace(PROBE_BYTES, all_burst=4 << 20, all_per_s=0))
+        budget.parties.member = budget.parties.work = {member.peer_id}.__contains__
+        await ProbeServer(asked, budget=budget).start()
+        strangers = [network.transport() for _ in range(64)]
+        each = [await drawn_bytes(s, asked.peer_id, 3, PROBE_BYTES_FIRST) for s in strangers]
+        assert 0 < max(each) <= PROBE_BYTES.stranger_burst
+        assert sum(each) <= 2 << 20
+        full = 4 * PROBE_BYTES_FIRST
+        assert await drawn_bytes(network.transport(), asked.peer_id, 1, full) == 0
+        assert await drawn_bytes(member, asked.peer_id, 1, full) == 2 << 20
+        with pytest.raises(NetworkError, match="sends no more probes"):
+            await measure_link(member, asked.peer_id)
+
+    run_virtual(scenario(), limit_s=60)
+
+
+def test_probes_take_a_tenth_of_the_month_at_most_and_sessions_go_on() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(1))
+        plain, asker = network.transport(), network.transport()
+        traffic = LentTraffic(month_bytes_max=20e6)
+        meter = ByteMeter(traffic.sent, traffic.received)
+        meter.beside = lambda peer_id, count: traffic.beside(count, lambda: False)
+        asked = MeteredTransport(plain, meter)
+        budget = Budget(replace(PROBE_BYTES, per_s=1e9, burst=1e9, all_per_s=1e9, all_burst=1e9))
+        await ProbeServer(asked, traffic, budget).start()
+        for size_bytes in (PROBE_BYTES_FIRST, 4 << 10):
+            await drawn_bytes(asker, asked.peer_id, 40, size_bytes)
+        assert traffic.sent_bytes + traffic.received_bytes <= 2e6 + 64 * 1024
+        assert traffic.exhausted() is None
+        with pytest.raises(NetworkError):
+            await measure_link(asker, asked.peer_id)
 
     run_virtual(scenario(), limit_s=60)
 

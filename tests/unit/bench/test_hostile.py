@@ -59,6 +59,7 @@ WAYS = {
     "values that a library reads before they are checked": {"nested_values", "odd_answers"},
     "many records that count as one": {"thousands_in_one"},
     "connections of nobody": {"first_lines"},
+    "traffic that a volunteer lends": {"probes_without_end", "calls_of_strangers"},
     "other numbers under the same names": {"other_weights"},
 }
 """Ways to harm a swarm over the network, and the rows that try them."""

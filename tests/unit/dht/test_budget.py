@@ -6,11 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from dht.budget import LIMITS, STREAMS, Amount, Buckets, Budget, Limit, RateLimit, Taken
+from dht.budget import (
+    LIMITS,
+    SHARES,
+    STREAMS,
+    Amount,
+    Buckets,
+    Budget,
+    Limit,
+    RateLimit,
+    Taken,
+    prefix_of,
+)
 from dht.errors import NetworkError
 
 THREATS = Path(__file__).parents[3] / "docs" / "threat-model.md"
-UNITS = {"": 1, "MB": 1e6, "MiB": 1 << 20}
+UNITS = {"": 1, "KiB": 1 << 10, "MB": 1e6, "MiB": 1 << 20}
 SMALL = replace(STREAMS, per_peer=3, in_all=12, crowded=6, when_crowded=1)
 
 
@@ -47,6 +58,86 @@ def test_what_is_above_a_peers_own_rate_takes_nothing_from_the_others() -> None:
     assert taken.refused == 9
 
 
+ADDRESSED = {"dials_back_to"}
+"""Limits whose names are addresses; what peers ask for is bounded by `dials_back`."""
+OVER_ALL = [limit for limit in LIMITS if limit.name not in ADDRESSED]
+CROWD = [f"free-{number}" for number in range(64)]
+
+
+class OneLimit:
+    """Takes of one limit in a budget, at one time."""
+
+    def __init__(self, limit: Limit) -> None:
+        self.budget, self.limit = Budget(), limit
+        self.meter = (
+            self.budget.held(limit) if isinstance(limit, Amount) else self.budget.rate(limit)
+        )
+        one, all_ = (
+            (limit.per_peer, limit.in_all)
+            if isinstance(limit, Amount)
+            else (limit.burst, limit.all_burst)
+        )
+        self.step = 1 if all_ <= 4096 else min(one, all_) // 32
+        self.of_one, self.of_all = min(one, all_), all_
+
+    def drain(self, peer_id: str) -> float:
+        """What one peer gets that takes as much as it may."""
+        got = 0.0
+        while self.take(peer_id):
+            got += self.step
+        return got
+
+    def take(self, peer_id: str) -> bool:
+        if isinstance(self.meter, Taken):
+            return self.meter.take(peer_id, self.step, 0.0)
+        return self.meter.take(peer_id, int(self.step))
+
+
+@pytest.mark.parametrize("limit", OVER_ALL, ids=lambda limit: limit.name)
+def test_free_identities_leave_half_of_everything_to_peers_that_are_known(limit: Limit) -> None:
+    for known in ("client", "neighbour"):
+        one = OneLimit(limit)
+        one.budget.parties.work = lambda peer_id: peer_id == "client"
+        one.budget.parties.before = lambda peer_id: peer_id == "neighbour"
+        assert 0 < sum(map(one.drain, CROWD)) <= one.of_all / 2
+        share = getattr(limit, "when_crowded", 0) or min(one.of_one, one.of_all / 2)
+        assert one.drain(known) >= share - one.step
+
+
+@pytest.mark.parametrize("limit", OVER_ALL, ids=lambda limit: limit.name)
+def test_free_identities_of_one_prefix_count_as_a_few_peers(limit: Limit) -> None:
+    one = OneLimit(limit)
+    one.budget.parties.work = lambda peer_id: False
+    for number, each in enumerate(CROWD):
+        one.budget.parties.met(each, f"198.51.100.{number}")
+    elsewhere = OneLimit(limit)
+    elsewhere.budget.parties.work = lambda peer_id: False
+    assert sum(map(one.drain, CROWD)) <= SHARES.prefix_peers * one.of_one
+    if SHARES.prefix_peers * one.of_one < one.of_all / 2:
+        one.budget.parties.met("honest", "203.0.113.1")
+        assert one.take("honest"), "a newcomer from elsewhere"
+
+
+def test_a_prefix_is_what_one_party_has() -> None:
+    assert prefix_of("198.51.100.7") == prefix_of("::ffff:198.51.100.9") == "198.51.100.0/24"
+    assert prefix_of("2001:db8:1:2::3") == prefix_of("2001:db8:1:ffff::1") == "2001:db8:1::/48"
+    assert prefix_of("127.0.0.1") == prefix_of("::1") == prefix_of("") == prefix_of("name") == ""
+
+
+def test_what_a_peer_held_is_given_back_to_the_prefix_that_had_it() -> None:
+    budget = Budget(SMALL)
+    held, parties = budget.held(STREAMS), budget.parties
+    parties.work = lambda peer_id: False
+    parties.met("a", "198.51.100.1")
+    assert held.take("a", 2)
+    parties.met("a", "203.0.113.1")  # it came back from elsewhere
+    held.give_back("a", 2)
+    assert not held.by_peer
+    assert not held._by_prefix
+    assert held.take("a")
+    assert held._by_prefix == {"203.0.113.0/24": 1}
+
+
 def test_a_peer_has_its_share_and_others_come_in_where_it_is_crowded() -> None:
     budget = Budget(SMALL)
     held = budget.held(STREAMS)
@@ -62,13 +153,14 @@ def test_a_peer_has_its_share_and_others_come_in_where_it_is_crowded() -> None:
 
 
 def test_a_stranger_holds_less_than_a_peer_that_is_known() -> None:
-    held = Budget(replace(SMALL, per_stranger=2)).held(STREAMS)
-    held.knows = {"friend"}.__contains__
+    budget = Budget(replace(SMALL, per_stranger=2, crowded=None))
+    held = budget.held(STREAMS)
+    budget.parties.work = {"friend"}.__contains__
     assert [held.take("a") for _ in range(3)] == [True, True, False]
     assert held.take("friend", 3)
     assert not held.take("friend"), "not more than a peer's share"
-    assert held.take("b", 2)
-    assert not held.take("c", 2), "where it is crowded, one each"
+    assert held.take("b", 1)
+    assert not held.take("c", 1), "half of all is for peers that are known"
 
 
 def test_a_refusal_has_a_reason_and_leaves_nothing_behind() -> None:
@@ -100,22 +192,25 @@ def told(limit: Limit) -> list[str]:
                 crowded = f"; from {number(limit.crowded)} on {number(limit.when_crowded)} each"
             stranger = ""
             if limit.per_stranger is not None:
-                stranger = f"; {number(limit.per_stranger)} without a session here"
+                stranger = f"; {number(limit.per_stranger)} for strangers"
             return [
                 f"`{limit.name}`",
                 number(limit.per_peer) + stranger,
                 number(limit.in_all) + crowded,
             ]
         case RateLimit():
+            stranger = ""
+            if limit.stranger_burst is not None:
+                stranger = f"; {number(limit.stranger_burst)} at once for strangers"
             return [
                 f"`{limit.name}`",
-                rate(limit.per_s, limit.burst),
+                rate(limit.per_s, limit.burst) + stranger,
                 rate(limit.all_per_s, limit.all_burst),
             ]
 
 
 def test_the_threat_model_lists_every_limit_as_it_is() -> None:
-    section = THREATS.read_text().split("## Limits\n")[1].split("\n## ")[0]
+    section = THREATS.read_text().split("## Limits\n")[1].split("\n### ")[0]
     rows = [re.split(r"\s*\|\s*", line.strip("| ")) for line in section.splitlines() if "`" in line]
     listed = [row[:3] for row in rows if row[0].startswith("`")]
     assert listed == [told(limit) for limit in LIMITS]

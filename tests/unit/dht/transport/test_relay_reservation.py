@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
 from dht.messages import codec
-from dht.transport.interface import Stream
+from dht.transport.interface import RELAY_PROTOCOL, Stream
+from dht.transport.relay_messages import ANSWER_BYTES_MAX
 from dht.transport.relay_reservation import (
-    ANSWER_BYTES_MAX,
-    RELAY_PROTOCOL,
     RESERVE,
     Granted,
     circuit_addresses,

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +13,14 @@ from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.messages.peer import ReachAnswer, ReachRequest
 from dht.messages.session import Ping
+from dht.transport.listener import GREETING
 from dht.transport.streams import stream_pair
 from node.links.dial_back_findings import is_public
-from node.links.reachability import GREETING, ReachLimits, ReachServer, greeter, port_of
+from node.links.reachability import ReachLimits, ReachServer, greeter, port_of
 from node.peer.dry_run import reach_sentence
 from testing.network import MemoryNetwork
+from tests.unit.dht.transport.test_listener import certified
+from tests.unit.dht.transport.test_listener import peer as another_peer
 
 LOCAL = "127.0.0.1"
 LIMITS = ReachLimits(dial_s=0.5)
@@ -81,6 +85,19 @@ def test_only_libp2p_where_the_asker_comes_from_counts() -> None:
             async with listening(talk) as port:
                 answer = await asked(server(), ReachRequest(port=port))
                 assert answer == ReachAnswer(reached=False, host=LOCAL)
+
+    asyncio.run(body())
+
+
+def test_another_peer_at_the_same_port_is_not_the_one_that_asks(tmp_path: Path) -> None:
+    async def body() -> None:
+        _, file = certified(Identity(b"b" * 32), Identity(b"b" * 32), tmp_path)
+        async with another_peer(file) as port:
+            answer = await asked(server(), ReachRequest(port=port))
+            assert answer == ReachAnswer(reached=False, host=LOCAL)
+            bob = Identity(b"b" * 32).peer_id
+            answer = await asked(server(), ReachRequest(port=port), peer=bob)
+            assert answer == ReachAnswer(reached=True, host=LOCAL)
 
     asyncio.run(body())
 

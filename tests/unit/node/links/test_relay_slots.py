@@ -1,5 +1,6 @@
 """Which peers relay for one that others cannot reach, and how the two are told of."""
 
+import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from node.links.reachability import ReachKeeper
 from node.links.relay_slots import MISSES_MAX, RELAYS, Relays, relay_candidates
 from testing.clock import run_virtual
 from testing.network import MemoryNetwork, MemoryTransport
+from tests.sim.test_sessions import until
 from tests.unit.records import MODEL, record_of
 
 GRANTED = b"\x04\x08\x02\x28\x64"
@@ -175,6 +177,35 @@ def test_a_closed_peer_takes_relays_and_leaves_them_when_it_is_open() -> None:
         await kept.look()
         # The router's address, which others dialled, is told on: the peer does not see it itself.
         assert told[1:] == [(Reach.DIRECT, (f"/ip4/{ROUTER}/tcp/31337/p2p/{me}",))]
+
+    run_virtual(body(), limit_s=600)
+
+
+def test_a_relay_that_dies_is_replaced_within_fifteen_seconds() -> None:
+    async def body() -> None:
+        def nothing(peers: list[Other]) -> None:
+            pass
+
+        network = MemoryNetwork(random.Random(1))
+        kept, told, peers, _ = await keeper(network, nothing)
+        running = asyncio.create_task(kept.run())
+        clock = asyncio.get_running_loop()
+        await until(lambda: bool(told))
+        (_, beside), held = told[0], [each for each in peers if each.asked]
+        assert len(held) == RELAYS
+        dead = held[0].transport.peer_id
+        await asyncio.sleep(10)
+        assert len(told) == 1, "who is there stays"
+        died_s = clock.time()
+        network.kill(dead)
+        await until(lambda: len(told) > 1)
+        assert clock.time() - died_s < 15
+        reach, now = told[1]
+        assert reach is Reach.RELAYED
+        assert len(now) == RELAYS
+        assert not any(f"/p2p/{dead}/" in each for each in now)
+        assert set(now) & set(beside), "the other one stays"
+        running.cancel()
 
     run_virtual(body(), limit_s=600)
 

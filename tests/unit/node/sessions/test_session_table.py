@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 
 from coordinator.admission.rules import CROWD_REST_S, RATE_S, REST_S, UNTRIED_S, StageLoad
+from dht.budget import Parties
 from dht.messages.session import Priority
 from dht.transport.frame_sender import FrameSender
 from node.sessions import session_table
@@ -67,6 +68,20 @@ def test_a_finished_answer_holds_nothing_and_counts_against_nobody() -> None:
     assert side.freed == [other.session.kv_key, one.session.kv_key]
     assert list(side.table) == []
     assert side.table.holding == 0
+
+
+def test_free_identities_of_one_address_have_one_client_s_share() -> None:
+    side, parties = Table(), Parties()
+    side.table.account = parties.account
+    for number in range(64):
+        parties.met(f"free{number}", f"198.51.100.{number}")
+        side.add(f"session{number}", f"free{number}")
+    parties.met("honest", "203.0.113.1")
+    for_honest = side.table.load("honest", now_s=0.0)
+    assert (for_honest.sessions, for_honest.seen, for_honest.untried) == (64, 1, 1)
+    parties.met("free64", "198.51.100.200")
+    crowded = side.table.load("free64", now_s=0.0)
+    assert (crowded.seen, crowded.own) == (64, 64)
 
 
 def test_a_session_waits_for_stages_and_links_and_not_for_a_slow_client() -> None:
