@@ -216,6 +216,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size_mlp": 48,
             "attention_chunk_size": WINDOW,
             "moe_layers": [1, 3],
+            "attn_temperature_tuning": False,
+        },
+    ),
+    "llama4_text, by position": (
+        "llama4_text",
+        {
+            "head_dim": 8,
+            "num_local_experts": 2,
+            "intermediate_size_mlp": 48,
+            "attention_chunk_size": 512,  # beyond it transformers' cache differs from its own mask
+            "no_rope_layers": [1, 0, 1, 0],
+            "floor_scale": 16,
+            "attn_scale": 0.5,
         },
     ),
     "mamba": ("mamba", {"state_size": 8}),
