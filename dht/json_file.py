@@ -28,6 +28,14 @@ def read_object(path: Path) -> Json:
     return read
 
 
+def object_or_empty(path: Path) -> Json:
+    """:func:`read_object`; an empty object where the file is not there or holds anything else."""
+    try:
+        return read_object(path)
+    except (OSError, ValueError):
+        return {}
+
+
 def decode_json(data: bytes | msgspec.Raw, kind: type[T]) -> T:
     """The value of type ``kind`` that the JSON text ``data`` holds; raises ValueError."""
     try:
