@@ -178,6 +178,7 @@ def library_config(directory: Path) -> Any:
     Code that comes with a model is never run. Raises UserError for a configuration that
     transformers does not understand.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoConfig
 
     config = read_config(directory)
@@ -187,8 +188,12 @@ def library_config(directory: Path) -> Any:
             return AutoConfig.from_pretrained(directory, trust_remote_code=False)
         borrowed = {key: value for key, value in config.items() if key != "auto_map"}
         return CONFIG_MAPPING[kind].from_dict({**borrowed, "model_type": kind})
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UserError(f"{directory / 'config.json'} is not understood: {error}") from error
+    except KeyError as error:
+        path = directory / "config.json"
+        raise UserError(f"{path} is not understood: transformers does not know {error}") from error
+    except (OSError, ValueError, AttributeError, TypeError, StrictDataclassError) as error:
+        said = " ".join(str(error).split())[:1000]
+        raise UserError(f"{directory / 'config.json'} is not understood: {said}") from error
 
 
 def sizes_of(config: Any) -> tuple[int, int, int]:
