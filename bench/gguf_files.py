@@ -279,4 +279,5 @@ def _as_stored(architecture: str, name: str, array: np.ndarray, config: Any) -> 
 def _paired(array: np.ndarray, heads: int) -> np.ndarray:
     """Rows of queries or keys with the channels that are turned together side by side."""
     rows = array.reshape(heads, 2, -1, *array.shape[1:])
-    return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(array.shape)
+    turned: np.ndarray = np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(array.shape)
+    return turned
