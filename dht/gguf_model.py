@@ -12,8 +12,10 @@ import logging
 import os
 import re
 import shutil
+import struct
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,12 +24,15 @@ import msgspec
 
 from dht.errors import UserError
 from dht.gguf_header import (
+    HEADER_BYTES_MAX,
     GgufHeader,
+    GgufTensor,
     gguf_header_bytes,
     parse_gguf,
     read_whole_header,
     without_long_arrays,
 )
+from dht.gguf_settings import SETTINGS_VERSION, settings_of
 from dht.hub import (
     GGUF,
     HubId,
@@ -51,8 +56,12 @@ ARCHITECTURE = "gguf_architecture"
 """Key of a configuration that was made of a GGUF file: what the file calls its architecture."""
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 SPLITS_MAX = 1 << 10
+FACTORS_MAX = 1 << 12
+"""Maximum numbers of a tensor that becomes a setting: one for each pair of a head's channels."""
 TIED_ANYWAY = ("falcon", "bloom")
 """Architectures that are tied though their files hold an output head, as transformers knows."""
+Read = Callable[[str, GgufTensor], bytes]
+"""Reads a tensor of one of a model's files."""
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Tokens that end an answer, by their keys behind ``tokenizer.ggml.``."""
 
@@ -94,7 +103,8 @@ def hub_model(hub_id: HubId) -> tuple[HubListing, Path]:
     contents = {name: listing.files[name].sha256 or listing.commit for name in files}
     place = _place(digest_of(contents), Path(hub_id.file).name)
     if not (place / INDEX).is_file():
-        write_directory(place, [(name, *_hub_header(listing, name)) for name in files])
+        headers = [(name, *_hub_header(listing, name)) for name in files]
+        write_directory(place, headers, read=partial(_hub_numbers, listing))
     return listing, place
 
 
@@ -120,6 +130,28 @@ def _hub_header(listing: HubListing, name: str) -> tuple[bytes, GgufHeader]:
         return raw[:needed], parse_gguf(raw, size_bytes, where)
     except ValueError as error:
         raise UserError(f"{where} is damaged: {error}") from error
+
+
+def _hub_numbers(listing: HubListing, name: str, tensor: GgufTensor) -> bytes:
+    """The bytes of a tensor near the start of a file on the hub. Raises UserError, NetworkError."""
+    if (here := snapshot(listing) / name).is_file():
+        return _numbers(here, tensor)
+    if tensor.end > HEADER_BYTES_MAX:
+        raise UserError(
+            f"{name} of {listing.repo} cannot be served from the hub: {tensor.name} stands behind"
+            f" its first {HEADER_BYTES_MAX} bytes; download the file"
+        )
+    return fetch_start(listing, name, tensor.end)[tensor.begin :]
+
+
+def _numbers(file: Path, tensor: GgufTensor) -> bytes:
+    """The bytes of a tensor. Raises UserError."""
+    try:
+        with file.open("rb") as opened:
+            opened.seek(tensor.begin)
+            return opened.read(tensor.end - tensor.begin)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error}") from error
 
 
 def split_names(name: str) -> list[str]:
@@ -170,7 +202,7 @@ def _place(content: str, name: str) -> Path:
     Another version of transformers may make other text files of them, and so has a directory of its
     own.
     """
-    told = f"{content}\n{version('transformers')}"
+    told = f"{content}\n{version('transformers')}\n{SETTINGS_VERSION}"
     return notes_directory() / "gguf" / hashlib.sha256(told.encode()).hexdigest() / name
 
 
@@ -178,18 +210,23 @@ def write_directory(
     place: Path,
     headers: Sequence[tuple[str, bytes, GgufHeader]],
     files: Sequence[Path] = (),
+    read: Read | None = None,
 ) -> Path:
     """Make the directory ``place`` of the GGUF model whose files have these names and headers.
 
-    ``files``, one for each, are linked from it. Raises UserError for a model that cannot be served,
+    ``files``, one for each, are linked from it; ``read`` reads tensors where there are none.
+    Raises UserError for a model that cannot be served,
     or a place that cannot be written.
     """
+    by_name = {file.name: file for file in files}
+    read = read or (lambda name, tensor: _numbers(by_name[name], tensor))
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent) as made:
             directory = Path(made) / "model"
             directory.mkdir()
-            for name, data in _texts(str(files[0] if files else headers[0][0]), headers, directory):
+            where = str(files[0] if files else headers[0][0])
+            for name, data in _texts(where, headers, directory, read):
                 (directory / name).write_bytes(data)
             for file in files:
                 _link(file, directory / file.name)
@@ -220,9 +257,11 @@ def _forget_gone() -> None:
 
 
 def _texts(
-    where: str, headers: Sequence[tuple[str, bytes, GgufHeader]], directory: Path
+    where: str, headers: Sequence[tuple[str, bytes, GgufHeader]], directory: Path, read: Read
 ) -> Iterable[tuple[str, bytes]]:
     """Name and content of each text file; those of the tokenizer are written to ``directory``."""
+    from transformers.integrations.gguf import read_gguf_metadata
+
     _, raw, header = headers[0]
     names: dict[str, str] = {}
     for name, _, each in headers:
@@ -232,7 +271,22 @@ def _texts(
     count = header.metadata.get("split.count", 1) or 1
     if count != len(headers):
         raise UserError(f"{where} cannot be served: it is one of {count} files, not {len(headers)}")
-    config = _config(where, raw, header, names)
+    made = _config(where, raw, header, names)
+    with _Hollow(without_long_arrays(raw, header), header) as file:
+        metadata, _ = read_gguf_metadata(str(file))
+    begin = f"{made[ARCHITECTURE]}."
+    said = {
+        key.removeprefix(begin): value for key, value in metadata.items() if key.startswith(begin)
+    }
+    tensors = {t.name: (name, t) for name, _, each in headers for t in each.tensors}
+
+    def factors(name: str) -> list[float]:
+        file, tensor = tensors[name]
+        if tensor.kind != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > FACTORS_MAX:
+            raise UserError(f"{where} is damaged: {name} is {tensor.kind} of {tensor.shape}")
+        return list(struct.unpack(f"<{tensor.shape[0]}f", read(file, tensor)))
+
+    config = settings_of(where, made, said, tuple(names), factors)
     yield "config.json", msgspec.json.encode(config)
     yield INDEX, msgspec.json.encode({"weight_map": names})
     ends = [header.metadata.get(f"tokenizer.ggml.{key}") for key in END_KEYS]

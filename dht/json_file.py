@@ -47,6 +47,14 @@ def is_deep(value: Any) -> bool:
     return any(isinstance(each, dict | list) for each in level)
 
 
+def object_or_empty(path: Path) -> Json:
+    """:func:`read_object`; an empty object where the file is not there or holds anything else."""
+    try:
+        return read_object(path)
+    except (OSError, ValueError):
+        return {}
+
+
 def decode_json(data: bytes | msgspec.Raw, kind: type[T]) -> T:
     """The value of type ``kind`` that the JSON text ``data`` holds; raises ValueError."""
     try:

@@ -6,8 +6,8 @@ a weight. A directory's hashes are in its manifest, which the first ``node.join`
 """
 
 import hashlib
-from collections.abc import Collection, Mapping
-from pathlib import Path, PureWindowsPath
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any
 
 import msgspec
@@ -190,16 +190,35 @@ def library_config(directory: Path) -> Any:
         if kind is None or kind == config["model_type"]:
             with read_by_library(directory, ("config.json",)) as cleaned:
                 return AutoConfig.from_pretrained(cleaned, trust_remote_code=False)
-        return CONFIG_MAPPING[kind].from_dict({**config, "model_type": kind})
+        borrowed = {key: value for key, value in config.items() if key != "auto_map"}
+        return CONFIG_MAPPING[kind].from_dict({**borrowed, "model_type": kind})
+    except KeyError as error:
+        path = directory / "config.json"
+        raise UserError(f"{path} is not understood: transformers does not know {error}") from error
     except Exception as error:
-        raise UserError(f"{directory / 'config.json'} is not understood: {error}") from error
+        said = " ".join(str(error).split())[:1000]
+        raise UserError(f"{directory / 'config.json'} is not understood: {said}") from error
 
 
 def sizes_of(config: Any) -> tuple[int, int, int]:
     """Layers, longest context in tokens, and vocabulary of a transformers configuration."""
     text = config.get_text_config()
     named = getattr(text, "max_position_embeddings", None) or getattr(text, "seq_length", None)
-    return int(text.num_hidden_layers), int(named or CONTEXT_TOKENS), int(text.vocab_size)
+    context = max(int(named or CONTEXT_TOKENS), *_extended(getattr(text, "rope_parameters", None)))
+    return int(text.num_hidden_layers), context, int(text.vocab_size)
+
+
+def _extended(rope: Any) -> Iterator[int]:
+    """Contexts to which YaRN extends rotary parameters, perhaps given by kind of layer: the factor
+    times the original context. What a configuration names may be the original one (Qwen's)."""
+    yield 0
+    if not isinstance(rope, Mapping):
+        return
+    for inner in rope.values():
+        yield from _extended(inner)
+    factor, original = rope.get("factor"), rope.get("original_max_position_embeddings")
+    if rope.get("rope_type") == "yarn" and factor and original:
+        yield int(factor * original)
 
 
 def directory_fingerprint(root: str, directory: Path) -> str:
@@ -216,8 +235,11 @@ def directory_fingerprint(root: str, directory: Path) -> str:
 
 def shards_of(directory: Path) -> tuple[str, ...]:
     """The safetensors files of the model in a directory. Raises UserError."""
+    index = read_index(directory)
     files = {file.name for file in directory.iterdir() if file.is_file()}
-    return shard_names(str(directory), files, read_index(directory))
+    within = {name for name in (index or {}).values() if _is_within(name)}
+    files |= {name for name in within if (directory / name).is_file()}
+    return shard_names(str(directory), files, index)
 
 
 def read_index(directory: Path) -> dict[str, str] | None:
@@ -233,25 +255,39 @@ def read_index(directory: Path) -> dict[str, str] | None:
         isinstance(name, str) for name in weight_map.values()
     ):
         raise UserError(f"{path} is no index of tensors")
-    return weight_map
+    return {tensor: str(PurePosixPath(name)) for tensor, name in weight_map.items()}
 
 
 def shard_names(
     where: str, files: Collection[str], index: dict[str, str] | None
 ) -> tuple[str, ...]:
-    """The safetensors files of a model that has these files. Raises UserError."""
-    if index is not None:
-        names = sorted(set(index.values()))
-    elif SINGLE in files:
-        names = [SINGLE]
-    else:
-        names = sorted(n for n in files if n.endswith(".safetensors") and "/" not in n)
-    if not names:
-        pickled = sorted(name for name in files if name.endswith(PICKLED))
-        only = f"only {pickled[0]}, which can run code" if pickled else "none"
-        raise UserError(f"{where} has no safetensors files ({only}); weights must be in them")
-    for name in names:
-        path = PureWindowsPath(name)  # takes the other systems' names apart, too
-        if name not in files or path.anchor or ".." in path.parts:
-            raise UserError(f"{where}: the index names {name[:200]}, which is not there")
-    return tuple(names)
+    """The safetensors files of a model that has these files, as transformers takes them: a single
+    file before an index. Where two hold the same tensor, the later one counts.
+
+    Raises UserError.
+    """
+    if SINGLE in files:
+        return (SINGLE,)
+    if index:
+        names = tuple(sorted(set(index.values())))
+        for name in names:
+            if name not in files or not _is_within(name):
+                raise UserError(
+                    f"{where}: the index names the file {name[:200]}, which is not there"
+                )
+        return names
+    loose = sorted(name for name in files if name.endswith(".safetensors"))
+    if loose:
+        raise UserError(
+            f"{where} has {loose[0][:200]}, but neither {SINGLE} nor an index ({INDEX}) that says"
+            " which files are the model's"
+        )
+    pickled = sorted(name for name in files if name.endswith(PICKLED))
+    only = f"only {pickled[0]}, which can run code" if pickled else "none"
+    raise UserError(f"{where} has no safetensors files ({only}); weights must be in them")
+
+
+def _is_within(name: str) -> bool:
+    """Whether a file's name stays within its directory, on any system."""
+    path = PureWindowsPath(name)  # takes the other systems' names apart, too
+    return not path.anchor and ".." not in path.parts

@@ -1,7 +1,7 @@
 """GGUF files from plain checkpoints, written by the ``gguf`` package.
 
-The numbers need not be those of the checkpoint where llama.cpp's own converter would change them:
-whoever reads the file is compared with transformers reading the same file.
+The numbers are those of the checkpoint, changed as llama.cpp's own converter changes them, so that
+whoever reads a file in plain numbers is compared with the checkpoint that it was made from.
 """
 
 import json
@@ -154,12 +154,14 @@ def write_gguf(
     *,
     tokens: Mapping[str, Any] | None = None,
     stated: Mapping[str, Any] = MappingProxyType({}),
+    beside: Mapping[str, Sequence[float]] = MappingProxyType({}),
     splits: int = 0,
 ) -> None:
     """Write the checkpoint in the directory ``plain`` as a GGUF file.
 
     ``tokens`` are values of its tokenizer by their keys behind ``tokenizer.``; without them it has
-    a vocabulary of nameless tokens. ``stated``: further settings of the model. ``splits``: how many
+    a vocabulary of nameless tokens. ``stated``: further settings of the model; those that are
+    None are left out. ``beside``: vectors that are no parameters. ``splits``: how many
     tensors go into one file; 0: all.
     """
     config = library_config(plain)
@@ -168,7 +170,8 @@ def write_gguf(
     architecture = ARCHITECTURES.get(family, family)
     writer = gguf.GGUFWriter(file, architecture, split_max_tensors=splits)
     for key, value in {**_settings(architecture, model), **stated}.items():
-        _add(writer, f"{architecture}.{key}", value)
+        if value is not None:
+            _add(writer, f"{architecture}.{key}", value)
     nameless = {"ggml.tokens": [f"<{n}>" for n in range(config.vocab_size)]}
     for key, value in (tokens or nameless).items():
         _add(writer, f"tokenizer.{key}", value)
@@ -176,6 +179,8 @@ def write_gguf(
     for name, array in _tensors(model, architecture, config.num_hidden_layers):
         kind = kind_of(name, array)
         writer.add_tensor(name, packed(array, kind, rng), raw_dtype=Kind[kind])
+    for name, numbers in beside.items():
+        writer.add_tensor(name, np.array(numbers, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -190,7 +195,7 @@ def _settings(architecture: str, model: Any) -> dict[str, Any]:
     # Where each kind of layer has its own, the file names that of full attention.
     theta = (rotary.get("full_attention") or rotary).get("rope_theta", 1e4)
     found = {key: getattr(config, name, None) for key, name in keys.items() if name}
-    found |= {"rope.freq_base": theta, "vocab_size": None}
+    found |= {"rope.freq_base": theta if rotary else None, "vocab_size": None}
     if architecture == "lfm2":
         heads = config.num_key_value_heads
         found["attention.head_count_kv"] = [
@@ -198,10 +203,18 @@ def _settings(architecture: str, model: Any) -> dict[str, Any]:
         ]
         found["attention.layer_norm_rms_epsilon"] = config.norm_eps
         found["feed_forward_length"] = model.model.layers[0].feed_forward.w1.out_features
+    kinds = getattr(config, "layer_types", None) or ()
+    if "sliding_attention" in kinds:
+        found["attention.sliding_window_pattern"] = [k == "sliding_attention" for k in kinds]
+    if (part := (rotary.get("full_attention") or rotary).get("partial_rotary_factor")) is not None:
+        width = getattr(config, "head_dim", None)
+        width = width or config.hidden_size // config.num_attention_heads
+        found["rope.dimension_count"] = int(width * part)
+    if (scalar := getattr(config, "query_pre_attn_scalar", None)) is not None:
+        found["attention.scale"] = float(scalar) ** -0.5
     if keys is STATED:
         found["full_attention_interval"] = config.layer_types.index("full_attention") + 1
         found["ssm.inner_size"] = config.linear_num_value_heads * config.linear_value_head_dim
-        found["rope.dimension_count"] = int(config.head_dim * rotary["partial_rotary_factor"])
         found["rope.dimension_sections"] = [*rotary.get("mrope_section", (1, 1, 0)), 0]
     return {key: value for key, value in found.items() if value is not None}
 
@@ -243,11 +256,15 @@ def _tensors(
             raise ValueError(f"{name} has no name in a GGUF file of {architecture}")
         if name.endswith("experts.down_proj"):
             known += ".weight"
-        found.append((known, _as_stored(architecture, name, array)))
+        found.append((known, _as_stored(architecture, name, array, model.config)))
     return found
 
 
-def _as_stored(architecture: str, name: str, array: np.ndarray) -> np.ndarray:
+def _as_stored(architecture: str, name: str, array: np.ndarray, config: Any) -> np.ndarray:
+    if architecture == "llama" and ".q_proj." in name:
+        return _paired(array, config.num_attention_heads)
+    if architecture == "llama" and ".k_proj." in name:
+        return _paired(array, config.num_key_value_heads)
     if architecture in OFFSET_NORMS and name.endswith("norm.weight"):
         return array if name.endswith("linear_attn.norm.weight") else array + 1
     if name.endswith((".conv.weight", ".conv1d.weight")):
@@ -257,3 +274,10 @@ def _as_stored(architecture: str, name: str, array: np.ndarray) -> np.ndarray:
     if ".h." in name and array.ndim > 1:  # GPT-2 keeps its matrices turned
         return np.ascontiguousarray(array.T)
     return array
+
+
+def _paired(array: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of queries or keys with the channels that are turned together side by side."""
+    rows = array.reshape(heads, 2, -1, *array.shape[1:])
+    turned: np.ndarray = np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(array.shape)
+    return turned

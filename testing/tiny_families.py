@@ -91,7 +91,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 16}),
-    "qwen3_moe": ("qwen3_moe", {**MIXTURE, "head_dim": 16}),
+    "qwen3_moe": ("qwen3_moe", {**MIXTURE, "head_dim": 16, "norm_topk_prob": True}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "gemma": ("gemma", {"head_dim": 16}),
     "gemma2": ("gemma2", {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 16}),
@@ -216,6 +216,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size_mlp": 48,
             "attention_chunk_size": WINDOW,
             "moe_layers": [1, 3],
+            "attn_temperature_tuning": False,
+        },
+    ),
+    "llama4_text, by position": (
+        "llama4_text",
+        {
+            "head_dim": 8,
+            "num_local_experts": 2,
+            "intermediate_size_mlp": 48,
+            "attention_chunk_size": 512,  # beyond it transformers' cache differs from its own mask
+            "no_rope_layers": [1, 0, 1, 0],
+            "floor_scale": 16,
+            "attn_scale": 0.5,
         },
     ),
     "mamba": ("mamba", {"state_size": 8}),

@@ -5,6 +5,10 @@ Nobody can name them all, and new ones come with every release. So each class th
 and asked for eight greedy tokens behind a prompt in two chunks. What matters is the last column:
 a model is served as ``transformers`` runs it, or refused by name, never served wrongly. A class
 that cannot be made small this way is said to be unknown. Each runs in a process of its own.
+
+``--joined``: contexts are of 4,096 tokens, and a family is served only if ``node.join --test``
+measures, loads and answers with it, too. ``--out`` is written after each family, and what stands
+there already is not run again, so that the whole can be run in pieces (``--only``, or stopped).
 """
 
 import argparse
@@ -28,6 +32,7 @@ END = "<!-- end of every family -->"
 
 SEED = 0
 LAYERS, NEW_TOKENS, LIMIT_S = 4, 8, 120
+CONTEXT_JOINED, JOIN_LIMIT_S = 4096, 240
 PROMPT = (3, 17, 25, 9, 44, 100, 7, 61, 5, 30) * 4
 FIRST_CHUNK = 13
 SPREAD = 0.08
@@ -266,14 +271,34 @@ def answered(directory: Path) -> list[int]:
     return out
 
 
-def outcome(name: str) -> tuple[str, str]:
+def outcome(name: str, *, joined: bool = False) -> tuple[str, str]:
     """What came of a family, and why."""
-    return outcome_of(lambda directory: (directory, made(name, directory)))
+    if joined:
+        SMALL.update(dict.fromkeys(("max_position_embeddings", "n_positions"), CONTEXT_JOINED))
+    also = join_failure if joined else None
+    return outcome_of(lambda directory: (directory, made(name, directory)), also)
 
 
-def outcome_of(make: Callable[[Path], tuple[Path, list[int]]]) -> tuple[str, str]:
+def join_failure(directory: Path) -> str:
+    """Why ``node.join --test`` does not serve a model; empty where it does."""
+    command = [sys.executable, "-m", "node.join", "--model", str(directory), "--cpu", "--test"]
+    command += ["--memory", "1", "--threads", "1", "--host", "127.0.0.1"]
+    command += ["--identity", str(directory / "key")]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=JOIN_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"node.join took more than {JOIN_LIMIT_S} s"
+    said = (done.stderr.strip() or done.stdout.strip()).splitlines() or [""]
+    return "" if done.returncode == 0 else f"node.join ended with {done.returncode}: {said[-1]}"
+
+
+def outcome_of(
+    make: Callable[[Path], tuple[Path, list[int]]], also: Callable[[Path], str] | None = None
+) -> tuple[str, str]:
     """What came of a model, and why; ``make`` writes it into a directory and returns its files and
-    what ``transformers`` answers."""
+    what ``transformers`` answers. ``also`` says what else fails with a model that is served."""
     import torch
 
     from dht.errors import UserError
@@ -290,7 +315,10 @@ def outcome_of(make: Callable[[Path], tuple[Path, list[int]]]) -> tuple[str, str
             return REFUSED, str(error).rpartition("cannot be served yet: ")[2]
         except Exception as error:  # noqa: BLE001 - this is what is looked for
             return FAILED, line_of(error)
-    return (SAME, "") if given == expected else (WRONG, f"{given} instead of {expected}")
+        if given != expected:
+            return WRONG, f"{given} instead of {expected}"
+        failure = also(files) if also is not None else ""
+    return (FAILED, failure[:300]) if failure else (SAME, "")
 
 
 def line_of(error: Exception) -> str:
@@ -298,15 +326,17 @@ def line_of(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:160]
 
 
-def apart(name: str) -> tuple[str, str]:
+def apart(name: str, *, joined: bool = False) -> tuple[str, str]:
     """:func:`outcome` in a process of its own."""
     command = [sys.executable, "-m", "bench.families.every_family", "--one", name]
+    command += ["--joined"] if joined else []
+    limit_s = LIMIT_S + (JOIN_LIMIT_S if joined else 0)
     try:
         done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=LIMIT_S
+            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=limit_s
         )
     except subprocess.TimeoutExpired:
-        return UNKNOWN, f"took more than {LIMIT_S} s"
+        return UNKNOWN, f"took more than {limit_s} s"
     if done.returncode:
         return FAILED, f"its process ended with {done.returncode}"
     found, why = json.loads(done.stdout.splitlines()[-1])
@@ -348,6 +378,9 @@ def main() -> int:
         "--text", action="store_true", help="classes for causal language models alone"
     )
     parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--joined", action="store_true", help="with contexts of 4,096, and by node.join, too"
+    )
     parser.add_argument("--large", action="store_true", help="large models by name, as published")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
     parser.add_argument("--docs", action="store_true", help="renew docs/families.md")
@@ -355,7 +388,7 @@ def main() -> int:
     if arguments.large:
         return _large(arguments)
     if arguments.one:
-        print(json.dumps(outcome(arguments.one)))
+        print(json.dumps(outcome(arguments.one, joined=arguments.joined)))
         return 0
     from transformers.models.auto import modeling_auto
 
@@ -363,12 +396,19 @@ def main() -> int:
     if not arguments.text:
         known |= {*modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
     families: dict[str, tuple[str, str]] = {}
+    if arguments.joined and arguments.out is not None and arguments.out.is_file():
+        families = json.loads(arguments.out.read_text())["families"]
+    result: dict[str, Any] = {}
+    counts: Counter[str] = Counter()
     for name in arguments.only or sorted(known):
-        families[name] = apart(name)
+        if name not in families:
+            families[name] = apart(name, joined=arguments.joined)
         print(f"{name:28} {': '.join(part for part in families[name] if part)}", flush=True)
-    counts = Counter(found for found, _ in families.values())
+        counts = Counter(found for found, _ in families.values())
+        result = {**provenance(SEED), "counts": counts, "families": families}
+        if arguments.joined:
+            write(arguments.out, result)
     print(dict(counts))
-    result = {**provenance(SEED), "counts": counts, "families": families}
     write(arguments.out, result)
     if arguments.docs:
         from bench.families.outline import renew

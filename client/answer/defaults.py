@@ -8,7 +8,7 @@ from typing import Any
 
 from client.answer.generation import GenerationOptions
 from dht.errors import UserError
-from dht.json_file import read_object
+from dht.json_file import object_or_empty
 
 FILE = "generation_config.json"
 
@@ -38,7 +38,4 @@ class SamplingDefaults:
     @classmethod
     def read(cls, directory: Path) -> "SamplingDefaults":
         """The defaults in a model's directory; where it has none that can be read, these here."""
-        try:
-            return cls.of(read_object(directory / FILE))
-        except (OSError, ValueError):
-            return cls()
+        return cls.of(object_or_empty(directory / FILE))

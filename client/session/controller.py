@@ -40,7 +40,7 @@ from client.session.events import (
 )
 from coordinator.routing.affinity import Route
 from coordinator.routing.routes import NoRoute
-from dht.messages.session import NO_ROOM, RefusalCode
+from dht.messages.session import NO_ROOM, OVERFLOWS, RefusalCode
 from dht.messages.types import RouteStage
 
 ROOM_TRIES = 4
@@ -135,6 +135,8 @@ class SessionController:
     """Whether KV may be copied; not any more once a stage could not."""
     spent_attempt: int = 0
     """The largest attempt that was used, by a route or by copies."""
+    overflows: bool = False
+    """Whether a stage's numbers overflowed: where no other route is, none will do."""
     last_reason: str = ""
     retry_after_s: float = 0.0
     without_room: int = 0
@@ -213,7 +215,7 @@ class SessionController:
         if not isinstance(route, NoRoute):
             self.state, self.route = ControllerState.OPENING, route
             return [Open(attempt=self.attempt, route=route)]
-        if self.doubted and not self.accepted:
+        if (self.doubted and not self.accepted) or self.overflows:
             self.state = ControllerState.GAVE_UP
             return [GiveUp(reason=self.last_reason)]
         if now_s >= self.deadline_s:
@@ -292,6 +294,8 @@ class SessionController:
         if lost.retry_after_s:
             return self._gave_way(lost, now_s)
         self.failovers += self.state is ControllerState.RUNNING
+        if OVERFLOWS in lost.reason:  # waiting helps nobody: the same rows do so again
+            self.overflows, self.last_reason = True, lost.reason
         self._next_attempt(lost.peer_id)
         return [Avoid(peer_id=lost.peer_id, code=None, reason=lost.reason), self._draw()]
 

@@ -17,7 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dht.errors import UserError
-from dht.json_file import read_object
+from dht.json_file import object_or_empty
 
 
 class _Generation(Extension):
@@ -68,9 +68,9 @@ class ChatTemplate:
     @classmethod
     def load(cls, directory: Path) -> "ChatTemplate | None":
         """The template in a model's directory; None where it has none."""
-        config = _read_json(directory / "tokenizer_config.json")
+        config = object_or_empty(directory / "tokenizer_config.json")
         source = config.get("chat_template")
-        source = _read_json(directory / "chat_template.json").get("chat_template", source)
+        source = object_or_empty(directory / "chat_template.json").get("chat_template", source)
         path = directory / "chat_template.jinja"
         if path.is_file():
             try:
@@ -89,7 +89,10 @@ class ChatTemplate:
         if not isinstance(source, str):
             return None
         special = {}
-        for name, value in {**_read_json(directory / "special_tokens_map.json"), **config}.items():
+        for name, value in {
+            **object_or_empty(directory / "special_tokens_map.json"),
+            **config,
+        }.items():
             text = value.get("content") if isinstance(value, dict) else value
             if name.endswith("_token") and isinstance(text, str):
                 special[name] = text
@@ -133,10 +136,3 @@ class ChatTemplate:
                 raise UserError("the final message cannot be continued: it has no text")
             text = text[: at + len(content)]
         return text
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return read_object(path)
-    except (OSError, ValueError):
-        return {}

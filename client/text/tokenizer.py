@@ -8,10 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from client.text.ends import added_tokens, stop_token_ids
 from client.text.vocabulary import BYTE_OF, COMPOSED_CHARACTERS_MAX, longest_token
 from dht.errors import UserError
 from dht.hub import TEXT_FILES, VOCABULARIES
-from dht.json_file import read_object
 from dht.library_files import read_by_library
 
 TOKENS_KEPT = 1 << 16
@@ -52,6 +52,7 @@ class Tokenizer:
     def __init__(self, backend: Any) -> None:
         self._backend = _WithoutPanics(backend)
         self._piece = lru_cache(TOKENS_KEPT)(self._decode_piece)
+        self._is_silent = lru_cache(TOKENS_KEPT)(lambda token_id: not self.decode([token_id] * 2))
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer | None":
@@ -67,9 +68,11 @@ class Tokenizer:
         from tokenizers import Tokenizer as Backend
 
         try:
-            return cls(_WithoutPanics(Backend).from_file(str(path)))
+            backend = _WithoutPanics(Backend).from_file(str(path))
+            _add_tokens(_WithoutPanics(backend), directory)
         except Exception as error:
             raise UserError(f"cannot read {path}: {error}") from error
+        return cls(backend)
 
     def showing(self, marks: Sequence[str]) -> "Tokenizer":
         """This tokenizer, with special tokens among ``marks`` shown as text."""
@@ -114,6 +117,11 @@ class Tokenizer:
         """Text of ``token_ids`` without special tokens."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
 
+    def heard(self, token_ids: Sequence[int]) -> list[int]:
+        """Those of ``token_ids`` that have text; the others, such as special tokens, change nothing
+        of the text around them."""
+        return [token_id for token_id in token_ids if not self._is_silent(token_id)]
+
     def token_text(self, token_id: int) -> str:
         """One token as text, special ones and a leading space included.
 
@@ -154,19 +162,20 @@ def _converted(path: Path) -> Any:
         raise UserError(f"cannot make a tokenizer of {path}: {reason[0]}") from error
 
 
-def stop_token_ids(directory: Path) -> tuple[int, ...]:
-    """End-of-text ids that the model's configuration names, the generation file first."""
-    for name in ("generation_config.json", "config.json"):
-        try:
-            config = read_object(directory / name)
-        except (OSError, ValueError):
-            continue
-        found = config.get("eos_token_id")
-        if isinstance(found, int):
-            return (found,)
-        if isinstance(found, list):
-            return tuple(token for token in found if isinstance(token, int))
-    return ()
+def _add_tokens(backend: Any, directory: Path) -> None:
+    """Make ``backend`` what transformers makes of the file: with the tokens that only
+    ``tokenizer_config.json`` names, in the order of their ids, and without the file's padding and
+    truncation, which are those of training."""
+    from tokenizers import AddedToken
+
+    backend.no_padding()
+    backend.no_truncation()
+    known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
+    added = added_tokens(directory)
+    made = [
+        AddedToken(added[token_id].pop("content"), **added[token_id]) for token_id in sorted(added)
+    ]
+    backend.add_tokens([token for token in made if repr(token) not in known])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +233,10 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that became certain with these tokens."""
-        self._token_ids.extend(token_ids)
+        # A decoder drops the first space of what it is given: that must not be a later token's.
+        if not (heard := self._tokenizer.heard(token_ids)):
+            return ""
+        self._token_ids.extend(heard)
         before = self._tokenizer.decode(self._token_ids[self._prefix : self._read])
         after = self._tokenizer.decode(self._token_ids[self._prefix :])
         unsure = len(self._token_ids) - self._read < UNFINISHED_TOKENS_MAX

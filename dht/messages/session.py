@@ -118,6 +118,11 @@ NO_ROOM = frozenset({RefusalCode.NO_KV, RefusalCode.TOO_MANY})
 earlier stages pass it up the route and forget the attempt."""
 
 
+OVERFLOWS = "overflow in float16"
+"""What a stage says of its layers, in its reason, where sound rows became numbers beyond float16:
+the same rows do so again, there and wherever these layers run in float16."""
+
+
 class Priority(StrEnum):
     """A session's priority as its client claims it; stages bound its effect."""
 

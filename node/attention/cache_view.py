@@ -19,6 +19,8 @@ class PoolCache:
     keeps something else fails here."""
 
     is_compileable = False
+    is_sliding: tuple[bool, ...] = ()
+    """No layer forgets keys: windows are the mask's."""
 
     def __init__(self, pools: dict[int, LayerPool], segment: Segment) -> None:
         self._pools = pools
@@ -136,6 +138,25 @@ class PoolCache:
         )
 
 
+class AskedCache:
+    """The cache that a layer is given to see whether it runs without one: it hands back what it is
+    given, as an empty one does, and notes what else its code asks, which cannot be left out."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        """Names of what was asked beside keys and values."""
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.append(name)
+        raise AttributeError(f"its layers ask their cache for {name}")
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values themselves."""
+        return key, value
+
+
 class LayerViews:
     """Stands for a cache's list of layers, whose methods append indexer keys."""
 
@@ -203,10 +224,34 @@ class LookingCache(PoolCache):
             ),
         )
         self._own_layer = own_layer
+        self.unanswered: list[str] = []
+        """Names of what was asked in vain, perhaps without an error (``hasattr``)."""
+        self.asks_length = False
+        """Whether it was asked for the session's length."""
         self.seen: set[int] = set()
         """Layers that would keep something."""
         self.kv_shapes: dict[int, KvShape] = {}
         """Shape of keys and values, by layer."""
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_"):  # else it is a library's question, as by copy.deepcopy
+            self.unanswered.append(name)
+        return super().__getattr__(name)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Note that the length is asked for."""
+        self.asks_length = True
+        return super().get_seq_length(layer_idx)
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Note that the length is asked for."""
+        self.asks_length = True
+        return super().get_query_offset(layer_idx)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Note that the length is asked for."""
+        self.asks_length = True
+        return super().get_mask_sizes(query_length, layer_idx)
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: object, **__: object

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from dht.messages.session import OVERFLOWS
 from dht.messages.types import ModelSpec
 from node.device.tensors import finite_rows, to_device, to_host
 from node.engine.batch_rows import StepRows
@@ -46,6 +47,10 @@ def results_of(
             span = f"[{row.item.start}, {row.item.end})"
             told = f"layers {span} made hidden states that are not finite"
             passed_in = row.item.hidden is not None
+            if hidden.dtype is torch.float16:
+                # What came in was finite: float16 is likelier at fault than who sent it.
+                told = f"layers {span} {OVERFLOWS}; bfloat16 holds them (--dtype bfloat16)"
+                passed_in = False
             results.append(WorkResult(item=row.item, error=told, unsound_input=passed_in))
             continue
         token_ids, scores = sampled.get(row.index, ((), ()))

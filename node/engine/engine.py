@@ -15,6 +15,7 @@ from functools import cache, partial
 import torch
 
 from dht.errors import MachineError, UserError
+from dht.messages.session import OVERFLOWS
 from dht.messages.types import kv_tokens_least, layers_max, layers_text, stage_bytes
 from node.attention.block_table import AttendPages
 from node.device.failure import AcceleratorError, lost
@@ -37,6 +38,8 @@ __all__ = ["Engine", "EngineConfig", "KvRows", "WorkItem", "WorkResult"]
 
 logger = logging.getLogger(__name__)
 
+TRIAL_ROWS = 16
+"""Rows that try a load in float16: enough that every expert of most mixtures runs."""
 KV_TOKENS_MOST = 1 << 20
 
 
@@ -170,6 +173,8 @@ class Engine:
         else:
             self.kv = self._kv_pool(pages)
             self.held = (start, end)
+            if not made_up:
+                self._refuse_overflow()
             give_back()  # weights that were replaced, and copies made while loading
             return self.bytes_loaded
         self.unload()  # after the handler: until then the exception's traceback holds the tensors
@@ -179,6 +184,37 @@ class Engine:
             f" ({reason}): lend less than {lent_gib:.1f} GiB with --memory, or close what else"
             " uses it"
         )
+
+    def _refuse_overflow(self) -> None:
+        """Raise UserError if rows of a usual size become numbers beyond float16 in the layers held.
+
+        A layer scales what comes in, and its own weights make it large again, so made up rows tell.
+        """
+        if self.layout.dtype is not torch.float16:
+            return
+        start, end = self.held
+        generator = torch.Generator().manual_seed(0)
+        tokens = min(TRIAL_ROWS, self.spec.context_tokens, self.kv.free_tokens)
+        numbers = torch.randn(tokens, self._width, generator=generator)
+        ids = torch.randint(0, self.spec.vocab, (tokens,), generator=generator).tolist()
+        rows = self.layout.anatomy.trial_rows(start, numbers)
+        item = WorkItem(
+            session="trial",
+            start=start,
+            end=end,
+            position=0,
+            token_ids=tuple(ids) if start == 0 else None,
+            hidden=rows if start else None,
+        )
+        if self.kv.reserve(item.session, tokens) is not None:
+            return
+        try:
+            (result,) = self.step([item])
+        finally:
+            self.kv.free(item.session)
+        if result.error is not None and OVERFLOWS in result.error:
+            self.unload()
+            raise UserError(f"{self.spec.name} overflows in float16, use bfloat16: {result.error}")
 
     def unload(self) -> None:
         """Free the memory of weights and KV; sessions must have ended."""

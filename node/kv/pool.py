@@ -191,10 +191,16 @@ class KvPool:
         the pools' shape and dtype. The session then goes on as if it had run those tokens here.
         """
         reservation = self.get(session)
+        if reservation is not None and reservation.state is not None:
+            return "this model's layers keep a state, which is not copied"
+        return self.put_made_up(session, came)
+
+    def put_made_up(self, session: str, came: KvRows | KvBytes) -> str | None:
+        """:meth:`put` of rows that stand for a context, to time what runs behind them: a state that
+        the session's layers keep stays as it is, and counts as that behind the rows."""
+        reservation = self.get(session)
         if reservation is None:
             return ENDED
-        if reservation.state is not None:
-            return "this model's layers keep a state, which is not copied"
         rows = export.unpack_kv(self._pools, came) if isinstance(came, KvBytes) else came
         if isinstance(rows, str):
             return rows
@@ -217,6 +223,8 @@ class KvPool:
         export.put(self._pools, self.slots(reservation, last)[rows.position :], rows)
         reservation.layers, reservation.written = span, last
         reservation.settled = rows.position
+        if reservation.state is not None:
+            reservation.state.ran(last)
         return None
 
     def ran(self, session: str, reservation: Reservation, position: int, end: int) -> None:

@@ -47,6 +47,24 @@ earlier layers, if there are any) → what a head joins with the tokens behind t
 where it lacks something."""
 
 
+def _reason(error: Exception, config: Mapping[str, Any]) -> str:
+    """First line of an error; of one that is a name alone, what in ``config`` has the name."""
+    if isinstance(error, KeyError) and error.args:
+        places = "".join(f" as its {key}" for key in list(_said_at(config, error.args[0]))[:1])
+        return f"transformers does not know {str(error.args[0])[:60]!r}{places}"
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else repr(error)
+
+
+def _said_at(config: Mapping[str, Any], value: object) -> Iterator[str]:
+    """Keys of a configuration, and of those within it, that have this value."""
+    for key, said in config.items():
+        if isinstance(said, Mapping):
+            yield from (f"{key}.{inner}" for inner in _said_at(said, value))
+        elif type(said) is type(value) and said == value:
+            yield key
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayout:
     """A model's parts on the meta device: shapes without memory."""
@@ -88,8 +106,7 @@ class ModelLayout:
                 reason = "its layers attend to later tokens"
                 break
             except (Unservable, *FAILURES, OSError) as error:
-                lines = str(error).strip().splitlines()
-                first_line = lines[0] if lines else repr(error)
+                first_line = _reason(error, store.config)
                 if ATTENTION_NAME not in first_line:
                     reason = first_line
         raise UserError(f"{store.directory} cannot be served yet: {reason}")

@@ -17,12 +17,19 @@ from node.packed.tensor import PackedTensor
 GROUP_MAX = 1 << 20
 FLOAT8 = {torch.float8_e4m3fn: "float8_e4m3", torch.float8_e5m2: "float8_e5m2"}
 FLOAT8_NAMES = frozenset({"F8_E4M3", "F8_E5M2"})
+GPTQ_SHIFTS = {"gptq": 1, "gptq_v2": 0}
+"""What is added to the zero points of each layout that is read."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Place of each of eight columns in an int32 of AWQ."""
 PIECE_NUMBERS = 1 << 18
 """Elements of a tensor whose codes are brought into order at a time."""
 MX_COLUMNS = 32
 """Numbers that share an exponent (OCP Microscaling Formats 1.0)."""
+MX_BLOCK, NVFP4_BLOCK = (1, MX_COLUMNS), (1, 16)
+FP8_BLOCK = (128, 128)
+"""What transformers takes where a configuration names no ``weight_block_size``."""
+GROUP_COLUMNS = 128
+"""The same of ``group_size``, for GPTQ and AWQ."""
 
 
 def stored_weights(
@@ -66,25 +73,27 @@ def scaled(
     turned: bool = False,
     beside: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> PackedTensor:
-    """A packed tensor from codes and scales: one for all, one per row, or a grid.
+    """A packed tensor from codes and scales: one for all, one per row, or the grid of the format's
+    own ``block``, whose last blocks need not be whole. ``beside`` are further parts.
 
-    ``block`` is the grid's; without one the grid has to divide the matrix. ``beside`` are further
-    parts.
+    Raises ValueError for another grid: how it lies over the matrix nobody says.
     """
     bits = Packing(code=code, columns=1).bits
     outs, ins = codes.shape[-2], codes.shape[-1] * 8 // bits
     if scales.dtype is torch.float8_e8m0fnu:
         scales = scales.view(torch.uint8)
     if scales.numel() == 1:
-        scales = scales.reshape(1, 1)
+        scales, block = scales.reshape(1, 1), (outs, ins)
     elif scales.dim() == 1:
         scales = scales[:, None]
-    rows, columns = block if block is not None and scales.numel() > 1 else (0, 0)
-    if not rows:
+    rows, columns = block if block is not None else (1, ins)
+    grid = -(-outs // rows), -(-ins // columns)
+    if tuple(scales.shape[-2:]) != grid:
+        told = "no block is named" if block is None else f"blocks of {rows} x {columns}"
         down, across = scales.shape[-2:]
-        if not down or not across or outs % down or ins % across:
-            raise ValueError(f"a grid of {down} x {across} scales in a matrix of {outs} x {ins}")
-        rows, columns = outs // down, ins // across
+        raise ValueError(
+            f"a grid of {down} x {across} scales in a matrix of {outs} x {ins}, where {told}"
+        )
     packing = Packing(code=code, rows=rows, columns=columns)
     return PackedTensor(packing, {"codes": codes, "scales": scales, **beside}, turned=turned)
 
@@ -94,13 +103,13 @@ def scaled(
 
 def _fp8(settings: Mapping[str, Any]) -> list[Rule]:
     """Blocks of FP8 (DeepSeek-V3, Qwen3-FP8, MiniMax-M2), perhaps with experts in MXFP4."""
-    block = _block(settings.get("weight_block_size"))
+    block = _block(settings.get("weight_block_size", FP8_BLOCK))
 
     def floats(parts: Parts) -> torch.Tensor:
         return scaled(FLOAT8[parts["codes"].dtype], parts["codes"], parts["scales"], block=block)
 
     def halves(parts: Parts) -> torch.Tensor:
-        return scaled("e2m1", parts["codes"].view(torch.uint8), parts["scales"])
+        return scaled("e2m1", parts["codes"].view(torch.uint8), parts["scales"], block=MX_BLOCK)
 
     scales = {"scales": (".weight_scale_inv", ".scale", ".qscale_weight")}
     anchor = ("codes", ".weight")
@@ -118,8 +127,7 @@ def _mxfp4(_: Mapping[str, Any]) -> list[Rule]:
         if blocks.dim() != 4 or blocks.shape[-1] * 2 != MX_COLUMNS:
             raise ValueError(f"blocks of shape {tuple(blocks.shape)}")
         codes = blocks.reshape(*blocks.shape[:2], -1)
-        block = (1, MX_COLUMNS)
-        return scaled("e2m1", codes, parts["scales"], block=block, turned=True)
+        return scaled("e2m1", codes, parts["scales"], block=MX_BLOCK, turned=True)
 
     return [
         Rule(
@@ -143,32 +151,40 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> list[Rule]:
     weights = [g.get("weights") for g in groups.values() if isinstance(g, dict)]
     known = [w for w in weights if isinstance(w, dict)]
     blocks = [b for w in known if (b := _block(w.get("block_structure"))) is not None]
+    sizes = {_number(w, "group_size", -1, GROUP_MAX, 0) for w in known}
+    blocks += [(1, size) for size in sizes if size > 0]
     packs = {
         (_number(w, "num_bits", 1, 16), _number(w, "group_size", -1, GROUP_MAX, 0))
         for w in known
         if w.get("type") == "int"
     }
 
+    def fitting(codes: torch.Tensor, parts: Parts) -> tuple[int, int] | None:
+        """The only block of the configuration whose grid the scales have; None without one."""
+        found = {b for b in blocks if _fits(codes, _grid(parts["scales"]), b)}
+        if len(found) > 1:
+            raise ValueError(f"{sorted(found)} fit {tuple(parts['scales'].shape)} scales")
+        return next(iter(found), None)
+
     def bytes_(parts: Parts) -> torch.Tensor:
         codes = parts["codes"]
         code = "int8" if codes.dtype is torch.int8 else FLOAT8[codes.dtype]
         zeros = {"zeros": _grid(parts["zeros"])} if "zeros" in parts else {}
-        fitting = (b for b in blocks if _fits(codes, parts["scales"], b))
-        return scaled(code, codes, parts["scales"], block=next(fitting, None), beside=zeros)
+        return scaled(code, codes, parts["scales"], block=fitting(codes, parts), beside=zeros)
 
     def packed(parts: Parts) -> torch.Tensor:
         codes, scales = parts["codes"], _grid(parts["scales"])
-        fitting = {
-            bits
-            for bits, group in packs
-            if bits in (4, 8)
-            and (group <= 0 or codes.shape[-1] * 32 // bits == scales.shape[-1] * group)
-        }
-        if len(fitting) != 1:
+        found = set()
+        for bits, group in packs:
+            columns = codes.shape[-1] * 32 // bits
+            size = group if group > 0 else columns
+            if bits in (4, 8) and scales.shape[-1] == -(-columns // max(1, size)):
+                found.add((bits, size))
+        if len(found) != 1:
             raise ValueError(
                 f"bits {sorted(packs)} and scales {tuple(scales.shape)} for {tuple(codes.shape)}"
             )
-        (bits,) = fitting
+        [(bits, columns)] = found
         code, plain, others = "offset4", codes.contiguous().view(torch.uint8), {}
         if bits == 8:
             code, plain = "int8", (plain ^ 0x80).view(torch.int8)
@@ -176,15 +192,17 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> list[Rule]:
             spread = _unpacked(parts["zeros"].t(), bits).t()[: codes.shape[-2]]
             others["zeros"] = (spread.to(torch.int16) - (1 << bits - 1)).to(torch.int8)
         if "groups" in parts:
-            return _ordered(code, plain, scales, others, parts["groups"])
-        return scaled(code, plain, scales, beside=others)
+            return _ordered(code, plain, scales, columns, others, parts["groups"])
+        return scaled(code, plain, scales, block=(1, columns), beside=others)
 
     def halves(parts: Parts) -> torch.Tensor:
         others = {}
         if "factors" in parts:
             factor = parts["factors"].float().reciprocal().reshape(1, 1)
             others["factors"] = factor.expand(parts["codes"].shape[0], 1).contiguous()
-        return scaled("e2m1", parts["codes"], parts["scales"], beside=others)
+        codes = parts["codes"]
+        wide = codes.new_empty((*codes.shape[:-1], 2 * codes.shape[-1]), device="meta")
+        return scaled("e2m1", codes, parts["scales"], block=fitting(wide, parts), beside=others)
 
     scales = {"scales": (".weight_scale",)}
     zeros = {"zeros": (".weight_zero_point",)}
@@ -219,7 +237,8 @@ def _modelopt(settings: Mapping[str, Any]) -> list[Rule]:
     def halves(parts: Parts) -> torch.Tensor:
         factor = parts["factors"].float().reshape(1, 1)
         spread = factor.expand(parts["codes"].shape[0], 1).contiguous()
-        return scaled("e2m1", parts["codes"], parts["scales"], beside={"factors": spread})
+        beside = {"factors": spread}
+        return scaled("e2m1", parts["codes"], parts["scales"], block=NVFP4_BLOCK, beside=beside)
 
     def floats(parts: Parts) -> torch.Tensor:
         return scaled(FLOAT8[parts["codes"].dtype], parts["codes"], parts["scales"])
@@ -237,8 +256,15 @@ def _gptq(settings: Mapping[str, Any]) -> list[Rule]:
     bits = _number(settings, "bits", 4, 8)
     if bits not in (4, 8):
         raise ValueError(f"bits {bits}")
-    shifted = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
+    layout = settings.get("checkpoint_format", settings.get("format", "gptq"))
+    if layout not in GPTQ_SHIFTS:
+        raise ValueError(f"checkpoint_format {str(layout)[:20]}")
+    shifted = GPTQ_SHIFTS[layout]
+    own = settings.get("dynamic")
+    if any(not str(name).startswith("-:") for name in own or ()):
+        raise ValueError("some matrices have settings of their own (dynamic)")
     sorted_ = bool(settings.get("desc_act"))
+    group = _number(settings, "group_size", -1, GROUP_MAX, GROUP_COLUMNS)
 
     def make(parts: Parts) -> torch.Tensor:
         codes = parts["codes"].t().contiguous().view(torch.uint8)  # the lowest code first, too
@@ -246,9 +272,12 @@ def _gptq(settings: Mapping[str, Any]) -> list[Rule]:
         zeros = _unpacked(parts["zeros"], bits).t().to(torch.int16) + shifted
         others = {"zeros": zeros.to(torch.uint8).contiguous()}
         code = "uint4" if bits == 4 else "uint8"
-        if "groups" in parts and (sorted_ or not _is_plain(parts["groups"], scales)):
-            return _ordered(code, codes, scales, others, parts["groups"])
-        return scaled(code, codes, scales, beside=others)
+        columns = group if group > 0 else parts["codes"].shape[0] * 32 // bits
+        if "groups" in parts and (sorted_ or not _is_plain(parts["groups"], columns)):
+            return _ordered(code, codes, scales, columns, others, parts["groups"])
+        if sorted_ and scales.shape[-1] > 1:
+            raise ValueError("the order of its columns (g_idx) is missing")
+        return scaled(code, codes, scales, block=(1, columns), beside=others)
 
     return [
         Rule(
@@ -267,6 +296,8 @@ def _awq(settings: Mapping[str, Any]) -> list[Rule]:
     version = str(settings.get("version", "gemm")).lower()
     if bits != 4 or version != "gemm" or settings.get("zero_point") is False:
         raise ValueError(f"bits {bits}, version {version[:20]}")
+    size = settings.get("group_size", settings.get("q_group_size"))
+    group = _number({"group_size": size}, "group_size", -1, GROUP_MAX, GROUP_COLUMNS)
 
     def in_order(packed: torch.Tensor) -> torch.Tensor:
         found = _unpacked(packed, bits)
@@ -278,6 +309,7 @@ def _awq(settings: Mapping[str, Any]) -> list[Rule]:
             "uint4",
             _in_pieces(lambda some: _packed(in_order(some.t()), bits), parts["codes"].t()),
             parts["scales"].t().contiguous(),
+            block=(1, group if group > 0 else parts["codes"].shape[0]),
             beside={"zeros": in_order(parts["zeros"]).contiguous()},
         )
 
@@ -358,11 +390,11 @@ def _in_pieces(make: Callable[[torch.Tensor], torch.Tensor], source: torch.Tenso
     return made
 
 
-def _is_plain(groups: torch.Tensor, scales: torch.Tensor) -> bool:
-    """Whether columns are in the order of their groups; taken as such without numbers."""
+def _is_plain(groups: torch.Tensor, size: int) -> bool:
+    """Whether columns are in the order of their groups of ``size``; taken as such without
+    numbers."""
     if groups.device.type == "meta":
         return True
-    size = groups.numel() // scales.shape[-1]
     return torch.equal(groups.int(), torch.arange(groups.numel(), dtype=torch.int32) // size)
 
 
@@ -376,15 +408,18 @@ def _ordered(
     code: str,
     codes: torch.Tensor,
     scales: torch.Tensor,
+    size: int,
     others: dict[str, torch.Tensor],
     groups: torch.Tensor,
 ) -> PackedTensor:
-    """A matrix whose columns were quantised in another order; ``groups`` is each one's scale."""
-    count, size = scales.shape[-1], groups.numel() // scales.shape[-1]
+    """A matrix whose columns were quantised in another order, ``size`` at a time; ``groups`` is
+    each one's scale."""
+    count = scales.shape[-1]
     if groups.device.type != "meta":
         if int(groups.min()) < 0 or int(groups.max()) >= count:
             raise ValueError("g_idx names groups that are not there")
-        if not bool((torch.bincount(groups.long(), minlength=count) == size).all()):
+        held = torch.bincount(groups.long(), minlength=count)
+        if not bool((held[:-1] == size).all()) or not 0 < int(held[-1]) <= size:
             raise ValueError("groups of different sizes")
     order = torch.argsort(groups.long(), stable=True)
     bits = Packing(code=code, columns=1).bits
@@ -392,4 +427,4 @@ def _ordered(
     place = torch.empty_like(order)
     place[order] = torch.arange(order.numel(), device=order.device)
     named = {"order": place.to(torch.int32)[None], **others}
-    return scaled(code, apart.view(codes.dtype), scales, beside=named)
+    return scaled(code, apart.view(codes.dtype), scales, block=(1, size), beside=named)

@@ -187,8 +187,7 @@ class EngineLayer:
         """See :meth:`TimedLayer.sessions`; raises UserError if a step fails."""
         names = [f"profile-{n}" for n in range(count)]
         try:
-            for name in names:
-                self._hold(name, context - 1, rows=1)
+            self._hold(names, context - 1, rows=1)
             items = [
                 self._item(name, context - 1, row[None])
                 for name, row in zip(names, self._hidden(count), strict=True)
@@ -201,18 +200,29 @@ class EngineLayer:
 
     def chunk_s(self, before: int, tokens: int) -> float:
         """See :meth:`TimedLayer.chunk_s`; raises UserError if the step fails."""
-        self._hold("prefill", before, rows=tokens)
+        self._hold(["prefill"], before, rows=tokens)
         took_s = self._time([self._item("prefill", before, self._hidden(tokens))])
         self._engine.kv.free("prefill")
         return took_s
 
-    def _hold(self, name: str, context: int, *, rows: int) -> None:
-        """Reserve KV for a session with ``context`` tokens of zeros written, and ``rows`` more."""
-        refused = self._engine.kv.reserve(name, context + rows)
-        if refused is None and context > 0:
-            refused = self._engine.kv.put(name, self._empty_kv(context))
-        if refused is not None:
-            raise UserError(f"a layer could not be timed: {refused}")
+    def _hold(self, names: Sequence[str], context: int, *, rows: int) -> None:
+        """Reserve KV for sessions with ``context`` tokens of zeros written, and ``rows`` more.
+
+        The first token of a context runs, so that a layer's states are those of a session that has
+        begun: their size does not depend on its length.
+        """
+        kv = self._engine.kv
+        refused = [kv.reserve(name, context + rows) for name in names]
+        if context > 0 and not any(refused):
+            begun = 1 if self._engine.layout.anatomy.keeps_state else 0
+            if begun:
+                hidden = self._hidden(len(names))
+                self._step([self._item(n, 0, h[None]) for n, h in zip(names, hidden, strict=True)])
+            if context > begun:
+                zeros = self._empty_kv(begun, context)
+                refused = [kv.put_made_up(name, zeros) for name in names]
+        if any(refused):
+            raise UserError(f"a layer could not be timed: {next(filter(None, refused))}")
 
     def _item(self, name: str, position: int, hidden: torch.Tensor) -> WorkItem:
         index = self._index
@@ -224,14 +234,16 @@ class EngineLayer:
         numbers = torch.randn(rows, anatomy.row_width, generator=generator)
         return anatomy.trial_rows(self._index, numbers)
 
-    def _empty_kv(self, tokens: int) -> KvRows:
+    def _empty_kv(self, position: int, end: int) -> KvRows:
         layout = self._engine.layout
         parts = layout.anatomy.kv_shapes[self._index].parts
         return KvRows(
             start=self._index,
             end=self._index + 1,
-            position=0,
-            layers=(tuple(torch.zeros(tokens, *part, dtype=layout.dtype) for part in parts),),
+            position=position,
+            layers=(
+                tuple(torch.zeros(end - position, *part, dtype=layout.dtype) for part in parts),
+            ),
         )
 
     def _time(self, items: Sequence[WorkItem]) -> float:
@@ -239,13 +251,15 @@ class EngineLayer:
         flow = self._engine.loaded.flow
         vars(flow)["run"] = partial(self._timed, flow.run)
         try:
-            results = self._engine.step(items)
+            self._step(items)
         finally:
             del vars(flow)["run"]
-        for result in results:
+        return self._layers_s
+
+    def _step(self, items: Sequence[WorkItem]) -> None:
+        for result in self._engine.step(items):
             if result.error is not None:
                 raise UserError(f"a layer could not be timed: {result.error}")
-        return self._layers_s
 
     def _timed(
         self, run: Callable[..., torch.Tensor], start: int, end: int, *given: Any

@@ -19,7 +19,7 @@ from dht.errors import UserError
 from dht.gguf_model import ARCHITECTURE
 from node.packed.stored import Described, Stored
 from node.packed.tensor import PackedTensor
-from node.weights.gguf_names import FAILURES, gguf_sources, gguf_transforms
+from node.weights.gguf_names import FAILURES, gguf_sources, gguf_transforms, needs_place
 
 CODE_DTYPES = frozenset({"I8", "U8", "I16", "I32", "I64"})
 """Dtypes of packed codes, where the model's code has numbers in their place."""
@@ -77,9 +77,19 @@ class CheckpointNames:
         self._model = model
         self._stored = stored
         self._by_parameter: dict[str, Conversion] = {}
+        used: set[str] = set()
         for conversion in self._plan(sorted(stored), said):
+            used |= {source for source, _ in conversion.sources}
             for name in self._made_by(conversion):
                 self._by_parameter.setdefault(name, conversion)
+        if ARCHITECTURE in said:
+            layers = int(model.config.get_text_config().num_hidden_layers)  # type: ignore[union-attr, operator]
+            for name in sorted(stored.keys() - used):
+                if needs_place(name, layers):
+                    raise UserError(
+                        f"{where} cannot be served: transformers' code for its architecture has no"
+                        f" place for the tensor {name[:120]}"
+                    )
 
     def __contains__(self, parameter: str) -> bool:
         return parameter in self._by_parameter

@@ -7,6 +7,7 @@ that name rows. Where rows only move, the same rows of packed weights move, whic
 it is run on the weights themselves, which are small.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,10 +16,27 @@ import torch
 from torch import nn
 
 from dht.gguf_model import ARCHITECTURE
+from dht.gguf_settings import READ_TENSORS
 from node.packed.tensor import PackedTensor
 
 FAILURES = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError)
 """Errors of transformers' code for arrays that it cannot work with."""
+
+
+BLOCK = re.compile(r"blk\.(\d+)\.")
+IDLE = ("output.weight", "attn_rot_embd", "rope_freqs")
+"""Tensors without a place that change nothing: a head tied to the embedding anyway, tables of
+frequencies that old converters wrote for each layer."""
+
+
+def needs_place(name: str, layers: int) -> bool:
+    """Whether a tensor of a file that no parameter is made of would change what is answered; those
+    that became settings, and blocks behind the ``layers`` that draft tokens, would not."""
+    if name in READ_TENSORS or name == IDLE[0]:
+        return False
+    block = BLOCK.match(name)
+    behind = block is not None and int(block[1]) >= layers
+    return not behind and not any(f".{idle}." in name for idle in IDLE[1:])
 
 
 def gguf_transforms(model: nn.Module, said: Mapping[str, Any]) -> list[Any] | None:

@@ -17,7 +17,6 @@ from dht.model_files import (
     manifest_of,
     manifest_paths,
     read_config,
-    read_index,
     root_of,
     shards_of,
 )
@@ -105,13 +104,6 @@ class WeightStore:
             raw, size_bytes = source.header(shard)
             header_bytes[shard] = len(raw)
             tensors.update(parse_header(raw, size_bytes, shard, str(source.directory / shard)))
-        for name, shard in (read_index(source.directory) or {}).items():
-            if name not in tensors or tensors[name].shard != shard:
-                raise UserError(
-                    f"{source.directory}: the index names {name}, which no file holds"
-                    if name not in tensors
-                    else f"{source.directory}: the index places {name} in {shard}, where it is not"
-                )
         return cls(source, config, tensors, header_bytes)
 
     @cached_property

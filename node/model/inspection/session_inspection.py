@@ -37,6 +37,8 @@ class SessionFlow:
     """Whether its forward runs only for token ids, not for embeddings."""
     kv_shapes: tuple[KvShape, ...]
     state_bytes: tuple[int, ...]
+    asks_length: bool
+    """Whether a layer asks its cache for its length."""
 
 
 class LookingShares(dict[Any, Any]):
@@ -133,6 +135,8 @@ class SessionInspection:
         looked = self._look(self._first, len(IDS), len(IDS), chains, shares)
         kept = []
         for index, each in enumerate(looked):
+            if each.view.unanswered:
+                raise Unservable(f"layer {index} asks its cache for {each.view.unanswered[0]}")
             if others := each.view.seen - {index}:
                 raise Unservable(f"layer {index} uses what layer {min(others)} keeps")
             own = each.view.kv_shapes.get(index, KvShape())
@@ -152,6 +156,7 @@ class SessionInspection:
             by_ids=self._runs_by_ids_alone(embedded),
             kv_shapes=tuple(kept),
             state_bytes=tuple(each.view.state_bytes(at) for at, each in enumerate(looked)),
+            asks_length=any(each.view.asks_length for each in looked),
         )
 
     def _runs_by_ids_alone(self, embedded: torch.Tensor) -> bool:

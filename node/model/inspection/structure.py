@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from node.attention.cache_view import LookingCache
+from node.attention.cache_view import AskedCache, LookingCache
 from node.attention.paged_attention import KvShapeFound, LooksAhead, set_looking
 from node.kv.layer_pool import KvShape
 from node.kv.session_state import SessionState
@@ -89,6 +89,8 @@ class ModelStructure:
     """Bytes of the states beside keys and values that each layer keeps for a session."""
     states_per_layer: int = 1
     """Maximum number of such states of a layer."""
+    asks_length: bool = False
+    """Whether a layer asks its session's cache for its length."""
     traits: tuple[LayerTraits, ...] = ()
     """Traits of each layer, if ``packed``."""
 
@@ -116,7 +118,8 @@ class ModelStructure:
         the same results."""
         plain = self.carried is not None and self.carried.plain and not self.by_ids
         indexed = any(shape.indexer_width for shape in self.kv_shapes)
-        return self.keeps_state and plain and not indexed and not self.rotates_by_length
+        by_length = self.rotates_by_length or self.asks_length
+        return self.keeps_state and plain and not indexed and not by_length
 
     @property
     def by_length(self) -> bool:
@@ -297,6 +300,7 @@ class _Inspection:
             carried=flow.carried if flow else None,
             first_position=self._skeleton.first_position,
             by_ids=flow is not None and flow.by_ids,
+            asks_length=flow is not None and flow.asks_length,
             rotates_by_length=_rotates_by_length(self._skeleton),
             states_per_layer=self._states_per_layer,
             traits=self._traits() if flow is None else (),
@@ -480,9 +484,35 @@ class _Inspection:
             traits_of(layer, call.hidden, *call.positional, **call.named)
             for layer, call in zip(self._layers, self._first.layers, strict=True)
         )
+        self._check_no_cache_is_needed()
         if any(traits.attends > 1 for traits in found):  # their pages would be written twice
             raise Unservable("its layers attend more than once")
         return found
+
+    def _check_no_cache_is_needed(self) -> None:
+        """Raise Unservable if the model's code asks a cache for more than to keep keys and values,
+        such as for its length: rows of many sessions share no such cache."""
+        start = 7
+        cache = LookingCache(TOKENS, self._states_per_layer, start + TOKENS)
+        with torch.inference_mode():
+            with_cache = self._skeleton.run(
+                token_ids=torch.arange(TOKENS)[None],
+                positions=_positions(start, TOKENS),
+                cache=cache,
+                answer=_noisy(0),
+            )
+        if not _same_arguments(self._heard(self._skeleton, start=start), with_cache):
+            raise Unservable("its layers are given what depends on its cache")
+        for index, (layer, call) in enumerate(zip(self._layers, with_cache.layers, strict=True)):
+            asked = AskedCache()
+
+            def seen(value: Any, asked: AskedCache = asked) -> Any:
+                return asked if value is cache else value
+
+            named = {name: seen(value) for name, value in call.named.items()}
+            traits_of(layer, call.hidden, *map(seen, call.positional), **named)
+            if asked.asked:
+                raise Unservable(f"layer {index} asks its cache for {asked.asked[0]}")
 
     def _kept(self, index: int) -> KvShape:
         """What a layer keeps per token; found on the meta device, at no cost."""
@@ -506,15 +536,21 @@ class _Inspection:
 
 
 def _same_layers(own: Heard, told: Heard) -> bool:
-    """Whether layers get the same hidden states and arguments in two passes; what they get in the
-    second alone is what only its caller said."""
+    """Whether layers get the same hidden states and arguments in two passes."""
+    hidden = zip(own.layers, told.layers, strict=False)
+    return _same_arguments(own, told) and all(torch.equal(a.hidden, b.hidden) for a, b in hidden)
+
+
+def _same_arguments(own: Heard, told: Heard) -> bool:
+    """Whether layers get the same arguments in two passes; what they get in the second alone is
+    what only its caller said, such as that there is a cache."""
 
     def is_same(a: Any, b: Any) -> bool:
-        return a is None or same(a, b) or (isinstance(a, LookingCache) and type(a) is type(b))
+        cached = isinstance(a, LookingCache) and type(a) is type(b)
+        return a is None or (a is False and b is True) or cached or same(a, b)
 
     return len(own.layers) == len(told.layers) and all(
-        torch.equal(a.hidden, b.hidden)
-        and len(a.positional) == len(b.positional)
+        len(a.positional) == len(b.positional)
         and all(map(is_same, a.positional, b.positional))
         and all(name in b.named and is_same(a.named[name], b.named[name]) for name in a.named)
         for a, b in zip(own.layers, told.layers, strict=True)

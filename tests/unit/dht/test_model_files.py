@@ -49,3 +49,38 @@ def test_what_only_its_own_code_could_run_is_refused(architectures: Any, tmp_pat
     write(tmp_path, **config)
     with pytest.raises(UserError, match="is not understood"):
         library_config(tmp_path)
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rope", "context"),
+    [
+        ("qwen2", {**YARN, "original_max_position_embeddings": 64}, 256),  # Qwen's README
+        ("qwen3", {**YARN, "original_max_position_embeddings": 48}, 192),
+        ("qwen2", {**YARN, "original_max_position_embeddings": 16}, 64),  # extended already
+        ("qwen2", YARN, 256),
+        ("qwen2", {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0}, 64),
+        ("qwen2", {"rope_type": "default", "rope_theta": 1e6}, 64),
+        (
+            "gemma3_text",
+            {
+                "full_attention": {**YARN, "original_max_position_embeddings": 64},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            256,
+        ),
+    ],
+)
+def test_yarn_extends_the_original_context(
+    kind: str, rope: dict[str, Any], context: int, tmp_path: Path
+) -> None:
+    write(tmp_path, model_type=kind, rope_parameters=rope, **TINY)
+    assert sizes_of(library_config(tmp_path))[1] == context
+
+
+def test_a_configuration_that_the_library_refuses_is_a_fault_of_the_model(tmp_path: Path) -> None:
+    write(tmp_path, model_type="llama", layer_types=["spiral"] * 3, **TINY)
+    with pytest.raises(UserError, match=r"is not understood.*spiral"):
+        library_config(tmp_path)

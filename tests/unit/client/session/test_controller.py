@@ -42,7 +42,7 @@ from client.session.events import (
 )
 from coordinator.routing.affinity import Route
 from coordinator.routing.routes import NoRoute
-from dht.messages.session import RefusalCode, Sampling
+from dht.messages.session import OVERFLOWS, RefusalCode, Sampling
 from dht.messages.types import RouteStage
 from tests.choices import Choices, choices
 from tests.examples import examples
@@ -310,3 +310,19 @@ def test_every_token_once_in_thousands_of_lives(
 ) -> None:
     steps = share * (most_steps + 1) >> 8
     live(chosen, steps)
+
+
+@pytest.mark.parametrize("overflows", [True, False])
+def test_an_overflow_ends_a_request_at_once_where_there_is_no_other_route(overflows: bool) -> None:
+    request = AnswerRequest(model=MODEL, prompt_ids=PROMPT, max_new_tokens=3, sampling=Sampling())
+    owner = SessionController(log=AnswerLog(request=request), wait_s=60.0)
+    owner.start(0.0)
+    route = (RouteStage(peer_id="a", start=0, end=4), RouteStage(peer_id="b", start=4, end=8))
+    owner.step(RouteFound(route=route), 0.0)
+    owner.step(Accepted(attempt=owner.attempt, position=0), 0.0)
+    reason = f"layers [4, 8) {OVERFLOWS if overflows else 'were lost'}"
+    [avoid, _] = owner.step(Lost(attempt=owner.attempt, peer_id="b", reason=reason), 1.0)
+    assert avoid == Avoid(peer_id="b", code=None, reason=reason)
+    effects = owner.step(RouteFound(route=NOBODY), 1.0)
+    ended = [effect for effect in effects if isinstance(effect, GiveUp)]
+    assert ended == ([GiveUp(reason=reason)] if overflows else [])

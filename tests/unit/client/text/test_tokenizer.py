@@ -1,13 +1,15 @@
 """Pieces join to the whole text."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
@@ -172,3 +174,73 @@ def test_a_panic_of_the_library_is_a_user_error(tmp_path: Path, at: str) -> None
 
     with pytest.raises(UserError, match=r"tokenizer"):
         use()
+
+
+PIECES = ("▁a", "b", "▁", "▁▁", "<0x41>", "<0xC3>", "<0xA9>")
+MARKS = ("[X]", "[Y]")
+
+
+def _decoders() -> dict[str, Any]:
+    bytes_ = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    return {
+        "metaspace": decoders.Metaspace(),
+        "bytes": decoders.Sequence([*bytes_, decoders.Strip(" ", 1, 0)]),
+        "words": decoders.WordPiece("b"),
+    }
+
+
+@pytest.mark.property
+@pytest.mark.parametrize("decoder", list(_decoders()))
+@given(chosen=st.lists(st.integers(0, 6), max_size=12), size=st.integers(1, 3))
+def test_special_tokens_take_no_space_from_the_stream(
+    decoder: str, chosen: list[int], size: int
+) -> None:
+    backend = Backend(BPE({piece: at for at, piece in enumerate(PIECES[:4])}, []))
+    backend.decoder = _decoders()[decoder]
+    backend.add_special_tokens([AddedToken(mark, special=True) for mark in MARKS])
+    tokenizer = Tokenizer(backend)
+    stream = Detokenizer(tokenizer)
+    parts = [stream.push(chosen[at : at + size]) for at in range(0, len(chosen), size)]
+    assert "".join(parts) + stream.flush() == tokenizer.decode(chosen)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"truncation": {"direction": "Right", "max_length": 8, "strategy": "LongestFirst"}},
+        {"padding": {"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None}},
+    ],
+    ids=["truncation", "padding"],
+)
+def test_prompts_are_whole_and_no_longer_whatever_the_file_says(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
+    pad = {"pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"}
+    [(section, told)] = more.items()
+    file = json.loads((MODEL / "tokenizer.json").read_text())
+    file[section] = {**told, **(pad if section == "padding" else {"stride": 0})}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    plain, own = Tokenizer.load(MODEL), Tokenizer.load(tmp_path)
+    assert plain is not None
+    assert own is not None
+    text = "One morning the river was quiet and the little boat went down to the sea."
+    assert own.encode(text) == plain.encode(text)
+    assert own.showing(["<|bos|>"]).encode(text) == plain.encode(text)
+
+
+def test_tokens_that_only_the_configuration_names_are_known(tmp_path: Path) -> None:
+    """As transformers adds them: in the order of their ids, with their flags."""
+    shutil.copy(MODEL / "tokenizer.json", tmp_path)
+    size = Backend.from_file(str(MODEL / "tokenizer.json")).get_vocab_size()
+    added = {
+        str(size + 1): {"content": "<tool>", "special": False},
+        str(size): {"content": "<|turn|>", "special": True},
+        "x": {"content": 3},
+    }
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": added}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer is not None
+    ids = tokenizer.encode("<|turn|><tool>", special_tokens=False)
+    assert ids == (size, size + 1)
+    assert tokenizer.decode(ids) == "<tool>"

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from dht.messages.session import Sampling
+from dht.errors import UserError
+from dht.messages.session import OVERFLOWS, Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.weights.store import WeightStore
 from testing.random_model import make_llama
@@ -142,3 +144,45 @@ def test_layers_that_make_no_number_are_named(directory: Path) -> None:
     )
     assert bad.error == "layers [1, 2) made hidden states that are not finite"
     assert good.error is None
+
+
+@pytest.fixture(scope="module")
+def loud(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose second layer makes numbers beyond float16 of any rows."""
+    where = tmp_path_factory.mktemp("loud")
+    make_llama(where, hidden=WIDTH, layers=LAYERS, vocab=VOCAB, context_tokens=128)
+    tensors = load_file(where / "model.safetensors")
+    for name in ("mlp.down_proj", "mlp.up_proj"):
+        tensors[f"model.layers.1.{name}.weight"] *= 3000.0
+    save_file(tensors, where / "model.safetensors", metadata={"format": "pt"})
+    return where
+
+
+def in_dtype(directory: Path, dtype: str) -> Engine:
+    store = WeightStore.open(str(directory))
+    return Engine(EngineConfig(store=store, name="loud", memory_bytes=16 << 20, dtype=dtype))
+
+
+@pytest.mark.parametrize("held", [(0, LAYERS), (1, 2)])
+def test_a_model_that_overflows_in_float16_is_refused_at_load(
+    loud: Path, held: tuple[int, int]
+) -> None:
+    engine = in_dtype(loud, "float16")
+    with pytest.raises(UserError, match="loud overflows in float16, use bfloat16"):
+        engine.load(*held)
+    assert engine.held == (0, 0)
+    engine.load(2, 3)  # that layer does not
+    in_dtype(loud, "bfloat16").load(*held)
+
+
+def test_who_overflows_says_so_of_itself(loud: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the stage before it, whose rows were sound."""
+    monkeypatch.setattr(Engine, "_refuse_overflow", lambda _: None)
+    engine = in_dtype(loud, "float16")
+    engine.load(1, 2)
+    assert engine.kv.reserve("s", 8) is None
+    rows = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
+    [result] = engine.step([WorkItem(session="s", start=1, end=2, position=0, hidden=rows)])
+    assert OVERFLOWS in (result.error or "")
+    assert "layers [1, 2)" in (result.error or "")
+    assert not result.unsound_input

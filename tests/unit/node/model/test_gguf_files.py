@@ -1,6 +1,7 @@
 """GGUF files: ids as of transformers' own load, held in the bits of the file, refused in words."""
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from tests.unit.node.model.test_families import (
     Session,
     engine_of,
     greedy,
+    listen,
     prompt_of,
     route,
+    rows_of,
     serve,
     split,
 )
@@ -75,10 +78,13 @@ def packed_weights(engine: Engine) -> list[PackedTensor]:
 
 
 def check(file: Path, chunks: tuple[int, ...] = (7, 64)) -> list[Engine]:
-    """Engines with random ranges of the file's layers, whose answers are transformers' own."""
-    model = AutoModelForCausalLM.from_pretrained(
+    """Engines with random ranges of the file's layers, whose answers are those of the checkpoint
+    beside the file, with the file's numbers as transformers unpacks them."""
+    theirs = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32
-    ).eval()
+    )
+    model = AutoModelForCausalLM.from_pretrained(file.parent / "plain", dtype=torch.float32).eval()
+    model.load_state_dict(theirs.state_dict())
     rng = random.Random(file.stat().st_size)
     layers = model.config.num_hidden_layers
     ranges = split(rng, layers)
@@ -283,3 +289,155 @@ def test_what_is_no_order_of_rows_is_done_to_the_numbers(name: str) -> None:
     made = undone.convert(name, model=torch.nn.Module(), config=None)[name]
     right = {"t": weight.t(), "plus": weight + 1, "half": weight * 0.5}[name]
     assert torch.equal(made, right)
+
+
+def rope_of(kind: str, theta: float = 1e4, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **more}}
+
+
+LAYERED = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+}
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+}
+LLAMA3 = rope_of(
+    "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)  # fmt: skip
+SHORT, LONG = [1.0, 1.1, 1.2, 1.3], [1.0, 2.0, 4.0, 8.0]
+FACTORED = {"short_factor": SHORT, "long_factor": LONG, "original_max_position_embeddings": 64}
+LONGROPE = {
+    "original_max_position_embeddings": 64,
+    "sliding_window": None,
+    "vocab_size": 32064,
+    **rope_of("longrope", **FACTORED),
+}
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+FACTORS = {"rope_factors_long.weight": LONG, "rope_factors_short.weight": SHORT}
+SAYINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "attention's scale": ("gemma2", {"head_dim": 16, "query_pre_attn_scalar": 9}, {}, {}),
+    "a linear factor of some layers": (
+        "gemma3_text",
+        {"head_dim": 16, "query_pre_attn_scalar": 9, "num_hidden_layers": 6, **LAYERED},
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+        {},
+    ),
+    "yarn": (
+        "qwen2",
+        rope_of("yarn", 1e6, factor=4.0, original_max_position_embeddings=64),
+        {**YARN, "rope.scaling.original_context_length": 64},
+        {},
+    ),
+    "longrope": (
+        "phi3",
+        LONGROPE,
+        {"rope.scaling.original_context_length": 64},
+        FACTORS,
+    ),
+    "divisors": ("llama", LLAMA3, {}, {"rope_freqs.weight": []}),
+    "another base": ("stablelm", rope_of("default", 5e5, partial_rotary_factor=0.5), {}, {}),
+    "a head's width": ("qwen3", {"head_dim": 24}, {"attention.key_length": 24}, {}),
+    "experts' width": (
+        "qwen3_moe",
+        {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+         "norm_topk_prob": True},
+        {"expert_feed_forward_length": 24, "expert_weights_norm": True},
+        {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(SAYINGS))
+def test_logits_are_those_of_the_checkpoint_that_the_file_was_made_of(
+    name: str, tmp_path: Path
+) -> None:
+    """At positions within and beyond the original context, whatever a library reads of the file."""
+    family, shape, stated, beside = SAYINGS[name]
+    config = AutoConfig.for_model(family, **{**SMALL, **shape})
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.save_pretrained(tmp_path / "plain")
+    if "rope_freqs.weight" in beside:
+        plain = 1e4 ** (-torch.arange(0, 8, 2) / 8)
+        beside = {"rope_freqs.weight": (plain / model.model.rotary_emb.inv_freq).tolist()}
+    file = tmp_path / "tiny.gguf"
+    write_gguf(tmp_path / "plain", file, of_kind("F32"), stated=stated, beside=beside)
+    layers = config.num_hidden_layers
+    engine = engine_of(file, 0, layers)
+    logits: list[torch.Tensor] = []
+    listen(engine, logits)
+    for tokens in (40, 150):
+        logits.clear()
+        ids = torch.randint(0, 64, (tokens,), generator=torch.Generator().manual_seed(tokens))
+        prompt = tuple(ids.tolist())
+        session = Session(name=name, prompt=prompt, chunk=64, spans=[(0, 0, layers)])
+        serve([engine], [session])
+        wanted = rows_of(model, prompt, session.answer)
+        assert (torch.cat(logits) - wanted).abs().max() < 1e-3 * wanted.abs().max()
+
+
+UNREAD: dict[str, dict[str, Any]] = {
+    "rope.scaling.type": {"rope.scaling.type": "spiral"},
+    "rope.scaling.yarn_log_multiplier": {**YARN, "rope.scaling.yarn_log_multiplier": 0.1},
+    "rope.dimension_count": {"rope.dimension_count": 4},
+    "attention.scale": {"attention.scale": 0.7},
+    "attention.value_length": {"attention.value_length": 16},
+    "expert_count": {"expert_count": 4, "expert_used_count": 2},
+    "attention.sliding_window": {"attention.sliding_window": 16},
+    "final_logit_softcapping": {"final_logit_softcapping": 30.0},
+    "attention.spiral": {"attention.spiral": 1},
+    "rope_freqs.weight": YARN,
+}
+
+
+@pytest.mark.parametrize("key", list(UNREAD))
+def test_what_is_not_read_is_refused_by_name(key: str, tmp_path: Path) -> None:
+    make(tmp_path / "plain", "llama")
+    beside = {"rope_freqs.weight": [1.0] * 4} if key == "rope_freqs.weight" else {}
+    file = tmp_path / "tiny.gguf"
+    write_gguf(tmp_path / "plain", file, of_kind("F32"), stated=UNREAD[key], beside=beside)
+    with pytest.raises(UserError, match=f"cannot be served: its file says {re.escape(key)}"):
+        WeightStore.open(str(file))
+
+
+def test_a_tensor_without_a_place_is_refused_by_name(tmp_path: Path) -> None:
+    make(tmp_path / "plain", "llama")
+    for name, is_known in (
+        ("blk.1.attn_sinks.weight", False),
+        ("blk.4.nextn.eh_proj.weight", True),
+    ):
+        file = tmp_path / f"{is_known}.gguf"
+        write_gguf(tmp_path / "plain", file, of_kind("F32"), beside={name: [1.0] * 4})
+        if is_known:
+            engine_of(file, 0, 1)
+            continue
+        with pytest.raises(UserError, match=f"no place for the tensor {re.escape(name)}"):
+            engine_of(file, 0, 1)
+
+
+@pytest.mark.parametrize(("layers", "scalar"), [(46, 8), (26, None)])
+def test_the_scale_of_an_unnamed_size_is_that_of_a_known_one(
+    layers: int, scalar: int | None, tmp_path: Path
+) -> None:
+    """Published files do not say the scale: llama.cpp goes by the number of layers."""
+    shape = {"head_dim": 16, "num_hidden_layers": layers, "query_pre_attn_scalar": 8}
+    config = AutoConfig.for_model("gemma2", **{**SMALL, **shape})
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "plain")
+    file = tmp_path / "tiny.gguf"
+    write_gguf(tmp_path / "plain", file, of_kind("F32"), stated={"attention.scale": None})
+    if scalar is None:
+        with pytest.raises(UserError, match=r"does not say attention\.scale"):
+            WeightStore.open(str(file))
+    else:
+        assert WeightStore.open(str(file)).config["query_pre_attn_scalar"] == scalar

@@ -202,3 +202,20 @@ def test_numbers_beyond_float16_are_named(tmp_path: Path) -> None:
     config = EngineConfig(store=store, name="tiny", memory_bytes=64 << 20, dtype="float16")
     with pytest.raises(UserError, match=r"layers\.1\.mlp\.up_proj\.weight .* beyond float16"):
         Engine(config).load(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "place"),
+    [
+        ({"rope_parameters": {"rope_type": "spiral"}}, "rope_parameters.rope_type"),
+        ({"hidden_act": "spiral"}, "hidden_act"),
+    ],
+)
+def test_a_name_that_the_library_does_not_know_comes_with_its_place(
+    said: dict[str, Any], place: str, tmp_path: Path
+) -> None:
+    make(tmp_path, "llama")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
+    with pytest.raises(UserError, match=f"transformers does not know 'spiral' as its {place}"):
+        ModelLayout.of(WeightStore.open(str(tmp_path)), "float32")

@@ -15,6 +15,7 @@ from node.packed.formats import FORMATS, stored_weights
 from node.packed.stored import settings_of
 from node.packed.tensor import PackedTensor
 from testing.packed_checkpoints import FORMATS as PUBLISHED
+from testing.packed_checkpoints import fp8_blocks, grouped, int32s
 from tests.examples import examples
 
 ENDINGS = (
@@ -118,3 +119,117 @@ def test_codes_are_brought_into_order_in_pieces(name: str, monkeypatch: pytest.M
         made = stored.weight(tensors)
         assert isinstance(made, PackedTensor)
         assert torch.allclose(made.dequantised(), meant, atol=1e-6)
+
+
+def packed_as(settings: dict[str, Any], tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The numbers of the only weight among ``tensors``. Raises UserError, ValueError."""
+    named = {f"proj{ending}": part for ending, part in tensors.items()}
+    kinds = {dtype: name for name, dtype in STORED_DTYPES.items()}
+    entries = {n: Entry(kinds[t.dtype], tuple(t.shape)) for n, t in named.items()}
+    stored = stored_weights("m", {"quantization_config": settings}, entries)["proj.weight"]
+    made = stored.weight(named)
+    assert isinstance(made, PackedTensor)
+    return made.dequantised().float()
+
+
+WIDE = torch.randn(64, 192, generator=torch.Generator().manual_seed(0))
+"""A matrix whose columns groups of 128 do not divide."""
+
+
+def ragged(group: int) -> tuple[torch.Tensor, ...]:
+    """Codes, scales, zero points and numbers of WIDE, the last group of which is not whole."""
+    whole = torch.nn.functional.pad(WIDE, (0, -WIDE.shape[1] % group))
+    codes, scales, zeros, _ = grouped(whole, 4, group, even=False)
+    zeros = zeros.clamp_min(1)
+    spread = torch.arange(WIDE.shape[1]) // group
+    codes = codes[:, : WIDE.shape[1]].contiguous()
+    return codes, scales, zeros, (codes - zeros[:, spread]) * scales[:, spread]
+
+
+def as_gptq(group: int, order: torch.Tensor | None = None) -> tuple[Any, torch.Tensor]:
+    codes, scales, zeros, plain = ragged(group)
+    more = {}
+    if order is not None:
+        codes, plain = codes[:, order].contiguous(), plain[:, order]
+        more = {".g_idx": (order // group).to(torch.int32)}
+    return {
+        ".qweight": int32s(codes, 4).t().contiguous(),
+        ".qzeros": int32s((zeros - 1).t().contiguous(), 4),
+        ".scales": scales.t().half().contiguous(),
+        **more,
+    }, plain
+
+
+def as_awq(group: int) -> tuple[Any, torch.Tensor]:
+    codes, scales, zeros, plain = ragged(group)
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+
+    def mixed(values: torch.Tensor) -> torch.Tensor:
+        return int32s(values.t().reshape(values.shape[1], -1, 8)[..., order].flatten(1), 4)
+
+    scales = scales.t().half().contiguous()
+    return {".qweight": mixed(codes), ".qzeros": mixed(zeros), ".scales": scales}, plain
+
+
+def as_compressed(group: int) -> tuple[Any, torch.Tensor]:
+    codes, scales, _, _ = ragged(group)
+    spread = torch.arange(WIDE.shape[1]) // group
+    plain = (codes - 8) * scales[:, spread]
+    return {".weight_packed": int32s(codes, 4), ".weight_scale": scales.half()}, plain
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "desc_act": False}
+AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm"}
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {"0": {"weights": {"num_bits": 4, "type": "int", "group_size": 128}}},
+}
+SHUFFLED = torch.randperm(192, generator=torch.Generator().manual_seed(1))
+RAGGED = {
+    "fp8, by default 128 x 128": ({"quant_method": "fp8"}, fp8_blocks(WIDE, 128, 128)),
+    "gptq": ({**GPTQ, "group_size": 128}, as_gptq(128)),
+    "gptq, by default 128": (GPTQ, as_gptq(128)),
+    "gptq, act-order": ({**GPTQ, "group_size": 128, "desc_act": True}, as_gptq(128, SHUFFLED)),
+    "gptq, 80": ({**GPTQ, "group_size": 80}, as_gptq(80)),
+    "awq": ({**AWQ, "group_size": 128}, as_awq(128)),
+    "awq, by its other name": ({**AWQ, "q_group_size": 80}, as_awq(80)),
+    "compressed-tensors": (COMPRESSED, as_compressed(128)),
+}
+
+
+@pytest.mark.parametrize("name", list(RAGGED))
+def test_a_grid_that_does_not_divide_the_matrix_is_the_formats_own(name: str) -> None:
+    settings, (tensors, plain) = RAGGED[name]
+    assert torch.allclose(packed_as(settings, tensors), plain, atol=1e-6)
+
+
+REFUSED = {
+    "another group": ({**GPTQ, "group_size": 64}, as_gptq(128)),
+    "half the groups": ({**AWQ, "group_size": 48}, as_awq(96)),
+    "blocks that nobody names": (
+        {"quant_method": "fp8", "weight_block_size": None},
+        fp8_blocks(WIDE, 64, 64),
+    ),
+    "other blocks": ({"quant_method": "fp8"}, fp8_blocks(WIDE, 64, 64)),
+    "modelopt's blocks": (
+        {"quant_method": "modelopt"},
+        (
+            dict(
+                zip((".weight", ".weight_scale"), fp8_blocks(WIDE, 64, 64)[0].values(), strict=True)
+            ),
+        ),
+    ),
+    "an order that is not there": ({**GPTQ, "group_size": 128, "desc_act": True}, as_gptq(128)),
+    "another layout": ({**GPTQ, "group_size": 128, "checkpoint_format": "marlin"}, as_gptq(128)),
+    "settings by matrix": (
+        {**GPTQ, "group_size": 128, "dynamic": {"+:proj": {"bits": 8}}},
+        as_gptq(128),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_another_grid_than_the_formats_own_is_refused(name: str) -> None:
+    settings, (tensors, *_) = REFUSED[name]
+    with pytest.raises((UserError, ValueError)):
+        packed_as(settings, tensors)

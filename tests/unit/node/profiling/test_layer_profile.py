@@ -244,3 +244,15 @@ def test_a_busy_moment_of_a_gpu_makes_no_layer_quicker(monkeypatch: pytest.Monke
         layer._timed(run, 0, 1, None, torch.empty(16, 8))
         taken.append(layer._layers_s)
     assert taken == pytest.approx([200e-6] * 4)
+
+
+@pytest.mark.parametrize("family", ["mamba", "lfm2", "falcon_h1"])
+def test_a_layer_that_keeps_a_state_is_timed_in_long_contexts(family: str, tmp_path: Path) -> None:
+    make(tmp_path, family)
+    engine = engine_of(tmp_path)
+    layer = EngineLayer(engine, 1, clock=itertools.count().__next__)
+    with layer.sessions(2, 100) as step_s:
+        assert step_s(2) > 0
+        assert step_s(1) > 0
+    assert layer.chunk_s(100, 4) > 0
+    assert engine.kv.free_tokens == engine.kv.tokens

@@ -34,8 +34,17 @@ def header_of(**described: Any) -> bytes:
 
 
 def index(names: dict[str, str] | Any) -> Callable[[Path], None]:
-    text = json.dumps({"weight_map": names})
-    return lambda directory: (directory / INDEX).write_text(text) and None
+    return index_text(json.dumps({"weight_map": names}))
+
+
+def index_text(text: str) -> Callable[[Path], None]:
+    """An index in place of the single file, which would be taken before it."""
+
+    def place(directory: Path) -> None:
+        (directory / "model.safetensors").rename(directory / "one.safetensors")
+        (directory / INDEX).write_text(text)
+
+    return place
 
 
 def model_file(content: bytes) -> Callable[[Path], None]:
@@ -90,11 +99,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         "`int` >= 0",
     ),
     "other dtype": (model_file(raw(header_of(**{**F32, "dtype": "F4"}), b"1234")), "dtype 'F4'"),
-    "bad index": (lambda d: (d / INDEX).write_text("{"), "no index"),
+    "bad index": (index_text("{"), "no index"),
     "index of numbers": (index({"a": 1}), "no index"),
     "index is a list": (index(["a"]), "no index"),
     "missing shard": (index({"a.weight": "model-00001.safetensors"}), "not there"),
-    "missing tensor": (index({"c.weight": "model.safetensors"}), "c.weight, which no file"),
+    "empty index": (index({}), "neither model.safetensors nor an index"),
+    "shards alone": (lambda d: index({})(d) or (d / INDEX).unlink(), "neither model.safetensors"),
+    "other system's root": (index({"a.weight": "C:/one.safetensors"}), "not there"),
     "outside": (outside, "not there"),
     "absolute": (index({"a.weight": "/etc/hostname"}), "not there"),
     "no name": (index({"a.weight": ""}), "not there"),
@@ -155,8 +166,53 @@ def test_the_root_follows_what_makes_a_model(tmp_path: Path) -> None:
 
 def test_shards_are_read_like_one_file(tmp_path: Path) -> None:
     parts = write(tmp_path / "parts")
-    (parts / "model.safetensors").unlink()
     save_file({"a.weight": torch.ones(2, 4)}, parts / "one.safetensors")
     save_file({"b.weight": torch.zeros(4)}, parts / "two.safetensors")
     index({"a.weight": "one.safetensors", "b.weight": "two.safetensors"})(parts)
     assert dict(WeightStore.open(str(parts)).read(["b.weight"]))["b.weight"].tolist() == [0.0] * 4
+
+
+ONES, TWOS = torch.ones(2, 4), torch.full((2, 4), 2.0)
+
+
+def taken(directory: Path) -> float:
+    """The number that ``a.weight`` is made of."""
+    [(_, tensor)] = WeightStore.open(str(directory)).read(["a.weight"])
+    return float(tensor[0, 0])
+
+
+def test_a_single_file_goes_before_an_index_as_in_transformers(tmp_path: Path) -> None:
+    directory = write(tmp_path / "both")
+    save_file({"a.weight": TWOS}, directory / "two.safetensors")
+    (directory / INDEX).write_text(json.dumps({"weight_map": {"a.weight": "two.safetensors"}}))
+    assert taken(directory) == 1.0
+
+
+def test_of_a_tensor_in_two_files_the_later_counts_as_in_transformers(tmp_path: Path) -> None:
+    directory = write(tmp_path / "twice")
+    save_file({"a.weight": TWOS}, directory / "two.safetensors")
+    names = {"a.weight": "one.safetensors", "b.weight": "two.safetensors"}
+    index(names)(directory)
+    assert taken(directory) == 2.0
+
+
+@pytest.mark.parametrize("name", ["./one.safetensors", "parts//one.safetensors", "./parts/../x"])
+def test_an_index_may_name_files_by_any_path_within(name: str, tmp_path: Path) -> None:
+    directory = write(tmp_path / "model")
+    index({"a.weight": name})(directory)
+    if "parts" in name:
+        (directory / "parts").mkdir()
+        (directory / "one.safetensors").rename(directory / "parts" / "one.safetensors")
+    if ".." in name:
+        with pytest.raises(UserError, match="not there"):
+            taken(directory)
+    else:
+        assert taken(directory) == 1.0
+
+
+def test_an_entry_that_nobody_needs_is_no_fault(tmp_path: Path) -> None:
+    directory = write(tmp_path / "model")
+    index({"a.weight": "one.safetensors", "old.weight": "one.safetensors"})(directory)
+    assert taken(directory) == 1.0
+    with pytest.raises(UserError, match=r"no tensor old\.weight"):
+        dict(WeightStore.open(str(directory)).read(["old.weight"]))

@@ -12,12 +12,21 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from dht.errors import UserError
 from dht.messages.types import in_precision_of
 from node.engine.engine import Engine, EngineConfig, WorkItem
-from node.model.linear.quantize import KINDS, held_bytes, quantize_linears, scaled_product
+from node.model.linear.quantize import (
+    BLOCK,
+    KINDS,
+    held_bytes,
+    quantised,
+    quantize_linears,
+    scaled_product,
+)
 from node.packed.tensor import PackedTensor
 from node.weights.store import WeightStore
 
 ERROR_MAX = {"int8": 0.02, "int4": 0.12}
 """Relative L2 error of one product with normal numbers, as published for both formats."""
+SERVED_ERROR_MAX = {"int8": 0.03, "int4": 0.2}
+"""The same of three products in a row, with numbers that need not be normal."""
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 128,
@@ -88,6 +97,63 @@ def test_linear_layers_shrink_and_err_as_published(kind: str, dtype: torch.dtype
             assert torch.equal(alone, out[1:, 3:4])
         else:  # float products of one row and of many add up in another order on some processors
             torch.testing.assert_close(alone, out[1:, 3:4])
+
+
+SHIFTS = {"around zero": 0.0, "above zero": 4.0, "below zero": -4.0, "mostly above": 1.0}
+"""What is added to normal numbers: zero points from 0 to 15."""
+
+
+def steps(weight: torch.Tensor) -> torch.Tensor:
+    """Size of one of 15 steps from the least to the largest of each group, zero among them."""
+    groups = weight.unflatten(-1, (-1, BLOCK))
+    least, most = groups.amin(-1).clamp_max(0), groups.amax(-1).clamp_min(0)
+    return ((most - least) / 15).repeat_interleave(BLOCK, dim=-1)
+
+
+@pytest.mark.parametrize("shift", list(SHIFTS))
+@pytest.mark.parametrize("shape", [(96, 128), (3, 32, 192)], ids=["linear", "experts"])
+def test_four_bits_err_by_half_a_step_wherever_zero_lies(
+    shape: tuple[int, ...], shift: str
+) -> None:
+    """Of the packed tensors that are served: each number becomes the nearest step."""
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(3)) + SHIFTS[shift]
+    packed = quantised(weight, "int4", torch.device("cpu")).dequantised().float()
+    error, step = (packed - weight).abs(), steps(weight)
+    assert (error <= 0.56 * step).all()  # scales are bfloat16: 15 steps are 0.03 of one off
+    assert error.square().mean().sqrt() < 0.32 * step.mean()  # 1 / sqrt(12) of a step
+    assert abs((packed - weight).mean()) < 0.03 * step.mean(), "no side is preferred"
+
+
+def test_four_bits_keep_zeros_and_what_lies_on_steps() -> None:
+    codes = torch.randint(0, 16, (32, 128), generator=torch.Generator().manual_seed(4)).float()
+    codes[:, ::BLOCK], codes[:, 1::BLOCK] = 0, 15  # each group reaches both ends
+    for zero in range(16):
+        weight = (codes - zero) * 0.25
+        packed = quantised(weight, "int4", torch.device("cpu"))
+        assert torch.equal(packed.dequantised().float(), weight)
+        assert torch.equal(packed.parts["zeros"], torch.full((32, 2), zero, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shift", list(SHIFTS))
+def test_products_of_what_is_served_err_as_published(kind: str, shift: str, tmp_path: Path) -> None:
+    """Through an engine, as ``--quantize`` serves it."""
+    config = AutoConfig.for_model("llama", **SHAPE)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight.add_(0.02 * SHIFTS[shift])
+    model.save_pretrained(tmp_path)
+    store = WeightStore.open(str(tmp_path))
+    engine = Engine(EngineConfig(store=store, name="tiny", memory_bytes=64 << 20, quantize=kind))
+    engine.load(0, 4)
+    right = model.model.layers[1].mlp
+    served: Any = engine.loaded.layers[1]
+    rows = torch.randn(32, 128, generator=torch.Generator().manual_seed(5))
+    with torch.inference_mode():
+        wanted, got = right(rows), served.mlp(rows).float()
+    assert (got - wanted).norm() < SERVED_ERROR_MAX[kind] * wanted.norm()
 
 
 @pytest.mark.parametrize("kind", KINDS)
