@@ -21,6 +21,8 @@ class Asked:
     started_s: float
     job: Job | None = None
     """Set once it was understood."""
+    has_answered: bool = False
+    """Whether a part of its answer was sent."""
     failed: bool = False
     """Whether it failed after its status had been sent."""
 
@@ -33,7 +35,8 @@ class Asked:
     def spending(self, job: Job, now_s: float) -> Iterator[None]:
         """Run ``job`` within the block, at the account's expense; ``now_s`` is Unix time.
 
-        What fails costs nothing. Raises ApiError where the account has too little left.
+        What fails before a part of its answer was sent costs nothing. Raises ApiError where the
+        account has too little left.
         """
         sessions = len(job.tasks)
         with self.account.spending(job.most_tokens, sessions, lambda: self.usage.tokens, now_s):
@@ -41,7 +44,8 @@ class Asked:
             try:
                 yield
             except ApiError:
-                job.usage = Usage()
+                if not self.has_answered:
+                    job.usage = Usage()
                 raise
 
     def told(self, status: int, now_s: float) -> str:
