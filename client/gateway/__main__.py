@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from client.answer.defaults import SamplingDefaults
+from client.gateway.programs import PROGRAMS, settings, settings_for
 from client.gateway.protocols.requests import CHAT_TOKENS_DEFAULT
 from client.remembering import remember_swarm, settled_swarm
 from client.swarm.swarm import Swarm, model_beside, named_of
@@ -84,6 +85,12 @@ def parse() -> argparse.Namespace:
         default=[],
         metavar="ADDRESS",
         help="a web server before this one, believed who asks: X-Forwarded-For and -Host",
+    )
+    parser.add_argument(
+        "--for",
+        dest="program",
+        choices=tuple(PROGRAMS),
+        help="print what this program needs to ask here",
     )
     parser.add_argument(
         "--wait",
@@ -257,6 +264,11 @@ async def serve(arguments: argparse.Namespace) -> int:
                 names = ", ".join((swarm.text.name, *others))
                 print(f"serving {names} at {url} (Ctrl-C stops)", flush=True)
                 print(f"chat in a browser at {url.removesuffix('v1')}", flush=True)
+                named, has_keys = swarm.text.name, bool(config.keys)
+                print(f"in other programs:\n{settings(url, named, with_keys=has_keys)}", flush=True)
+                if arguments.program is not None:
+                    told = settings_for(arguments.program, url, named, with_keys=has_keys)
+                    print(f"for {arguments.program}:\n\n{told}\n", flush=True)
                 await interrupts.get()
                 if answers.requests:
                     _say(f"requests being finished: {answers.requests} (Ctrl-C ends them)")

@@ -138,6 +138,21 @@ class CompletionService:
                 swarm.text = replace(swarm.text, tokenizer=tokenizer.showing(shown))
         self._characters_per_token = None if tokenizer is None else tokenizer.characters_per_token()
 
+    @property
+    def template(self) -> str:
+        """The model's chat template; empty: it has none."""
+        return "" if self._template is None else self._template.source
+
+    @property
+    def calls_functions(self) -> bool:
+        """Whether the model's calls of functions can be read."""
+        return self._calls is not None
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model's thoughts can be told from its text."""
+        return self._channels is not None
+
     # Understanding
 
     async def understand(

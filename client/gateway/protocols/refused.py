@@ -59,6 +59,11 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
         "response_format": "use guided_json",
         "tools": "use /v1/chat/completions",
     },
+    "OllamaGenerate": {
+        "context": _STORED + " to /api/chat",
+        "suffix": "the model writes what follows on a text",
+        "template": _OWN_TEMPLATE,
+    },
     "MessagesRequest": {
         "container": "nothing is run here",
         "mcp_servers": "nothing is called from here; offer functions",

@@ -31,7 +31,7 @@ from client.gateway.answering.service import CompletionService, Job
 from client.gateway.errors import ApiError, bad_request, too_many, unavailable
 from client.gateway.keys import Key, Keys
 from client.gateway.metrics import Metrics
-from client.gateway.protocols import anthropic_messages, openai_responses
+from client.gateway.protocols import anthropic_messages, ollama, openai_responses
 from client.gateway.protocols.anthropic_messages import error_of
 from client.gateway.protocols.blocks import AnswerWriter, AsItIs
 from client.gateway.protocols.requests import ChatRequest, CompletionRequest, parse_request
@@ -86,6 +86,12 @@ RESPONSES = Dialect(
     chat_of=openai_responses.chat_of_response,
     writer=openai_responses.ResponseWriter,
     params=openai_responses.PARAMS,
+)
+
+
+OLLAMA_CHATS = Dialect(kind=ollama.OllamaChat, chat_of=ollama.chat_of, writer=ollama.OllamaWriter)
+OLLAMA_TEXTS = Dialect(
+    kind=ollama.OllamaGenerate, chat_of=ollama.chat_or_text_of, writer=ollama.OllamaWriter
 )
 
 
@@ -169,6 +175,12 @@ class Gateway:
                 self._paths[resource.canonical] = path.replace(":.+", "")
         self.app.add_routes(
             [
+                web.post("/api/chat", partial(self._generate, dialect=OLLAMA_CHATS)),
+                web.post("/api/generate", partial(self._generate, dialect=OLLAMA_TEXTS)),
+                web.post("/api/show", self._show),
+                web.get("/api/tags", self._tags),
+                web.get("/api/ps", self._tags),
+                web.get("/api/version", self._version),
                 web.get("/health", self._health),
                 web.get("/metrics", self._show_metrics),
                 web.get("/openapi.json", self._openapi),
@@ -539,6 +551,26 @@ class Gateway:
     async def _models(self, request: web.Request) -> web.Response:
         return _json(self._served.list())
 
+    async def _tags(self, request: web.Request) -> web.Response:
+        return _json(ollama.tags_of(self._served.list()["data"]))
+
+    async def _show(self, request: web.Request) -> web.Response:
+        asked = parse_request(await self._body(request), ollama.ShowRequest)
+        name = ollama.name_of(asked.model or asked.name or "")
+        async with self._served.use(name) as model:
+            service = model.service
+            return _json(
+                ollama.shown(
+                    self._served.entry(name),
+                    service.template,
+                    calls=service.calls_functions,
+                    thinks=service.thinks,
+                )
+            )
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return _json({"version": ollama.VERSION})
+
     async def _model(self, request: web.Request) -> web.Response:
         return _json(self._served.entry(request.match_info["model"].rstrip("/")))
 
@@ -639,6 +671,8 @@ def _json(body: Json, status: int = 200) -> web.Response:
 
 
 def _body_of(request: web.Request, error: ApiError) -> Json:
+    if request.path.startswith("/api/"):
+        return ollama.error_of(error)
     is_anthropic = request.path.rstrip("/").endswith(ANTHROPIC_PATHS)
     return error_of(error) if is_anthropic else error.body
 
