@@ -351,8 +351,6 @@ def error_of(error: ApiError) -> Json:
 class MessageWriter(PartWriter):
     """Writes an answer in Anthropic's form."""
 
-    beat = b'event: ping\ndata: {"type":"ping"}\n\n'
-
     def __init__(self, request: MessagesRequest) -> None:
         super().__init__()
         self._prompt_tokens = 0
@@ -364,6 +362,10 @@ class MessageWriter(PartWriter):
 
     def failed(self, error: ApiError) -> Json:
         return error_of(error)
+
+    @property
+    def beat(self) -> bytes:
+        return self.framed({"type": "ping"})
 
     def begin(self, prompt_tokens: int) -> None:
         self._prompt_tokens = prompt_tokens

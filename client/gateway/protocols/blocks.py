@@ -67,10 +67,13 @@ class AnswerWriter(ABC):
 
     media = "text/event-stream; charset=utf-8"
     """The type of a stream."""
-    beat = b": the answer is being made\n\n"
-    """What a stream brings while nothing else comes: a comment, which every client passes over."""
     ended = b""
     """What a whole stream ends with."""
+
+    @property
+    def beat(self) -> bytes:
+        """What a stream brings while nothing else comes: a comment, which clients pass over."""
+        return b": the answer is being made\n\n"
 
     def framed(self, event: Json) -> bytes:
         """The bytes of an event; where it has a type, that is its name, too."""

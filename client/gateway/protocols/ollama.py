@@ -222,7 +222,7 @@ class OllamaWriter(AnswerWriter):
         self._created = 0
 
     @property
-    def beat(self) -> bytes:  # type: ignore[override]  the line says who answers
+    def beat(self) -> bytes:
         """A line that brings nothing."""
         return self.framed(self._line({}, done=False))
 
