@@ -80,13 +80,6 @@ def parse() -> argparse.Namespace:
         help="answer to this name, too, without keys on this machine alone",
     )
     parser.add_argument(
-        "--proxy",
-        action="append",
-        default=[],
-        metavar="ADDRESS",
-        help="a web server before this one, believed who asks: X-Forwarded-For and -Host",
-    )
-    parser.add_argument(
         "--for",
         dest="program",
         choices=tuple(PROGRAMS),
@@ -119,6 +112,13 @@ def parse() -> argparse.Namespace:
         default=CHAT_TOKENS_DEFAULT,
         metavar="N",
         help="for a chat's answer that asks for no number (what context, key and peers have)",
+    )
+    parser.add_rare(
+        "--proxy",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="a web server before this one, believed who asks: X-Forwarded-For and -Host",
     )
     parser.add_rare("--request-log", metavar="FILE", help="append these lines to it instead")
     arguments = parser.parse_args()
