@@ -221,7 +221,7 @@ async def paper_gateway(
     others: Sequence[str] = (),
     wait_s: float = WAIT_S,
 ) -> AsyncIterator[PaperGateway]:
-    config = config or GatewayConfig()
+    config = config or GatewayConfig(silent_s=60.0)  # no error is late, however slow the machine
     swarm = PaperSwarm(
         tokenizer=Tokenizer.load(MODEL) if tokenizer else None,
         step_s=step_s,
