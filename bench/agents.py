@@ -182,7 +182,7 @@ async def messages(url: str, turns: Sequence[Turn], *, tools: bool, schema: bool
         more["extra_body"] = {"output_config": {"format": form}}
     async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
         async with client.messages.stream(
-            model="brook", max_tokens=64, messages=said, **more
+            model="brook", max_tokens=1024, messages=said, **more
         ) as stream:
             final = await stream.get_final_message()
         found = Said()

@@ -360,8 +360,8 @@ class MessageWriter(PartWriter):
     def whole(self, answer: Json) -> Json:
         return message_of(answer)
 
-    def failed(self, error: ApiError) -> Json:
-        return error_of(error)
+    def failed(self, error: ApiError) -> list[Json]:
+        return [error_of(error)]
 
     @property
     def beat(self) -> bytes:

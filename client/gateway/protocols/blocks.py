@@ -92,8 +92,8 @@ class AnswerWriter(ABC):
         """The events of a chunk; the one with the usage, the last one, ends the answer."""
 
     @abstractmethod
-    def failed(self, error: ApiError) -> Json:
-        """The event that ends a stream with an error."""
+    def failed(self, error: ApiError) -> list[Json]:
+        """The events that end a stream with an error."""
 
 
 class AsItIs(AnswerWriter):
@@ -110,8 +110,8 @@ class AsItIs(AnswerWriter):
     def push(self, chunk: Json) -> list[Json]:
         return [chunk]
 
-    def failed(self, error: ApiError) -> Json:
-        return error.body
+    def failed(self, error: ApiError) -> list[Json]:
+        return [error.body]
 
 
 class PartWriter(AnswerWriter):

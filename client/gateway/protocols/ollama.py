@@ -281,8 +281,8 @@ class OllamaWriter(AnswerWriter):
         if reason is not None:
             self._reason = "length" if reason == "length" else "stop"
 
-    def failed(self, error: ApiError) -> Json:
-        return error_of(error)
+    def failed(self, error: ApiError) -> list[Json]:
+        return [error_of(error)]
 
 
 def _of(said: Json) -> Json:

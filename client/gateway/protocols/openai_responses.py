@@ -350,7 +350,7 @@ class ResponseWriter(PartWriter):
         super().__init__()
         self._request = request
         self._head: Json = {}
-        """Fields that a response has from its beginning; those of no response before that."""
+        """Fields that a response has from its beginning; empty before that."""
         self._base = ""
         self._events = 0
         self._output: list[Json] = []
@@ -387,13 +387,15 @@ class ResponseWriter(PartWriter):
             found.append(self._event(f"response.{status}", response=ended))
         return found
 
-    def failed(self, error: ApiError) -> Json:
+    def failed(self, error: ApiError) -> list[Json]:
         code = "server_error" if error.status >= 500 else error.code or "invalid_prompt"
         failure = {"code": code, "message": error.message}
-        if not self._head:  # it failed before its first chunk
-            began = {"id": "resp-" + error.code if error.code else "resp-", "created": 0}
-            self._head = self._described({**began, "model": self._request.model or ""})
-        return self._event("response.failed", response=self._response("failed", error=failure))
+        found = []
+        if not self._head:  # clients take no end of what did not begin
+            model = self._request.model or ""
+            found += self.push({"id": "-failed", "created": 0, "model": model, "choices": []})
+        ended = self._response("failed", error=failure)
+        return [*found, self._event("response.failed", response=ended)]
 
     @property
     def _status(self) -> str:

@@ -32,6 +32,7 @@ from client.gateway.errors import ApiError, bad_request, too_many, unavailable
 from client.gateway.keys import Key, Keys
 from client.gateway.metrics import Metrics
 from client.gateway.protocols import anthropic_messages, ollama, openai_responses
+from client.gateway.protocols.answer_bodies import Usage
 from client.gateway.protocols.anthropic_messages import error_of
 from client.gateway.protocols.blocks import AnswerWriter, AsItIs
 from client.gateway.protocols.requests import ChatRequest, CompletionRequest, parse_request
@@ -355,21 +356,17 @@ class Gateway:
             given = parse_request(body, dialect.kind)
             parsed = dialect.chat_of(given)
             writer = dialect.writer(given)
-            understood = partial(self._understood, request, parsed, dialect, writer)
-            if not parsed.stream:
-                async with understood() as (service, job):
+            async with self._understood(request, parsed, dialect, writer) as (service, job):
+                if not job.streams:
                     return await self._whole(request, service, job, writer)
 
-            async def written() -> AsyncGenerator[Json, None]:
-                async with (
-                    understood() as (service, job),
-                    aclosing(service.chunks(job)) as chunks,
-                ):
-                    async for chunk in chunks:
-                        for event in writer.push(chunk):
-                            yield event
+                async def written() -> AsyncGenerator[Json, None]:
+                    async with aclosing(service.chunks(job)) as chunks:
+                        async for chunk in chunks:
+                            for event in writer.push(chunk):
+                                yield event
 
-            return await self._stream(request, written(), writer)
+                return await self._stream(request, written(), writer)
 
     @asynccontextmanager
     async def _understood(
@@ -509,7 +506,7 @@ class Gateway:
             if response is None:
                 raise
             self._failed(request, error)
-            last = writer.framed(writer.failed(error))
+            last = b"".join(map(writer.framed, writer.failed(error)))
         assert response is not None  # noqa: S101  there are events, or an error
         if last:
             await self._write(request, response, last)
@@ -529,10 +526,14 @@ class Gateway:
         return response
 
     def _failed(self, request: web.Request, error: ApiError) -> None:
-        """Note that a request failed whose status had been sent."""
+        """Note that a request failed whose status had been sent; where nothing of its answer was,
+        it costs nothing."""
         if error.__cause__ is not None:
             logger.error("a request failed", exc_info=error.__cause__)
-        request[ASKED].failed = True
+        asked = request[ASKED]
+        asked.failed = True
+        if asked.job is not None and not asked.has_answered:
+            asked.job.usage = Usage()
 
     async def _write(self, request: web.Request, response: web.StreamResponse, data: bytes) -> None:
         try:

@@ -35,8 +35,7 @@ class Asked:
     def spending(self, job: Job, now_s: float) -> Iterator[None]:
         """Run ``job`` within the block, at the account's expense; ``now_s`` is Unix time.
 
-        What fails before a part of its answer was sent costs nothing. Raises ApiError where the
-        account has too little left.
+        What fails costs nothing. Raises ApiError where the account has too little left.
         """
         sessions = len(job.tasks)
         with self.account.spending(job.most_tokens, sessions, lambda: self.usage.tokens, now_s):
@@ -44,8 +43,7 @@ class Asked:
             try:
                 yield
             except ApiError:
-                if not self.has_answered:
-                    job.usage = Usage()
+                job.usage = Usage()
                 raise
 
     def told(self, status: int, now_s: float) -> str:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from client.answer.generation import AnswerRequest
+from client.gateway.errors import unavailable
 from client.gateway.keys import named_keys
+from client.gateway.protocols.openai_responses import ResponsesRequest, ResponseWriter
 from client.gateway.web.app import GatewayConfig
 from client.session.driver import SessionDriver
 from dht.errors import SwarmError
@@ -533,6 +535,12 @@ def test_what_fails_after_the_headers_is_told_in_the_stream_s_form(
                     assert data["error"]["code"] == "unavailable"
 
     asyncio.run(scenario())
+
+
+def test_a_response_that_fails_at_once_has_begun() -> None:
+    writer = ResponseWriter(ResponsesRequest(input="x"))
+    events = [each["type"] for each in writer.failed(unavailable("gone", 5))]
+    assert events == ["response.created", "response.in_progress", "response.failed"]
 
 
 def test_a_whole_answer_shows_life_once_the_stages_have_taken_it() -> None:
