@@ -8,14 +8,16 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bench.local_swarm import LocalSwarm
 from client.answer.defaults import SamplingDefaults
+from client.answer.generation import AnswerRequest
 from client.gateway.answering.answers import Answers
 from client.gateway.answering.models import GatewayModels, OpenModel
 from client.gateway.answering.service import CompletionService
@@ -24,11 +26,14 @@ from client.gateway.protocols.requests import ChatRequest, CompletionRequest
 from client.gateway.structured.grammar import literal
 from client.gateway.web.app import Gateway, GatewayConfig
 from client.gateway.web.server import serving
+from client.session.driver import SessionDriver
 from client.swarm.swarm import Swarm
 from client.text.chat_template import ChatTemplate
 from dht.supervision import Supervisor
 from tests.e2e.conftest import MODEL, start_swarm
 from tests.templates import QWEN3
+from tests.unit.client.gateway.paper import paper_gateway
+from tests.unit.client.gateway.test_tool_answers import Scripted as Spelled
 
 pytestmark = pytest.mark.e2e
 
@@ -92,6 +97,31 @@ async def scripted_gateway(peers: LocalSwarm, model: Path, call: str) -> AsyncIt
         await models.close()
 
 
+@asynccontextmanager
+async def made_up(call: str) -> AsyncIterator[str]:
+    """The same over a swarm that is made up."""
+    async with paper_gateway(template=QWEN3, context_tokens=CONTEXT_TOKENS) as gateway:
+        tokenizer = gateway.swarm.text.tokenizer
+        assert tokenizer is not None
+
+        def session(request: AnswerRequest) -> SessionDriver:
+            found = Spelled(gateway.swarm, request)
+            found.text = DONE if SECRET in tokenizer.decode(request.prompt_ids) else call
+            return found
+
+        gateway.swarm.session = session  # type: ignore[method-assign]
+        yield gateway.url
+
+
+@pytest.fixture(params=["a made-up swarm", "real peers"])
+def answering(request: pytest.FixtureRequest) -> Callable[[str], AbstractAsyncContextManager[str]]:
+    """Makes the gateway whose model makes a call."""
+    if request.param != "real peers":
+        return made_up
+    peers, model = request.getfixturevalue("peers"), request.getfixturevalue("model")
+    return partial(scripted_gateway, peers, model)
+
+
 def program(name: str) -> str:
     found = shutil.which(name)
     if found is None:
@@ -129,12 +159,14 @@ def called(name: str, arguments: object) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def test_claude_code_finishes_a_task(peers: LocalSwarm, model: Path, tmp_path: Path) -> None:
+def test_claude_code_finishes_a_task(
+    answering: Callable[[str], AbstractAsyncContextManager[str]], tmp_path: Path
+) -> None:
     claude = program("claude")
     reads = called("Read", {"file_path": str(tmp_path / "work" / "note.txt")})
 
     async def scenario() -> str:
-        async with scripted_gateway(peers, model, reads) as url:
+        async with answering(reads) as url:
             # Without its long instructions: the rest of the protocol is the same. It asks for
             # 32,000 tokens first, more than there is room for, and for fewer once it was told.
             command = [
@@ -161,12 +193,14 @@ def test_claude_code_finishes_a_task(peers: LocalSwarm, model: Path, tmp_path: P
     assert (told["result"], told["is_error"], told["num_turns"]) == (DONE, False, 2)
 
 
-def test_codex_finishes_a_task(peers: LocalSwarm, model: Path, tmp_path: Path) -> None:
+def test_codex_finishes_a_task(
+    answering: Callable[[str], AbstractAsyncContextManager[str]], tmp_path: Path
+) -> None:
     codex = program("codex")
     reads = called("exec_command", {"cmd": "cat note.txt"})
 
     async def scenario() -> str:
-        async with scripted_gateway(peers, model, reads) as url:
+        async with answering(reads) as url:
             config = tmp_path / "codex"
             config.mkdir()
             (tmp_path / "instructions.md").write_text("Be brief.\n")
