@@ -7,7 +7,6 @@ have (tests/templates.py). The model's answers are spelled out, calls in the fam
 swarm is made up, all else is the gateway's.
 """
 
-import argparse
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ import openai
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 
-from bench.report import write
+from bench.report import parser_of, provenance, write
 from tests.templates import TEMPLATES
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
 from tests.unit.client.gateway.test_tool_answers import scripted
@@ -361,7 +360,11 @@ async def run() -> dict[str, Any]:
         client: {family: await cell(ask, family) for family in TEMPLATES}
         for client, ask in CLIENTS.items()
     }
-    return {"emulated": "the swarm is made up and its answers are scripted", "cells": cells}
+    return {
+        **provenance(0),
+        "emulated": "the swarm is made up and its answers are scripted",
+        "cells": cells,
+    }
 
 
 def table(cells: Mapping[str, Mapping[str, Mapping[str, str]]]) -> str:
@@ -381,7 +384,7 @@ GOOD = frozenset({"ok", "none", "refused"})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of("bench.agents", __doc__)
     parser.add_argument("--out", type=Path, help="write the result here, as JSON")
     arguments = parser.parse_args()
     result = asyncio.run(run())
