@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from client.answer.defaults import SamplingDefaults
+from client.gateway.programs import PROGRAMS, settings, settings_for
 from client.gateway.protocols.requests import CHAT_TOKENS_DEFAULT
 from client.remembering import remember_swarm, settled_swarm
 from client.swarm.swarm import Swarm, model_beside, named_of
@@ -79,11 +80,17 @@ def parse() -> argparse.Namespace:
         help="answer to this name, too, without keys on this machine alone",
     )
     parser.add_argument(
+        "--for",
+        dest="program",
+        choices=tuple(PROGRAMS),
+        help="print what this program needs to ask here",
+    )
+    parser.add_argument(
         "--wait",
         type=float,
         default=30.0,
         metavar="S",
-        help="seconds to wait for slow peers and for missing layers before a 503 (30)",
+        help="seconds to wait for a turn, slow peers and missing layers before a 503 (30)",
     )
     parser.add_argument(
         "--drain", type=float, default=30.0, metavar="S", help="for answers after Ctrl-C (30)"
@@ -104,7 +111,14 @@ def parse() -> argparse.Namespace:
         type=int,
         default=CHAT_TOKENS_DEFAULT,
         metavar="N",
-        help=f"for a chat's answer that asks for no number ({CHAT_TOKENS_DEFAULT})",
+        help="for a chat's answer that asks for no number (what context, key and peers have)",
+    )
+    parser.add_rare(
+        "--proxy",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="a web server before this one, believed who asks: X-Forwarded-For and -Host",
     )
     parser.add_rare("--request-log", metavar="FILE", help="append these lines to it instead")
     arguments = parser.parse_args()
@@ -128,7 +142,7 @@ def check(arguments: argparse.Namespace) -> tuple["Key", ...]:
         ("chat_tokens", 1, 1 << 22),
     ):
         value = getattr(arguments, name)
-        if not low <= value <= high:
+        if value is not None and not low <= value <= high:
             flag = "--" + name.replace("_", "-")
             raise UserError(f"{flag} is {value}; it must be between {low} and {high}")
     texts = os.environ.get(KEYS_VARIABLE, "").split(",")
@@ -199,13 +213,14 @@ async def serve(arguments: argparse.Namespace) -> int:
     from client.gateway.answering.answers import Answers
     from client.gateway.answering.models import GatewayModels, OpenModel
     from client.gateway.metrics import Metrics
-    from client.gateway.web.app import Gateway, GatewayConfig, hosts_of
+    from client.gateway.web.app import Gateway, GatewayConfig, hosts_of, proxies_of
     from client.gateway.web.server import drain, serving
 
     config = GatewayConfig(
         keys=check(arguments),
         origins=tuple(arguments.allow_origin),
         hosts=hosts_of(arguments.host, arguments.allow_host),
+        proxies=proxies_of(arguments.proxy),
         body_bytes_max=int(arguments.max_body * 2**20),
         requests_max=arguments.max_requests,
     )
@@ -216,7 +231,10 @@ async def serve(arguments: argparse.Namespace) -> int:
         metrics = Metrics()
         metrics.registry.register(parts)
         answers = Answers(
-            metrics, at_once_max=config.answers_at_once_max, queued_max=config.requests_max
+            metrics,
+            at_once_max=config.answers_at_once_max,
+            queued_max=config.requests_max,
+            wait_s=arguments.wait,
         )
         await take_text(swarm)
         others = {named_of(entry): entry for entry in arguments.models}
@@ -246,6 +264,11 @@ async def serve(arguments: argparse.Namespace) -> int:
                 names = ", ".join((swarm.text.name, *others))
                 print(f"serving {names} at {url} (Ctrl-C stops)", flush=True)
                 print(f"chat in a browser at {url.removesuffix('v1')}", flush=True)
+                named, has_keys = swarm.text.name, bool(config.keys)
+                print(f"in other programs:\n{settings(url, named, with_keys=has_keys)}", flush=True)
+                if arguments.program is not None:
+                    told = settings_for(arguments.program, url, named, with_keys=has_keys)
+                    print(f"for {arguments.program}:\n\n{told}\n", flush=True)
                 await interrupts.get()
                 if answers.requests:
                     _say(f"requests being finished: {answers.requests} (Ctrl-C ends them)")
@@ -276,7 +299,7 @@ async def take_text(swarm: Swarm) -> None:
         )
 
 
-def _service(swarm: Swarm, answers: "Answers", chat_tokens: int) -> "CompletionService":
+def _service(swarm: Swarm, answers: "Answers", chat_tokens: int | None) -> "CompletionService":
     from client.gateway.answering.service import CompletionService
 
     template, defaults = _text_side(swarm.text.directory)

@@ -3,6 +3,46 @@
 from dataclasses import dataclass
 from typing import Any
 
+CONTEXT_EXCEEDED = "context_length_exceeded"
+"""The code that clients know of a prompt or an answer that is too long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooLong:
+    """Tokens that a context cannot take, in the words that clients look for."""
+
+    context: int
+    prompt: int
+    """At least, where ``is_whole`` is false: then the prompt was not counted to its end."""
+    new: int = 0
+    """Tokens asked for behind the prompt; 0 where the prompt alone is too long."""
+    is_whole: bool = True
+
+    def __str__(self) -> str:
+        """In OpenAI's words."""
+        begins = f"This model's maximum context length is {self.context} tokens. However, "
+        if self.new:
+            return (
+                f"{begins}you requested {self.prompt + self.new} tokens ({self.prompt} in the"
+                f" messages, {self.new} in the completion). Please reduce the length of the"
+                " messages or completion."
+            )
+        least = "" if self.is_whole else "at least "
+        return (
+            f"{begins}your messages resulted in {least}{self.prompt} tokens. Please reduce the"
+            " length of the messages."
+        )
+
+    @property
+    def for_anthropic(self) -> str:
+        """In Anthropic's words."""
+        if self.new:
+            return (
+                f"input length and `max_tokens` exceed context limit: {self.prompt} + {self.new} >"
+                f" {self.context}, decrease input length or `max_tokens` and try again"
+            )
+        return f"prompt is too long: {self.prompt} tokens > {self.context} maximum (the context)"
+
 
 @dataclass(slots=True)
 class ApiError(Exception):
@@ -15,6 +55,8 @@ class ApiError(Exception):
     """The field at fault, where one is."""
     code: str | None = None
     retry_after_s: int | None = None
+    too_long: TooLong | None = None
+    """Set where that is what is wrong."""
 
     def __post_init__(self) -> None:
         Exception.__init__(self, self.message)
@@ -35,6 +77,13 @@ class ApiError(Exception):
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """A mistake in the request that the caller can mend."""
     return ApiError(400, message, param=param, code=code)
+
+
+def beyond_context(too_long: TooLong, param: str) -> ApiError:
+    """More tokens than the model's context takes."""
+    error = bad_request(str(too_long), param, CONTEXT_EXCEEDED)
+    error.too_long = too_long
+    return error
 
 
 def unavailable(message: str, retry_after_s: int) -> ApiError:

@@ -128,6 +128,13 @@ class SpanLimit:
         self._taken += amount
         return 0
 
+    def left(self, now_s: float) -> int | None:
+        """What can be taken now; None: any amount."""
+        if self.limit is None:
+            return None
+        at = now_s // self._span_s
+        return self.limit - (self._taken if self._at - 1 <= at <= self._at else 0)
+
     def give_back(self, amount: int, taken_s: float) -> None:
         """Return what was taken at ``taken_s``, if that is the same span; never more than all."""
         if taken_s // self._span_s == self._at:
@@ -148,6 +155,10 @@ class Account:
         if wait_s := self._requests.take(1, now_s):
             limit = self._requests.limit
             raise too_many(f"this key has its {limit} requests of this minute", wait_s)
+
+    def tokens_left(self, now_s: float) -> int | None:
+        """Tokens that this key has left of its day; None: any number."""
+        return self._tokens.left(now_s)
 
     @contextmanager
     def spending(

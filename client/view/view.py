@@ -84,6 +84,8 @@ class SwarmView:
         self._router = FollowedRouter(identity, self._freeness_of, self._credit_of)
         self.nodes: Mapping[str, NodeRecord] = {}
         """The peers' newest announcements by peer id."""
+        self._kv_tokens_free: int | None = None
+        """Counted once for each reading of records."""
         self.pin = pin
         """Which model is meant; with the fingerprint of the first that was followed."""
         self.spec: ModelSpec | None = None
@@ -117,6 +119,7 @@ class SwarmView:
         """Replace the records by newer ones."""
         self.nodes = nodes
         self._believed = None
+        self._kv_tokens_free = None
         self.own.take_nodes(nodes)
         self.models = allowed_models(nodes, self.pin)
         self.spec = self.models[0] if len(self.models) == 1 else None
@@ -130,6 +133,19 @@ class SwarmView:
     def take_links(self, links: Mapping[str, LinksRecord]) -> None:
         """Take the round trips between peers from these records."""
         self._rtt_s = round_trips(links)
+
+    @property
+    def kv_tokens_free(self) -> int:
+        """Tokens that every layer's roomiest peer has free: what one more session may get."""
+        if self._kv_tokens_free is None:
+            layers = 0 if self.spec is None else self.spec.layers
+            free = [0] * layers
+            for record in self.nodes.values():
+                if record.state is NodeState.SERVING:
+                    for layer in range(record.start, min(record.end, layers)):
+                        free[layer] = max(free[layer], record.kv_tokens_free)
+            self._kv_tokens_free = min(free, default=0)
+        return self._kv_tokens_free
 
     def addresses_of(self, peer_id: str) -> tuple[str, ...]:
         """Where a peer says that it can be reached; empty when its record is gone."""

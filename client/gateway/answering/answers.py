@@ -1,13 +1,16 @@
 """Makes the answers of one request: several prompts and choices at once, in bounded numbers."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from client.answer.generation import Answer, GenerationOptions, Piece
+from client.gateway.answering.turns import Turns
 from client.gateway.errors import ApiError, bad_request, too_many, unavailable
 from client.gateway.metrics import Metrics, ModelMetrics
+from client.gateway.protocols.answer_bodies import ROUTE_STATES
 from client.session.controller import RouteStatus
 from client.swarm.swarm import Swarm
 from dht.errors import NetworkError, SwarmError, UserError
@@ -16,6 +19,10 @@ from dht.messages.session import FinishReason
 from dht.supervision import end_all
 
 RETRY_AFTER_S = 5
+WAIT_S = 30.0
+"""Time for a turn, where nobody says: as for missing layers."""
+SPARE_SHARE = 4
+"""One part of so many of the limit of requests is there beside it for those who have none."""
 PIECES_QUEUED_MAX = 64
 """Pieces that wait for a slow reader before the answers wait, too."""
 NOTHING = Piece(text="", token_ids=())
@@ -45,15 +52,34 @@ class ChoicePart:
     """Set in parts that tell this and bring no piece."""
 
 
-class Answers:
-    """Runs choices for all requests of a gateway, first come, first served."""
+@dataclass(slots=True, kw_only=True)
+class _Asked:
+    """The request that choices belong to."""
 
-    def __init__(self, metrics: Metrics, *, at_once_max: int, queued_max: int) -> None:
-        """``at_once_max`` choices run, ``queued_max`` requests wait or run."""
+    who: str
+    accepted: asyncio.Event
+    has_begun: bool = False
+    """Whether one of its choices has had a turn."""
+
+
+class Answers:
+    """Runs choices for all requests of a gateway; those who ask take turns."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        at_once_max: int,
+        queued_max: int,
+        wait_s: float = WAIT_S,
+    ) -> None:
+        """``at_once_max`` choices run, ``queued_max`` requests wait or run; a request whose first
+        choice gets no turn within ``wait_s`` is refused."""
         self._metrics = metrics
-        self._turns = asyncio.Semaphore(at_once_max)
+        self._turns = Turns(at_once_max)
         self._queued_max = queued_max
-        self._requests = 0
+        self._wait_s = wait_s
+        self._requests: Counter[str] = Counter()
         self.idle = asyncio.Event()
         """Set while no request runs or waits."""
         self.idle.set()
@@ -61,34 +87,46 @@ class Answers:
     @property
     def requests(self) -> int:
         """Requests that run or wait."""
-        return self._requests
+        return self._requests.total()
 
     @asynccontextmanager
-    async def admitted(self) -> AsyncIterator[None]:
-        """Count a request in; raises ApiError (429) when there are too many."""
-        if self._requests >= self._queued_max:
+    async def admitted(self, who: str = "") -> AsyncIterator[None]:
+        """Count a request of ``who`` in; raises ApiError (429) when there are too many.
+
+        There is some room beyond the limit for those who have no request here yet.
+        """
+        room = self._queued_max + (0 if self._requests[who] else self._queued_max // SPARE_SHARE)
+        if self.requests >= room:
             raise too_many(
-                f"{self._requests} requests are being answered or wait, that is the limit here",
+                f"{self.requests} requests are being answered or wait, that is the limit here",
                 RETRY_AFTER_S,
             )
-        self._requests += 1
+        self._requests[who] += 1
         self.idle.clear()
         try:
             yield
         finally:
-            self._requests -= 1
+            self._requests[who] -= 1
+            if not self._requests[who]:
+                del self._requests[who]
             if not self._requests:
                 self.idle.set()
 
     async def parts(
-        self, swarm: Swarm, tasks: Sequence[ChoiceTask]
+        self,
+        swarm: Swarm,
+        tasks: Sequence[ChoiceTask],
+        who: str = "",
+        accepted: asyncio.Event | None = None,
     ) -> AsyncGenerator[ChoicePart, None]:
         """Parts of all ``tasks`` as they come, interleaved; close it to free every session.
 
-        Raises ApiError for what goes wrong with any of them, and ends the others.
+        ``who`` asks for them; ``accepted`` is set once the stages have taken one. Raises ApiError
+        for what goes wrong with any of them, and ends the others.
         """
         queue: asyncio.Queue[ChoicePart | ApiError] = asyncio.Queue(PIECES_QUEUED_MAX)
-        running = [asyncio.create_task(self._run(swarm, task, queue)) for task in tasks]
+        asked = _Asked(who=who, accepted=accepted or asyncio.Event())
+        running = [asyncio.create_task(self._run(swarm, task, asked, queue)) for task in tasks]
         left = len(tasks)
         try:
             while left:
@@ -101,27 +139,44 @@ class Answers:
             await end_all(running)
 
     async def _run(
-        self, swarm: Swarm, task: ChoiceTask, queue: "asyncio.Queue[ChoicePart | ApiError]"
+        self,
+        swarm: Swarm,
+        task: ChoiceTask,
+        asked: _Asked,
+        queue: "asyncio.Queue[ChoicePart | ApiError]",
     ) -> None:
         metrics = self._metrics.of(swarm.text.name)
         try:
             with metrics.waiting.track_inprogress():
-                await self._turns.acquire()
+                came = await self._turns.take(asked.who, self._wait_s, lambda: not asked.has_begun)
+            if not came:
+                raise self._no_turn(asked.who)
+            asked.has_begun = True
             try:
                 with metrics.running.track_inprogress():
-                    await self._answer(swarm, metrics, task, queue)
+                    await self._answer(swarm, metrics, task, asked, queue)
             finally:
-                self._turns.release()
+                self._turns.give_back(asked.who)
+        except ApiError as error:
+            await queue.put(error)
         except (UserError, SwarmError, NetworkError) as error:
             await queue.put(as_api_error(error))
         except Exception as error:  # noqa: BLE001  the request gets it, and raises it there
             await queue.put(_Fault(error))
+
+    def _no_turn(self, who: str) -> ApiError:
+        if self._turns.at_most(who):
+            reason = "as many of your answers are being made as one may have at a time"
+            return too_many(f"{reason}; none ended within {self._wait_s:.0f} s", RETRY_AFTER_S)
+        reason = f"all turns to answer were taken for {self._wait_s:.0f} s"
+        return unavailable(reason, RETRY_AFTER_S)
 
     async def _answer(
         self,
         swarm: Swarm,
         metrics: ModelMetrics,
         task: ChoiceTask,
+        asked: _Asked,
         queue: "asyncio.Queue[ChoicePart | ApiError]",
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -131,13 +186,16 @@ class Answers:
         """The newest word on the route, where the queue had no room for it."""
 
         def tell(status: RouteStatus) -> None:
+            if status.state not in ROUTE_STATES:
+                asked.accepted.set()
+            if not task.tells_route:
+                return
             untold[:] = [ChoicePart(index=task.index, piece=NOTHING, route=status)]
             with suppress(asyncio.QueueFull):
                 queue.put_nowait(untold[0])
                 untold.clear()
 
-        if task.tells_route:
-            running.on_route = tell
+        running.on_route = tell
         pieces = aiter(running)
         first = True
         try:

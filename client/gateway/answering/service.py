@@ -13,7 +13,7 @@ from client.answer.defaults import SamplingDefaults
 from client.answer.generation import GenerationOptions
 from client.gateway.answering.answers import Answers, ChoicePart, ChoiceTask, as_api_error
 from client.gateway.answering.text_threads import TextThreads
-from client.gateway.errors import bad_request
+from client.gateway.errors import TooLong, bad_request, beyond_context
 from client.gateway.protocols.answer_bodies import (
     ChunkHead,
     CompletionLogprobs,
@@ -30,6 +30,7 @@ from client.gateway.protocols.requests import (
     check_stops,
     check_supported,
     format_grammar,
+    open_tokens,
     prompts_of,
     request_options,
     seeded,
@@ -38,12 +39,14 @@ from client.gateway.protocols.requests import (
     wanted_tokens,
     wants_format,
 )
+from client.gateway.protocols.tool_names import with_shown_names
 from client.gateway.structured.answer_reader import AnswerReader, Thought
 from client.gateway.structured.call_formats import CallFormat, call_format
 from client.gateway.structured.calls import Call
 from client.gateway.structured.channels import Channels, channels_of
 from client.gateway.structured.schemas import Schema
 from client.swarm.swarm import Swarm
+from client.text.arrangement import LeftOut, arranged
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import Tokenizer
 from dht.errors import NetworkError, SwarmError, UserError
@@ -81,6 +84,12 @@ class Job:
     """How thoughts are read in the answers."""
     opened: str | None = None
     """The head of the thoughts or of the message that the prompt ends within."""
+    who: str = ""
+    """Who asks, for the turns to answer."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What the request calls its functions, by the names that the model sees."""
+    accepted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once all stages of a first choice's route have accepted it."""
     first_token_s: float | None = None
     """When the first token came, by the event loop's clock."""
     finish: str | None = None
@@ -105,7 +114,7 @@ class CompletionService:
         template: ChatTemplate | None,
         defaults: SamplingDefaults,
         choices_max: int = 256,
-        chat_tokens: int = CHAT_TOKENS_DEFAULT,
+        chat_tokens: int | None = CHAT_TOKENS_DEFAULT,
     ) -> None:
         self._swarm = swarm
         self._answers = answers
@@ -129,13 +138,39 @@ class CompletionService:
                 swarm.text = replace(swarm.text, tokenizer=tokenizer.showing(shown))
         self._characters_per_token = None if tokenizer is None else tokenizer.characters_per_token()
 
+    @property
+    def template(self) -> str:
+        """The model's chat template; empty: it has none."""
+        return "" if self._template is None else self._template.source
+
+    @property
+    def calls_functions(self) -> bool:
+        """Whether the model's calls of functions can be read."""
+        return self._calls is not None
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model's thoughts can be told from its text."""
+        return self._channels is not None
+
     # Understanding
 
-    async def understand(self, request: CompletionRequest | ChatRequest, caller: str) -> Job:
+    async def understand(
+        self,
+        request: CompletionRequest | ChatRequest,
+        caller: str,
+        *,
+        who: str = "",
+        tokens_left: int | None = None,
+    ) -> Job:
         """What to run for ``request``; raises ApiError.
 
-        Requests of different ``caller`` share no KV, unless they ask for it.
+        Requests of different ``caller`` share no KV, unless they ask for it. ``tokens_left`` bounds
+        prompts and answers that ask for no number of tokens; None: it does not.
         """
+        names: Mapping[str, str] = {}
+        if isinstance(request, ChatRequest):
+            request, names = with_shown_names(request)
         check_supported(request)
         check_stops((request.stop,) if isinstance(request.stop, str) else request.stop or ())
         context = await self._context()
@@ -152,8 +187,11 @@ class CompletionService:
         grammar = self._grammar(request)
         told = (request.stream and request.stream_options) or StreamOptions()
         tasks = []
+        if wanted is None and tokens_left is not None:
+            tokens_left = (tokens_left - sum(map(len, prompts))) // (n * len(prompts))
         for at, prompt_ids in enumerate(prompts):
-            options = self._options(request, prompt_ids, wanted, context, grammar)
+            new = self._new_tokens(request, prompt_ids, wanted, context, tokens_left)
+            options = self._options(request, prompt_ids, new, context, grammar)
             options = replace(options, cache_salt=f"{caller}\n{options.cache_salt}")
             tasks += [
                 ChoiceTask(
@@ -175,6 +213,8 @@ class CompletionService:
             logprobs_top=tasks[0].options.logprobs,
             echo=echo,
             keeps_answer=wanted != 0,
+            who=who,
+            names=names,
             prompt_texts=[texts[task.index // n] for task in tasks] if echo else [],
             **self._reading(request, texts[0], grammar) if isinstance(request, ChatRequest) else {},
         )
@@ -194,6 +234,7 @@ class CompletionService:
 
     async def count(self, request: ChatRequest) -> int:
         """The number of tokens of the prompt that ``request`` makes; raises ApiError."""
+        request, _ = with_shown_names(request)
         tools_grammar(request, self._calls, self._channels, self._marks)
         context = await self._context()
         (prompt_ids,), _ = await self._threads.run(
@@ -274,12 +315,8 @@ class CompletionService:
         tokenizer = self._tokenizer(param)
         each = self._characters_per_token
         if each is not None and len(text) > each * context:
-            raise bad_request(
-                f"the prompt has {len(text)} characters; this model's context of {context} tokens"
-                f" takes {each * context} of them at the very most",
-                param,
-                "context_length_exceeded",
-            )
+            least = TooLong(context=context, prompt=-(-len(text) // each), is_whole=False)
+            raise beyond_context(least, param)
         try:
             return tokenizer.encode(text, special_tokens=special_tokens)
         except UserError as error:
@@ -299,14 +336,18 @@ class CompletionService:
                 "no_chat_template",
             )
         continued = bool(request.continue_final_message)
+        shown: dict[str, Any] = {
+            "add_generation_prompt": request.add_generation_prompt is not False and not continued,
+            "tools": [tool.function.as_dict() for tool in request.offered] or None,
+            "options": request.template_options(self._template.source),
+        }
         try:
-            text = self._template.render(
-                [message.as_dict() for message in request.messages],
-                add_generation_prompt=request.add_generation_prompt is not False and not continued,
-                continue_final_message=continued,
-                tools=[tool.function.as_dict() for tool in request.offered] or None,
-                options=request.chat_template_kwargs,
+            messages = arranged(
+                self._template, [message.as_dict() for message in request.messages], **shown
             )
+            text = self._template.render(messages, continue_final_message=continued, **shown)
+        except LeftOut as error:
+            raise bad_request(str(error), f"messages[{error.at}]") from None
         except UserError as error:
             raise bad_request(str(error), "messages") from None
         channels = self._channels
@@ -315,23 +356,42 @@ class CompletionService:
             text += channels.says_at_once if text.endswith(channels.prompt_ends) else ""
         return text
 
+    def _new_tokens(
+        self,
+        request: CompletionRequest | ChatRequest,
+        prompt_ids: Sequence[int],
+        wanted: int | None,
+        context: int,
+        left: int | None,
+    ) -> int:
+        """How many new tokens an answer may have; raises ApiError (400)."""
+        param = "messages" if isinstance(request, ChatRequest) else "prompt"
+        room = context - len(prompt_ids)
+        if room < 1:
+            raise beyond_context(TooLong(context=context, prompt=len(prompt_ids)), param)
+        if wanted is not None and wanted > room:
+            too_long = TooLong(context=context, prompt=len(prompt_ids), new=wanted)
+            raise beyond_context(too_long, param)
+        if wanted is not None:
+            return max(1, wanted)
+        if self._chat_tokens is not None:
+            return min(self._chat_tokens, room)
+        return open_tokens(room, self._swarm.view.kv_tokens_free, left)
+
     def _options(
         self,
         request: CompletionRequest | ChatRequest,
         prompt_ids: tuple[int, ...],
-        wanted: int | None,
+        new: int,
         context: int,
         grammar: str,
     ) -> GenerationOptions:
-        room = context - len(prompt_ids)
-        new = min(self._chat_tokens, max(1, room)) if wanted is None else max(1, wanted)
         options = request_options(request, self._defaults, new, grammar)
         try:
             options.new_tokens(len(prompt_ids), context)
         except UserError as error:
-            code = "context_length_exceeded" if prompt_ids else None
             param = "messages" if isinstance(request, ChatRequest) else "prompt"
-            raise bad_request(str(error), param, code) from None
+            raise bad_request(str(error), param) from None
         spec = self._swarm.view.spec
         if spec is not None:
             try:
@@ -355,7 +415,9 @@ class CompletionService:
     async def whole(self, job: Job) -> Json:
         """The whole answer as one object; raises ApiError."""
         writers = [_Choice(self, job, task) for task in job.tasks]
-        async with aclosing(self._answers.parts(self._swarm, job.tasks)) as parts:
+        async with aclosing(
+            self._answers.parts(self._swarm, job.tasks, job.who, job.accepted)
+        ) as parts:
             async for part in parts:
                 writers[part.index].add(part)
                 _count(job, part)
@@ -368,7 +430,9 @@ class CompletionService:
         """The answer as chunks, the usage last where it is asked for; raises ApiError."""
         writers = [_Choice(self, job, task) for task in job.tasks]
         no_usage: Json = {"usage": None} if job.include_usage else {}
-        async with aclosing(self._answers.parts(self._swarm, job.tasks)) as parts:
+        async with aclosing(
+            self._answers.parts(self._swarm, job.tasks, job.who, job.accepted)
+        ) as parts:
             async for part in parts:
                 if part.route is not None:
                     route = route_body(part.index, part.route, self._swarm.view.nodes)
@@ -493,13 +557,15 @@ class _Choice:
     def _call_deltas(self, call: Call) -> list[Json]:
         index = self._calls
         whole = self._call(call)
-        begun = {**whole, "index": index, "function": {"name": call.name, "arguments": ""}}
+        named = {"name": whole["function"]["name"], "arguments": ""}
+        begun = {**whole, "index": index, "function": named}
         rest = {"index": index, "function": {"arguments": call.arguments}}
         return [{"tool_calls": [begun]}, {"tool_calls": [rest]}]
 
     def _call(self, call: Call) -> Json:
         self._calls += 1
-        function = {"name": call.name, "arguments": call.arguments}
+        name = self._job.names.get(call.name, call.name)
+        function = {"name": name, "arguments": call.arguments}
         call_id = secrets.token_hex(5)[:CALL_ID_CHARS]
         return {"id": call_id, "type": "function", "function": function}
 

@@ -9,22 +9,42 @@ from msgspec import Meta
 from client.gateway.errors import ApiError, bad_request
 from client.gateway.protocols.blocks import Kind, PartWriter, message_from, text_in, tool_from
 from client.gateway.protocols.requests import (
+    DEFAULT_EFFORT,
+    IMAGE_TEXT,
     MESSAGES_MAX,
+    NO_EFFORT,
     STOPS_MAX,
     TOOLS_MAX,
     CalledFunction,
     ChatRequest,
+    Effort,
     FunctionName,
     Message,
+    NamedSchema,
+    ResponseFormat,
     Stop,
     StreamOptions,
     TokenCount,
+    Tool,
     ToolCall,
     ToolChoice,
+    ToolName,
 )
 from dht.json_file import Json
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+FAILED = "Error: "
+"""Before the result of a call that failed."""
+HOSTED = (
+    "advisor_",
+    "code_execution_",
+    "mcp_toolset",
+    "tool_search_tool_",
+    "web_fetch_",
+    "web_search_",
+)
+"""What the types of tools begin with that run at Anthropic's. Nothing runs here, so they are left
+out: programs offer them to every model, beside functions of their own."""
 DELTAS = {
     Kind.THOUGHT: ("thinking_delta", "thinking"),
     Kind.TEXT: ("text_delta", "text"),
@@ -63,9 +83,27 @@ class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use
     input: dict[str, Any]
 
 
+class ImageBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="image"):
+    """Taken in the results of calls alone, where a text stands in its place."""
+
+    @property
+    def text(self) -> str:
+        return IMAGE_TEXT
+
+
+class ReferenceBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_reference"):
+    """A tool that a search for tools found."""
+
+    tool_name: str
+
+    @property
+    def text(self) -> str:
+        return self.tool_name
+
+
 class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_result"):
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | list[TextBlock | ImageBlock | ReferenceBlock] | None = None
     is_error: bool | None = None
 
 
@@ -73,21 +111,43 @@ Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolR
 
 
 class AnthropicMessage(msgspec.Struct, kw_only=True):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Block], Meta(max_length=MESSAGES_MAX)]
 
 
 class AnthropicTool(msgspec.Struct, kw_only=True):
-    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+    """A function; or a tool that Anthropic runs, which is left out."""
+
+    name: ToolName | None = None
+    type: str | None = None
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether it runs where the answers are made."""
+        return self.type is not None and self.type.startswith(HOSTED)
 
 
 class AnthropicToolChoice(msgspec.Struct, kw_only=True):
     type: Literal["auto", "any", "none", "tool"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct, kw_only=True):
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class OutputFormat(msgspec.Struct, kw_only=True):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    effort: Effort | None = None
+    format: OutputFormat | None = None
 
 
 class CountRequest(msgspec.Struct, kw_only=True):
@@ -98,6 +158,8 @@ class CountRequest(msgspec.Struct, kw_only=True):
     system: str | list[TextBlock] | None = None
     tools: Annotated[list[AnthropicTool], Meta(max_length=TOOLS_MAX)] | None = None
     tool_choice: AnthropicToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
 
 
 class MessagesRequest(CountRequest, kw_only=True):
@@ -109,12 +171,20 @@ class MessagesRequest(CountRequest, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: int | None = None
+    output_format: OutputFormat | None = None
+    """``output_config.format`` by its older name."""
 
 
 def chat_of_messages(request: MessagesRequest) -> ChatRequest:
     """The same request to ``/v1/chat/completions``; raises ApiError (400)."""
+    form = request.output_format
+    if request.output_config is not None and request.output_config.format is not None:
+        form = request.output_config.format
     return msgspec.structs.replace(
         prompt_of(request),
+        response_format=None
+        if form is None
+        else ResponseFormat(type="json_schema", json_schema=NamedSchema(schema=form.schema)),
         max_tokens=request.max_tokens,
         stream=request.stream,
         stream_options=StreamOptions(include_usage=True) if request.stream else None,
@@ -132,18 +202,42 @@ def prompt_of(request: CountRequest) -> ChatRequest:
         messages.append(Message(role="system", content=text_in(request.system)))
     for message in request.messages:
         messages += _messages(message)
-    choice = request.tool_choice
+    choice, config, last = request.tool_choice, request.output_config, messages[-1:]
     return ChatRequest(
         model=request.model,
         messages=messages,
         tools=[
-            tool_from(tool.name, tool.description, tool.input_schema, tool.strict)
-            for tool in request.tools or ()
+            _tool(tool, f"tools[{at}]")
+            for at, tool in enumerate(request.tools or ())
+            if not tool.is_hosted
         ]
         or None,
         tool_choice=None if choice is None else _choice(choice),
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
+        # What the last message begins, the answer goes on with.
+        continue_final_message=any(
+            each.role == "assistant" and bool(each.content) and not each.tool_calls for each in last
+        )
+        or None,
+        reasoning_effort=_effort(request.thinking, config),
     )
+
+
+def _effort(thinking: Thinking | None, config: OutputConfig | None) -> str | None:
+    if thinking is not None and thinking.type == "disabled":
+        return NO_EFFORT
+    if config is not None and config.effort is not None:
+        return config.effort
+    return None if thinking is None else DEFAULT_EFFORT
+
+
+def _tool(tool: AnthropicTool, at: str) -> Tool:
+    """A function as chats have it; raises ApiError (400)."""
+    if tool.name is None or tool.input_schema is None:
+        missing = "name" if tool.name is None else "input_schema"
+        reason = f"{at} has no {missing}" + (f"; a {tool.type} is not known here" * bool(tool.type))
+        raise bad_request(reason, f"{at}.{missing}")
+    return tool_from(tool.name, tool.description, tool.input_schema, tool.strict)
 
 
 def _choice(choice: AnthropicToolChoice) -> Literal["auto", "none", "required"] | ToolChoice:
@@ -174,8 +268,9 @@ def _messages(message: AnthropicMessage) -> list[Message]:
             case ToolUseBlock(id=call_id, name=name, input=given):
                 called = CalledFunction(name=name, arguments=json.dumps(given, ensure_ascii=False))
                 calls.append(ToolCall(id=call_id, function=called))
-            case ToolResultBlock(tool_use_id=call_id, content=content):
-                found.append(Message(role="tool", tool_call_id=call_id, content=text_in(content)))
+            case ToolResultBlock(tool_use_id=call_id, content=content, is_error=failed):
+                result = f"{FAILED if failed else ''}{text_in(content)}"
+                found.append(Message(role="tool", tool_call_id=call_id, content=result))
     if said or calls or thoughts:
         found.append(message_from(message.role, said, calls, thoughts))
     return found
@@ -248,23 +343,32 @@ def error_of(error: ApiError) -> Json:
     """An error in Anthropic's form."""
     default = "invalid_request_error" if error.status < 500 else "api_error"
     kind = ERROR_TYPES.get(error.status, default)
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    too_long = error.too_long
+    message = error.message if too_long is None else too_long.for_anthropic
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 class MessageWriter(PartWriter):
     """Writes an answer in Anthropic's form."""
 
-    def __init__(self, request: MessagesRequest, prompt_tokens: int) -> None:
+    def __init__(self, request: MessagesRequest) -> None:
         super().__init__()
-        self._prompt_tokens = prompt_tokens
+        self._prompt_tokens = 0
         self._ended: Json = {"stop_reason": "end_turn", "stop_sequence": None}
         self._begun = False
 
     def whole(self, answer: Json) -> Json:
         return message_of(answer)
 
-    def failed(self, error: ApiError) -> Json:
-        return error_of(error)
+    def failed(self, error: ApiError) -> list[Json]:
+        return [error_of(error)]
+
+    @property
+    def beat(self) -> bytes:
+        return self.framed({"type": "ping"})
+
+    def begin(self, prompt_tokens: int) -> None:
+        self._prompt_tokens = prompt_tokens
 
     def push(self, chunk: Json) -> list[Json]:
         found: list[Json] = []

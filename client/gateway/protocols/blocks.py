@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol
 
+import msgspec
+
 from client.gateway.errors import ApiError
 from client.gateway.protocols.requests import (
     ChatRequest,
@@ -20,7 +22,8 @@ from dht.json_file import Json
 class HasText(Protocol):
     """A part of a message."""
 
-    text: str
+    @property
+    def text(self) -> str: ...
 
 
 def text_in(content: str | Sequence[HasText] | None) -> str:
@@ -62,24 +65,44 @@ class Kind(Enum):
 class AnswerWriter(ABC):
     """Writes the answer of one request in an interface's form, whole or event by event."""
 
+    media = "text/event-stream; charset=utf-8"
+    """The type of a stream."""
+    ended = b""
+    """What a whole stream ends with."""
+
+    @property
+    def beat(self) -> bytes:
+        """What a stream brings while nothing else comes: a comment, which clients pass over."""
+        return b": the answer is being made\n\n"
+
+    def framed(self, event: Json) -> bytes:
+        """The bytes of an event; where it has a type, that is its name, too."""
+        name = f"event: {event['type']}\n" if "type" in event else ""
+        return name.encode() + b"data: " + msgspec.json.encode(event) + b"\n\n"
+
     @abstractmethod
     def whole(self, answer: Json) -> Json:
         """The object for a whole answer of OpenAI's chats or completions."""
+
+    def begin(self, prompt_tokens: int) -> None:  # noqa: B027  most forms need not know it
+        """Learn the number of tokens of the prompt, once it is known and before any chunk."""
 
     @abstractmethod
     def push(self, chunk: Json) -> list[Json]:
         """The events of a chunk; the one with the usage, the last one, ends the answer."""
 
     @abstractmethod
-    def failed(self, error: ApiError) -> Json:
-        """The event that ends a stream with an error."""
+    def failed(self, error: ApiError) -> list[Json]:
+        """The events that end a stream with an error."""
 
 
 class AsItIs(AnswerWriter):
     """OpenAI's chats and completions."""
 
-    def __init__(self, request: ChatRequest | CompletionRequest, prompt_tokens: int) -> None:
-        """Takes the arguments of all writers and needs neither."""
+    ended = b"data: [DONE]\n\n"
+
+    def __init__(self, request: ChatRequest | CompletionRequest) -> None:
+        """Takes the argument of all writers and does not need it."""
 
     def whole(self, answer: Json) -> Json:
         return answer
@@ -87,8 +110,8 @@ class AsItIs(AnswerWriter):
     def push(self, chunk: Json) -> list[Json]:
         return [chunk]
 
-    def failed(self, error: ApiError) -> Json:
-        return error.body
+    def failed(self, error: ApiError) -> list[Json]:
+        return [error.body]
 
 
 class PartWriter(AnswerWriter):

@@ -1,5 +1,8 @@
 """OpenAI's ``/v1/responses``, translated to a chat and back. Pure; nothing is stored."""
 
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -8,76 +11,113 @@ from msgspec import Meta
 from client.gateway.errors import ApiError, bad_request
 from client.gateway.protocols.blocks import Kind, PartWriter, message_from, text_in, tool_from
 from client.gateway.protocols.requests import (
+    IMAGE_TEXT,
     MESSAGES_MAX,
     SALT_CHARS_MAX,
     TOOLS_MAX,
     CalledFunction,
     ChatRequest,
+    Effort,
     FunctionName,
     Message,
     NamedSchema,
     ResponseFormat,
     StreamOptions,
+    Tool,
     ToolCall,
     ToolChoice,
+    ToolName,
 )
 from dht.json_file import Json
 
-NOT_HERE = {
-    "background": "an answer is made while its request is open",
-    "context_management": "what is too long is refused, and nothing is left out of it",
-    "conversation": "nothing is stored; send the whole conversation as input",
-    "previous_response_id": "nothing is stored; send the whole conversation as input",
-    "prompt": "no prompts are stored; send instructions and input",
-    "top_logprobs": "log probabilities come from /v1/chat/completions",
-}
-"""Fields that are refused, and why."""
-NOTHING = frozenset({b"", b"null", b"false", b"0", b"[]"})
-"""Values of such a field that ask for nothing."""
 LOGPROBS = "message.output_text.logprobs"
 PARAMS = {"messages": "input", "response_format": "text.format"}
 """Fields of a chat by the names that they have here."""
+logger = logging.getLogger(__name__)
 PREFIXES = {Kind.THOUGHT: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
 
-NotHere = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "null"})]
+HOSTED = frozenset(
+    {
+        "code_interpreter",
+        "computer_use_preview",
+        "file_search",
+        "image_generation",
+        "mcp",
+        "tool_search",
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+    }
+)
+"""Tools that run at OpenAI's. Nothing runs here, so they are left out: programs offer them to every
+model, beside functions of their own."""
+INPUT = "input"
+"""The one argument of the function that a custom tool is for models."""
 
 
 class Part(msgspec.Struct, kw_only=True):
-    """A part of an item's content."""
+    """A part of an item's content. Images are taken in results of calls alone."""
 
-    type: Literal["input_text", "output_text", "reasoning_text", "summary_text"]
-    text: str
+    type: Literal[
+        "input_text", "output_text", "reasoning_text", "summary_text", "text", "refusal",
+        "input_image",
+    ]  # fmt: skip
+    text: str = ""
+    refusal: str = ""
 
 
 ContentParts = Annotated[list[Part], Meta(max_length=MESSAGES_MAX)]
 
 
 class Item(msgspec.Struct, kw_only=True):
-    """A message, a model's thoughts, its call of a function, or what that returned."""
+    """A message, a model's thoughts, its call of a function, or what that returned. References to
+    items that a server stored, and searches of hosted tools, say nothing here and are left out."""
 
-    type: Literal["message", "reasoning", "function_call", "function_call_output"] = "message"
+    type: Literal[
+        "message", "reasoning", "function_call", "function_call_output", "custom_tool_call",
+        "custom_tool_call_output", "web_search_call", "item_reference",
+    ] = "message"  # fmt: skip
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | ContentParts | None = None
     summary: ContentParts | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
+    input: str | None = None
     output: str | ContentParts | None = None
 
 
-class ResponseTool(msgspec.Struct, kw_only=True):
-    """A function; built-in tools are not served."""
+class ToolFormat(msgspec.Struct, kw_only=True):
+    """What the input of a custom tool looks like: any text, or by a grammar."""
 
-    type: Literal["function"]
-    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+    type: str
+    syntax: str | None = None
+    definition: str | None = None
+
+
+class ResponseTool(msgspec.Struct, kw_only=True):
+    """A function, a tool that takes a text (``custom``), a ``namespace`` of these, or a hosted
+    tool, which is left out."""
+
+    type: str
+    name: ToolName | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: ToolFormat | None = None
+    tools: Annotated[list["ResponseTool"], Meta(max_length=TOOLS_MAX)] | None = None
 
 
 class ChosenTool(msgspec.Struct, kw_only=True):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
+    namespace: str | None = None
+
+
+class Reasoning(msgspec.Struct, kw_only=True):
+    effort: Effort | None = None
 
 
 class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -109,12 +149,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     truncation: Literal["disabled", "auto"] | None = None
     include: list[str] | None = None
     metadata: dict[str, str] | None = None
-    background: NotHere = msgspec.field(default_factory=msgspec.Raw)
-    context_management: NotHere = msgspec.field(default_factory=msgspec.Raw)
-    conversation: NotHere = msgspec.field(default_factory=msgspec.Raw)
-    previous_response_id: NotHere = msgspec.field(default_factory=msgspec.Raw)
-    prompt: NotHere = msgspec.field(default_factory=msgspec.Raw)
-    top_logprobs: NotHere = msgspec.field(default_factory=msgspec.Raw)
+    reasoning: Reasoning | None = None
     # vLLM's and our own
     cache_salt: Annotated[str, Meta(max_length=SALT_CHARS_MAX)] | None = None
     prefix_cache: Literal["own", "shared", "off"] | None = None
@@ -122,9 +157,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
 def chat_of_response(request: ResponsesRequest) -> ChatRequest:
     """The same request to ``/v1/chat/completions``; raises ApiError (400)."""
-    for name, reason in NOT_HERE.items():
-        if bytes(getattr(request, name)) not in NOTHING:
-            raise bad_request(f"{name} is not supported here: {reason}", name)
     if request.truncation == "auto":
         raise bad_request("truncation: what is too long is refused here", "truncation")
     if LOGPROBS in (request.include or ()):
@@ -139,12 +171,9 @@ def chat_of_response(request: ResponsesRequest) -> ChatRequest:
         temperature=request.temperature,
         top_p=request.top_p,
         response_format=None if form is None else _format(form),
-        tools=[
-            tool_from(tool.name, tool.description, tool.parameters, tool.strict)
-            for tool in request.tools or ()
-        ]
-        or None,
+        tools=[tool.chat for tool in _offered(request).values()] or None,
         tool_choice=_choice(request.tool_choice),
+        reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
         parallel_tool_calls=request.parallel_tool_calls,
         cache_salt=request.cache_salt,
         prefix_cache=request.prefix_cache,
@@ -155,8 +184,60 @@ def _choice(
     choice: Literal["auto", "none", "required"] | ChosenTool | None,
 ) -> Literal["auto", "none", "required"] | ToolChoice | None:
     if isinstance(choice, ChosenTool):
-        return ToolChoice(function=FunctionName(name=choice.name))
+        return ToolChoice(function=FunctionName(name=_joined(choice.namespace, choice.name)))
     return choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Offered:
+    """A tool as a chat has it, and what it is called here."""
+
+    chat: Tool
+    name: str
+    namespace: str | None
+    is_custom: bool
+
+
+def _joined(namespace: str | None, name: str) -> str:
+    """What a chat calls a function of a namespace."""
+    if not namespace:
+        return name
+    return namespace + name if namespace.endswith("__") else f"{namespace}__{name}"
+
+
+def _offered(request: ResponsesRequest) -> dict[str, _Offered]:
+    """The tools of a request by what a chat calls them; raises ApiError (400)."""
+    found: dict[str, _Offered] = {}
+    for at, tool in enumerate(request.tools or ()):
+        if tool.type != "namespace":
+            _offer(found, tool, f"tools[{at}]")
+            continue
+        for inner_at, inner in enumerate(tool.tools or ()):
+            _offer(found, inner, f"tools[{at}].tools[{inner_at}]", namespace=tool.name)
+    if len(found) > TOOLS_MAX:
+        raise bad_request(f"tools has {len(found)} of them; {TOOLS_MAX} at most", "tools")
+    return found
+
+
+def _offer(
+    found: dict[str, _Offered], tool: ResponseTool, at: str, *, namespace: str | None = None
+) -> None:
+    if tool.type in HOSTED:
+        return
+    if tool.type not in {"function", "custom"}:
+        reason = f"{at}.type: {tool.type!r} is not supported here; functions and custom tools are"
+        raise bad_request(reason, f"{at}.type")
+    if tool.name is None:
+        raise bad_request(f"{at}: Object missing required field `name`", at)
+    name, parameters, described = _joined(namespace, tool.name), tool.parameters, tool.description
+    if is_custom := tool.type == "custom":
+        text = {"type": "string", "description": "The whole input, as plain text."}
+        parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT]}
+        if tool.format is not None and tool.format.definition:
+            grammar = f"The input follows this {tool.format.syntax or ''} grammar:"
+            described = "\n\n".join(filter(None, (described, grammar, tool.format.definition)))
+    chat = tool_from(name, described, parameters, tool.strict)
+    found[name] = _Offered(chat=chat, name=tool.name, namespace=namespace, is_custom=is_custom)
 
 
 def _format(form: TextFormat) -> ResponseFormat:
@@ -165,7 +246,7 @@ def _format(form: TextFormat) -> ResponseFormat:
 
 
 def _messages(request: ResponsesRequest) -> list[Message]:
-    """The chat's messages. Instructions in front are one of them: many templates take no more."""
+    """The chat's messages, instructions in front."""
     system = [request.instructions] if request.instructions else []
     if isinstance(request.input, str):
         request_items = [Item(role="user", content=request.input)]
@@ -174,15 +255,17 @@ def _messages(request: ResponsesRequest) -> list[Message]:
     chat = _Chat(system)
     for at, item in enumerate(request_items):
         chat.add(item, f"input[{at}]")
-    return chat.messages()
+    if not (found := chat.messages()):
+        kind = request_items[0].type
+        raise bad_request(f"input[0].type: {kind} says nothing here, alone", "input[0].type")
+    return found
 
 
 class _Chat:
     """Joins items to messages: thoughts, text and calls of one turn are one message."""
 
-    def __init__(self, system: list[str]) -> None:
-        self._system = system
-        self._found: list[Message] = []
+    def __init__(self, system: Sequence[str]) -> None:
+        self._found = [Message(role="system", content=text) for text in system]
         self._thoughts: list[str] = []
         self._said: list[str] = []
         self._calls: list[ToolCall] = []
@@ -196,16 +279,30 @@ class _Chat:
                 self._thoughts.append(text_in(item.content) or text_in(item.summary))
             case "function_call":
                 called = CalledFunction(
-                    name=_given(item, "name", at), arguments=_given(item, "arguments", at)
+                    name=_joined(item.namespace, _given(item, "name", at)),
+                    arguments=item.arguments,
                 )
                 self._calls.append(ToolCall(id=_given(item, "call_id", at), function=called))
-            case "function_call_output":
+            case "custom_tool_call":
+                called = CalledFunction(
+                    name=_joined(item.namespace, _given(item, "name", at)),
+                    arguments={INPUT: _given(item, "input", at)},
+                )
+                self._calls.append(ToolCall(id=_given(item, "call_id", at), function=called))
+            case "function_call_output" | "custom_tool_call_output":
                 self._turn()
                 call_id, output = _given(item, "call_id", at), _given(item, "output", at)
-                said = Message(role="tool", tool_call_id=call_id, content=text_in(output))
+                said = Message(role="tool", tool_call_id=call_id, content=_text(output))
                 self._found.append(said)
             case "message":
-                self._message(_given(item, "role", at), text_in(_given(item, "content", at)))
+                content = _given(item, "content", at)
+                for part_at, part in enumerate(content if isinstance(content, list) else ()):
+                    if part.type == "input_image":
+                        param = f"{at}.content[{part_at}].type"
+                        raise bad_request(f"{param}: input_image is not supported here", param)
+                self._message(_given(item, "role", at), _text(content))
+            case "web_search_call" | "item_reference":
+                logger.info("%s is a %s: left out, nothing is stored here", at, item.type)
 
     def _message(self, role: str, text: str) -> None:
         if role == "assistant":
@@ -214,11 +311,7 @@ class _Chat:
             self._said.append(text)
             return
         self._turn()
-        role = "system" if role == "developer" else role
-        if role == "system" and not self._found:
-            self._system.append(text)
-        else:
-            self._found.append(Message(role=role, content=text))
+        self._found.append(Message(role=role, content=text))
 
     def _turn(self) -> None:
         """End the model's turn."""
@@ -230,9 +323,17 @@ class _Chat:
     def messages(self) -> list[Message]:
         """All messages so far."""
         self._turn()
-        if not self._system:
-            return self._found
-        return [Message(role="system", content="\n\n".join(self._system)), *self._found]
+        return self._found
+
+
+def _text(content: str | Sequence[Part]) -> str:
+    """The text of a content; in an image's place stands a text."""
+    if isinstance(content, str):
+        return content
+    texts = (
+        IMAGE_TEXT if each.type == "input_image" else each.text or each.refusal for each in content
+    )
+    return "\n".join(texts)
 
 
 def _given(item: Item, name: str, at: str) -> Any:
@@ -245,7 +346,7 @@ def _given(item: Item, name: str, at: str) -> Any:
 class ResponseWriter(PartWriter):
     """Writes an answer in this form. ``request`` is what asked for it."""
 
-    def __init__(self, request: ResponsesRequest, prompt_tokens: int) -> None:
+    def __init__(self, request: ResponsesRequest) -> None:
         super().__init__()
         self._request = request
         self._head: Json = {}
@@ -258,6 +359,7 @@ class ResponseWriter(PartWriter):
         """The item that is open, without its text."""
         self._texts: list[str] = []
         self._finish: str | None = None
+        self._offered = _offered(request)
 
     def whole(self, answer: Json) -> Json:
         choice = answer["choices"][0]
@@ -285,10 +387,15 @@ class ResponseWriter(PartWriter):
             found.append(self._event(f"response.{status}", response=ended))
         return found
 
-    def failed(self, error: ApiError) -> Json:
-        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+    def failed(self, error: ApiError) -> list[Json]:
+        code = "server_error" if error.status >= 500 else error.code or "invalid_prompt"
         failure = {"code": code, "message": error.message}
-        return self._event("response.failed", response=self._response("failed", error=failure))
+        found = []
+        if not self._head:  # clients take no end of what did not begin
+            model = self._request.model or ""
+            found += self.push({"id": "-failed", "created": 0, "model": model, "choices": []})
+        ended = self._response("failed", error=failure)
+        return [*found, self._event("response.failed", response=ended)]
 
     @property
     def _status(self) -> str:
@@ -341,15 +448,32 @@ class ResponseWriter(PartWriter):
             case Kind.TEXT:
                 self._item |= {"type": "message", "role": "assistant"}
             case Kind.CALL:
-                named = {"call_id": call["id"], "name": call["function"]["name"]}
-                self._item |= {"type": "function_call", **named}
-        empty: Json = {"arguments": ""} if kind is Kind.CALL else {"content": []}
+                self._item |= self._named(call)
+        empty: Json = {self._field: ""} if kind is Kind.CALL else {"content": []}
         added = {**self._item, **empty, "status": "in_progress"}
         begun = [self._event("response.output_item.added", output_index=self.index, item=added)]
         if kind is not Kind.CALL:
             part = _part(kind, "")
             begun.append(self._of_item("content_part.added", content_index=0, part=part))
         return begun
+
+    def _named(self, call: Json) -> Json:
+        """What a call says of itself, under the name that the request has for its function."""
+        name = call["function"]["name"]
+        offered = self._offered.get(name)
+        named: Json = {"type": "function_call", "call_id": call["id"], "name": name}
+        if offered is not None:
+            named["name"] = offered.name
+            if offered.is_custom:
+                named["type"] = "custom_tool_call"
+            if offered.namespace is not None:
+                named["namespace"] = offered.namespace
+        return named
+
+    @property
+    def _field(self) -> str:
+        """Where the open item, a call, has what it is called with."""
+        return INPUT if self._item["type"] == "custom_tool_call" else "arguments"
 
     def _grow(self, kind: Kind, text: str) -> list[Json]:
         self._texts.append(text)
@@ -359,6 +483,8 @@ class ResponseWriter(PartWriter):
             case Kind.TEXT:
                 fields = {"content_index": 0, "delta": text, "logprobs": []}
                 return [self._of_item("output_text.delta", **fields)]
+            case Kind.CALL if self._field == INPUT:
+                return []  # a text is known once its JSON is whole
             case Kind.CALL:
                 return [self._of_item("function_call_arguments.delta", delta=text)]
 
@@ -372,17 +498,31 @@ class ResponseWriter(PartWriter):
             case Kind.TEXT:
                 fields = {"content_index": 0, "text": text, "logprobs": []}
                 ended.append(self._of_item("output_text.done", **fields))
+            case Kind.CALL if self._field == INPUT:
+                text = _input_in(text)
+                ended.append(self._of_item("custom_tool_call_input.delta", delta=text))
+                ended.append(self._of_item("custom_tool_call_input.done", input=text))
             case Kind.CALL:
                 named = {"name": self._item["name"], "arguments": text}
                 ended.append(self._of_item("function_call_arguments.done", **named))
         if kind is Kind.CALL:
-            done["arguments"] = text
+            done[self._field] = text
         else:
             ended.append(self._of_item("content_part.done", content_index=0, part=part))
             done["content"] = [part]
         self._output.append(done)
         event = self._event("response.output_item.done", output_index=self.index, item=done)
         return [*ended, event]
+
+
+def _input_in(arguments: str) -> str:
+    """The text for a custom tool within the arguments of the function that stood for it."""
+    try:
+        found = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+    given = found.get(INPUT) if isinstance(found, dict) else None
+    return given if isinstance(given, str) else arguments
 
 
 def _part(kind: Kind, text: str) -> Json:

@@ -1,11 +1,11 @@
 """Requests of OpenAI's interface: their schema, their bounds, and what they ask of the swarm.
 
-Pure. The structures are the schema of the OpenAPI document, too. Unknown fields are ignored, as
-vLLM does; known ones that would change an answer and are not built are refused by name. Fields
-below "vLLM's" are what vLLM adds to OpenAI's interface, under its names.
+Pure. The structures are the schema of the OpenAPI document, too. Fields that would change an answer
+and are not built are refused by name (:mod:`client.gateway.protocols.refused`); other unknown
+fields are ignored. Fields below "vLLM's" are what vLLM adds to OpenAI's interface, under its names.
 """
 
-import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -17,37 +17,60 @@ from msgspec import Meta
 from client.answer.defaults import SamplingDefaults
 from client.answer.generation import GenerationOptions, PrefixCache
 from client.gateway.errors import bad_request
+from client.gateway.protocols.refused import REFUSED, check_fields
 from client.gateway.structured.call_formats import CallFormat
 from client.gateway.structured.calls_grammar import calls_grammar
 from client.gateway.structured.channels import Channels
 from client.gateway.structured.grammar import of_choice, of_regex, of_schema, schema_in
 from client.gateway.structured.schemas import Schema
+from client.text.arrangement import Arguments
 from dht.errors import UserError
 from dht.messages.session import GRAMMAR_BYTES_MAX, Priority
 
+logger = logging.getLogger(__name__)
 MESSAGES_MAX = 4096
 TOOLS_MAX = 128
 PROMPT_FIELDS = frozenset({"prompt", "messages", "input"})
 FIELD_BYTES_MAX = 256 << 10
 """Maximum size of any other field: 16 stop strings of 1,024 escaped characters have 192 KiB."""
+IMAGE_TEXT = "[an image, which this model cannot see]"
 MESSAGE_CHARACTERS = 64
 """Characters that take as long as a message alone."""
+NO_EFFORT, DEFAULT_EFFORT = "none", "medium"
+EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+"""Efforts that no template knows, by the nearest that those know which read one."""
 PROMPTS_MAX = 256
 CHOICES_MAX = 16
 GUIDES = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 """vLLM's fields for the format of an answer."""
+OUTPUTS = {
+    "json": "guided_json",
+    "regex": "guided_regex",
+    "choice": "guided_choice",
+    "grammar": "guided_grammar",
+    "json_object": "",
+}
+"""Fields of ``structured_outputs``, by what they were called before."""
 STOPS_MAX = 16
 STOP_CHARS_MAX = 1024
 SALT_CHARS_MAX = 256
 PROMPT_TOKENS_MAX = 1 << 20
 COMPLETION_TOKENS_DEFAULT = 16
 """OpenAI's default for completions."""
-CHAT_TOKENS_DEFAULT = 1024
+CHAT_TOKENS_DEFAULT: int | None = None
 """The most that a chat's answer is given room for where neither the request nor the gateway's owner
-says; KV is reserved for all of it at every stage."""
+says; None: the rest of the context, as far as key and swarm have it (:func:`open_tokens`)."""
+CHAT_TOKENS_LEAST = 1024
+"""What such an answer gets room for even where peers announce less."""
+FREE_SHARE = 4
+"""Such an answer gets one part of so many of the KV room that peers have free: KV is reserved for
+all of it at every stage, and others come, too."""
 
 TokenIds = Annotated[list[int], Meta(max_length=PROMPT_TOKENS_MAX)]
+Effort = Annotated[str, Meta(pattern="^[a-z]{1,32}$")]
 Choices = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
+ToolName = Annotated[str, Meta(min_length=1, max_length=1024)]
+"""Names that models cannot write are shortened for them (:mod:`…protocols.tool_names`)."""
 Stop = Annotated[str, Meta(max_length=STOP_CHARS_MAX)]
 TokenCount = Annotated[int, Meta(ge=0, le=1 << 22)]
 
@@ -71,12 +94,24 @@ class NamedSchema(msgspec.Struct, kw_only=True):
 class ResponseFormat(msgspec.Struct, kw_only=True):
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: NamedSchema | None = None
+    schema: dict[str, Any] | None = None
+    """A schema for ``json_object``, as some servers take it."""
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's newer name of its ``guided_…`` fields."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class Function(msgspec.Struct, kw_only=True):
     """A function that the model may call. ``parameters`` is a JSON schema."""
 
-    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -106,7 +141,7 @@ class ToolChoice(msgspec.Struct, kw_only=True):
 
 class CalledFunction(msgspec.Struct, kw_only=True):
     name: str
-    arguments: str = "{}"
+    arguments: str | dict[str, Any] | None = "{}"
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
@@ -146,6 +181,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     guided_regex: str | None = None
     guided_grammar: str | None = None
     guided_choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
+    structured_outputs: StructuredOutputs | None = None
     # our own
     prefix_cache: Literal["own", "shared", "off"] | None = None
     speculate: bool | None = None
@@ -165,19 +201,39 @@ class TextPart(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
     text: str
 
 
+class RefusalPart(msgspec.Struct, kw_only=True, tag_field="type", tag="refusal"):
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+class ImagePart(msgspec.Struct, kw_only=True, tag_field="type", tag="image_url"):
+    """Taken in the results of calls alone, where a text stands in its place."""
+
+    @property
+    def text(self) -> str:
+        return IMAGE_TEXT
+
+
+Parts = list[TextPart | RefusalPart | ImagePart]
+
+
 class Message(msgspec.Struct, kw_only=True):
     role: Annotated[str, Meta(min_length=1, max_length=64)]
-    content: str | Annotated[list[TextPart], Meta(max_length=MESSAGES_MAX)] | None = None
+    content: str | Annotated[Parts, Meta(max_length=MESSAGES_MAX)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=TOOLS_MAX)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    refusal: str | None = None
 
     @property
     def characters(self) -> int:
         """Number of characters of the content and its calls."""
-        called = sum(1 + len(call.function.arguments) for call in self.tool_calls or ())
-        called += len(self.reasoning_content or "")
+        called = len(msgspec.json.encode(self.tool_calls or ()))
+        called += len(self.reasoning_content or "") + len(self.refusal or "")
         if isinstance(self.content, list):
             return called + sum(1 + len(part.text) for part in self.content)
         return called + len(self.content or "")
@@ -187,39 +243,40 @@ class Message(msgspec.Struct, kw_only=True):
         content = self.content
         if isinstance(content, list):
             content = "\n".join(part.text for part in content)
-        found: dict[str, Any] = {"role": self.role, "content": content or ""}
+        found: dict[str, Any] = {"role": self.role, "content": content or self.refusal or ""}
         for name in ("name", "tool_call_id", "reasoning_content"):
             if getattr(self, name) is not None:
                 found[name] = getattr(self, name)
         if self.tool_calls:
             found["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": _called(call.function)}
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": _arguments(call.function.arguments),
+                    },
+                }
                 for call in self.tool_calls
             ]
         return found
 
 
-class Arguments(dict[str, Any]):
-    """Arguments of a call as templates take them: an object, for most of them, and its JSON text
-    for those that join it to a text."""
-
-    def __str__(self) -> str:
-        return json.dumps(self, ensure_ascii=False)
-
-    def __add__(self, text: str) -> str:
-        return str(self) + text
-
-    def __radd__(self, text: str) -> str:
-        return text + str(self)
-
-
-def _called(function: CalledFunction) -> dict[str, Any]:
-    """A call as templates take it: with its arguments as an object; raises ApiError (400)."""
+def _arguments(given: str | dict[str, Any] | None) -> Arguments | str:
+    """Arguments of an earlier call: as an object, or as the text that they are. A model that wrote
+    them wrong sees what it wrote; refused, they would end the conversation."""
+    if isinstance(given, dict):
+        return Arguments(given)
     try:
-        arguments = msgspec.json.decode(function.arguments or "{}", type=dict[str, Any])
+        found = msgspec.json.decode(given or "{}")
     except (msgspec.DecodeError, RecursionError):
-        raise bad_request("tool_calls: the arguments are no JSON object", "messages") from None
-    return {"name": function.name, "arguments": Arguments(arguments)}
+        found = given
+    if isinstance(found, dict):
+        return Arguments(found)
+    if found is None:
+        return Arguments()
+    logger.warning("the arguments of a call in the history are no JSON object: taken as text")
+    return str(given)
 
 
 class ChatRequest(Sampled, kw_only=True):
@@ -233,12 +290,26 @@ class ChatRequest(Sampled, kw_only=True):
     tools: Annotated[list[Tool], Meta(max_length=TOOLS_MAX)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[Any] | None = None
     modalities: list[str] | None = None
+    reasoning_effort: Effort | None = None
     # vLLM's
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    def template_options(self, template: str) -> dict[str, Any]:
+        """What the chat template takes beside the messages: how much to think, under the names
+        that templates read."""
+        found: dict[str, Any] = {}
+        if (effort := self.reasoning_effort) is not None:
+            knows = any(f"{mark}{effort}{mark}" in template for mark in "'\"")
+            thinks = effort != NO_EFFORT
+            found = {
+                "reasoning_effort": effort if knows else EFFORTS.get(effort, effort),
+                "enable_thinking": thinks,
+                "thinking": thinks,
+            }
+        return {**found, **(self.chat_template_kwargs or {})}
 
     @property
     def offered(self) -> list[Tool]:
@@ -258,7 +329,8 @@ AnyRequest = TypeVar("AnyRequest", bound=msgspec.Struct)
 def _shape(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
     """The fields of a kind of request as they were sent: finding them costs little, whatever they
     hold, and making the objects that they describe a second for 8 MiB."""
-    fields = [(name, msgspec.Raw, msgspec.Raw()) for name in kind.__struct_fields__]
+    names = dict.fromkeys((*kind.__struct_fields__, *REFUSED.get(kind.__name__, ())))
+    fields = [(name, msgspec.Raw, msgspec.Raw()) for name in names]
     return msgspec.defstruct(kind.__name__, fields)
 
 
@@ -289,7 +361,9 @@ def _check_sizes(shape: msgspec.Struct) -> None:
 def parse_request(body: bytes, kind: type[AnyRequest]) -> AnyRequest:
     """The request in ``body``; raises ApiError (400) that names the field at fault."""
     try:
-        _check_sizes(msgspec.json.decode(body, type=_shape(kind)))
+        shape = msgspec.json.decode(body, type=_shape(kind))
+        _check_sizes(shape)
+        check_fields(shape, kind.__name__)
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         said, _, path = str(error).partition(" - at `$")
@@ -306,7 +380,7 @@ def check_supported(request: CompletionRequest | ChatRequest) -> None:
     refused: dict[str, bool]
     if isinstance(request, ChatRequest):
         refused = {
-            "functions": bool(request.functions),
+            **_images(request),
             "modalities": bool(request.modalities) and request.modalities != ["text"],
             "top_logprobs": request.top_logprobs is not None and not request.logprobs,
         }
@@ -319,7 +393,19 @@ def check_supported(request: CompletionRequest | ChatRequest) -> None:
         if is_refused and param == "top_logprobs":
             raise bad_request("top_logprobs is for requests with logprobs: true", param)
         if is_refused:
-            raise bad_request(f"{param} is not supported here: leave it out", param)
+            at = param.partition(":")[0]
+            raise bad_request(f"{param} is not supported here: leave it out", at)
+
+
+def _images(request: ChatRequest) -> dict[str, bool]:
+    """Where images stand that a model would have to see."""
+    return {
+        f"messages[{at}].content[{part_at}].type: image_url": True
+        for at, message in enumerate(request.messages)
+        if message.role != "tool" and isinstance(message.content, list)
+        for part_at, part in enumerate(message.content)
+        if isinstance(part, ImagePart)
+    }
 
 
 Prompts = tuple[str, ...] | tuple[tuple[int, ...], ...]
@@ -429,6 +515,10 @@ def _formats(request: CompletionRequest | ChatRequest) -> dict[str, Any]:
     """What a request wants its answer to be, by the field that says so."""
     form = request.response_format if isinstance(request, ChatRequest) else None
     guides = {name: getattr(request, name) for name in GUIDES}
+    outputs = request.structured_outputs
+    for name, kind in OUTPUTS.items():
+        if outputs is not None and (guide := getattr(outputs, name)) not in (None, False):
+            guides[f"structured_outputs.{name}"] = guide if kind else {"type": "object"}
     return {
         **({} if form is None or form.type == "text" else {"response_format": form}),
         **{name: guide for name, guide in guides.items() if guide is not None},
@@ -437,17 +527,18 @@ def _formats(request: CompletionRequest | ChatRequest) -> dict[str, Any]:
 
 def _grammar_of(name: str, wanted: Any) -> str:
     """The grammar of the format ``wanted`` in the field ``name``; raises ApiError."""
-    match name:
+    param, name = name, OUTPUTS.get(name.removeprefix("structured_outputs."), name)
+    match name or "guided_json":
         case "guided_grammar":
             return str(wanted)
         case "guided_json":
-            term = of_schema(schema_in(wanted, name))
+            term = of_schema(schema_in(wanted, param))
         case "guided_regex":
             term = of_regex(wanted)
         case "guided_choice":
             term = of_choice(wanted)
         case _ if wanted.type == "json_object":
-            term = of_schema({"type": "object"})
+            term = of_schema(wanted.schema or {"type": "object"})
         case _:
             if wanted.json_schema is None or wanted.json_schema.schema is None:
                 raise bad_request(f"{name} has no json_schema with a schema", name)
@@ -514,6 +605,13 @@ def wanted_tokens(request: CompletionRequest | ChatRequest) -> int | None:
             return request.max_completion_tokens
         return request.max_tokens
     return COMPLETION_TOKENS_DEFAULT if request.max_tokens is None else request.max_tokens
+
+
+def open_tokens(room: int, free: int, left: int | None) -> int:
+    """New tokens for an answer that asks for no number, at least 1: the context has ``room``, peers
+    have KV free for ``free``, and the key has ``left`` (None: any number)."""
+    most = min(room, max(CHAT_TOKENS_LEAST, free // FREE_SHARE))
+    return max(1, most if left is None else min(most, left))
 
 
 def check_stops(stops: Sequence[str]) -> None:

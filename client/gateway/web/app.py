@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import (
@@ -13,7 +14,8 @@ from collections.abc import (
 )
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from functools import partial
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,10 +27,12 @@ from aiohttp.typedefs import Handler
 from client.errors import no_route_text
 from client.gateway.answering.answers import RETRY_AFTER_S, Answers
 from client.gateway.answering.models import GatewayModels
+from client.gateway.answering.service import CompletionService, Job
 from client.gateway.errors import ApiError, bad_request, too_many, unavailable
 from client.gateway.keys import Key, Keys
 from client.gateway.metrics import Metrics
-from client.gateway.protocols import anthropic_messages, openai_responses
+from client.gateway.protocols import anthropic_messages, ollama, openai_responses
+from client.gateway.protocols.answer_bodies import Usage
 from client.gateway.protocols.anthropic_messages import error_of
 from client.gateway.protocols.blocks import AnswerWriter, AsItIs
 from client.gateway.protocols.requests import ChatRequest, CompletionRequest, parse_request
@@ -37,7 +41,9 @@ from client.gateway.web.request_log import HUNG_UP, Asked
 from client.pages.fixed import fixed_file
 from client.swarm.swarm import Swarm
 from coordinator.routing.routes import NoRoute
+from dht.errors import UserError
 from dht.json_file import Json
+from dht.supervision import end_all
 
 logger = logging.getLogger(__name__)
 requests = logging.getLogger(f"{__name__}.requests")
@@ -48,9 +54,11 @@ CHAT_FILES = {"/": "chat.html", "/static/chat.css": "chat.css", "/static/chat.js
 """The page to chat on, by path."""
 OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json", *CHAT_FILES})
 """Paths that need no key, as with vLLM; the page asks its visitor for one."""
+PREFLIGHT_S = 600
+"""Time for which a browser need not ask again what a page may send."""
 ASKED = web.RequestKey("asked", Asked)
-ANTHROPIC_PATHS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
-"""Paths whose errors have Anthropic's form."""
+ANTHROPIC_PATHS = ("/messages", "/messages/count_tokens")
+"""What paths end with whose errors have Anthropic's form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +69,8 @@ class Dialect:
     kind: type[msgspec.Struct]
     chat_of: Callable[[Any], ChatRequest | CompletionRequest] = lambda request: request
     """Raises ApiError (400)."""
-    writer: Callable[[Any, int], AnswerWriter] = AsItIs
-    """Made of a request and the number of tokens of its prompt."""
+    writer: Callable[[Any], AnswerWriter] = AsItIs
+    """Made of a request."""
     params: Mapping[str, str] = field(default_factory=dict)
     """Fields of a chat whose names differ."""
 
@@ -82,6 +90,12 @@ RESPONSES = Dialect(
 )
 
 
+OLLAMA_CHATS = Dialect(kind=ollama.OllamaChat, chat_of=ollama.chat_of, writer=ollama.OllamaWriter)
+OLLAMA_TEXTS = Dialect(
+    kind=ollama.OllamaGenerate, chat_of=ollama.chat_or_text_of, writer=ollama.OllamaWriter
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
     """Bounds of the gateway. Times in seconds."""
@@ -95,6 +109,8 @@ class GatewayConfig:
     hosts: frozenset[str] | None = None
     """Names that a request may ask this gateway by while no key is asked, besides those of this
     machine; None: any. See :func:`hosts_of`."""
+    proxies: tuple[IPv4Network | IPv6Network, ...] = ()
+    """Web servers before this gateway that are believed who asked them, and by what name."""
     body_bytes_max: int = 8 << 20
     answers_at_once_max: int = 48
     """Stages take 64 sessions of one client."""
@@ -102,6 +118,11 @@ class GatewayConfig:
     """Requests that are answered or wait at a time; one more is refused with 429."""
     uploads_per_address_max: int = 256
     """Requests of one address whose body is still on its way; one more is refused with 429."""
+    silent_s: float = 0.5
+    """Time after which headers leave though nothing has come yet: clients and proxies see within a
+    second that a request was taken, and what fails at once still has its own status."""
+    beat_s: float = 10.0
+    """Time between signs of life while nothing comes: proxies cut silent answers after 60 s."""
     head_s: float = 15.0
     """Time for a connection to bring a whole request head, after it was opened or last answered."""
     body_s: float = 30.0
@@ -137,16 +158,30 @@ class Gateway:
             middlewares=[self._outermost, self._guard],
             client_max_size=config.body_bytes_max,
         )
+        self._paths: dict[str, str] = {}
+        """The path that an endpoint is documented with, by each that it has."""
+        for method, path, handler in (
+            ("POST", "/v1/chat/completions", self._chat),
+            ("POST", "/v1/completions", self._completions),
+            ("POST", "/v1/messages", self._messages),
+            ("POST", "/v1/messages/count_tokens", self._count_tokens),
+            ("POST", "/v1/responses", self._responses),
+            ("POST", "/v1/embeddings", self._embeddings),
+            ("GET", "/v1/models", self._models),
+            ("GET", "/v1/models/{model:.+}", self._model),
+        ):
+            for alias in _aliases(path):
+                resource = self.app.add_routes([web.route(method, alias, handler)])[0].resource
+                assert resource is not None  # noqa: S101  it has a path
+                self._paths[resource.canonical] = path.replace(":.+", "")
         self.app.add_routes(
             [
-                web.post("/v1/chat/completions", self._chat),
-                web.post("/v1/completions", self._completions),
-                web.post("/v1/messages", self._messages),
-                web.post("/v1/messages/count_tokens", self._count_tokens),
-                web.post("/v1/responses", self._responses),
-                web.post("/v1/embeddings", self._embeddings),
-                web.get("/v1/models", self._models),
-                web.get("/v1/models/{model:.+}", self._model),
+                web.post("/api/chat", partial(self._generate, dialect=OLLAMA_CHATS)),
+                web.post("/api/generate", partial(self._generate, dialect=OLLAMA_TEXTS)),
+                web.post("/api/show", self._show),
+                web.get("/api/tags", self._tags),
+                web.get("/api/ps", self._tags),
+                web.get("/api/version", self._version),
                 web.get("/health", self._health),
                 web.get("/metrics", self._show_metrics),
                 web.get("/openapi.json", self._openapi),
@@ -170,6 +205,7 @@ class Gateway:
             self._busy.discard(request.protocol)
             resource = request.match_info.route.resource
             path = "other" if resource is None else resource.canonical
+            path = self._paths.get(path, path)
             self._metrics.responded(path, status)
             if asked.account is not self._keys.nobody:
                 usage = asked.usage
@@ -211,8 +247,13 @@ class Gateway:
         return {
             "Access-Control-Allow-Origin": "*" if "*" in allowed else origin,
             "Access-Control-Allow-Methods": "GET, POST",
-            "Access-Control-Allow-Headers": "Authorization, Content-Type, X-Api-Key",
-            "Vary": "Origin",
+            # The clients of several vendors send headers of their own.
+            "Access-Control-Allow-Headers": request.headers.get(
+                "Access-Control-Request-Headers", "Authorization, Content-Type, X-Api-Key"
+            ),
+            "Access-Control-Expose-Headers": "Retry-After",
+            "Access-Control-Max-Age": str(PREFLIGHT_S),
+            "Vary": "Origin, Access-Control-Request-Headers",
         }
 
     @web.middleware
@@ -222,7 +263,7 @@ class Gateway:
         A browser names the page's origin with every POST, also of text/plain and after DNS
         rebinding, and sends those without asking first.
         """
-        if not self._keys and not self._answers_to(request.headers.get("Host", "")):
+        if not self._keys and not self._answers_to(self._host(request)):
             raise ApiError(
                 403,
                 "this gateway asks for no key and answers to this machine's own names alone;"
@@ -234,7 +275,7 @@ class Gateway:
             and request.method == "POST"
             and origin
             and not self._cors(request)
-            and not self._is_own(origin, request.headers.get("Host", ""))
+            and not self._is_own(origin, self._host(request))
         ):
             raise ApiError(403, f"pages of {origin[:200]} may not call; --allow-origin lets them")
         if self._keys and request.path not in OPEN_PATHS:
@@ -307,39 +348,122 @@ class Gateway:
         body = await self._body(request)
         if self.draining:
             raise unavailable("this gateway is stopping", RETRY_AFTER_S)
-        async with self._answers.admitted():
+        async with self._answers.admitted(self._who(request)):
             yield body
 
     async def _generate(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         async with self._admitted(request) as body:
             given = parse_request(body, dialect.kind)
             parsed = dialect.chat_of(given)
-            async with self._served.use(parsed.model) as model:
-                asked, service = request[ASKED], model.service
-                try:
-                    job = await service.understand(parsed, asked.account.key.salt)
-                except ApiError as error:
-                    error.param = dialect.params.get(error.param or "", error.param)
-                    raise
-                writer = dialect.writer(given, job.usage.prompt_tokens)
-                with asked.spending(job, self._config.now_s()):
-                    if not job.streams:
-                        return _json(writer.whole(await service.whole(job)))
+            writer = dialect.writer(given)
+            async with self._understood(request, parsed, dialect, writer) as (service, job):
+                if not job.streams:
+                    return await self._whole(request, service, job, writer)
+
+                async def written() -> AsyncGenerator[Json, None]:
                     async with aclosing(service.chunks(job)) as chunks:
+                        async for chunk in chunks:
+                            for event in writer.push(chunk):
+                                yield event
 
-                        async def written() -> AsyncGenerator[Json, None]:
-                            async for chunk in chunks:
-                                for event in writer.push(chunk):
-                                    yield event
+                return await self._stream(request, written(), writer)
 
-                        async with aclosing(written()) as events:
-                            return await self._stream(request, events, writer)
+    @asynccontextmanager
+    async def _understood(
+        self,
+        request: web.Request,
+        parsed: ChatRequest | CompletionRequest,
+        dialect: Dialect,
+        writer: AnswerWriter,
+    ) -> AsyncIterator[tuple[CompletionService, Job]]:
+        """What there is to do, at the expense of who asks; raises ApiError."""
+        asked = request[ASKED]
+        async with self._served.use(parsed.model) as model:
+            now_s = self._config.now_s()
+            try:
+                job = await model.service.understand(
+                    parsed,
+                    asked.account.key.salt,
+                    who=self._who(request),
+                    tokens_left=asked.account.tokens_left(now_s),
+                )
+            except ApiError as error:
+                error.param = dialect.params.get(error.param or "", error.param)
+                raise
+            writer.begin(job.usage.prompt_tokens)
+            with asked.spending(job, now_s):
+                yield model.service, job
+
+    async def _whole(
+        self, request: web.Request, service: CompletionService, job: Job, writer: AnswerWriter
+    ) -> web.StreamResponse:
+        """A whole answer as JSON. Once the stages have taken it, blanks in front of it keep what is
+        between here and the client from taking silence for the end."""
+        response: web.StreamResponse | None = None
+        loop, written_s = asyncio.get_running_loop(), -math.inf
+
+        async def only() -> AsyncGenerator[Json, None]:
+            yield await service.whole(job)
+
+        try:
+            async with aclosing(_beaten(only(), self._config.silent_s)) as beaten:
+                async for answer in beaten:
+                    if answer is not None and response is None:
+                        return _json(writer.whole(answer))
+                    if response is None and job.accepted.is_set():
+                        response = await self._begun(request, "application/json")
+                    if response is None:
+                        continue
+                    if answer is not None:
+                        await self._write(
+                            request, response, msgspec.json.encode(writer.whole(answer))
+                        )
+                    elif loop.time() - written_s >= self._config.beat_s:
+                        await self._write(request, response, b" ")
+                        written_s = loop.time()
+        except ApiError as error:
+            if response is None:
+                raise
+            self._failed(request, error)
+            await self._write(request, response, msgspec.json.encode(_body_of(request, error)))
+            if request.transport is not None:
+                request.transport.close()  # before its end, so that nobody takes it for an answer
+        assert response is not None  # noqa: S101  there is an answer, or an error
+        return response
+
+    def _who(self, request: web.Request) -> str:
+        """Whose turn a request takes: a key's, or an address's. Of IPv6 whoever has one address
+        has 2**64 of them."""
+        if self._keys:
+            return request[ASKED].account.key.name
+        address = _address(self._remote(request))
+        if isinstance(address, IPv6Address):
+            return str(IPv6Network((address, 64), strict=False))
+        return str(address)
+
+    def _forwarded(self, request: web.Request, header: str) -> str | None:
+        """What a proxy that the owner names says in ``header`` of who asked it; None: nothing."""
+        address = _address(request.remote or "")
+        if address is None or not any(address in proxy for proxy in self._config.proxies):
+            return None
+        said = ",".join(request.headers.getall(header, ()))
+        return said.rpartition(",")[2].strip() or None  # what stands before it, anybody may write
+
+    def _remote(self, request: web.Request) -> str:
+        """The address that a request came from."""
+        own: str = request.remote or ""
+        return self._forwarded(request, "X-Forwarded-For") or own
+
+    def _host(self, request: web.Request) -> str:
+        """The name that a request was asked by."""
+        own: str = request.headers.get("Host", "")
+        return self._forwarded(request, "X-Forwarded-Host") or own
 
     async def _body(self, request: web.Request) -> bytes:
         if request.content_type != "application/json":
             said = request.headers.get("Content-Type", "none")[:100]
             raise ApiError(415, f"send 'Content-Type: application/json'; this body's is {said}")
-        address = request.remote or ""
+        address = self._remote(request)
         if self._uploads[address] >= self._config.uploads_per_address_max:
             reason = f"{self._uploads[address]} unfinished requests come from {address}"
             raise too_many(reason, RETRY_AFTER_S)
@@ -359,36 +483,57 @@ class Gateway:
     async def _stream(
         self, request: web.Request, events: AsyncGenerator[Json, None], writer: AnswerWriter
     ) -> web.StreamResponse:
-        """Server-sent events. Headers leave with the first event, so that what fails before it
-        is an error with its own status."""
-        event = await anext(events)
+        """A stream of events. Headers leave with the first one, or once nothing came for a while:
+        what fails before that is an error with its own status, and what fails later an event."""
+        response: web.StreamResponse | None = None
+        loop, written_s = asyncio.get_running_loop(), -math.inf
+        try:
+            async with aclosing(_beaten(events, self._config.silent_s)) as beaten:
+                async for event in beaten:
+                    if response is None:
+                        response = await self._begun(request, writer.media)
+                    if event is not None:
+                        request[ASKED].has_answered = True
+                        data = writer.framed(event)
+                    elif loop.time() - written_s >= self._config.beat_s:
+                        data = writer.beat
+                    else:
+                        continue
+                    await self._write(request, response, data)
+                    written_s = loop.time()
+            last = writer.ended
+        except ApiError as error:
+            if response is None:
+                raise
+            self._failed(request, error)
+            last = b"".join(map(writer.framed, writer.failed(error)))
+        assert response is not None  # noqa: S101  there are events, or an error
+        if last:
+            await self._write(request, response, last)
+        return response
+
+    async def _begun(self, request: web.Request, media: str) -> web.StreamResponse:
+        """A response whose headers have left."""
         response = web.StreamResponse(
             headers={
-                "Content-Type": "text/event-stream; charset=utf-8",
+                "Content-Type": media,
                 "Cache-Control": "no-cache",
                 "X-Accel-Buffering": "no",
                 **self._cors(request),
             }
         )
         await response.prepare(request)
-        try:
-            await self._send(request, response, event)
-            async for event in events:
-                await self._send(request, response, event)
-            if "type" not in event:
-                await self._write(request, response, b"data: [DONE]\n\n")
-        except ApiError as error:
-            if error.__cause__ is not None:
-                logger.error("a request failed", exc_info=error.__cause__)
-            request[ASKED].failed = True
-            await self._send(request, response, writer.failed(error))
         return response
 
-    async def _send(self, request: web.Request, response: web.StreamResponse, event: Json) -> None:
-        """An event; where it has a type, that is its name, too."""
-        name = f"event: {event['type']}\n" if "type" in event else ""
-        data = b"data: " + msgspec.json.encode(event) + b"\n\n"
-        await self._write(request, response, name.encode() + data)
+    def _failed(self, request: web.Request, error: ApiError) -> None:
+        """Note that a request failed whose status had been sent; where nothing of its answer was,
+        it costs nothing."""
+        if error.__cause__ is not None:
+            logger.error("a request failed", exc_info=error.__cause__)
+        asked = request[ASKED]
+        asked.failed = True
+        if asked.job is not None and not asked.has_answered:
+            asked.job.usage = Usage()
 
     async def _write(self, request: web.Request, response: web.StreamResponse, data: bytes) -> None:
         try:
@@ -407,8 +552,28 @@ class Gateway:
     async def _models(self, request: web.Request) -> web.Response:
         return _json(self._served.list())
 
+    async def _tags(self, request: web.Request) -> web.Response:
+        return _json(ollama.tags_of(self._served.list()["data"]))
+
+    async def _show(self, request: web.Request) -> web.Response:
+        asked = parse_request(await self._body(request), ollama.ShowRequest)
+        name = ollama.name_of(asked.model or asked.name or "")
+        async with self._served.use(name) as model:
+            service = model.service
+            return _json(
+                ollama.shown(
+                    self._served.entry(name),
+                    service.template,
+                    calls=service.calls_functions,
+                    thinks=service.thinks,
+                )
+            )
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return _json({"version": ollama.VERSION})
+
     async def _model(self, request: web.Request) -> web.Response:
-        return _json(self._served.entry(request.match_info["model"]))
+        return _json(self._served.entry(request.match_info["model"].rstrip("/")))
 
     async def _health(self, request: web.Request) -> web.Response:
         """200 where a route covers all layers of the first model now, 503 with the layers that
@@ -431,6 +596,42 @@ class Gateway:
         return _json(document(with_keys=bool(self._keys)))
 
 
+def _aliases(path: str) -> list[str]:
+    """An endpoint's path, and where people's settings look for it, too: without ``/v1``, with it
+    twice, with a slash behind it."""
+    behind = path.removeprefix("/v1")
+    paths = [path, behind, f"/v1/v1{behind}"]
+    return paths + [f"{each}/" for each in paths if not each.endswith("}")]
+
+
+async def _beaten(
+    events: AsyncGenerator[Json, None], silent_s: float
+) -> AsyncGenerator[Json | None, None]:
+    """The events as they come, and None whenever nothing came for ``silent_s``."""
+    coming: asyncio.Task[Json] | None = None
+    try:
+        while True:
+            coming = coming or asyncio.create_task(_next(events))
+            done, _ = await asyncio.wait({coming}, timeout=silent_s)
+            if not done:
+                yield None
+                continue
+            try:
+                event = coming.result()
+            except StopAsyncIteration:
+                return
+            coming = None
+            yield event
+    finally:
+        if coming is not None:
+            await end_all((coming,))
+        await events.aclose()
+
+
+async def _next(events: AsyncGenerator[Json, None]) -> Json:
+    return await anext(events)
+
+
 def hosts_of(listens_at: str, allowed: Sequence[str]) -> frozenset[str] | None:
     """The names that a gateway without keys answers to, besides those of this machine.
 
@@ -440,6 +641,16 @@ def hosts_of(listens_at: str, allowed: Sequence[str]) -> frozenset[str] | None:
     if not allowed and not _is_loopback(listens_at):
         return None
     return frozenset(name.lower().strip("[]") for name in (listens_at, *allowed))
+
+
+def proxies_of(named: Sequence[str]) -> tuple[IPv4Network | IPv6Network, ...]:
+    """The networks that texts name; raises UserError."""
+    try:
+        return tuple(ip_network(each) for each in named)
+    except ValueError as error:
+        raise UserError(
+            f"--proxy: {error}; give an address, or a network like 10.0.0.0/8"
+        ) from None
 
 
 def _is_loopback(name: str) -> bool:
@@ -461,7 +672,10 @@ def _json(body: Json, status: int = 200) -> web.Response:
 
 
 def _body_of(request: web.Request, error: ApiError) -> Json:
-    return error_of(error) if request.path in ANTHROPIC_PATHS else error.body
+    if request.path.startswith("/api/"):
+        return ollama.error_of(error)
+    is_anthropic = request.path.rstrip("/").endswith(ANTHROPIC_PATHS)
+    return error_of(error) if is_anthropic else error.body
 
 
 def _error(request: web.Request, error: ApiError) -> web.Response:

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from client.gateway.protocols.anthropic_messages import CountRequest, MessagesRequest
+from client.gateway.protocols.ollama import OllamaChat, OllamaGenerate, ShowRequest
 from client.gateway.protocols.openai_responses import ResponsesRequest
 from client.gateway.protocols.requests import ChatRequest, CompletionRequest
 
@@ -36,6 +37,12 @@ ANTHROPIC_ERROR = {
         },
     },
 }
+OLLAMA_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string"}},
+}
+EVENTS = "text/event-stream"
 STATUSES = {
     "400": "The request is at fault; the message says how.",
     "401": "A key is missing or wrong.",
@@ -52,26 +59,31 @@ STATUSES = {
 
 def document(*, with_keys: bool) -> dict[str, Any]:
     """The document; ``with_keys`` says that requests need a key."""
-    (chat, completion, message, counted, asked), components = msgspec.json.schema_components(
-        [ChatRequest, CompletionRequest, MessagesRequest, CountRequest, ResponsesRequest],
-        ref_template="#/components/schemas/{name}",
+    kinds = [ChatRequest, CompletionRequest, MessagesRequest, CountRequest, ResponsesRequest]
+    kinds += [OllamaChat, OllamaGenerate, ShowRequest]
+    (chat, completion, message, counted, asked, *others), components = (
+        msgspec.json.schema_components(
+            kinds,
+            ref_template="#/components/schemas/{name}",
+        )
     )
+    components["OllamaError"] = OLLAMA_ERROR
     components["Error"] = ERROR
     components["AnthropicError"] = ANTHROPIC_ERROR
     paths = {
         "/v1/chat/completions": {
             "post": _operation(
-                "Answer a chat with the model's own chat template.", body=chat, streams=True
+                "Answer a chat with the model's own chat template.", body=chat, stream=EVENTS
             )
         },
         "/v1/completions": {
-            "post": _operation("Continue text or token ids.", body=completion, streams=True)
+            "post": _operation("Continue text or token ids.", body=completion, stream=EVENTS)
         },
         "/v1/messages": {
             "post": _operation(
                 "Answer a chat in Anthropic's form.",
                 body=message,
-                streams=True,
+                stream=EVENTS,
                 error="AnthropicError",
             )
         },
@@ -84,9 +96,28 @@ def document(*, with_keys: bool) -> dict[str, Any]:
             "post": _operation(
                 "Answer items in the form of OpenAI's Responses; nothing is stored.",
                 body=asked,
-                streams=True,
+                stream=EVENTS,
             )
         },
+        "/api/chat": {
+            "post": _operation(
+                "Answer a chat in Ollama's form.",
+                body=others[0],
+                stream="application/x-ndjson",
+                error="OllamaError",
+            )
+        },
+        "/api/generate": {
+            "post": _operation(
+                "Answer a text in Ollama's form.",
+                body=others[1],
+                stream="application/x-ndjson",
+                error="OllamaError",
+            )
+        },
+        "/api/show": {"post": _operation("One model.", body=others[2], error="OllamaError")},
+        "/api/tags": {"get": _operation("The models.", error="OllamaError")},
+        "/api/version": {"get": _operation("Ollama's version.", error="OllamaError")},
         "/v1/embeddings": {"post": _operation("Refused: the model writes text.")},
         "/v1/models": {"get": _operation("The model that is served.")},
         "/v1/models/{model}": {
@@ -119,7 +150,7 @@ def document(*, with_keys: bool) -> dict[str, Any]:
     if with_keys:
         found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         for path, methods in paths.items():
-            if path.startswith("/v1/"):
+            if path.startswith(("/v1/", "/api/")):
                 for operation in methods.values():
                     operation["security"] = [{"key": []}]
     return found
@@ -129,13 +160,13 @@ def _operation(
     summary: str,
     *,
     body: dict[str, Any] | None = None,
-    streams: bool = False,
+    stream: str = "",
     media: str = "application/json",
     error: str = "Error",
 ) -> dict[str, Any]:
     content: dict[str, Any] = {media: {"schema": {} if media != "text/plain" else _TEXT}}
-    if streams:
-        content["text/event-stream"] = {}
+    if stream:
+        content[stream] = {}
     shape = {"$ref": f"#/components/schemas/{error}"}
     failed = {"application/json": {"schema": shape}}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}

@@ -21,6 +21,8 @@ class Asked:
     started_s: float
     job: Job | None = None
     """Set once it was understood."""
+    has_answered: bool = False
+    """Whether a part of its answer was sent."""
     failed: bool = False
     """Whether it failed after its status had been sent."""
 

@@ -5,13 +5,13 @@ import random
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 
 from client.answer.defaults import SamplingDefaults
 from client.answer.generation import AnswerRequest
-from client.gateway.answering.answers import Answers
+from client.gateway.answering.answers import WAIT_S, Answers
 from client.gateway.answering.models import GatewayModels, OpenModel
 from client.gateway.answering.service import CompletionService
 from client.gateway.metrics import Metrics
@@ -55,7 +55,9 @@ EOS = 1
 class PaperSwarm(Swarm):
     """Answers with tokens that only prompt, seed and place decide."""
 
-    def __init__(self, *, tokenizer: Tokenizer | None, step_s: float = 0.0) -> None:
+    def __init__(
+        self, *, tokenizer: Tokenizer | None, step_s: float = 0.0, spec: ModelSpec = SPEC
+    ) -> None:
         text = ModelText(name="brook", tokenizer=tokenizer, stop_token_ids=(EOS,))
         super().__init__(MemoryNetwork(random.Random(0)).transport(), text, SwarmConfig())
         self.step_s = step_s
@@ -73,16 +75,24 @@ class PaperSwarm(Swarm):
         self.losses = 0
         self.mended: asyncio.Event | None = None
         """Where set, a lost stage is replaced only once it is."""
+        self.spec = spec
         self.hold((0, 8))
 
     def hold(self, *spans: tuple[int, int]) -> None:
         """Let peers hold these layers, and no others."""
         self.serve({f"peer {start}": (start, end) for start, end in spans})
 
+    def free(self, kv_tokens: int) -> None:
+        """Let every peer announce free room for this many tokens."""
+        nodes = self.view.nodes.items()
+        self.view.take_nodes(
+            {each: replace(node, kv_tokens_free=kv_tokens) for each, node in nodes}
+        )
+
     def serve(self, spans: Mapping[str, tuple[int, int]]) -> None:
         """Let peers of these names hold these layers, and no others."""
         peers = (
-            record_of(f"id {at}", start, end, model=SPEC, name=name)
+            record_of(f"id {at}", start, end, model=self.spec, name=name)
             for at, (name, (start, end)) in enumerate(spans.items())
         )
         self.view.take_nodes({peer.peer_id: peer for peer in peers})
@@ -206,15 +216,24 @@ async def paper_gateway(
     step_s: float = 0.0,
     defaults: SamplingDefaults | None = None,
     head_s: float = 15.0,
-    chat_tokens: int = CHAT_TOKENS_DEFAULT,
+    chat_tokens: int | None = CHAT_TOKENS_DEFAULT,
+    context_tokens: int = SPEC.context_tokens,
     others: Sequence[str] = (),
+    wait_s: float = WAIT_S,
 ) -> AsyncIterator[PaperGateway]:
-    config = config or GatewayConfig()
-    swarm = PaperSwarm(tokenizer=Tokenizer.load(MODEL) if tokenizer else None, step_s=step_s)
+    config = config or GatewayConfig(silent_s=60.0)  # no error is late, however slow the machine
+    swarm = PaperSwarm(
+        tokenizer=Tokenizer.load(MODEL) if tokenizer else None,
+        step_s=step_s,
+        spec=replace(SPEC, context_tokens=context_tokens),
+    )
     metrics, parts = Metrics(), Supervisor()
     metrics.registry.register(parts)
     answers = Answers(
-        metrics, at_once_max=config.answers_at_once_max, queued_max=config.requests_max
+        metrics,
+        at_once_max=config.answers_at_once_max,
+        queued_max=config.requests_max,
+        wait_s=wait_s,
     )
     service = CompletionService(
         swarm,

@@ -207,16 +207,7 @@ MANY = [{"role": "user", "content": "x"}] * 4097
             "input[0].output",
             "has to have output",
         ),
-        (
-            {
-                "input": [
-                    {"type": "function_call", "name": "f", "arguments": "[1]", "call_id": "1"}
-                ]
-            },
-            "input",
-            "no JSON object",
-        ),
-        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
+        ({"input": "x", "tools": [{"type": "shell"}]}, "tools[0].type", "shell"),
         ({"input": "x", "tools": [{"type": "function"}]}, "tools[0]", "`name`"),
         ({"input": "x", "tools": [TOOL]}, "tools", "no way to call tools"),
         ({"input": "x", "tool_choice": "required"}, "tool_choice", "no tools"),

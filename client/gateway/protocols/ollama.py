@@ -1,0 +1,361 @@
+"""Ollama's interface, translated to chats and completions and back. Pure.
+
+Many desktop programs know this one alone. Streams are lines of JSON, and on unless a request says
+otherwise.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from client.gateway.errors import ApiError, bad_request
+from client.gateway.protocols.blocks import AnswerWriter
+from client.gateway.protocols.requests import (
+    DEFAULT_EFFORT,
+    MESSAGES_MAX,
+    NO_EFFORT,
+    STOPS_MAX,
+    TOOLS_MAX,
+    CalledFunction,
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    NamedSchema,
+    ResponseFormat,
+    Stop,
+    StreamOptions,
+    Tool,
+    ToolCall,
+)
+from dht.json_file import Json
+
+VERSION = "0.12.0"
+"""The version of Ollama whose interface this is."""
+TAG = ":latest"
+"""What programs put behind names without a tag."""
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """How to sample. How a server would load a model (``num_ctx``, ``num_gpu``) is left to it."""
+
+    num_predict: int | None = None
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: Annotated[list[Stop], Meta(max_length=STOPS_MAX)] | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+class OllamaFunction(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class OllamaCall(msgspec.Struct, kw_only=True):
+    function: OllamaFunction
+    id: str | None = None
+
+
+class OllamaMessage(msgspec.Struct, kw_only=True):
+    role: Annotated[str, Meta(min_length=1, max_length=64)]
+    content: str = ""
+    thinking: str | None = None
+    images: list[str] | None = None
+    tool_calls: Annotated[list[OllamaCall], Meta(max_length=TOOLS_MAX)] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+Think = bool | Literal["low", "medium", "high"] | None
+Format = Literal["", "json"] | dict[str, Any] | None
+
+
+class OllamaAsked(msgspec.Struct, kw_only=True):
+    """What both endpoints have in common."""
+
+    model: str
+    stream: bool = True
+    format: Format = None
+    options: Options | None = None
+    think: Think = None
+
+
+class OllamaChat(OllamaAsked, kw_only=True):
+    """``/api/chat``."""
+
+    messages: Annotated[list[OllamaMessage], Meta(max_length=MESSAGES_MAX)] = []
+    tools: Annotated[list[Tool], Meta(max_length=TOOLS_MAX)] | None = None
+
+
+class OllamaGenerate(OllamaAsked, kw_only=True):
+    """``/api/generate``: a chat of one message, or with ``raw`` the text as it is."""
+
+    prompt: str = ""
+    system: str | None = None
+    raw: bool = False
+    images: list[str] | None = None
+
+
+def name_of(model: str) -> str:
+    """A model's name, without the tag that programs put behind it."""
+    return model.removesuffix(TAG)
+
+
+def chat_of(request: OllamaChat) -> ChatRequest:
+    """The same request to ``/v1/chat/completions``; raises ApiError (400)."""
+    calls: list[str] = []
+    """Ids of calls whose results have not come; Ollama's have none."""
+    messages = []
+    for at, message in enumerate(request.messages):
+        _no_images(message.images, f"messages[{at}].images")
+        for call_at, call in enumerate(message.tool_calls or ()):
+            call.id = call.id or f"call{at}x{call_at}"
+            calls.append(call.id)
+        own = message.tool_call_id
+        if message.role == "tool" and own is None:
+            own = calls.pop(0) if calls else "call"
+        messages.append(
+            Message(
+                role=message.role,
+                content=message.content,
+                reasoning_content=message.thinking,
+                tool_call_id=own,
+                tool_calls=[
+                    ToolCall(
+                        id=call.id,
+                        function=CalledFunction(
+                            name=call.function.name, arguments=call.function.arguments
+                        ),
+                    )
+                    for call in message.tool_calls or ()
+                ]
+                or None,
+            )
+        )
+    if not messages:
+        raise bad_request("messages is empty", "messages")
+    return ChatRequest(messages=messages, tools=request.tools, **_shared(request))
+
+
+def chat_or_text_of(request: OllamaGenerate) -> ChatRequest | CompletionRequest:
+    """The same request to ``/v1/chat/completions``, or where it is ``raw`` to ``/v1/completions``;
+    raises ApiError (400)."""
+    _no_images(request.images, "images")
+    if request.raw:
+        shared = _shared(request)
+        form = shared.pop("response_format", None)
+        shared.pop("reasoning_effort", None)
+        if form is not None:
+            schema = {"type": "object"} if form.json_schema is None else form.json_schema.schema
+            shared["guided_json"] = schema
+        return CompletionRequest(prompt=request.prompt, **{"max_tokens": RAW_TOKENS, **shared})
+    said = [("system", request.system), ("user", request.prompt)]
+    messages = [Message(role=role, content=text) for role, text in said if text]
+    if not messages:
+        raise bad_request("prompt is empty", "prompt")
+    return ChatRequest(messages=messages, **_shared(request))
+
+
+RAW_TOKENS = 128
+"""New tokens of a text that asks for no number."""
+
+
+def _no_images(images: Sequence[str] | None, param: str) -> None:
+    if images:
+        raise bad_request(f"{param} is not supported here: the model reads text", param)
+
+
+def _shared(request: OllamaAsked) -> dict[str, Any]:
+    options = request.options or Options()
+    length = options.num_predict
+    found: dict[str, Any] = {
+        "model": name_of(request.model),
+        "stream": request.stream,
+        "stream_options": StreamOptions(include_usage=True) if request.stream else None,
+        "max_tokens": length if length is not None and length > 0 else None,
+        "repetition_penalty": options.repeat_penalty,
+        **{
+            name: getattr(options, name)
+            for name in (
+                "temperature",
+                "top_p",
+                "top_k",
+                "min_p",
+                "seed",
+                "stop",
+                "presence_penalty",
+                "frequency_penalty",
+            )
+        },
+    }
+    found = {name: value for name, value in found.items() if value is not None}
+    if request.format == "json":
+        found["response_format"] = ResponseFormat(type="json_object")
+    elif isinstance(request.format, dict):
+        schema = NamedSchema(schema=request.format)
+        found["response_format"] = ResponseFormat(type="json_schema", json_schema=schema)
+    if request.think is not None:
+        effort = {True: DEFAULT_EFFORT, False: NO_EFFORT}
+        think = request.think
+        found["reasoning_effort"] = effort[think] if isinstance(think, bool) else think
+    return found
+
+
+class OllamaWriter(AnswerWriter):
+    """Writes an answer in Ollama's form."""
+
+    media = "application/x-ndjson"
+
+    def __init__(self, request: OllamaChat | OllamaGenerate) -> None:
+        self._is_chat = isinstance(request, OllamaChat)
+        self._model = request.model
+        self._reason = "stop"
+        self._calls: dict[int, Json] = {}
+        """Calls whose arguments are still to come, by their places."""
+        self._created = 0
+
+    @property
+    def beat(self) -> bytes:
+        """A line that brings nothing."""
+        return self.framed(self._line({}, done=False))
+
+    def framed(self, event: Json) -> bytes:
+        return msgspec.json.encode(event) + b"\n"
+
+    def _line(self, message: Json, *, done: bool) -> Json:
+        made = datetime.fromtimestamp(self._created, UTC).isoformat().replace("+00:00", "Z")
+        said: Json = {"role": "assistant", "content": "", **message}
+        if not self._is_chat:
+            del said["role"]
+            said["response"] = said.pop("content")
+        body = {"message": said} if self._is_chat else said
+        return {"model": self._model, "created_at": made, **body, "done": done}
+
+    def _ended(self, message: Json, usage: Json) -> Json:
+        counted = {
+            "prompt_eval_count": usage["prompt_tokens"],
+            "eval_count": usage["completion_tokens"],
+        }
+        times = dict.fromkeys(
+            ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration"), 0
+        )
+        return {**self._line(message, done=True), "done_reason": self._reason, **times, **counted}
+
+    def whole(self, answer: Json) -> Json:
+        choice = answer["choices"][0]
+        self._created = answer["created"]
+        self._finish(choice["finish_reason"])
+        said = choice.get("message") or {"content": choice.get("text", "")}
+        message = _of(said)
+        if calls := said.get("tool_calls"):
+            message["tool_calls"] = [_call(call["function"]) for call in calls]
+        return self._ended(message, answer["usage"])
+
+    def push(self, chunk: Json) -> list[Json]:
+        self._created = chunk["created"]
+        found = []
+        for choice in chunk["choices"]:
+            delta = choice.get("delta") or {"content": choice.get("text", "")}
+            for call in delta.get("tool_calls", ()):
+                known = self._calls.setdefault(call["index"], {"name": "", "arguments": ""})
+                for name, text in call["function"].items():
+                    known[name] += text
+            if any((message := _of(delta)).values()):
+                found.append(self._line(message, done=False))
+            self._finish(choice["finish_reason"])
+        if chunk.get("usage") is not None:
+            if self._calls:
+                calls = [_call(call) for call in self._calls.values()]
+                found.append(self._line({"tool_calls": calls}, done=False))
+            found.append(self._ended({}, chunk["usage"]))
+        return found
+
+    def _finish(self, reason: str | None) -> None:
+        if reason is not None:
+            self._reason = "length" if reason == "length" else "stop"
+
+    def failed(self, error: ApiError) -> list[Json]:
+        return [error_of(error)]
+
+
+def _of(said: Json) -> Json:
+    """The text and the thoughts of a message."""
+    found: Json = {"content": said.get("content") or ""}
+    if thoughts := said.get("reasoning_content"):
+        found["thinking"] = thoughts
+    return found
+
+
+def _call(function: Json) -> Json:
+    """A call, with its arguments as an object."""
+    try:
+        arguments = msgspec.json.decode(function["arguments"] or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        arguments = {}
+    return {"function": {"name": function["name"], "arguments": arguments}}
+
+
+def error_of(error: ApiError) -> Json:
+    """An error in Ollama's form."""
+    return {"error": error.message}
+
+
+def tags_of(entries: Sequence[Json]) -> Json:
+    """The list of models of ``/api/tags``; ``entries`` are those of ``/v1/models``."""
+    return {"models": [_tagged(entry) for entry in entries]}
+
+
+def _tagged(entry: Json) -> Json:
+    made = datetime.fromtimestamp(entry["created"], UTC).isoformat().replace("+00:00", "Z")
+    return {
+        "name": entry["id"],
+        "model": entry["id"],
+        "modified_at": made,
+        "size": 0,
+        "digest": entry.get("fingerprint") or "",
+        "details": _details(entry),
+    }
+
+
+def _details(entry: Json) -> Json:
+    precisions = entry.get("precisions") or ("",)
+    return {
+        "parent_model": "",
+        "format": "anabranch",
+        "family": "anabranch",
+        "families": ["anabranch"],
+        "parameter_size": "",
+        "quantization_level": precisions[0],
+    }
+
+
+def shown(entry: Json, template: str, *, calls: bool, thinks: bool) -> Json:
+    """What ``/api/show`` says of a model."""
+    able: Mapping[str, bool] = {"completion": True, "tools": calls, "thinking": thinks}
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": template,
+        "details": _details(entry),
+        "model_info": {
+            "general.architecture": "anabranch",
+            "anabranch.context_length": entry.get("max_model_len"),
+            "anabranch.block_count": entry.get("layers"),
+        },
+        "capabilities": [name for name, is_able in able.items() if is_able],
+        "modified_at": _tagged(entry)["modified_at"],
+    }
+
+
+class ShowRequest(msgspec.Struct, kw_only=True):
+    """``/api/show``."""
+
+    model: str | None = None
+    name: str | None = None

@@ -1,0 +1,89 @@
+"""Fields of requests that are refused, each with its reason. Pure.
+
+A field that is neither built nor named here is let through: nothing is known of it that could
+change an answer.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from client.gateway.errors import bad_request
+
+NOTHING = frozenset({b"", b"null", b"false", b"0", b"0.0", b"[]", b"{}", b'""'})
+"""Values that ask for nothing."""
+_SAMPLERS = "this way to sample is not built; use temperature, top_p, top_k or min_p"
+_STORED = "nothing is stored; send the whole conversation"
+_OWN_TEMPLATE = "the model's own chat template is used"
+SAMPLING: Mapping[str, str] = {
+    "allowed_token_ids": "use logit_bias, or a format",
+    "bad_words": "use logit_bias",
+    "dry_multiplier": _SAMPLERS,
+    "dynatemp_range": _SAMPLERS,
+    "epsilon_cutoff": _SAMPLERS,
+    "eta_cutoff": _SAMPLERS,
+    "grammar": "use guided_grammar, in llguidance's dialect",
+    "json_schema": "use response_format",
+    "length_penalty": "beams are not built",
+    "logits_processors": _SAMPLERS,
+    "min_p_decay": _SAMPLERS,
+    "mirostat": _SAMPLERS,
+    "n_predict": "use max_tokens",
+    "n_probs": "use logprobs",
+    "prompt_logprobs": "use echo with logprobs at /v1/completions",
+    "repeat_penalty": "use repetition_penalty",
+    "tfs_z": _SAMPLERS,
+    "thinking_token_budget": "thoughts have no bound of their own",
+    "top_a": _SAMPLERS,
+    "truncate_prompt_tokens": "what is too long is refused, and nothing is left out of it",
+    "typical_p": _SAMPLERS,
+    "use_beam_search": "beams are not built",
+    "xtc_probability": _SAMPLERS,
+}
+REFUSED: Mapping[str, Mapping[str, str]] = {
+    "ChatRequest": {
+        **SAMPLING,
+        "audio": "the model writes text",
+        "chat_template": _OWN_TEMPLATE,
+        "documents": "put them into a message",
+        "echo": "it is for /v1/completions",
+        "function_call": "use tool_choice",
+        "functions": "use tools",
+        "mm_processor_kwargs": "the model reads text",
+        "prediction": "drafts come from the swarm",
+        "suffix": "use /v1/completions",
+        "web_search_options": "nothing is searched for here; offer a function",
+    },
+    "CompletionRequest": {
+        **SAMPLING,
+        "response_format": "use guided_json",
+        "tools": "use /v1/chat/completions",
+    },
+    "OllamaGenerate": {
+        "context": _STORED + " to /api/chat",
+        "suffix": "the model writes what follows on a text",
+        "template": _OWN_TEMPLATE,
+    },
+    "MessagesRequest": {
+        "container": "nothing is run here",
+        "mcp_servers": "nothing is called from here; offer functions",
+    },
+    "ResponsesRequest": {
+        "background": "an answer is made while its request is open",
+        "context_management": "what is too long is refused, and nothing is left out of it",
+        "conversation": _STORED + " as input",
+        "max_tool_calls": "only the program that asks runs tools",
+        "previous_response_id": _STORED + " as input",
+        "prompt": "no prompts are stored; send instructions and input",
+        "top_logprobs": "log probabilities come from /v1/chat/completions",
+    },
+}
+"""By the kind of request."""
+
+
+def check_fields(given: msgspec.Struct, kind: str) -> None:
+    """Raises ApiError (400) for the first field that is refused and asks for something; ``given``
+    has the fields of a request as they were sent."""
+    for name, reason in REFUSED.get(kind, {}).items():
+        if bytes(getattr(given, name)) not in NOTHING:
+            raise bad_request(f"{name} is not supported here: {reason}", name)

@@ -1,0 +1,138 @@
+"""Ollama's interface, as desktop programs use it: lines of JSON, calls as objects, tagged names."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from client.gateway.web.app import GatewayConfig
+from dht.errors import SwarmError
+from tests.templates import QWEN3
+from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
+from tests.unit.client.gateway.test_tool_answers import scripted
+
+HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+
+async def lines(gateway: PaperGateway, path: str, **body: Any) -> list[dict[str, Any]]:
+    async with gateway.http.post(gateway.url + path, json=body) as response:
+        assert response.status == 200, await response.text()
+        assert response.content_type == "application/x-ndjson"
+        return [json.loads(line) for line in (await response.text()).splitlines()]
+
+
+def test_a_chat_calls_and_reads_the_result() -> None:
+    async def scenario() -> None:
+        async with paper_gateway(template=QWEN3) as gateway:
+            asked = scripted(gateway, f"<think>hm</think>I look. {CALL}", "It snows.")
+            body: dict[str, Any] = {"model": "brook:latest", "tools": [TOOL]}
+            streamed = await lines(gateway, "/api/chat", messages=HI, **body)
+            said = [each["message"] for each in streamed]
+            assert "".join(each["content"] for each in said).strip() == "I look."
+            assert "".join(each.get("thinking", "") for each in said) == "hm"
+            (call,) = [call for each in said for call in each.get("tool_calls", ())]
+            assert call["function"] == {"name": "weather", "arguments": {"city": "Oslo"}}
+            assert [each["done"] for each in streamed] == [False] * (len(said) - 1) + [True]
+            last = streamed[-1]
+            assert last["done_reason"] == "stop"
+            assert last["prompt_eval_count"] == len(asked[0].prompt_ids)
+            assert last["eval_count"] > 5
+            messages = [
+                *HI,
+                {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+                {"role": "tool", "content": "snow", "tool_name": "weather"},
+            ]
+            status, whole = await gateway.post("/api/chat", messages=messages, stream=False, **body)
+            assert status == 200
+            assert whole["message"] == {"role": "assistant", "content": "It snows."}
+            tokenizer = gateway.swarm.text.tokenizer
+            assert tokenizer is not None
+            prompt = tokenizer.decode(asked[1].prompt_ids)
+            assert all(word in prompt for word in ("Oslo", "snow"))
+
+    asyncio.run(scenario())
+
+
+def test_a_text_is_a_chat_or_raw_and_follows_a_format() -> None:
+    async def scenario() -> None:
+        async with paper_gateway(template=QWEN3) as gateway:
+            asked = scripted(gateway, '{"a": 1}')
+            options = {"num_predict": 50, "temperature": 0.5, "stop": ["x"], "num_ctx": 4096}
+            streamed = await lines(
+                gateway, "/api/generate", model="brook", prompt="alfa", system="bravo",
+                format={"type": "object"}, options=options, think=False,
+            )  # fmt: skip
+            assert "".join(each["response"] for each in streamed) == '{"a": 1}'
+            raw = {"model": "brook", "prompt": "alfa", "raw": True, "stream": False}
+            status, whole = await gateway.post("/api/generate", format="json", **raw)
+            assert (status, whole["response"]) == (200, '{"a": 1}')
+            tokenizer = gateway.swarm.text.tokenizer
+            assert tokenizer is not None
+            prompts = [tokenizer.decode(each.prompt_ids) for each in asked]
+            assert all(word in prompts[0] for word in ("alfa", "bravo", "<|im_start|>"))
+            assert prompts[1].removeprefix("<|bos|>").strip() == "alfa"
+            assert asked[0].max_new_tokens == 50
+            assert all(each.sampling.grammar for each in asked)
+
+    asyncio.run(scenario())
+
+
+def test_models_are_listed_and_shown() -> None:
+    async def scenario() -> None:
+        async with paper_gateway(template=QWEN3) as gateway:
+            for path, said in (("/api/tags", "models"), ("/api/version", "version")):
+                async with gateway.http.get(gateway.url + path) as response:
+                    assert (await response.json())[said]
+            status, shown = await gateway.post("/api/show", model="brook:latest")
+            assert status == 200
+            assert shown["capabilities"] == ["completion", "tools", "thinking"]
+            assert shown["model_info"]["anabranch.context_length"] == 1024  # type: ignore[index]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("/api/chat", {"model": "other", "messages": HI}, 404, "not served here"),
+        ("/api/chat", {"model": "brook", "messages": []}, 400, "messages is empty"),
+        (
+            "/api/chat",
+            {"model": "brook", "messages": [{"role": "user", "content": "x", "images": ["a"]}]},
+            400,
+            "messages[0].images",
+        ),
+        ("/api/generate", {"model": "brook", "prompt": "x", "suffix": "y"}, 400, "suffix"),
+        ("/api/generate", {"model": "brook"}, 400, "prompt is empty"),
+    ],
+)
+def test_a_mistake_is_named(path: str, body: Any, status: int, said: str) -> None:
+    async def scenario() -> None:
+        async with paper_gateway(template=QWEN3) as gateway:
+            found, answer = await gateway.post(path, **body)
+            assert found == status
+            assert set(answer) == {"error"}
+            assert said in str(answer["error"])
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_shows_life_and_tells_what_fails() -> None:
+    async def scenario() -> None:
+        config = GatewayConfig(silent_s=0.01, beat_s=0.02)
+        async with paper_gateway(template=QWEN3, config=config) as gateway:
+            gate = gateway.swarm.gate = asyncio.Event()
+            gateway.swarm.fails, gateway.swarm.fails_after = SwarmError("gone"), 1
+            async with gateway.http.post(
+                gateway.url + "/api/chat", json={"model": "brook", "messages": HI}
+            ) as response:
+                beat = json.loads(await response.content.readline())
+                assert (beat["message"]["content"], beat["done"]) == ("", False)
+                gate.set()
+                last = json.loads((await response.text()).splitlines()[-1])
+            assert "gone" in last["error"]
+
+    asyncio.run(scenario())

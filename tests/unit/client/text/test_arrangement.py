@@ -1,0 +1,137 @@
+"""What a conversation says stands in the prompt, whatever the template has places for."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from client.text.arrangement import Arguments, LeftOut, arranged
+from client.text.chat_template import ChatTemplate
+from dht.errors import UserError
+from tests.templates import GPT_OSS, HERMES, MISTRAL, QWEN3, TEMPLATES
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def call(name: str, said: object) -> dict[str, Any]:
+    function = {"name": name, "arguments": said}
+    return {"id": f"call_{name}", "type": "function", "function": function}
+
+
+def asks(*calls: Any, said: str = "") -> dict[str, Any]:
+    return {"role": "assistant", "content": said, "tool_calls": list(calls)}
+
+
+def result(name: str, said: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"call_{name}", "content": said}
+
+
+def says(role: str, said: str) -> dict[str, Any]:
+    return {"role": role, "content": said}
+
+
+USER, ANSWER = says("user", "q-first"), says("assistant", "a-first")
+CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
+    "plain": [USER, ANSWER, says("user", "q-second")],
+    "a developer": [says("developer", "d-one"), USER],
+    "two systems": [says("system", "s-one"), says("developer", "d-two"), USER],
+    "a later system": [says("system", "s-one"), USER, ANSWER, says("system", "s-two"), USER],
+    "a system at the end": [USER, says("system", "s-two")],
+    "two users": [USER, says("user", "q-second"), ANSWER, says("user", "q-third")],
+    "two answers": [USER, ANSWER, says("assistant", "a-second"), says("user", "q-second")],
+    "an answer first": [says("assistant", "a-first"), USER],
+    "a call": [USER, asks(call("look", Arguments(at="x-one"))), result("look", "r-one")],
+    "a call without arguments": [USER, asks(call("look", Arguments())), result("look", "r-one")],
+    "what is said before a call": [
+        USER, asks(call("look", Arguments(at="x-one")), said="i-look"), result("look", "r-one"),
+    ],
+    "two calls at once": [
+        USER,
+        asks(call("look", Arguments(at="x-one")), call("see", Arguments(at="x-two")), said="i-lo"),
+        result("look", "r-one"), result("see", "r-two"),
+    ],
+    "a question behind a result": [
+        USER, asks(call("look", Arguments(at="x-one"))), result("look", "r-one"),
+        says("user", "q-second"), says("user", "q-third"),
+    ],
+    "calls that went wrong": [
+        USER, asks(call("look", '{"at": "x-one'), said="i-look"), result("look", "r-one"),
+        says("assistant", "a-second"), says("user", "q-second"),
+    ],
+    "a long one": [
+        says("system", "s-one"), says("developer", "d-two"), USER,
+        asks(call("look", Arguments(at="x-one")), call("see", Arguments()), said="i-look"),
+        result("look", "r-one"), result("see", "r-two"), says("assistant", "a-second"),
+        says("user", "q-second"), says("system", "s-three"), says("user", "q-third"),
+        asks(call("look", Arguments(at="x-three"))), result("look", "r-three"),
+    ],
+}  # fmt: skip
+
+
+def words_of(messages: list[dict[str, Any]]) -> list[str]:
+    found = []
+    for message in messages:
+        found.append(message["content"])
+        for each in message.get("tool_calls", ()):
+            arguments = each["function"]["arguments"]
+            found += arguments.values() if isinstance(arguments, dict) else ["x-one"]
+            found += [] if arguments else [each["function"]["name"]]
+    return [word for word in found if word]
+
+
+@pytest.mark.parametrize("title", CONVERSATIONS)
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_what_is_said_stands_in_the_prompt(family: str, title: str) -> None:
+    messages, template = CONVERSATIONS[title], ChatTemplate(TEMPLATES[family], {})
+    for tools in (None, [TOOL]):
+        prompt = template.render(arranged(template, messages, tools=tools), tools=tools)
+        assert [word for word in words_of(messages) if word not in prompt] == []
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_what_a_template_takes_stays_as_it_is(family: str) -> None:
+    messages = [USER, ANSWER, says("user", "q-second")]
+    assert arranged(ChatTemplate(TEMPLATES[family], {}), messages) == messages
+
+
+def test_rewrites_that_a_template_does_not_need_are_left_out() -> None:
+    messages = [*CONVERSATIONS["a later system"], *CONVERSATIONS["a call"]]
+    assert arranged(ChatTemplate(HERMES, {}), messages) == messages
+    found = arranged(ChatTemplate(MISTRAL, {}), CONVERSATIONS["two calls at once"])
+    assert [len(each["tool_calls"]) for each in found if each.get("tool_calls")] == [2]
+
+
+def test_a_developer_is_a_system_but_for_families_that_know_it() -> None:
+    developer = [says("developer", "d-one"), USER]
+    for source, role in ((QWEN3, "system"), (HERMES, "system"), (GPT_OSS, "developer")):
+        assert arranged(ChatTemplate(source, {}), developer)[0]["role"] == role
+
+
+def test_thoughts_between_calls_reach_a_template_by_its_own_name() -> None:
+    thinks = {**asks(call("look", Arguments(at="x-one"))), "reasoning_content": "t-one"}
+    template = ChatTemplate(GPT_OSS, {})
+    for said in ("", "i-look"):
+        messages = [USER, {**thinks, "content": said}, result("look", "r-one")]
+        prompt = template.render(arranged(template, messages))
+        assert "t-one" in prompt
+        assert said in prompt
+
+
+def test_what_has_no_place_is_named() -> None:
+    with pytest.raises(LeftOut, match=r"messages\[1\]: this model's chat template leaves its text"):
+        arranged(ChatTemplate(QWEN3, {}), [USER, says("critic", "c-one"), USER])
+    refuses = ChatTemplate("{{ raise_exception('never') }}", {})
+    with pytest.raises(UserError, match="never"):
+        arranged(refuses, [USER])
+
+
+def test_every_short_conversation_of_plain_turns_has_a_place() -> None:
+    roles = ("system", "developer", "user", "assistant")
+    for size, source in itertools.product((1, 2, 3, 4), (MISTRAL, QWEN3, TEMPLATES["Gemma 2"])):
+        template = ChatTemplate(source, {})
+        for chosen in itertools.product(roles, repeat=size):
+            if "user" not in chosen:
+                continue
+            messages = [says(role, f"w{at}w") for at, role in enumerate(chosen)]
+            prompt = template.render(arranged(template, messages))
+            assert all(f"w{at}w" in prompt for at in range(size)), chosen
