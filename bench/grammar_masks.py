@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from dht.grammars.trial import limits
 from dht.messages.session import Sampling
 from node.sampling.grammar import GrammarState
-from node.sampling.grammar_trial import limits
 from node.sampling.penalties import SamplingRow
 from node.sampling.sampler import draw_rows
 from node.sampling.token_history import TokenHistory

@@ -10,11 +10,11 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from bench.simulated.clock import run_virtual
 from client import GenerationOptions
 from dht.errors import SwarmError
+from dht.grammars.trial import _Bytes, limits
 from dht.messages.session import RefusalCode, Sampling
 from node.engine.batch_output import draw_of
 from node.engine.work_item import WorkItem, WorkResult
 from node.sampling.grammar import GrammarError, GrammarState
-from node.sampling.grammar_trial import _Bytes, limits
 from node.sampling.penalties import SamplingRow
 from node.sampling.sampler import draw_rows, draw_runs
 from node.sampling.token_history import TokenHistory
@@ -30,7 +30,7 @@ SPANS = ((0, 3), (3, 6), (6, 8)) * 2
 OPTIONS = GenerationOptions(
     max_new_tokens=60, temperature=1.0, seed=4, grammar=GRAMMAR, stop_token_ids=(END,)
 )
-BYTES = LLTokenizer(TokenizerWrapper(_Bytes()))
+BYTES = LLTokenizer(TokenizerWrapper(_Bytes(0)))
 
 
 def followed(sampling: Sampling, answer: Sequence[int]) -> GrammarState:

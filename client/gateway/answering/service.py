@@ -118,10 +118,10 @@ class CompletionService:
         source = "" if template is None else template.source
         self._calls, self._channels = call_format(source), channels_of(source)
         known = (each.marks for each in (self._calls, self._channels) if each is not None)
-        marks = tuple(frozenset[str]().union(*known))
+        marks = frozenset[str]().union(*known)
         self._marks: dict[str, str] = {}
         if tokenizer is not None and template is not None:
-            special = tokenizer.special_tokens(marks)
+            special = tokenizer.mark_tokens(marks)
             self._marks = {mark: f"<[{token_id}]>" for mark, token_id in special.items()}
             # What ends an answer is none of its text.
             ends = swarm.text.stop_token_ids

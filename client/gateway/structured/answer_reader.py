@@ -12,7 +12,7 @@ from enum import Enum
 from client.gateway.structured.call_formats import PYTHON_TAG, CallFormat
 from client.gateway.structured.calls import Call, call_of, calls_in
 from client.gateway.structured.channels import HEAD_CHARS_MAX, Channels, Head, head_of
-from client.gateway.structured.schemas import Schema
+from client.gateway.structured.schemas import ArgumentTypes, Schema
 
 CALL_CHARS_MAX = 1 << 20
 """Maximum characters of a call; what is longer is text."""
@@ -61,7 +61,7 @@ class AnswerReader:
         is_read = calls is not None and calls.in_channel == (self._messages is not None)
         self._calls = calls if is_read else None
         self._channels = channels
-        self._parameters = parameters
+        self._types = ArgumentTypes(parameters)
         self._place = _Place.HEAD if self._messages is not None else _Place.BEGINNING
         self._thought = False
         """Whether thoughts between two marks have begun; they begin once."""
@@ -216,7 +216,7 @@ class AnswerReader:
             call = call_of(self._head.calls, written)
             calls = () if call is None else (call,)
         elif self._calls is not None:
-            calls = calls_in(raw, self._calls, self._parameters, is_whole=is_whole)
+            calls = calls_in(raw, self._calls, self._types, is_whole=is_whole)
         self._found += list(calls) or [raw]
 
     def _give_up(self) -> None:
