@@ -31,7 +31,13 @@ NICENESS = 10
 class Grammars:
     """Grammars over one model's vocabulary. Used on the event loop; what takes long is not."""
 
-    def __init__(self, directory: Path, vocab: int, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        vocab: int,
+        config: Mapping[str, Any],
+        trials: GrammarTrials | None = None,
+    ) -> None:
         """``directory`` has the model's ``tokenizer.json``, or grammars are refused; ``config`` is
         the model's."""
         self._path = directory / "tokenizer.json"
@@ -39,7 +45,7 @@ class Grammars:
         self._eos = _eos_of(config)
         self._tokenizer: asyncio.Task[LLTokenizer] | None = None
         self._kept: OrderedDict[bytes, LLMatcher] = OrderedDict()
-        self._trials = GrammarTrials()
+        self._trials = trials or GrammarTrials()
         self._reader = ThreadPoolExecutor(1, "grammars", initializer=_give_way)
         self._worked: OrderedDict[str, int] = OrderedDict()
         """Work accepted here by client: answers under a grammar, and their tokens."""

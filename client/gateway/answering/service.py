@@ -11,9 +11,15 @@ from typing import Any
 
 from client.answer.defaults import SamplingDefaults
 from client.answer.generation import GenerationOptions
-from client.gateway.answering.answers import Answers, ChoicePart, ChoiceTask, as_api_error
+from client.gateway.answering.answers import (
+    RETRY_AFTER_S,
+    Answers,
+    ChoicePart,
+    ChoiceTask,
+    as_api_error,
+)
 from client.gateway.answering.text_threads import TextThreads
-from client.gateway.errors import bad_request
+from client.gateway.errors import bad_request, too_many
 from client.gateway.protocols.answer_bodies import (
     ChunkHead,
     CompletionLogprobs,
@@ -47,9 +53,12 @@ from client.swarm.swarm import Swarm
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import Tokenizer
 from dht.errors import NetworkError, SwarmError, UserError
+from dht.grammars.trials import GrammarTrials, TrialsBusyError
 from dht.json_file import Json
 from dht.messages.logprobs import TokenScore
 
+FAULT_CHARS_MAX = 400
+"""Characters of what is said to be wrong with a grammar: the library shows the grammar, too."""
 CALL_ID_CHARS = 9
 """Some templates take ids of this length alone."""
 
@@ -106,7 +115,10 @@ class CompletionService:
         defaults: SamplingDefaults,
         choices_max: int = 256,
         chat_tokens: int = CHAT_TOKENS_DEFAULT,
+        trials: GrammarTrials | None = None,
     ) -> None:
+        """``trials`` tries the grammars of all models of a gateway; None: of this one alone."""
+        self._trials = trials or GrammarTrials()
         self._swarm = swarm
         self._answers = answers
         self._template = template
@@ -149,7 +161,8 @@ class CompletionService:
         if wanted == 0 and not echo:
             name = "max_completion_tokens" if is_chat else "max_tokens"
             raise bad_request(f"{name} is 0; at least 1, or 0 with echo", name)
-        grammar = self._grammar(request)
+        grammar = await self._threads.run(size_of(request), lambda: self._grammar(request))
+        await self._check(grammar, caller)
         told = (request.stream and request.stream_options) or StreamOptions()
         tasks = []
         for at, prompt_ids in enumerate(prompts):
@@ -183,7 +196,8 @@ class CompletionService:
         """How the answers are read. One that follows a grammar has no thoughts, but it may have
         messages with heads."""
         calls, channels = self._calls if request.offered else None, self._channels
-        if grammar and (wants_format(request) or channels is None or not channels.says):
+        heads = channels is not None and channels.says
+        if grammar and (not heads or (wants_format(request) and not request.offered)):
             channels = None
         return {
             "calls": calls,
@@ -194,7 +208,7 @@ class CompletionService:
 
     async def count(self, request: ChatRequest) -> int:
         """The number of tokens of the prompt that ``request`` makes; raises ApiError."""
-        tools_grammar(request, self._calls, self._channels, self._marks)
+        await self._threads.run(size_of(request), lambda: self._grammar(request))
         context = await self._context()
         (prompt_ids,), _ = await self._threads.run(
             size_of(request), lambda: self._prompts(request, context)
@@ -209,14 +223,29 @@ class CompletionService:
             raise as_api_error(error) from None
 
     def _grammar(self, request: CompletionRequest | ChatRequest) -> str:
-        """The grammar that the answers follow; empty: none. Raises ApiError (400)."""
+        """The grammar that the answers follow; empty: none. Raises ApiError (400).
+
+        In a thread: a schema may be large, and refer to itself.
+        """
         wanted = format_grammar(request)
         if not isinstance(request, ChatRequest):
             return wanted
-        calls = tools_grammar(request, self._calls, self._channels, self._marks)
-        if wanted and calls:
-            raise bad_request("response_format and such tools cannot be followed at once", "tools")
-        return wanted or calls
+        calls = tools_grammar(request, self._calls, self._channels, self._marks, wanted)
+        return calls or wanted
+
+    async def _check(self, grammar: str, caller: str) -> None:
+        """Find out, as the last stage does, whether answers can follow this; raises ApiError."""
+        if not grammar:
+            return
+        try:
+            fault = await self._trials.fault(caller, grammar.encode())
+        except UnicodeEncodeError:
+            raise bad_request("the format of the answer is not valid UTF-8 text") from None
+        except TrialsBusyError as error:
+            raise too_many(str(error), RETRY_AFTER_S) from None
+        if fault:
+            reason = " ".join(fault.split())[:FAULT_CHARS_MAX]
+            raise bad_request(f"the format of the answer cannot be followed: {reason}")
 
     def _head(self, is_chat: bool, streams: bool) -> ChunkHead:
         kind = "text_completion"
@@ -310,7 +339,8 @@ class CompletionService:
         except UserError as error:
             raise bad_request(str(error), "messages") from None
         channels = self._channels
-        if channels is not None and channels.says and wants_format(request):
+        only_format = wants_format(request) and not request.offered
+        if channels is not None and channels.says and only_format:
             # The format is that of the text, so the head of its message is the prompt's.
             text += channels.says_at_once if text.endswith(channels.prompt_ends) else ""
         return text

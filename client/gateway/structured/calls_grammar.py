@@ -19,7 +19,7 @@ from client.gateway.structured.schemas import (
 )
 from dht.messages.session import GRAMMAR_BYTES_MAX
 
-NO_PARAMETERS: Schema = {"type": "object", "properties": {}}
+NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
 NOT_HERE = frozenset({"allOf", "anyOf", "format", "if", "not", "oneOf", "pattern", "$ref"})
 """What a schema may ask of a string, and no grammar of a text without quotes follows here."""
 ALTERNATIVES = ("anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "$ref")

@@ -15,14 +15,20 @@ from client.gateway.errors import ApiError
 from client.gateway.keys import plain_keys
 from client.gateway.structured.answer_reader import AnswerReader
 from client.gateway.structured.call_formats import (
+    ACTIONS_JSON,
     BARE_JSON,
     CALL_FORMATS,
     CHANNEL_JSON,
     FENCED_JSON,
+    FUNCTION_CALL_JSON,
+    FUNCTION_JSON,
+    FUNCTION_ROLE_JSON,
     FUNCTION_TAGS,
     INVOKE_TAGS,
     KEYS_AND_VALUES,
     LISTED_JSON,
+    MARKED_JSON,
+    NUMBERED_JSON,
     SEED_FUNCTION_TAGS,
     SEPARATED_JSON,
     TAGGED_JSON,
@@ -222,7 +228,16 @@ def test_what_a_request_asks_for_is_a_grammar(body: Any, text: str, other: str) 
 
 CALLS = {
     TAGGED_JSON: '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>',
+    NUMBERED_JSON: "[TOOL_CALLS]clock[CALL_ID]a1B2c3D4e[ARGS]{}",
+    MARKED_JSON: "[TOOL_CALLS]clock[ARGS]{}",
     LISTED_JSON: '[TOOL_CALLS][{"name": "clock", "arguments": {}}]',
+    ACTIONS_JSON: (
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "clock", "parameters": {}}\n]'
+        "<|END_ACTION|>"
+    ),
+    FUNCTION_CALL_JSON: '<|function_call|>{"name": "clock", "arguments": {}}',
+    FUNCTION_ROLE_JSON: 'function call<|role_sep|>\n{"name": "clock", "arguments": {}}',
+    FUNCTION_JSON: "<function=clock>{}</function>",
     BARE_JSON: '{"name": "clock", "parameters": {}}',
     KEYS_AND_VALUES: "<tool_call>clock\n</tool_call>",
     FUNCTION_TAGS: "<tool_call>\n<function=clock>\n</function>\n</tool_call>",

@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from bench.local_swarm import ROOT
 from dht.grammars.trial import limits
-from dht.grammars.trials import GrammarTrials
+from dht.grammars.trials import GrammarTrials, TrialLimits
 from dht.messages.session import RefusalCode, Sampling
 from node.sampling.grammar import GrammarError, GrammarState
 from node.sampling.grammars import WORKED_TOKENS, Grammars
@@ -33,7 +33,8 @@ def sampling(grammar: str, **options: Any) -> Sampling:
 
 
 def brook() -> Grammars:
-    return Grammars(MODEL, VOCAB, {"eos_token_id": EOS})
+    patient = GrammarTrials(TrialLimits(answer_s=60.0))
+    return Grammars(MODEL, VOCAB, {"eos_token_id": EOS}, patient)
 
 
 @pytest.fixture(scope="module")
