@@ -430,9 +430,7 @@ def test_a_format_is_that_of_the_final_message() -> None:
             found = scripted(gateway, '{"city": "Oslo"}', CHANNELS_ANSWER)
             path, tokenizer = "/v1/chat/completions", gateway.swarm.text.tokenizer
             assert tokenizer is not None
-            status, answer = await gateway.post(
-                path, messages=HI, guided_json=SCHEMA, tools=[TOOL], stream=False
-            )
+            status, answer = await gateway.post(path, messages=HI, guided_json=SCHEMA)
             assert status == 200, answer
             body: Any = answer
             assert body["choices"][0]["message"]["content"] == '{"city": "Oslo"}'
@@ -446,6 +444,43 @@ def test_a_format_is_that_of_the_final_message() -> None:
             assert tokenizer.decode(found[1].prompt_ids).endswith("<|start|>assistant")
             grammar = found[1].sampling.grammar.decode()
             assert follows(grammar, CHANNELS_ANSWER[CHANNELS_ANSWER.rindex("<|channel|>") :])
+
+    asyncio.run(scenario())
+
+
+def test_with_functions_a_format_is_that_of_answers_that_call_none() -> None:
+    formats: list[tuple[str, Any, str]] = [
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": SCHEMA}}, "{}"),
+        ("response_format", {"type": "json_object"}, "[]"),
+        ("guided_regex", "..city.*", "city"),
+        ("guided_grammar", 'start: "{" REST\nREST: /.*/', "[]"),
+    ]
+    final, text = MESSAGES.says_at_once, '{"city": "Oslo"}'
+
+    async def scenario() -> None:
+        for template, says, call in (
+            (TEMPLATE, "", CALL),
+            (CHANNELS_TEMPLATE, final, CHANNELS_ANSWER[CHANNELS_ANSWER.rindex("<|channel|>") :]),
+        ):
+            async with paper_gateway(template=template) as gateway:
+                path = "/v1/chat/completions"
+                for name, form, other in formats:
+                    found = scripted(gateway, call, f"{says}{text}")
+                    asked: Any = {"messages": HI, "tools": [TOOL], name: form}
+                    messages: list[Any] = []
+                    for _ in range(2):
+                        status, answer = await gateway.post(path, **asked)
+                        assert status == 200, answer
+                        body: Any = answer
+                        messages.append(body["choices"][0]["message"])
+                    assert messages[0]["tool_calls"][0]["function"]["name"] == "weather"
+                    assert messages[1]["content"] == text
+                    grammar = found[0].sampling.grammar.decode()
+                    assert follows(grammar, call)
+                    assert follows(grammar, f"{says}{text}")
+                    assert not follows(grammar, f"{says}{other}")
+                    await gateway.post(path, **asked, tool_choice="required")
+                    assert not follows(found[-1].sampling.grammar.decode(), f"{says}{text}")
 
     asyncio.run(scenario())
 
