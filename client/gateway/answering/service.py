@@ -46,6 +46,7 @@ from client.gateway.protocols.requests import (
 )
 from client.gateway.structured.answer_reader import AnswerReader, Thought
 from client.gateway.structured.call_formats import CallFormat, call_format
+from client.gateway.structured.call_pieces import CallBegun, CallGrows
 from client.gateway.structured.calls import Call
 from client.gateway.structured.channels import Channels, channels_of
 from client.gateway.structured.schemas import Schema
@@ -443,7 +444,11 @@ class _Choice:
         self._reader: AnswerReader | None = None
         if job.is_chat and (job.calls is not None or job.channels is not None):
             self._reader = AnswerReader(
-                job.calls, job.channels, opened=job.opened, parameters=job.parameters
+                job.calls,
+                job.channels,
+                opened=job.opened,
+                parameters=job.parameters,
+                in_pieces=job.streams,
             )
         self._calls = 0
         self._logprobs = CompletionLogprobs(text_of=service._text_of, top=job.logprobs_top or 0)
@@ -516,16 +521,21 @@ class _Choice:
                     found.append({"content": part})
                 case Thought():
                     found.append({"reasoning_content": part.text})
+                case CallBegun():
+                    found.append(self._call_begun(part.name))
+                case CallGrows():
+                    found.append(self._call_grows(part.arguments))
                 case Call():
-                    found += self._call_deltas(part)
+                    found += [self._call_begun(part.name), self._call_grows(part.arguments)]
         return found
 
-    def _call_deltas(self, call: Call) -> list[Json]:
-        index = self._calls
-        whole = self._call(call)
-        begun = {**whole, "index": index, "function": {"name": call.name, "arguments": ""}}
-        rest = {"index": index, "function": {"arguments": call.arguments}}
-        return [{"tool_calls": [begun]}, {"tool_calls": [rest]}]
+    def _call_begun(self, name: str) -> Json:
+        begun = {"index": self._calls, **self._call(Call(name=name, arguments=""))}
+        return {"tool_calls": [begun]}
+
+    def _call_grows(self, arguments: str) -> Json:
+        piece = {"index": self._calls - 1, "function": {"arguments": arguments}}
+        return {"tool_calls": [piece]}
 
     def _call(self, call: Call) -> Json:
         self._calls += 1

@@ -80,12 +80,17 @@ def _call(name: str, arguments: object) -> Call:
     """A call with the arguments that were read; raises ValueError."""
     if NAME.fullmatch(name) is None or not isinstance(arguments, dict):
         raise ValueError
-    written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    return Call(name=name, arguments=written(arguments))
+
+
+def written(value: object) -> str:
+    """A value as JSON; raises ValueError for a number that JSON has not."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
-        written.encode()
+        text.encode()
     except UnicodeEncodeError:  # halves of a character, which JSON may name and UTF-8 may not
-        written = json.dumps(arguments)
-    return Call(name=name, arguments=written)
+        text = json.dumps(value)
+    return text
 
 
 def _json_calls(text: str, form: CallFormat) -> Iterator[Call]:

@@ -155,6 +155,62 @@ def test_openai_s_client_reads_streamed_calls() -> None:
     asyncio.run(scenario())
 
 
+def test_calls_are_streamed_as_they_come_in_all_three_interfaces() -> None:
+    text = f"I look. {CALL}{CALL}".replace("Oslo", "Oslo by the sea")
+
+    async def pieces(gateway: PaperGateway, path: str, **body: Any) -> list[str]:
+        found = []
+        asked = {"model": "brook", "stream": True, **body}
+        async with gateway.http.post(gateway.url + path, json=asked) as response:
+            assert response.status == 200, await response.text()
+            async for line in response.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line[6:])
+                for choice in event.get("choices", ()):
+                    calls = choice["delta"].get("tool_calls", ())
+                    found += [call["function"]["arguments"] for call in calls]
+                if event.get("type") == "content_block_delta":
+                    found.append(event["delta"].get("partial_json", ""))
+                if event.get("type") == "response.function_call_arguments.delta":
+                    found.append(event["delta"])
+        return [piece for piece in found if piece]
+
+    async def scenario() -> None:
+        async with (
+            paper_gateway(template=TEMPLATE) as gateway,
+            openai_client(gateway) as client,
+            anthropic_client(gateway) as other,
+        ):
+            scripted(gateway, text)
+            named = {"name": "weather"}
+            anthropic_tool: Any = {**named, "input_schema": SCHEMA}
+            response_tool: Any = {"type": "function", **named, "parameters": SCHEMA}
+            chat: Any = {"messages": HI, "tools": [TOOL]}
+            message: Any = {"messages": HI, "max_tokens": 500, "tools": [anthropic_tool]}
+            response: Any = {"input": "Hi", "tools": [response_tool]}
+            for found in (
+                await pieces(gateway, "/v1/chat/completions", **chat),
+                await pieces(gateway, "/v1/messages", **message),
+                await pieces(gateway, "/v1/responses", **response),
+            ):
+                assert len(found) > 8
+                assert "".join(found) == 2 * '{"city": "Oslo by the sea"}'
+            async with other.messages.stream(model="brook", **message) as stream:
+                last = await stream.get_final_message()
+            assert [each.input for each in last.content[1:] if each.type == "tool_use"] == [
+                {"city": "Oslo by the sea"}
+            ] * 2
+            async with client.responses.stream(model="brook", **response) as events:
+                done: Any = await events.get_final_response()
+            calls = [each for each in done.output if each.type == "function_call"]
+            assert [json.loads(call.arguments) for call in calls] == [
+                {"city": "Oslo by the sea"}
+            ] * 2
+
+    asyncio.run(scenario())
+
+
 def test_thoughts_are_apart_from_content() -> None:
     async def scenario() -> None:
         async with paper_gateway(template=TEMPLATE) as gateway, openai_client(gateway) as client:
