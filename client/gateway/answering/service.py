@@ -30,8 +30,10 @@ from client.gateway.protocols.answer_bodies import (
 )
 from client.gateway.protocols.requests import (
     CHAT_TOKENS_DEFAULT,
+    Arguments,
     ChatRequest,
     CompletionRequest,
+    Function,
     StreamOptions,
     check_stops,
     check_supported,
@@ -60,6 +62,9 @@ from dht.messages.logprobs import TokenScore
 
 FAULT_CHARS_MAX = 400
 """Characters of what is said to be wrong with a grammar: the library shows the grammar, too."""
+A_TOOL = Function(name="weather", parameters={"type": "object", "properties": {"at": {}}})
+A_CALL = {"name": A_TOOL.name, "arguments": Arguments({"at": "sea"})}
+"""What a chat template is tried with."""
 CALL_ID_CHARS = 9
 """Some templates take ids of this length alone."""
 
@@ -129,7 +134,10 @@ class CompletionService:
         self._threads = TextThreads()
         tokenizer = swarm.text.tokenizer
         source = "" if template is None else template.source
-        self._calls, self._channels = call_format(source), channels_of(source)
+        tool_source = "" if template is None else template.tool_source
+        written = "" if template is None else template.written_call(A_CALL, A_TOOL.as_dict())
+        self._calls = call_format(tool_source, written)
+        self._channels = channels_of(source) or channels_of(tool_source)
         known = (each.marks for each in (self._calls, self._channels) if each is not None)
         marks = frozenset[str]().union(*known)
         self._marks: dict[str, str] = {}

@@ -228,10 +228,11 @@ CALL_FORMATS = (
 """All that are known; of several that fit a template, the first is the model's."""
 
 
-def call_format(template: str) -> CallFormat | None:
+def call_format(template: str, written: str = "") -> CallFormat | None:
     """How the model of this chat template writes calls.
 
-    None where that is not known, and where the template does not tell its model of functions.
+    ``written`` is what the template writes for an answer that is a call, if that is known. None
+    where the way is not known, and where the template does not tell its model of functions.
     """
     if not _TELLS.search(template):
         return None
@@ -240,7 +241,10 @@ def call_format(template: str) -> CallFormat | None:
         return all(text in template for text in texts)
 
     fits = (each for each in CALL_FORMATS if any(map(has, each.known_by)))
-    return next((each for each in fits if not any(text in template for text in each.unless)), None)
+    form = next((each for each in fits if not any(text in template for text in each.unless)), None)
+    # Nothing marks bare JSON, so that many a template looks as if it wrote that.
+    is_bare = not written.strip() or written.lstrip().startswith(("{", PYTHON_TAG))
+    return None if form is BARE_JSON and not is_bare else form
 
 
 @cache
