@@ -63,7 +63,8 @@ class Playing:
     limits: Limits
     say: Console
     _side: Side | None = None
-    _with_gateway: bool = False
+    _asked_by: tuple[bool, bool] = (False, False)
+    """Whether its callers ask through a gateway, and whether in formats."""
     _before: list[Asked] = field(default_factory=list)
     _calm_mib: float = 0.0
 
@@ -136,15 +137,16 @@ class Playing:
 
     async def _ready(self, wanted: Row) -> Side:
         """A side that nothing harmed, with callers that have asked for a while already."""
-        if self._side is not None and self._with_gateway == wanted.gateway:
+        asked_by = (wanted.gateway, wanted.formats)
+        if self._side is not None and self._asked_by == asked_by:
             return self._side
         await self.close()
         self._side = side = Side(self.expected).__enter__()
-        self._with_gateway = wanted.gateway
+        self._asked_by = asked_by
         await side.begin()
         if wanted.gateway:
             await side.open_gateway()
-        side.call(CALLERS, through_gateway=wanted.gateway)
+        side.call(CALLERS, through_gateway=wanted.gateway, formats=wanted.formats)
         await until(lambda: len(side.answers()) >= 2 * CALLERS, 2 * LEAVE_S)
         # All that a row has but the attack: once to get warm, once to be compared with.
         for _ in range(2):

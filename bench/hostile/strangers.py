@@ -50,6 +50,7 @@ FIND_TIMES = 60
 FIND_RECORDS, FIND_RECORD_BYTES = 300, 4000
 URGENT_SESSIONS = 64
 COSTLY_SESSIONS = 32
+CROWD_IDENTITIES, CROWD_GRAMMARS = 4, 8
 DRIP_IDENTITIES, DRIP_SESSIONS = 5, 16
 DRIP_TOKENS, DRIP_S = 400, 0.5
 """Tokens of a prompt that comes one by one, and the time between two of them."""
@@ -260,6 +261,33 @@ async def prompts_token_by_token(target: Target) -> Sent:
 
     drips = [partial(drip, each) for each in identities for _ in range(DRIP_SESSIONS)]
     return await target.at_once(drips)
+
+
+async def crowd_of_grammars(target: Target) -> Sent:
+    """Opens of four identities, each under a grammar of its own that takes long to read."""
+    identities = [await target.enter() for _ in range(CROWD_IDENTITIES)]
+    seen, numbers = await look(target, identities[0]), count()
+
+    async def crowd(transport: Transport) -> None:
+        number = next(numbers)
+        sampling = Sampling(grammar=costly_grammar(number), stop_token_ids=(1,))
+        open_ = open_of(seen, transport, number, sampling=sampling)
+        signed = grant(open_, transport.sign, transport.now())
+        stream = await target.stream(transport, open_.route[0].peer_id, SESSION_PROTOCOL)
+        try:
+            note(target.sent, await answer_to(stream, signed))
+        finally:
+            await stream.close()
+
+    return await target.at_once(
+        [partial(crowd, each) for each in identities for _ in range(CROWD_GRAMMARS)]
+    )
+
+
+def costly_grammar(number: int) -> bytes:
+    """A grammar whose terminal multiplies before any bound counts."""
+    terms = " & ".join(f"/.*a.{{{at}}}b.*/" for at in range(5, 40))
+    return f'start: X "{number}"\nX: {terms}'.encode()
 
 
 async def costly_sampling(target: Target) -> Sent:
