@@ -20,12 +20,12 @@ class TrialLimits:
 
     short_cpu_s: float = 0.5
     """Processor time of a first trial; one that needs more waits again, behind short ones."""
-    short_at_once: int = 2
+    short_at_once: int = 3
     short_niceness: int = 10
     """A tenth of a busy core: at 19 a grammar of a tenth of a second would take ten."""
     long_cpu_s: float = 2.0
     """Processor time of the second trial; a grammar that needs more is refused."""
-    long_at_once: int = 2
+    long_at_once: int = 3
     long_niceness: int = 19
     queued_s_max: float = 4.0
     """Seconds of processor time that may wait before each slot."""
@@ -51,6 +51,10 @@ class GrammarTrials:
         self._limits = limits = limits or TrialLimits()
         self._faults: OrderedDict[bytes, str] = OrderedDict()
         """Why a grammar cannot be followed, or an empty text, by its hash."""
+        self._accepted: OrderedDict[str, None] = OrderedDict()
+        """Clients of which a grammar passed, which has them go before those of which none did."""
+        self._costly: OrderedDict[str, None] = OrderedDict()
+        """Clients of which a first trial took all its time, which has them go after all others."""
         self._trying: dict[bytes, asyncio.Lock] = {}
         self._short = _Lane(limits.short_at_once, limits.short_cpu_s, limits.queued_s_max)
         self._long = _Lane(limits.long_at_once, limits.long_cpu_s, limits.queued_s_max)
@@ -74,8 +78,12 @@ class GrammarTrials:
         finally:
             if not lock.locked() and self._trying.get(key) is lock:
                 del self._trying[key]
-        if len(self._faults) > self._limits.remembered_max:
-            self._faults.popitem(last=False)
+        if not fault:
+            self._accepted[client] = None
+            self._accepted.move_to_end(client)
+        for remembered in (self._faults, self._accepted, self._costly):
+            if len(remembered) > self._limits.remembered_max:
+                remembered.popitem(last=False)
         return fault
 
     def _remembered(self, key: bytes) -> str | None:
@@ -85,9 +93,14 @@ class GrammarTrials:
 
     async def _tried(self, client: str, grammar: bytes, standing: int) -> str:
         limits = self._limits
+        standing += (client in self._accepted) - (client in self._costly)
         with suppress(_OutOfTimeError):
             async with self._short.turn(client, standing):
                 return await self._try(grammar, limits.short_cpu_s, limits.short_niceness)
+        standing -= client not in self._costly
+        self._costly[client] = None
+        self._costly.move_to_end(client)
+        self._short.turns.lower(client)
         with suppress(_OutOfTimeError):
             async with self._long.turn(client, standing):
                 return await self._try(grammar, limits.long_cpu_s, limits.long_niceness)
@@ -125,14 +138,14 @@ class _Lane:
     """Slots for trials of one length, and who waits for them."""
 
     def __init__(self, at_once: int, work_s: float, queued_s_max: float) -> None:
-        self._turns = Turns(at_once=at_once, work_s=work_s, queued_s_max=queued_s_max)
+        self.turns = Turns(at_once=at_once, work_s=work_s, queued_s_max=queued_s_max)
         self._waits: dict[Turn, asyncio.Future[None]] = {}
 
     @asynccontextmanager
     async def turn(self, client: str, standing: int) -> AsyncIterator[None]:
         """A slot, when it is ``client``'s turn; raises TrialsBusyError for a full queue."""
         loop = asyncio.get_running_loop()
-        turn, refused = self._turns.ask(client, standing)
+        turn, refused = self.turns.ask(client, standing)
         self._waits[turn] = loop.create_future()
         if refused is not None:
             full = TrialsBusyError("too many grammars wait to be read here")
@@ -145,11 +158,11 @@ class _Lane:
             yield
         finally:
             del self._waits[turn]
-            self._turns.leave(turn, loop.time() - began_s)
+            self.turns.leave(turn, loop.time() - began_s)
             self._begin()
 
     def _begin(self) -> None:
-        while (turn := self._turns.begin()) is not None:
+        while (turn := self.turns.begin()) is not None:
             wait = self._waits[turn]
             if not wait.done():  # else it was given up, and leaves by itself
                 wait.set_result(None)

@@ -14,7 +14,8 @@ class Turn:
 
     client: str
     standing: int
-    """How much work of this client was accepted here before, by kind; the most goes first."""
+    """Above 0 where work of this client was accepted here before, below 0 where some took too
+    long; the most goes first."""
     start_s: float
     """Virtual time at which it is this client's turn."""
     number: int
@@ -30,9 +31,10 @@ class Turns:
     """A few slots and a bounded queue before them."""
 
     def __init__(self, *, at_once: int, work_s: float, queued_s_max: float) -> None:
-        """``at_once`` pieces of work run, each of ``work_s`` seconds at most, and the last slot is
-        for clients with a standing. Where those that wait would keep a slot for more than
-        ``queued_s_max`` seconds, the last of them is refused."""
+        """``at_once`` pieces of work run, 3 at least, each of ``work_s`` seconds at most. The last
+        slot is for clients with a standing above 0, the one before it for those that made nobody
+        wait. Where those that wait would keep a slot for more than ``queued_s_max`` seconds, the
+        last of them is refused."""
         self._at_once = at_once
         self._work_s = work_s
         self._waiting_max = max(1, int(queued_s_max * at_once / work_s))
@@ -66,13 +68,18 @@ class Turns:
         """The turn that begins now; None where no slot is free or nobody waits."""
         free = self._at_once - len(self._running)
         turn = min(self._waiting, key=lambda each: each.rank, default=None)
-        if turn is None or free < (1 if turn.standing else 2):
+        if turn is None or free < 2 - max(-1, min(1, turn.standing)):
             return None
         self._waiting.discard(turn)
         self._running.add(turn)
         self._now_s = max(self._now_s, turn.start_s)
         self._ends_s = {name: end for name, end in self._ends_s.items() if end > self._now_s}
         return turn
+
+    def lower(self, client: str) -> None:
+        """Lower the standing of turns of ``client`` that wait: a turn of it took too long."""
+        for turn in self._waiting:
+            turn.standing -= turn.client == client
 
     def leave(self, turn: Turn, spent_s: float = 0.0) -> None:
         """End a turn that took ``spent_s`` seconds, or give it up; harmless if it has ended."""

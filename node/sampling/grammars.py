@@ -48,7 +48,7 @@ class Grammars:
         self._trials = trials or GrammarTrials()
         self._reader = ThreadPoolExecutor(1, "grammars", initializer=_give_way)
         self._worked: OrderedDict[str, int] = OrderedDict()
-        """Work accepted here by client: answers under a grammar, and their tokens."""
+        """Tokens of answers under a grammar by client."""
 
     async def state(self, client: str, sampling: Sampling, answer: Sequence[int]) -> GrammarState:
         """Where ``sampling``'s grammar stands after ``answer``; raises GrammarError."""
@@ -62,12 +62,11 @@ class Grammars:
 
         loop = asyncio.get_running_loop()
         state = await loop.run_in_executor(self._reader, follow) if answer else follow()
-        self._work(client)
         state.on_token = lambda: self._work(client)
         return state
 
     def _work(self, client: str) -> None:
-        """Count an answer, or a token that was drawn for one, which the engine's thread calls."""
+        """Count a token that was drawn; the engine's thread calls it."""
         self._worked[client] = self._worked.get(client, 0) + 1
         with suppress(KeyError):
             self._worked.move_to_end(client)
@@ -89,8 +88,7 @@ class Grammars:
         except UnicodeDecodeError:
             raise GrammarError(RefusalCode.BAD_REQUEST, "the grammar is not UTF-8") from None
         tokenizer = await self._ready_tokenizer()
-        worked = self._worked.get(client, 0)
-        standing = (worked > 0) + (worked > WORKED_TOKENS)
+        standing = int(self._worked.get(client, 0) >= WORKED_TOKENS)
         try:
             fault = await self._trials.fault(client, grammar, standing)
         except TrialsBusyError as error:

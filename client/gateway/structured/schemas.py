@@ -61,12 +61,7 @@ class SchemaDocument:
     def _find(self, path: Path) -> object:
         found: object = self.root
         for step in path:
-            if isinstance(found, Mapping):
-                found = found.get(step)
-            elif isinstance(found, list) and step.isdecimal() and len(step) < 8:
-                found = found[int(step)] if int(step) < len(found) else None
-            else:
-                return None
+            found = _within(found, step)
         return found
 
     def _spend(self, places: int = 1) -> None:
@@ -103,11 +98,7 @@ class SchemaDocument:
         for depth in range(len(path) + 1):
             if (name := _id_of(found)) is not None:
                 base, uri = path[:depth], _joined(uri, name)
-            if depth < len(path):
-                if isinstance(found, Mapping):
-                    found = found.get(path[depth])
-                else:
-                    found = self._find(path[: depth + 1])
+            found = _within(found, path[depth]) if depth < len(path) else None
         return base, uri
 
     def _resources(self) -> Mapping[str, Path]:
@@ -226,6 +217,15 @@ class SchemaDocument:
             to = ahead.pop()
             definitions[pointers[to].rpartition("/")[2]] = copied(to, self.at(to))
         return {**document, "$defs": definitions} if definitions else document
+
+
+def _within(found: object, step: str) -> object:
+    """What a step of a JSON pointer leads to; None where nothing is."""
+    if isinstance(found, Mapping):
+        return found.get(step)
+    if isinstance(found, list) and step.isdecimal() and len(step) < 8:
+        return found[int(step)] if int(step) < len(found) else None
+    return None
 
 
 class LostReference(Exception):

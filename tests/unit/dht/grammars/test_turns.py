@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from dht.grammars.turns import Turn, Turns
 
 
-def turns(at_once: int = 2, queued_s_max: float = 100.0) -> Turns:
+def turns(at_once: int = 3, queued_s_max: float = 100.0) -> Turns:
     return Turns(at_once=at_once, work_s=1.0, queued_s_max=queued_s_max)
 
 
@@ -47,20 +47,28 @@ def test_new_names_do_not_go_before_who_has_a_standing() -> None:
     assert order(found)[:2] == ["served often", "served"]
 
 
-def test_a_slot_is_kept_for_those_with_a_standing() -> None:
+def test_slots_are_kept_for_those_with_a_standing() -> None:
     found = turns()
-    found.ask("new")
-    found.ask("newer")
-    assert found.begin() is not None
-    assert found.begin() is None
-    found.ask("served", 1)
-    begun = found.begin()
-    assert begun is not None
-    assert begun.client == "served"
+    for standing, begins in ((-1, True), (-1, False), (0, True), (0, False), (1, True), (2, False)):
+        turn, _ = found.ask(f"client {standing}", standing)
+        assert (found.begin() is turn) is begins
+    assert found.waiting == 3
+
+
+def test_who_took_too_long_goes_after_those_that_never_did() -> None:
+    found = turns()
+    for client in ("dear", "dear", "dear", "new"):
+        found.ask(client)
+    first = found.begin()
+    assert first is not None
+    assert first.client == "dear"
+    found.leave(first, 1.0)
+    found.lower("dear")
+    assert order(found) == ["new", "dear", "dear"]
 
 
 def test_the_last_of_a_full_queue_is_refused() -> None:
-    found = turns(queued_s_max=2.0)
+    found = turns(queued_s_max=1.5)
     for client in ("a", "b", "c", "d"):
         assert found.ask(client)[1] is None
     turn, refused = found.ask("e")
@@ -80,7 +88,7 @@ def test_what_is_given_up_runs_no_more() -> None:
 
 
 @pytest.mark.property
-@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 2), st.booleans())))
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(-1, 2), st.booleans())))
 def test_never_more_than_the_slots_and_the_queue(asked: list[tuple[str, int, bool]]) -> None:
     found, running, waiting = turns(queued_s_max=3.0), set[Turn](), set[Turn]()
     for client, standing, ends in asked:
@@ -92,5 +100,5 @@ def test_never_more_than_the_slots_and_the_queue(asked: list[tuple[str, int, boo
             running.add(begun)
         if ends and running:
             found.leave(running.pop(), 0.5)
-        assert len(running) <= 2
-        assert found.waiting == len(waiting) <= 6
+        assert len(running) <= 3
+        assert found.waiting == len(waiting) <= 9
