@@ -2,12 +2,18 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
 
+from client.answer.generation import AnswerRequest
+from client.text.tokenizer import Tokenizer
 from dht.grammars.trials import GrammarTrials, TrialsBusyError
-from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
+from tests.unit.client.gateway import paper
+from tests.unit.client.gateway.paper import MODEL, PaperGateway, paper_gateway
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}"
@@ -95,6 +101,71 @@ def test_only_what_may_pass_by_itself_is_to_be_tried_again(monkeypatch: pytest.M
             status, _, headers = await posted(gateway, "/v1/completions", body)
             assert status == 429
             assert int(headers["Retry-After"]) > 0
+
+    asyncio.run(scenario())
+
+
+TAGS_TEMPLATE = TEMPLATE.replace("tojson", "length").replace(
+    "<tool_call>", "<tool_call><function=a><parameter=b>"
+)
+
+
+def test_a_schema_that_refers_to_itself_in_ever_more_ways_is_one_like_others() -> None:
+    defs: dict[str, Any] = {
+        f"a{at}": {"anyOf": [{"$ref": f"#/$defs/a{at + 1}"}] * 8} for at in range(40)
+    }
+    schema = {"type": "object", "$defs": {**defs, "a40": {"type": "integer"}}}
+    schema["properties"] = {"x": {"$ref": "#/$defs/a0"}}
+    tool = {"name": "f", "input_schema": schema, "strict": True}
+
+    async def scenario() -> None:
+        async with paper_gateway(template=TAGS_TEMPLATE) as gateway:
+            asked: Any = {"messages": HI, "tools": [tool]}
+            gateway.swarm.says = (
+                "<tool_call><function=f><parameter=x>1</parameter></function></tool_call>"
+            )
+            status, answer, _ = await posted(gateway, "/v1/messages/count_tokens", asked)
+            assert status == 200, answer
+            status, answer, _ = await posted(gateway, "/v1/messages", {**asked, "max_tokens": 200})
+            assert status == 200, answer
+            assert answer["content"][0]["input"] == {"x": 1}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_marks_that_are_added_tokens_are_named_by_their_ids(
+    special: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = Backend.from_file(str(MODEL / "tokenizer.json"))
+    marks = [f"<{each}>" for each in ("tool_call", "/tool_call", "think")]
+    backend.add_tokens([AddedToken(each, special=special, normalized=False) for each in marks])
+    monkeypatch.setattr(Tokenizer, "load", lambda _: Tokenizer(backend))
+    monkeypatch.setattr(paper, "SPEC", replace(paper.SPEC, vocab=backend.get_vocab_size()))
+    function = {"name": "f", "parameters": {"type": "object"}}
+
+    async def scenario() -> None:
+        async with paper_gateway(template=TEMPLATE) as gateway:
+            gateway.swarm.says = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+            asked: list[bytes] = []
+            session = gateway.swarm.session
+
+            def seen(request: AnswerRequest) -> Any:
+                asked.append(request.sampling.grammar)
+                return session(request)
+
+            monkeypatch.setattr(gateway.swarm, "session", seen)
+            for choice in ("required", "auto"):
+                tools = [{"function": {**function, "strict": choice == "auto"}}]
+                status, answer = await gateway.post(
+                    "/v1/chat/completions", messages=HI, tools=tools, tool_choice=choice
+                )
+                assert status == 200, answer
+                said: Any = answer
+                assert said["choices"][0]["finish_reason"] == "tool_calls"
+            for grammar in asked:
+                for mark in marks[:2]:
+                    assert f"<[{backend.token_to_id(mark)}]>".encode() in grammar
 
     asyncio.run(scenario())
 
