@@ -51,9 +51,15 @@ class BoundEngine(PaperEngine):
     """Reads grammars over bytes, which takes a while."""
 
     reads = True
+    given_up = 0
+    """Grammars that nobody waited for any more."""
 
     async def grammar(self, client: str, sampling: Sampling, answer: Sequence[int]) -> GrammarState:
-        await asyncio.sleep(0.3)
+        try:
+            await asyncio.sleep(0.3)
+        except asyncio.CancelledError:
+            self.given_up += 1
+            raise
         if not self.reads:
             raise GrammarError(RefusalCode.NOT_HELD, "no tokenizer for grammars")
         return followed(sampling, answer)
@@ -162,6 +168,8 @@ def test_a_client_that_leaves_while_its_grammar_is_read_holds_nothing() -> None:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
                 await until(lambda: held(swarm) == 0)
+                assert isinstance(last := swarm.peers[2].engine, BoundEngine)
+                assert last.given_up == 1
         finally:
             await swarm.close()
 
