@@ -1,10 +1,13 @@
 """Schemas refer to themselves: their references stay what they are, and cost no more for it."""
 
+import contextlib
 import json
 from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from bench.local_swarm import ROOT
@@ -201,3 +204,47 @@ def test_circles_end() -> None:
     for at in range(3):
         with pytest.raises(TooManyPlaces):
             SchemaDocument(branching(9, 2, {}), at).leaves(("properties", "x"))
+
+
+KEYWORDS = (
+    "$ref", "$id", "$anchor", "$defs", "definitions", "type", "properties", "items", "anyOf",
+    "oneOf", "allOf", "enum", "const", "required", "minLength", "maxLength", "pattern", "x", "not",
+    "additionalProperties", "prefixItems", "x-guidance", "title",
+)  # fmt: skip
+ANY_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 9)
+    | st.floats(allow_nan=False)
+    | st.sampled_from(
+        (
+            "string",
+            "object",
+            "integer",
+            "#",
+            "#/$defs/x",
+            "#x",
+            "x",
+            "#/properties/x",
+            "~1",
+            "\ud800",
+        )
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYWORDS), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+@pytest.mark.property
+@pytest.mark.parametrize("form", [KEYS_AND_VALUES, TAGGED_JSON], ids=lambda form: form.title)
+@given(schema=st.dictionaries(st.sampled_from(KEYWORDS), ANY_JSON, max_size=6))
+@settings(max_examples=200, deadline=None)
+def test_any_schema_is_written_or_the_callers_mistake(form: Any, schema: dict[str, Any]) -> None:
+    functions = [{"name": "f", "parameters": schema}]
+    with contextlib.suppress(ApiError):
+        calls_grammar(form, functions, required=False, parallel=True, marks={})
+    with contextlib.suppress(ApiError):
+        of_schema(schema)
+    ArgumentTypes({"f": schema}).of("f", "x")
