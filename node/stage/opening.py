@@ -140,6 +140,8 @@ class Opening:
         except GrammarError as error:
             found = error
         session = live.session
+        if session.open is not open_:  # another attempt's
+            return
         live.reading = None
         if isinstance(found, GrammarError):
             self._counters[f"refused_{found.code}"] += 1
