@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -63,7 +64,10 @@ def calls_in(
         last = next(step for step in reversed(steps) if step is not Hole.BREAK)
         if last is Hole.EACH and not is_whole:
             return ()
-        return tuple(_formed_calls(inside, form, types))
+        with suppress(ValueError):
+            return tuple(_formed_calls(inside, form, types))
+        # Where nothing closes a call, models write it as their forebears did, too: as JSON alone.
+        return () if form.closes or form.in_channel else tuple(_json_calls(inside, form))
     except (ValueError, RecursionError):
         return ()
 
