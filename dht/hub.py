@@ -22,11 +22,14 @@ from dht.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
+TOOL_USE_TEMPLATE = "additional_chat_templates/tool_use.jinja"
+"""A model's chat template for chats with functions, where it is not the same."""
 TEXT_FILES = (
     "config.json",
     "generation_config.json",
     "chat_template.jinja",
     "chat_template.json",
+    TOOL_USE_TEMPLATE,
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -254,8 +257,10 @@ def fetch_small_files(listing: HubListing, *more: str) -> Path:
         if size_bytes > TEXT_BYTES_MAX:
             raise UserError(f"{what} has {size_bytes} bytes, {TEXT_BYTES_MAX} at most")
         with hub_errors(what):
-            path = hf_hub_download(listing.repo, name, revision=listing.commit)
-    return Path(path).parent
+            path = Path(hf_hub_download(listing.repo, name, revision=listing.commit))
+        if name == "config.json":
+            directory = path.parent
+    return directory
 
 
 def gguf_names(listing: HubListing) -> str:

@@ -66,6 +66,7 @@ def parse() -> argparse.Namespace:
     add("--gateway", default="", metavar="URL", help="and where their gateway is")
     add("--ask", type=Path, help=argparse.SUPPRESS)
     add("--fresh", action="store_true", help=argparse.SUPPRESS)
+    add("--formats", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -182,7 +183,8 @@ def main() -> int:
 
             expected = json.loads(arguments.ask.read_text())
             peers = tuple(arguments.peers)
-            runner.run(ask_on(peers, expected, arguments.gateway, arguments.fresh))
+            how = (arguments.gateway, arguments.fresh, arguments.formats)
+            runner.run(ask_on(peers, expected, *how))
             return EXIT_DONE
         result = begun(arguments)
         code = runner.run(interruptible(arguments, result))

@@ -14,6 +14,8 @@ class Row:
     seconds: float = 20.0
     gateway: bool = False
     """Whether it goes against a gateway, through which honest callers then ask, too."""
+    formats: bool = False
+    """Whether honest callers' answers follow grammars meanwhile."""
     command: bool = False
     """Whether somebody also asks by the command meanwhile, whose output goes to a terminal."""
     light: bool = False
@@ -48,6 +50,8 @@ ATTACKS: dict[str, Row] = {
     "links_near_zero": Row(attack=members.links_near_zero),
     "prompts_token_by_token": Row(attack=strangers.prompts_token_by_token),
     "costly_sampling": Row(attack=strangers.costly_sampling),
+    "crowd_of_grammars": Row(attack=strangers.crowd_of_grammars, formats=True),
+    "laughing_schemas": Row(attack=pages.laughing_schemas, gateway=True),
     "huge_prompts": Row(attack=pages.huge_prompts, gateway=True),
     "long_stop_strings": Row(attack=pages.long_stop_strings, gateway=True),
     "unfinished_bodies": Row(attack=pages.unfinished_bodies, gateway=True),

@@ -25,11 +25,14 @@ REASON_CHARS = 2000
 Expected = dict[str, tuple[int, ...]]
 
 
-async def ask_on(peers: tuple[str, ...], expected: Expected, gateway: str, fresh: bool) -> None:
+async def ask_on(
+    peers: tuple[str, ...], expected: Expected, gateway: str, fresh: bool, formats: bool = False
+) -> None:
     """Ask until killed, a line of JSON before and after each answer.
 
     Through ``gateway`` if it is given; else as a client that keeps its connection or, with
-    ``fresh``, makes a new one for each answer.
+    ``fresh``, makes a new one for each answer. With ``formats`` each answer follows a grammar that
+    no peer has read yet, and that any text follows.
     """
     texts, prompts = texts_of(expected), sorted(expected)
     try:
@@ -41,11 +44,19 @@ async def ask_on(peers: tuple[str, ...], expected: Expected, gateway: str, fresh
                 if gateway:
                     asked = await through_gateway(gateway, prompt, texts, expected, began_unix_s)
                 else:
-                    asked = await through_swarm(kept, peers, prompt, expected, began_unix_s)
+                    grammar = any_text(number) if formats else ""
+                    asked = await through_swarm(
+                        kept, peers, prompt, expected, began_unix_s, grammar
+                    )
                 print(json.dumps(asdict(asked)), flush=True)
                 await asyncio.sleep(PAUSE_S)
     except BrokenPipeError:  # nobody listens any more
         return
+
+
+def any_text(number: int) -> str:
+    """A grammar that all text follows, and that is another for each number."""
+    return f'start: TEXT? | "\\x00{time.time_ns()} {number}"\nTEXT: /[\\s\\S]+/'
 
 
 def texts_of(expected: Expected) -> dict[str, str]:
@@ -72,6 +83,7 @@ async def through_swarm(
     prompt: str,
     expected: Expected,
     began_unix_s: float,
+    grammar: str = "",
 ) -> Asked:
     """One answer of the swarm, by a new client where none is kept. Never raises."""
     first_s: float | None = None
@@ -83,12 +95,15 @@ async def through_swarm(
             swarm = kept or made
             assert swarm is not None
             started_s = time.monotonic()
+            options = {"grammar": grammar} if grammar else {"ignore_eos": True}
             tokens_wanted = len(expected[prompt])
-            async for piece in swarm.begin(prompt, max_new_tokens=tokens_wanted, ignore_eos=True):
+            async for piece in swarm.begin(prompt, max_new_tokens=tokens_wanted, **options):
                 first_s = first_s or time.monotonic() - started_s
                 tokens += piece.token_ids
             planner = "" if swarm.view.plan is None else swarm.view.plan.coordinator
-        if tokens != tuple(expected[prompt]):
+        # Under a grammar an answer ends at its end, and else it has the same tokens.
+        wanted = expected[prompt][: len(tokens)] if grammar and tokens else expected[prompt]
+        if tokens != tuple(wanted):
             failed = f"wrong tokens: {tokens}"
     except Exception as error:  # noqa: BLE001  (whatever a caller would see is counted)
         failed = f"{type(error).__name__}: {error}"[:REASON_CHARS]

@@ -119,15 +119,16 @@ class Side:
             self._watched |= {f"{peer.name}'s daemon": daemon for daemon in daemons}
         self._sampling = asyncio.create_task(self._sample())
 
-    def call(self, number: int, *, through_gateway: bool = False) -> None:
+    def call(self, number: int, *, through_gateway: bool = False, formats: bool = False) -> None:
         """Start this number of callers; without a gateway, every other one is new for each
-        answer."""
+        answer. With ``formats`` their answers follow grammars."""
         expected = self.swarm.directory / "expected.json"
         expected.write_text(json.dumps(self.expected))
         for at in range(number):
             command = ["--ask", str(expected)]
             command += ["--gateway", self.gateway] if through_gateway else []
             command += ["--fresh"] if at % 2 else []
+            command += ["--formats"] if formats else []
             self.callers.append(self.run(f"caller{len(self.callers)}", MODULE, *command))
 
     def run(self, name: str, module: str, *arguments: str, nice: int = 0) -> Helper:

@@ -2,12 +2,14 @@
 
 import asyncio
 from functools import partial
+from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from bench.hostile.attacker import MODEL, Sent, Target
+from bench.hostile.strangers import costly_grammar
 
 ELSEWHERE = "127.0.0.2"
 """Where the attacker's connections come from: another address than that of honest callers."""
@@ -65,6 +67,42 @@ async def huge_prompts(target: Target) -> Sent:
 async def long_stop_strings(target: Target) -> Sent:
     """Answers that are held against sixteen stop strings of 8,000 characters."""
     return await push(target, prompt="Once", max_tokens=256, stop=STOPS, ignore_eos=True)
+
+
+def laughing_schema(levels: int, branches: int) -> dict[str, Any]:
+    """A schema of some kilobytes with ``branches ** levels`` ways through it."""
+    defs: dict[str, Any] = {
+        f"a{at}": {"anyOf": [{"$ref": f"#/$defs/a{at + 1}"}] * branches} for at in range(levels)
+    }
+    defs[f"a{levels}"] = {"type": "integer"}
+    top = {"$ref": "#/$defs/a0"}
+    return {"type": "object", "properties": {"x": top}, "required": ["x"], "$defs": defs}
+
+
+async def laughing_schemas(target: Target) -> Sent:
+    """Schemas that refer to themselves in ever more ways, costly grammars, and biases whose tokens
+    have the same hash."""
+    target.sent.identities = 1
+    numbers = count()
+    same = {str(17 + at * ((1 << 61) - 1)): 1 for at in range(10_000)}
+
+    def asked() -> list[dict[str, Any]]:
+        number = next(numbers)
+        return [
+            {"guided_json": {**laughing_schema(40, 2), "title": f"{number}"}},
+            {"guided_json": {**laughing_schema(8, 8), "title": f"{number}"}},
+            {"guided_grammar": costly_grammar(number).decode()},
+            {"logit_bias": same},
+        ]
+
+    async with browser() as session:
+
+        async def ask(at: int) -> None:
+            target.sent.streams += 1
+            body = {"model": MODEL.name, "prompt": "Once", "max_tokens": 1, **asked()[at]}
+            await post(target, session, body)
+
+        return await target.at_once([partial(ask, at) for at in range(4)] * PUSHES)
 
 
 async def unfinished_bodies(target: Target) -> Sent:

@@ -63,8 +63,8 @@ class Playing:
     limits: Limits
     say: Console
     _side: Side | None = None
-    _kind: tuple[bool, bool] = (False, False)
-    """Whether the side has a gateway, and a light peer."""
+    _kind: tuple[bool, bool, bool] = (False, False, False)
+    """Whether the side has a gateway, callers that ask in formats, and a light peer."""
     _before: list[Asked] = field(default_factory=list)
     _calm_mib: float = 0.0
 
@@ -137,7 +137,7 @@ class Playing:
 
     async def _ready(self, wanted: Row) -> Side:
         """A side that nothing harmed, with callers that have asked for a while already."""
-        kind = (wanted.gateway, wanted.light)
+        kind = (wanted.gateway, wanted.formats, wanted.light)
         if self._side is not None and self._kind == kind:
             return self._side
         await self.close()
@@ -146,7 +146,7 @@ class Playing:
         await side.begin()
         if wanted.gateway:
             await side.open_gateway()
-        side.call(CALLERS, through_gateway=wanted.gateway)
+        side.call(CALLERS, through_gateway=wanted.gateway, formats=wanted.formats)
         await until(lambda: len(side.answers()) >= 2 * CALLERS, 2 * LEAVE_S)
         # All that a row has but the attack: once to get warm, once to be compared with.
         for _ in range(2):

@@ -49,7 +49,8 @@ async def soak(
     with Side(expected, peers_wanted=PEERS + light, light_wanted=light) as side:
         await side.begin()
         await side.open_gateway()
-        side.call(CALLERS - 1)
+        side.call(CALLERS - 2)
+        side.call(1, formats=True)
         side.call(1, through_gateway=True)
         await until(lambda: len(side.answers()) >= CALLERS, 2 * LEAVE_S)
         from_s = time.time()

@@ -47,6 +47,7 @@ from dht.transport.relay_messages import OK, call_for, read_message
 from dht.transport.relay_reservation import granted_by, reserve
 from node.links.probe import PROBE_BYTES_FIRST, PROBE_BYTES_MAX
 
+CROWD_IDENTITIES, CROWD_GRAMMARS = 4, 8
 PROBE_IDENTITIES = 4
 PINGS = codec.encode_frame(Ping(nonce=1)) * 1000
 PART_BYTES = 1 << 15
@@ -321,6 +322,33 @@ async def calls_of_strangers(target: Target) -> Sent:
     return await target.at_once(
         [partial(do, peer) for do in (pass_on, call) for peer in target.ids]
     )
+
+
+async def crowd_of_grammars(target: Target) -> Sent:
+    """Opens of four identities, each under a grammar of its own that takes long to read."""
+    identities = [await target.enter() for _ in range(CROWD_IDENTITIES)]
+    seen, numbers = await look(target, identities[0]), count()
+
+    async def crowd(transport: Transport) -> None:
+        number = next(numbers)
+        sampling = Sampling(grammar=costly_grammar(number), stop_token_ids=(1,))
+        open_ = open_of(seen, transport, number, sampling=sampling)
+        signed = grant(open_, transport.sign, transport.now())
+        stream = await target.stream(transport, open_.route[0].peer_id, SESSION_PROTOCOL)
+        try:
+            note(target.sent, await answer_to(stream, signed))
+        finally:
+            await stream.close()
+
+    return await target.at_once(
+        [partial(crowd, each) for each in identities for _ in range(CROWD_GRAMMARS)]
+    )
+
+
+def costly_grammar(number: int) -> bytes:
+    """A grammar whose terminal multiplies before any bound counts."""
+    terms = " & ".join(f"/.*a.{{{at}}}b.*/" for at in range(5, 40))
+    return f'start: X "{number}"\nX: {terms}'.encode()
 
 
 async def costly_sampling(target: Target) -> Sent:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from client.gateway.answering.answers import Answers
     from client.gateway.answering.service import CompletionService
     from client.gateway.keys import Key
+    from dht.grammars.trials import GrammarTrials
 
 KEYS_VARIABLE = "ANABRANCH_API_KEYS"
 
@@ -215,6 +216,7 @@ async def serve(arguments: argparse.Namespace) -> int:
     from client.gateway.metrics import Metrics
     from client.gateway.web.app import Gateway, GatewayConfig, hosts_of, proxies_of
     from client.gateway.web.server import drain, serving
+    from dht.grammars.trials import GrammarTrials
 
     config = GatewayConfig(
         keys=check(arguments),
@@ -239,7 +241,12 @@ async def serve(arguments: argparse.Namespace) -> int:
         await take_text(swarm)
         others = {named_of(entry): entry for entry in arguments.models}
         others.pop(swarm.text.name, None)
-        service_of = partial(_service, answers=answers, chat_tokens=arguments.chat_tokens)
+        service_of = partial(
+            _service,
+            answers=answers,
+            chat_tokens=arguments.chat_tokens,
+            trials=GrammarTrials(),
+        )
 
         @asynccontextmanager
         async def opened(name: str) -> AsyncIterator[OpenModel]:
@@ -299,12 +306,19 @@ async def take_text(swarm: Swarm) -> None:
         )
 
 
-def _service(swarm: Swarm, answers: "Answers", chat_tokens: int | None) -> "CompletionService":
+def _service(
+    swarm: Swarm, answers: "Answers", chat_tokens: int | None, trials: "GrammarTrials"
+) -> "CompletionService":
     from client.gateway.answering.service import CompletionService
 
     template, defaults = _text_side(swarm.text.directory)
     return CompletionService(
-        swarm, answers, template=template, defaults=defaults, chat_tokens=chat_tokens
+        swarm,
+        answers,
+        template=template,
+        defaults=defaults,
+        chat_tokens=chat_tokens,
+        trials=trials,
     )
 
 

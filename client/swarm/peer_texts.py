@@ -162,6 +162,7 @@ def _keep(folder: Path, root: str, found: TextsFound, texts: Mapping[str, bytes]
         logger.info("cannot keep text files in %s: %s", folder, error)
         directory = made = Path(tempfile.mkdtemp(prefix="anabranch-texts-"))
     for name, data in {**texts, LIST: msgspec.json.encode(found)}.items():
+        (made / name).parent.mkdir(exist_ok=True)
         (made / name).write_bytes(data)
     if made != directory:
         shutil.rmtree(directory, ignore_errors=True)

@@ -17,6 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dht.errors import UserError
+from dht.hub import TOOL_USE_TEMPLATE
 from dht.json_file import object_or_empty
 
 
@@ -50,9 +51,16 @@ def _now(layout: str) -> str:
 class ChatTemplate:
     """Renders messages into the prompt that the model was trained on."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Raises UserError for a template that is none."""
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], tool_use: str | None = None
+    ) -> None:
+        """``tool_use`` is the model's other template, for chats with functions, where it has one.
+
+        Raises UserError for an invalid template.
+        """
         self.source = source
+        self.tool_source = source if tool_use is None else tool_use
+        """The template of chats with functions."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
@@ -61,32 +69,33 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _now
         try:
             self._template = environment.from_string(source)
+            self._tool_template = (
+                self._template if tool_use is None else environment.from_string(tool_use)
+            )
         except (jinja2.TemplateError, SyntaxError, RecursionError) as error:
             raise UserError(f"the model's chat template cannot be read: {error}") from error
         self._special_tokens = dict(special_tokens)
 
     @classmethod
     def load(cls, directory: Path) -> "ChatTemplate | None":
-        """The template in a model's directory; None where it has none."""
+        """The templates in a model's directory; None where it has none.
+
+        Of several by name, ``tool_use`` is for chats with functions, and ``default`` for all others
+        (``PreTrainedTokenizerBase.get_chat_template``). Raises UserError.
+        """
         config = object_or_empty(directory / "tokenizer_config.json")
-        source = config.get("chat_template")
-        source = object_or_empty(directory / "chat_template.json").get("chat_template", source)
-        path = directory / "chat_template.jinja"
-        if path.is_file():
-            try:
-                source = path.read_text(encoding="utf-8")
-            except (OSError, ValueError) as error:
-                raise UserError(f"{path} cannot be read: {error}") from error
-        if isinstance(source, list):  # several by name
-            source = next(
-                (
-                    each.get("template")
-                    for each in source
-                    if isinstance(each, dict) and each.get("name") == "default"
-                ),
-                None,
-            )
-        if not isinstance(source, str):
+        named = _by_name(config.get("chat_template"))
+        named |= _by_name(object_or_empty(directory / "chat_template.json").get("chat_template"))
+        for name, file in (("default", "chat_template.jinja"), ("tool_use", TOOL_USE_TEMPLATE)):
+            path = directory / file
+            if path.is_file():
+                try:
+                    named[name] = path.read_text(encoding="utf-8")
+                except (OSError, ValueError) as error:
+                    raise UserError(f"{path} cannot be read: {error}") from error
+        tool_use = named.get("tool_use")
+        source = named.get("default", tool_use)
+        if source is None:
             return None
         special = {}
         for name, value in {
@@ -96,7 +105,7 @@ class ChatTemplate:
             text = value.get("content") if isinstance(value, dict) else value
             if name.endswith("_token") and isinstance(text, str):
                 special[name] = text
-        return cls(source, special)
+        return cls(source, special, tool_use)
 
     def render(
         self,
@@ -112,8 +121,9 @@ class ChatTemplate:
         ``continue_final_message`` ends it behind the last message's content. ``tools`` are
         functions in OpenAI's form, ``options`` what the template takes beside.
         """
+        template = self._template if tools is None else self._tool_template
         try:
-            text = self._template.render(
+            text = template.render(
                 {
                     "documents": None,
                     **(options or {}),
@@ -136,3 +146,30 @@ class ChatTemplate:
                 raise UserError("the final message cannot be continued: it has no text")
             text = text[: at + len(content)]
         return text
+
+    def written_call(self, call: Mapping[str, Any], tool: Mapping[str, Any]) -> str:
+        """What the template writes for an answer that is ``call`` (``name``, ``arguments``) of
+        ``tool``, in OpenAI's form; empty where it writes none behind a prompt."""
+        asked = {"role": "user", "content": "?"}
+        called = [{"id": "a1B2c3D4e", "type": "function", "function": call}]
+        answer = {"role": "assistant", "content": "", "tool_calls": called}
+        try:
+            prompt = self.render([asked], tools=[tool])
+            whole = self.render([asked, answer], add_generation_prompt=False, tools=[tool])
+        except UserError:
+            return ""
+        return whole.removeprefix(prompt) if whole.startswith(prompt) else ""
+
+
+def _by_name(found: object) -> dict[str, str]:
+    """Templates by name: a file has one, or several as a list or an object."""
+    if isinstance(found, list):
+        each_named = (each for each in found if isinstance(each, dict))
+        found = {str(each.get("name")): each.get("template") for each in each_named}
+    if not isinstance(found, dict):
+        found = {"default": found}
+    return {
+        name: source
+        for name, source in found.items()
+        if isinstance(name, str) and isinstance(source, str)
+    }

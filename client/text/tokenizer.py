@@ -2,7 +2,7 @@
 
 import json
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -81,13 +81,16 @@ class Tokenizer:
             token["special"] = token["special"] and token["content"] not in marks
         return Tokenizer(self._backend.from_str(json.dumps(model)))
 
-    def special_tokens(self, marks: Sequence[str]) -> dict[str, int]:
-        """Ids of those ``marks`` that are special tokens, by their text."""
+    def mark_tokens(self, marks: Collection[str]) -> dict[str, int]:
+        """Ids of the added tokens that ``marks`` are or have in them, by their text, which a
+        grammar has to name: llguidance takes those for special that say so, and all that look like
+        a tag, and matches neither with bytes."""
         added = json.loads(self._backend.to_str()).get("added_tokens", ())
         return {
             token["content"]: token["id"]
             for token in added
-            if token["special"] and token["content"] in marks
+            if (token["special"] or _looks_like_a_tag(token["content"]))
+            and any(token["content"] in mark for mark in marks)
         }
 
     def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
@@ -147,6 +150,10 @@ class Tokenizer:
         once = str(self._backend.decode([token_id], skip_special_tokens=False))
         twice = str(self._backend.decode([token_id, token_id], skip_special_tokens=False))
         return twice[len(once) :] if twice.startswith(once) else once
+
+
+def _looks_like_a_tag(text: str) -> bool:
+    return len(text) > 1 and text.startswith("<") and text.endswith(">")
 
 
 def _converted(path: Path) -> Any:

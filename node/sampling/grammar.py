@@ -4,7 +4,7 @@ A state is a function of the grammar and the answer's tokens so far, so that a s
 replayed elsewhere draws from the same tokens there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +31,8 @@ class GrammarState:
         """``matcher`` is this state's own; ``stop_token_ids`` end the answer."""
         self._matcher = matcher
         self._stops = frozenset(stop_token_ids)
+        self.on_token: Callable[[], None] | None = None
+        """Called for each token that is followed; copies do not."""
 
     def copy(self) -> "GrammarState":
         """A copy of this state that goes on by itself."""
@@ -38,6 +40,8 @@ class GrammarState:
 
     def add(self, token_id: int) -> None:
         """Follow the answer's next token. After one that the grammar forbids, only stops come."""
+        if self.on_token is not None:
+            self.on_token()
         if token_id not in self._stops:
             self._matcher.consume_token(token_id)
 

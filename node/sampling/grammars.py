@@ -2,31 +2,42 @@
 
 import asyncio
 import hashlib
-import sys
-from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dht.grammars.trials import GrammarTrials, TrialsBusyError
 from dht.messages.session import RefusalCode, Sampling
 from node.sampling.grammar import GrammarError, GrammarState
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-READ_AT_ONCE_MAX = 2
-WAITING_PER_CLIENT_MAX = 8
 KEPT_MAX = 64
-TRIAL_S = 10.0
-"""Time for a trial on a busy machine; its processor time is bounded where a system can."""
-TRIAL_COMMAND = (sys.executable, "-m", "node.sampling.grammar_trial")
+WORKED_TOKENS = 16
+"""Tokens of answers under a grammar after which a client goes before those who only had a grammar
+read here: they cost it work."""
+WORKED_MAX = 4096
+"""Clients whose work is counted; the one without any for longest is forgotten first."""
+NICENESS = 10
+"""Of the thread that reads grammars which passed their trial: it gives way to the engine."""
 
 
 class Grammars:
     """Grammars over one model's vocabulary. Used on the event loop; what takes long is not."""
 
-    def __init__(self, directory: Path, vocab: int, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        vocab: int,
+        config: Mapping[str, Any],
+        trials: GrammarTrials | None = None,
+    ) -> None:
         """``directory`` has the model's ``tokenizer.json``, or grammars are refused; ``config`` is
         the model's."""
         self._path = directory / "tokenizer.json"
@@ -34,102 +45,68 @@ class Grammars:
         self._eos = _eos_of(config)
         self._tokenizer: asyncio.Task[LLTokenizer] | None = None
         self._kept: OrderedDict[bytes, LLMatcher] = OrderedDict()
-        self._reading: dict[bytes, asyncio.Lock] = {}
-        self._slots = asyncio.Semaphore(READ_AT_ONCE_MAX)
-        self._waiting: Counter[str] = Counter()
+        self._trials = trials or GrammarTrials()
+        self._reader = ThreadPoolExecutor(1, "grammars", initializer=_give_way)
+        self._worked: OrderedDict[str, int] = OrderedDict()
+        """Tokens of answers under a grammar by client."""
 
     async def state(self, client: str, sampling: Sampling, answer: Sequence[int]) -> GrammarState:
         """Where ``sampling``'s grammar stands after ``answer``; raises GrammarError."""
         matcher = (await self._matcher(client, sampling.grammar)).deep_copy()
-        state = GrammarState(matcher, sampling.stop_token_ids)
 
-        def follow() -> None:
+        def follow() -> GrammarState:
+            state = GrammarState(matcher, sampling.stop_token_ids)
             for token_id in answer:
                 state.add(token_id)
+            return state
 
-        if answer:
-            await asyncio.to_thread(follow)
+        loop = asyncio.get_running_loop()
+        state = await loop.run_in_executor(self._reader, follow) if answer else follow()
+        state.on_token = lambda: self._work(client)
         return state
+
+    def _work(self, client: str) -> None:
+        """Count a token that was drawn; the engine's thread calls it."""
+        self._worked[client] = self._worked.get(client, 0) + 1
+        with suppress(KeyError):
+            self._worked.move_to_end(client)
+            if len(self._worked) > WORKED_MAX:
+                self._worked.popitem(last=False)
 
     async def _matcher(self, client: str, grammar: bytes) -> "LLMatcher":
         key = hashlib.sha256(grammar).digest()
-        if (known := self._known(key)) is not None:
-            return known
-        async with self._turn(client, key):
-            if (known := self._known(key)) is not None:  # another session's, meanwhile
-                return known
-            found = self._kept[key] = await self._read(grammar)
+        if (found := self._kept.get(key)) is None:
+            found = self._kept[key] = await self._read(client, grammar)
             if len(self._kept) > KEPT_MAX:
                 self._kept.popitem(last=False)
-            return found
-
-    def _known(self, key: bytes) -> "LLMatcher | None":
-        if (found := self._kept.get(key)) is not None:
-            self._kept.move_to_end(key)
+        self._kept.move_to_end(key)
         return found
 
-    @asynccontextmanager
-    async def _turn(self, client: str, key: bytes) -> AsyncIterator[None]:
-        """One reading of a grammar at a time, few of all; raises GrammarError for a full queue."""
-        if self._waiting[client] >= WAITING_PER_CLIENT_MAX:
-            reason = f"{WAITING_PER_CLIENT_MAX} of your grammars are being read here"
-            raise GrammarError(RefusalCode.TOO_MANY, reason)
-        self._waiting[client] += 1
-        lock = self._reading.setdefault(key, asyncio.Lock())
-        try:
-            async with lock, self._slots:
-                yield
-        finally:
-            self._waiting[client] -= 1
-            if not self._waiting[client]:
-                del self._waiting[client]
-            if not lock.locked():
-                self._reading.pop(key, None)
-
-    async def _read(self, grammar: bytes) -> "LLMatcher":
+    async def _read(self, client: str, grammar: bytes) -> "LLMatcher":
         try:
             text = grammar.decode()
         except UnicodeDecodeError:
             raise GrammarError(RefusalCode.BAD_REQUEST, "the grammar is not UTF-8") from None
         tokenizer = await self._ready_tokenizer()
-        await self._try(grammar)
+        standing = int(self._worked.get(client, 0) >= WORKED_TOKENS)
+        try:
+            fault = await self._trials.fault(client, grammar, standing)
+        except TrialsBusyError as error:
+            raise GrammarError(RefusalCode.TOO_MANY, str(error)) from None
+        if fault:
+            raise GrammarError(RefusalCode.BAD_REQUEST, f"the grammar: {fault}")
 
         def read() -> "LLMatcher":
             from llguidance import LLMatcher
 
-            from node.sampling.grammar_trial import limits
+            from dht.grammars.trial import limits
 
             return LLMatcher(tokenizer, text, log_level=0, limits=limits())
 
-        matcher = await asyncio.to_thread(read)
+        matcher = await asyncio.get_running_loop().run_in_executor(self._reader, read)
         if matcher.is_error():
             raise GrammarError(RefusalCode.BAD_REQUEST, f"the grammar: {matcher.get_error()}")
         return matcher
-
-    async def _try(self, grammar: bytes) -> None:
-        """Read the grammar in a process of its own first; raises GrammarError."""
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *TRIAL_COMMAND,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-            )
-        except OSError as error:
-            raise GrammarError(RefusalCode.NOT_HELD, f"no grammar is tried here: {error}") from None
-        try:
-            said, _ = await asyncio.wait_for(process.communicate(grammar), TRIAL_S)
-        except TimeoutError:
-            said = b""
-        finally:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-        read, _, fault = said.decode(errors="replace").partition("\n")
-        if read.strip() != "read":
-            fault = "it takes too much time or memory to read, or nests too deep"
-        if fault := fault.strip():
-            raise GrammarError(RefusalCode.BAD_REQUEST, f"the grammar: {fault}")
 
     async def _ready_tokenizer(self) -> "LLTokenizer":
         if self._tokenizer is None:
@@ -145,6 +122,12 @@ class Grammars:
         except (ImportError, OSError, ValueError) as error:
             reason = f"this peer has no tokenizer for grammars: {error}"
             raise GrammarError(RefusalCode.NOT_HELD, reason) from None
+
+
+def _give_way() -> None:
+    """Run this thread behind all others, where the system has a niceness of threads (Linux)."""
+    with suppress(AttributeError, OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _eos_of(config: Mapping[str, Any]) -> int | list[int] | None:

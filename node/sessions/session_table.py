@@ -68,6 +68,9 @@ class Live:
     warming: MigrationTarget | None = None
     """A planned move of a later stage, if one is under way."""
     told_warm: bool = False
+    reading: asyncio.Task[None] | None = None
+    """At the last stage: what reads the attempt's grammar and then accepts; it ends with the
+    attempt."""
     drafting: SessionDrafts | None = None
     """At the first stage: what drafts the session's tokens, if any are to be drafted."""
     copied: CopiedRows = field(default_factory=CopiedRows)
@@ -115,6 +118,12 @@ class Live:
         ran = session.done_position - session.kept_tokens
         recent = now_s - self.opened_s < may_wait_s(ran)
         return recent or bool(self.backlog) or session.has_prompt_rows or busy(session.kv_key)
+
+    def stop_reading(self) -> None:
+        """Read the attempt's grammar no further."""
+        reading, self.reading = self.reading, None
+        if reading is not None:
+            reading.cancel()
 
     def touch(self) -> None:
         """Record progress."""
@@ -377,6 +386,7 @@ class SessionTable:
 
     def take_over(self, live: Live, session: StageSession, upstream: FrameSender) -> None:
         """Replace the present attempt by ``session``, the next one. KV and log stay."""
+        live.stop_reading()
         self._part_from(live)
         self._hop_use.subtract(live.hop_peers)
         live.session, live.upstream, live.attached = session, upstream, None
@@ -432,6 +442,7 @@ class SessionTable:
             del self._known[next(iter(self._known))]
 
     def _release(self, live: Live) -> None:
+        live.stop_reading()
         del self._holders[live.session.key]
         self._part_from(live)
         self._free_kv(live.session.kv_key)

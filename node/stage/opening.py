@@ -95,8 +95,6 @@ class Opening:
         self._sign = sign
         self._put_out = put_out
         self._make_way = make_way
-        self._reading: set[asyncio.Task[None]] = set()
-        """Opens whose grammar is being read."""
 
     def open(self, open_: SessionOpen, upstream: FrameSender) -> None:
         """Take the session over or reserve KV, then pass the open on; or answer with a refusal."""
@@ -116,9 +114,7 @@ class Opening:
         session = live.session
         if session.is_last or open_.hop == open_.migrate_until:
             if session.is_last and open_.sampling.grammar:
-                task = asyncio.create_task(self._accept_with_grammar(live))
-                self._reading.add(task)
-                task.add_done_callback(self._reading.discard)
+                live.reading = asyncio.create_task(self._accept_with_grammar(live))
             else:
                 self._accept_as_last(live)
             return
@@ -143,9 +139,10 @@ class Opening:
             found = await self._engine.grammar(open_.client, open_.sampling, answer)
         except GrammarError as error:
             found = error
-        session = live.session  # another attempt's, or closed meanwhile
-        if self._table.find(open_.session, open_.attempt) is not live or session.open is not open_:
+        session = live.session
+        if session.open is not open_:  # another attempt's
             return
+        live.reading = None
         if isinstance(found, GrammarError):
             self._counters[f"refused_{found.code}"] += 1
             self._refused_below(live, self._refused(open_, self._me, found.code, str(found)))

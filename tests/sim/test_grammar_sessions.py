@@ -9,11 +9,11 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from client import GenerationOptions
 from dht.errors import SwarmError
+from dht.grammars.trial import _Bytes, limits
 from dht.messages.session import RefusalCode, Sampling
 from node.engine.batch_output import draw_of
 from node.engine.work_item import WorkItem, WorkResult
 from node.sampling.grammar import GrammarError, GrammarState
-from node.sampling.grammar_trial import _Bytes, limits
 from node.sampling.penalties import SamplingRow
 from node.sampling.sampler import draw_rows, draw_runs
 from node.sampling.token_history import TokenHistory
@@ -30,7 +30,7 @@ SPANS = ((0, 3), (3, 6), (6, 8)) * 2
 OPTIONS = GenerationOptions(
     max_new_tokens=60, temperature=1.0, seed=4, grammar=GRAMMAR, stop_token_ids=(END,)
 )
-BYTES = LLTokenizer(TokenizerWrapper(_Bytes()))
+BYTES = LLTokenizer(TokenizerWrapper(_Bytes(0)))
 
 
 def followed(sampling: Sampling, answer: Sequence[int]) -> GrammarState:
@@ -51,9 +51,15 @@ class BoundEngine(PaperEngine):
     """Reads grammars over bytes, which takes a while."""
 
     reads = True
+    given_up = 0
+    """Grammars that nobody waited for any more."""
 
     async def grammar(self, client: str, sampling: Sampling, answer: Sequence[int]) -> GrammarState:
-        await asyncio.sleep(0.3)
+        try:
+            await asyncio.sleep(0.3)
+        except asyncio.CancelledError:
+            self.given_up += 1
+            raise
         if not self.reads:
             raise GrammarError(RefusalCode.NOT_HELD, "no tokenizer for grammars")
         return followed(sampling, answer)
@@ -162,6 +168,8 @@ def test_a_client_that_leaves_while_its_grammar_is_read_holds_nothing() -> None:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
                 await until(lambda: held(swarm) == 0)
+                assert isinstance(last := swarm.peers[2].engine, BoundEngine)
+                assert last.given_up == 1
         finally:
             await swarm.close()
 

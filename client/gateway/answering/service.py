@@ -11,9 +11,15 @@ from typing import Any
 
 from client.answer.defaults import SamplingDefaults
 from client.answer.generation import GenerationOptions
-from client.gateway.answering.answers import Answers, ChoicePart, ChoiceTask, as_api_error
+from client.gateway.answering.answers import (
+    RETRY_AFTER_S,
+    Answers,
+    ChoicePart,
+    ChoiceTask,
+    as_api_error,
+)
 from client.gateway.answering.text_threads import TextThreads
-from client.gateway.errors import TooLong, bad_request, beyond_context
+from client.gateway.errors import TooLong, bad_request, beyond_context, too_many
 from client.gateway.protocols.answer_bodies import (
     ChunkHead,
     CompletionLogprobs,
@@ -24,8 +30,10 @@ from client.gateway.protocols.answer_bodies import (
 )
 from client.gateway.protocols.requests import (
     CHAT_TOKENS_DEFAULT,
+    Arguments,
     ChatRequest,
     CompletionRequest,
+    Function,
     StreamOptions,
     check_stops,
     check_supported,
@@ -42,6 +50,7 @@ from client.gateway.protocols.requests import (
 from client.gateway.protocols.tool_names import with_shown_names
 from client.gateway.structured.answer_reader import AnswerReader, Thought
 from client.gateway.structured.call_formats import CallFormat, call_format
+from client.gateway.structured.call_pieces import CallBegun, CallGrows
 from client.gateway.structured.calls import Call
 from client.gateway.structured.channels import Channels, channels_of
 from client.gateway.structured.schemas import Schema
@@ -50,9 +59,15 @@ from client.text.arrangement import LeftOut, arranged
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import Tokenizer
 from dht.errors import NetworkError, SwarmError, UserError
+from dht.grammars.trials import GrammarTrials, TrialsBusyError
 from dht.json_file import Json
 from dht.messages.logprobs import TokenScore
 
+FAULT_CHARS_MAX = 400
+"""Characters of what is said to be wrong with a grammar: the library shows the grammar, too."""
+A_TOOL = Function(name="weather", parameters={"type": "object", "properties": {"at": {}}})
+A_CALL = {"name": A_TOOL.name, "arguments": Arguments({"at": "sea"})}
+"""What a chat template is tried with."""
 CALL_ID_CHARS = 9
 """Some templates take ids of this length alone."""
 
@@ -115,7 +130,10 @@ class CompletionService:
         defaults: SamplingDefaults,
         choices_max: int = 256,
         chat_tokens: int | None = CHAT_TOKENS_DEFAULT,
+        trials: GrammarTrials | None = None,
     ) -> None:
+        """``trials`` tries the grammars of all models of a gateway; None: of this one alone."""
+        self._trials = trials or GrammarTrials()
         self._swarm = swarm
         self._answers = answers
         self._template = template
@@ -125,12 +143,15 @@ class CompletionService:
         self._threads = TextThreads()
         tokenizer = swarm.text.tokenizer
         source = "" if template is None else template.source
-        self._calls, self._channels = call_format(source), channels_of(source)
+        tool_source = "" if template is None else template.tool_source
+        written = "" if template is None else template.written_call(A_CALL, A_TOOL.as_dict())
+        self._calls = call_format(tool_source, written)
+        self._channels = channels_of(source) or channels_of(tool_source)
         known = (each.marks for each in (self._calls, self._channels) if each is not None)
-        marks = tuple(frozenset[str]().union(*known))
+        marks = frozenset[str]().union(*known)
         self._marks: dict[str, str] = {}
         if tokenizer is not None and template is not None:
-            special = tokenizer.special_tokens(marks)
+            special = tokenizer.mark_tokens(marks)
             self._marks = {mark: f"<[{token_id}]>" for mark, token_id in special.items()}
             # What ends an answer is none of its text.
             ends = swarm.text.stop_token_ids
@@ -184,7 +205,8 @@ class CompletionService:
         if wanted == 0 and not echo:
             name = "max_completion_tokens" if is_chat else "max_tokens"
             raise bad_request(f"{name} is 0; at least 1, or 0 with echo", name)
-        grammar = self._grammar(request)
+        grammar = await self._threads.run(size_of(request), lambda: self._grammar(request))
+        await self._check(grammar, caller)
         told = (request.stream and request.stream_options) or StreamOptions()
         tasks = []
         if wanted is None and tokens_left is not None:
@@ -223,7 +245,8 @@ class CompletionService:
         """How the answers are read. One that follows a grammar has no thoughts, but it may have
         messages with heads."""
         calls, channels = self._calls if request.offered else None, self._channels
-        if grammar and (wants_format(request) or channels is None or not channels.says):
+        heads = channels is not None and channels.says
+        if grammar and (not heads or (wants_format(request) and not request.offered)):
             channels = None
         return {
             "calls": calls,
@@ -235,7 +258,7 @@ class CompletionService:
     async def count(self, request: ChatRequest) -> int:
         """The number of tokens of the prompt that ``request`` makes; raises ApiError."""
         request, _ = with_shown_names(request)
-        tools_grammar(request, self._calls, self._channels, self._marks)
+        await self._threads.run(size_of(request), lambda: self._grammar(request))
         context = await self._context()
         (prompt_ids,), _ = await self._threads.run(
             size_of(request), lambda: self._prompts(request, context)
@@ -250,14 +273,29 @@ class CompletionService:
             raise as_api_error(error) from None
 
     def _grammar(self, request: CompletionRequest | ChatRequest) -> str:
-        """The grammar that the answers follow; empty: none. Raises ApiError (400)."""
+        """The grammar that the answers follow; empty: none. Raises ApiError (400).
+
+        In a thread: a schema may be large, and refer to itself.
+        """
         wanted = format_grammar(request)
         if not isinstance(request, ChatRequest):
             return wanted
-        calls = tools_grammar(request, self._calls, self._channels, self._marks)
-        if wanted and calls:
-            raise bad_request("response_format and such tools cannot be followed at once", "tools")
-        return wanted or calls
+        calls = tools_grammar(request, self._calls, self._channels, self._marks, wanted)
+        return calls or wanted
+
+    async def _check(self, grammar: str, caller: str) -> None:
+        """Find out, as the last stage does, whether answers can follow this; raises ApiError."""
+        if not grammar:
+            return
+        try:
+            fault = await self._trials.fault(caller, grammar.encode())
+        except UnicodeEncodeError:
+            raise bad_request("the format of the answer is not valid UTF-8 text") from None
+        except TrialsBusyError as error:
+            raise too_many(str(error), RETRY_AFTER_S) from None
+        if fault:
+            reason = " ".join(fault.split())[:FAULT_CHARS_MAX]
+            raise bad_request(f"the format of the answer cannot be followed: {reason}")
 
     def _head(self, is_chat: bool, streams: bool) -> ChunkHead:
         kind = "text_completion"
@@ -351,7 +389,8 @@ class CompletionService:
         except UserError as error:
             raise bad_request(str(error), "messages") from None
         channels = self._channels
-        if channels is not None and channels.says and wants_format(request):
+        only_format = wants_format(request) and not request.offered
+        if channels is not None and channels.says and only_format:
             # The format is that of the text, so the head of its message is the prompt's.
             text += channels.says_at_once if text.endswith(channels.prompt_ends) else ""
         return text
@@ -477,7 +516,11 @@ class _Choice:
         self._reader: AnswerReader | None = None
         if job.is_chat and (job.calls is not None or job.channels is not None):
             self._reader = AnswerReader(
-                job.calls, job.channels, opened=job.opened, parameters=job.parameters
+                job.calls,
+                job.channels,
+                opened=job.opened,
+                parameters=job.parameters,
+                in_pieces=job.streams,
             )
         self._calls = 0
         self._logprobs = CompletionLogprobs(text_of=service._text_of, top=job.logprobs_top or 0)
@@ -550,17 +593,21 @@ class _Choice:
                     found.append({"content": part})
                 case Thought():
                     found.append({"reasoning_content": part.text})
+                case CallBegun():
+                    found.append(self._call_begun(part.name))
+                case CallGrows():
+                    found.append(self._call_grows(part.arguments))
                 case Call():
-                    found += self._call_deltas(part)
+                    found += [self._call_begun(part.name), self._call_grows(part.arguments)]
         return found
 
-    def _call_deltas(self, call: Call) -> list[Json]:
-        index = self._calls
-        whole = self._call(call)
-        named = {"name": whole["function"]["name"], "arguments": ""}
-        begun = {**whole, "index": index, "function": named}
-        rest = {"index": index, "function": {"arguments": call.arguments}}
-        return [{"tool_calls": [begun]}, {"tool_calls": [rest]}]
+    def _call_begun(self, name: str) -> Json:
+        begun = {"index": self._calls, **self._call(Call(name=name, arguments=""))}
+        return {"tool_calls": [begun]}
+
+    def _call_grows(self, arguments: str) -> Json:
+        piece = {"index": self._calls - 1, "function": {"arguments": arguments}}
+        return {"tool_calls": [piece]}
 
     def _call(self, call: Call) -> Json:
         self._calls += 1

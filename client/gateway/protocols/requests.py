@@ -6,6 +6,7 @@ fields are ignored. Fields below "vLLM's" are what vLLM adds to OpenAI's interfa
 """
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -25,7 +26,7 @@ from client.gateway.structured.grammar import of_choice, of_regex, of_schema, sc
 from client.gateway.structured.schemas import Schema
 from client.text.arrangement import Arguments
 from dht.errors import UserError
-from dht.messages.session import GRAMMAR_BYTES_MAX, Priority
+from dht.messages.session import BIASED_TOKENS_MAX, GRAMMAR_BYTES_MAX, Priority
 
 logger = logging.getLogger(__name__)
 MESSAGES_MAX = 4096
@@ -54,6 +55,8 @@ OUTPUTS = {
 STOPS_MAX = 16
 STOP_CHARS_MAX = 1024
 SALT_CHARS_MAX = 256
+_TOKEN_ID = re.compile(r"[0-9]{1,9}")
+START = "start: "
 PROMPT_TOKENS_MAX = 1 << 20
 COMPLETION_TOKENS_DEFAULT = 16
 """OpenAI's default for completions."""
@@ -543,7 +546,7 @@ def _grammar_of(name: str, wanted: Any) -> str:
             if wanted.json_schema is None or wanted.json_schema.schema is None:
                 raise bad_request(f"{name} has no json_schema with a schema", name)
             term = of_schema(wanted.json_schema.schema)
-    return f"start: {term}"
+    return f"{START}{term}"
 
 
 def tools_grammar(
@@ -551,10 +554,12 @@ def tools_grammar(
     form: CallFormat | None,
     channels: Channels | None,
     marks: Mapping[str, str],
+    wanted: str = "",
 ) -> str:
     """The grammar that makes calls valid where the request asks for that; empty: none.
 
-    ``marks`` are terms of special tokens. Raises ApiError (400).
+    ``marks`` are terms of special tokens; ``wanted`` is the grammar of an answer that calls nothing
+    (:func:`format_grammar`), empty: any text. Raises ApiError (400).
     """
     if isinstance(request.tool_choice, ToolChoice):
         name = request.tool_choice.function.name
@@ -571,7 +576,7 @@ def tools_grammar(
     if form is None:
         reason = "this model's chat template has no way to call tools that is known here"
         raise bad_request(reason, "tools")
-    if not required and not any(tool.function.strict for tool in chosen):
+    if not required and not wanted and not any(tool.function.strict for tool in chosen):
         return ""
     return calls_grammar(
         form,
@@ -581,14 +586,24 @@ def tools_grammar(
         and not isinstance(request.tool_choice, ToolChoice),
         marks=marks,
         channels=channels,
+        otherwise=_term_of(wanted) if wanted else None,
     )
 
 
+def _term_of(grammar: str) -> str:
+    """A whole grammar as a term within another."""
+    one_rule = grammar.startswith(f"{START}%json") and "\n" not in grammar
+    return grammar.removeprefix(START) if one_rule else f"%lark {{\n{grammar}\n}}"
+
+
 def _bias(given: Mapping[str, float]) -> dict[int, float]:
-    try:
-        return {int(token_id): bias for token_id, bias in given.items()}
-    except ValueError:
-        raise bad_request("logit_bias takes token ids as keys", "logit_bias") from None
+    # Keys are counted and measured first: a stranger may choose numbers whose hashes are the same.
+    if len(given) > BIASED_TOKENS_MAX:
+        said = f"logit_bias has {len(given)} tokens; {BIASED_TOKENS_MAX} at most"
+        raise bad_request(said, "logit_bias")
+    if not all(_TOKEN_ID.fullmatch(token_id) for token_id in given):
+        raise bad_request("logit_bias takes token ids as keys", "logit_bias")
+    return {int(token_id): bias for token_id, bias in given.items()}
 
 
 def seeded(options: GenerationOptions, index: int) -> GenerationOptions:

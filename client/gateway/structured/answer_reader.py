@@ -9,10 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from client.gateway.structured.call_formats import PYTHON_TAG, CallFormat
+from client.gateway.structured.call_formats import PYTHON_TAG, CallFormat, steps_of
+from client.gateway.structured.call_pieces import CallPiece, CallPieces
 from client.gateway.structured.calls import Call, call_of, calls_in
 from client.gateway.structured.channels import HEAD_CHARS_MAX, Channels, Head, head_of
-from client.gateway.structured.schemas import Schema
+from client.gateway.structured.json_text import JsonText
+from client.gateway.structured.schemas import ArgumentTypes, Schema
 
 CALL_CHARS_MAX = 1 << 20
 """Maximum characters of a call; what is longer is text."""
@@ -25,7 +27,7 @@ class Thought:
     text: str
 
 
-AnswerPart = str | Thought | Call
+AnswerPart = str | Thought | Call | CallPiece
 
 
 class _Place(Enum):
@@ -54,14 +56,16 @@ class AnswerReader:
         *,
         opened: str | None = None,
         parameters: Mapping[str, Schema] = NO_PARAMETERS,
+        in_pieces: bool = False,
     ) -> None:
-        """``opened`` is the head of what the prompt ends within (:meth:`Channels.opened_by`);
+        """``in_pieces``: calls are told of as they come, in pieces, and not once they are whole.
+        ``opened`` is the head of what the prompt ends within (:meth:`Channels.opened_by`);
         ``parameters`` has the schemas of the functions' arguments by their names."""
         self._messages = channels if channels is not None and channels.says else None
         is_read = calls is not None and calls.in_channel == (self._messages is not None)
         self._calls = calls if is_read else None
         self._channels = channels
-        self._parameters = parameters
+        self._types = ArgumentTypes(parameters)
         self._place = _Place.HEAD if self._messages is not None else _Place.BEGINNING
         self._thought = False
         """Whether thoughts between two marks have begun; they begin once."""
@@ -72,6 +76,13 @@ class AnswerReader:
         """The text of a head, a call, or the white space of a beginning."""
         self._held_chars = 0
         self._found: list[AnswerPart] = []
+        self._in_pieces = in_pieces
+        self._pieces: CallPieces | None = None
+        """Tells of the call that is held back."""
+        self._json = JsonText()
+        """Where what is held back of calls stands, if their arguments are JSON."""
+        self._in_value = False
+        """Whether what is held back of a call ends within an argument in tags."""
         self._marks = {place: _Marks(self._marks_at(place)) for place in _Place}
         if opened is not None and self._messages is not None:
             self._hold(opened)
@@ -90,8 +101,8 @@ class AnswerReader:
                 return channels.closes
             case _Place.TEXT if calls is not None:
                 return tuple(filter(None, (calls.begins, calls.opens, calls.ends)))
-            case _Place.CALL if calls is not None:
-                return tuple(filter(None, (calls.closes,)))
+            case _Place.CALL if calls is not None and calls.closes:
+                return (calls.closes, *_argument_marks(calls))
         return ()
 
     def push(self, text: str) -> list[AnswerPart]:
@@ -148,6 +159,7 @@ class AnswerReader:
             if text.startswith(mark, begins):
                 self._place = place
                 if place is _Place.CALL:
+                    self._begin_call()
                     return begins
                 if place is _Place.THOUGHT:
                     self._thought = True
@@ -169,14 +181,32 @@ class AnswerReader:
             case _Place.THOUGHT:
                 bare = self._calls is not None and not self._calls.opens
                 self._place = _Place.BEGINNING if bare else _Place.TEXT
-            case _Place.CALL:
-                self._hold(mark)
-                self._end_call(is_whole=True)
+            case _Place.CALL if self._calls is not None:
+                if mark == self._calls.closes and not (self._json.in_string or self._in_value):
+                    self._hold(mark)
+                    self._end_call(is_whole=True)
+                    return
+                begins, ends = _argument_marks(self._calls) or ("", "")
+                self._in_value = mark == begins or (self._in_value and mark != ends)
+                self._take(mark)
             case _Place.TEXT if self._calls is not None and mark == self._calls.opens:
-                self._place = _Place.CALL
+                self._begin_call()
                 self._hold(mark)
 
+    def _begin_call(self, name: str = "") -> None:
+        """Begin to hold back what calls a function, or several; ``name``: which, if it is known."""
+        self._place = _Place.CALL
+        calls = self._calls
+        self._json = JsonText("{[" if calls is not None and calls.is_list else "{")
+        self._in_value = False
+        self._pieces = None
+        if self._in_pieces and calls is not None:
+            self._pieces = CallPieces(calls, self._types, name)
+
     def _cross_of_message(self, mark: str, channels: Channels) -> None:
+        if self._place is _Place.CALL and self._json.in_string:
+            self._take(mark)
+            return
         if mark == channels.says:
             self._begin_message(mark)
             return
@@ -200,7 +230,7 @@ class AnswerReader:
         """Begin the text of a message behind its head and ``mark``."""
         self._head = head_of("".join(self._held))
         if self._head.calls and self._calls is not None:
-            self._place = _Place.CALL
+            self._begin_call(self._head.calls)
             self._hold(mark)
             self._held_chars = 0
             return
@@ -208,6 +238,8 @@ class AnswerReader:
         self._place = _Place.THOUGHT if self._head.is_thought else _Place.TEXT
 
     def _end_call(self, *, is_whole: bool) -> None:
+        if is_whole and self._pieces is not None and self._calls is not None:
+            self._found += self._pieces.push(self._calls.closes)
         raw = self._release()
         self._place = _Place.TEXT
         calls: Iterable[Call] = ()
@@ -216,12 +248,22 @@ class AnswerReader:
             call = call_of(self._head.calls, written)
             calls = () if call is None else (call,)
         elif self._calls is not None:
-            calls = calls_in(raw, self._calls, self._parameters, is_whole=is_whole)
-        self._found += list(calls) or [raw]
+            calls = calls_in(raw, self._calls, self._types, is_whole=is_whole)
+        told, self._pieces = self._pieces, None
+        if told is None or not told.begun:
+            self._found += list(calls) or [raw]
+            return
+        calls = list(calls)
+        if len(calls) >= told.begun:
+            self._found += told.rest_of(calls[told.begun - 1])
+        self._found += calls[told.begun :]
 
     def _give_up(self) -> None:
         """Take what is held back for text."""
         self._place = _Place.TEXT
+        told, self._pieces = self._pieces, None
+        if told is not None and told.begun:  # a call that is too long is not told twice
+            self._release()
         self._take(self._release())
 
     def _take(self, text: str) -> None:
@@ -233,6 +275,12 @@ class AnswerReader:
                 self._found.append(text)
             case _Place.THOUGHT:
                 self._found.append(Thought(text=text))
+            case _Place.CALL:
+                self._hold(text)
+                if self._calls is not None and self._calls.is_json:
+                    self._json.push(text)
+                if self._pieces is not None:
+                    self._found += self._pieces.push(text)
             case _:
                 self._hold(text)
 
@@ -244,6 +292,12 @@ class AnswerReader:
     def _release(self) -> str:
         held, self._held, self._held_chars = "".join(self._held), [], 0
         return held
+
+
+def _argument_marks(calls: CallFormat) -> tuple[str, str] | tuple[()]:
+    """The marks that begin and end an argument in tags; none where arguments are JSON."""
+    marks = [step for step in steps_of(calls.argument) if isinstance(step, str)]
+    return (marks[0], marks[-1]) if marks else ()
 
 
 _BLANKS = re.compile(r"\s*")

@@ -18,6 +18,8 @@ class Hole(Enum):
     JSON = "{json}"
     """An object with the name and the arguments, or several of them."""
     NAME = "{name}"
+    ID = "{id}"
+    """What tells calls of one answer apart; answers to programs have ids of their own."""
     ARGUMENTS = "{arguments}"
     """The arguments as a JSON object."""
     EACH = "{each}"
@@ -54,6 +56,14 @@ class CallFormat:
     """Mark behind each call; empty: the rest of the answer is calls."""
     ends: str = ""
     """Mark behind the last call."""
+    id_form: str = "[0-9a-zA-Z]{9}"
+    """What an id may be, as a regular expression."""
+    is_list: bool = False
+    """Whether ``{json}`` is a list of calls between the marks."""
+    id_name: str = ""
+    """What an id is called in ``{json}``, in front of the others; empty: it has none."""
+    function_name: str = "name"
+    """What the function is called in ``{json}``."""
     arguments_name: str = "arguments"
     """What the arguments are called in ``{json}``."""
     also: tuple[str, ...] = ()
@@ -64,17 +74,65 @@ class CallFormat:
 
     @property
     def marks(self) -> frozenset[str]:
-        """Marks that stay in an answer's text though a tokenizer may call them special."""
+        """What stands between the holes of calls, and beside calls. A tokenizer may have tokens
+        for it, or for parts of it, and call them special; they stay in an answer's text."""
         steps = (*steps_of(self.form), *steps_of(self.argument))
         marks = (self.begins, self.opens, self.closes, self.ends, *self.also, *steps)
         return frozenset(mark for mark in marks if isinstance(mark, str) and mark)
 
+    @property
+    def is_json(self) -> bool:
+        """Whether arguments are JSON, within which no mark counts."""
+        return Hole.EACH not in steps_of(self.form)
 
+
+NUMBERED_JSON = CallFormat(
+    title="a name, an id, and JSON behind marks",
+    known_by=(("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),),
+    opens="[TOOL_CALLS]",
+    form="{name}[CALL_ID]{id}[ARGS]{arguments}",
+)
+MARKED_JSON = CallFormat(
+    title="a name and JSON, both behind marks",
+    known_by=(("[TOOL_CALLS]", "[ARGS]"),),
+    opens="[TOOL_CALLS]",
+    form="{name}[ARGS]{arguments}",
+    also=("[CALL_ID]",),
+)
 LISTED_JSON = CallFormat(
     title="a JSON list, or names with JSON behind each",
     known_by=(("[TOOL_CALLS]",),),
     opens="[TOOL_CALLS]",
-    also=("[ARGS]",),
+    is_list=True,
+    also=("[ARGS]", "[CALL_ID]"),
+)
+ACTIONS_JSON = CallFormat(
+    title="a JSON list of actions",
+    known_by=(("<|START_ACTION|>", "tool_name"),),
+    opens="<|START_ACTION|>",
+    closes="<|END_ACTION|>",
+    is_list=True,
+    id_name="tool_call_id",
+    function_name="tool_name",
+    arguments_name="parameters",
+)
+FUNCTION_ROLE_JSON = CallFormat(
+    title="JSON in a message of the function's role",
+    known_by=(("function call", "<|role_sep|>"),),
+    opens="function call<|role_sep|>\n",
+)
+FUNCTION_CALL_JSON = CallFormat(
+    title="JSON behind the mark of a call",
+    known_by=(("<|function_call|>",),),
+    opens="<|function_call|>",
+)
+FUNCTION_JSON = CallFormat(
+    title="JSON in the tag of a function",
+    known_by=(("<function=", "</function>"),),
+    unless=("<tool_call>", "<parameter=", "<seed:tool_call>"),
+    opens="<function=",
+    form="{name}>{arguments}",
+    closes="</function>",
 )
 KEYS_AND_VALUES = CallFormat(
     title="a name, and keys and values in tags",
@@ -150,7 +208,12 @@ BARE_JSON = CallFormat(
     also=(PYTHON_TAG,),
 )
 CALL_FORMATS = (
+    NUMBERED_JSON,
+    MARKED_JSON,
     LISTED_JSON,
+    ACTIONS_JSON,
+    FUNCTION_CALL_JSON,
+    FUNCTION_ROLE_JSON,
     KEYS_AND_VALUES,
     FUNCTION_TAGS,
     SEED_FUNCTION_TAGS,
@@ -159,15 +222,17 @@ CALL_FORMATS = (
     FENCED_JSON,
     SEPARATED_JSON,
     CHANNEL_JSON,
+    FUNCTION_JSON,
     BARE_JSON,
 )
 """All that are known; of several that fit a template, the first is the model's."""
 
 
-def call_format(template: str) -> CallFormat | None:
+def call_format(template: str, written: str = "") -> CallFormat | None:
     """How the model of this chat template writes calls.
 
-    None where that is not known, and where the template does not tell its model of functions.
+    ``written`` is what the template writes for an answer that is a call, if that is known. None
+    where the way is not known, and where the template does not tell its model of functions.
     """
     if not _TELLS.search(template):
         return None
@@ -176,7 +241,10 @@ def call_format(template: str) -> CallFormat | None:
         return all(text in template for text in texts)
 
     fits = (each for each in CALL_FORMATS if any(map(has, each.known_by)))
-    return next((each for each in fits if not any(text in template for text in each.unless)), None)
+    form = next((each for each in fits if not any(text in template for text in each.unless)), None)
+    # Nothing marks bare JSON, so that many a template looks as if it wrote that.
+    is_bare = not written.strip() or written.lstrip().startswith(("{", PYTHON_TAG))
+    return None if form is BARE_JSON and not is_bare else form
 
 
 @cache

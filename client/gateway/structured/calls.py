@@ -3,15 +3,19 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from client.gateway.structured.call_formats import CallFormat, Hole, MarkOrHole, steps_of
-from client.gateway.structured.schemas import TYPES, Schema, properties_of, types_of
+from client.gateway.structured.schemas import TYPES, ArgumentTypes, Schema
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}(?![A-Za-z0-9_.-])")
 """The names that functions may have."""
-_NAMED = re.compile(rf"\s*({NAME.pattern})\s*(?:\[ARGS\])?\s*(?=\{{)")
+ID = re.compile(r"[0-9A-Za-z_.:-]{1,64}(?![0-9A-Za-z_.:-])")
+_NAMED = re.compile(
+    rf"\s*({NAME.pattern})\s*(?:\[CALL_ID\]\s*{ID.pattern}\s*)?(?:\[ARGS\])?\s*(?=\{{)"
+)
 _SPACE = re.compile(r"\s*")
 _BETWEEN = re.compile(r"[\s;,]*")
 _PYTHON = {"True": True, "False": False, "None": None}
@@ -30,19 +34,26 @@ def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_number)
+_DECODER = json.JSONDecoder(parse_constant=_no_number, strict=False)
+"""Models write line breaks into strings as they are."""
 
 
 def calls_in(
-    text: str, form: CallFormat, parameters: Mapping[str, Schema], *, is_whole: bool
+    text: str,
+    form: CallFormat,
+    parameters: Mapping[str, Schema] | ArgumentTypes,
+    *,
+    is_whole: bool,
 ) -> tuple[Call, ...]:
     """The calls that make up all of ``text``, from the mark that opens a call to the one that
     closes it; none where anything else is in it.
 
-    ``parameters`` has the schemas of functions' arguments by the functions' names. An answer that
+    ``parameters`` has the schemas of functions' arguments by the functions' names, or their types.
+    An answer that
     ended before the closing mark is not ``is_whole``; a call counts then only if its form shows
     that nothing of it is missing.
     """
+    types = parameters if isinstance(parameters, ArgumentTypes) else ArgumentTypes(parameters)
     inside = text.removeprefix(form.opens).strip()
     if is_whole and form.closes:
         inside = inside.removesuffix(form.closes).rstrip()
@@ -53,7 +64,10 @@ def calls_in(
         last = next(step for step in reversed(steps) if step is not Hole.BREAK)
         if last is Hole.EACH and not is_whole:
             return ()
-        return tuple(_formed_calls(inside, form, parameters))
+        with suppress(ValueError):
+            return tuple(_formed_calls(inside, form, types))
+        # Where nothing closes a call, models write it as their forebears did, too: as JSON alone.
+        return () if form.closes or form.in_channel else tuple(_json_calls(inside, form))
     except (ValueError, RecursionError):
         return ()
 
@@ -61,7 +75,7 @@ def calls_in(
 def call_of(name: str, arguments: str) -> Call | None:
     """A call whose arguments came as the text of a JSON object; None where they are none."""
     try:
-        return _call(name, json.loads(arguments, parse_constant=_no_number))
+        return _call(name, json.loads(arguments, parse_constant=_no_number, strict=False))
     except (ValueError, RecursionError):
         return None
 
@@ -70,12 +84,17 @@ def _call(name: str, arguments: object) -> Call:
     """A call with the arguments that were read; raises ValueError."""
     if NAME.fullmatch(name) is None or not isinstance(arguments, dict):
         raise ValueError
-    written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    return Call(name=name, arguments=written(arguments))
+
+
+def written(value: object) -> str:
+    """A value as JSON; raises ValueError for a number that JSON has not."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
-        written.encode()
+        text.encode()
     except UnicodeEncodeError:  # halves of a character, which JSON may name and UTF-8 may not
-        written = json.dumps(arguments)
-    return Call(name=name, arguments=written)
+        text = json.dumps(value)
+    return text
 
 
 def _json_calls(text: str, form: CallFormat) -> Iterator[Call]:
@@ -88,7 +107,7 @@ def _json_calls(text: str, form: CallFormat) -> Iterator[Call]:
             yield _call(named[1], value)
         else:
             for each in value if isinstance(value, list) else [value]:
-                yield _json_call(each)
+                yield _json_call(each, form)
         at = _behind(_BETWEEN, text, at)
         if form.opens and text.startswith(form.opens, at):
             at = _behind(_SPACE, text, at + len(form.opens))
@@ -100,24 +119,28 @@ def _behind(pattern: "re.Pattern[str]", text: str, at: int) -> int:
     return at if found is None else found.end()
 
 
-def _json_call(value: object) -> Call:
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+def _json_call(value: object, form: CallFormat) -> Call:
+    if not isinstance(value, dict):
+        raise ValueError
+    name = value.get(form.function_name, value.get("name"))
+    if not isinstance(name, str):
         raise ValueError
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
-        arguments = json.loads(arguments or "{}", parse_constant=_no_number)
-    return _call(value["name"], arguments)
+        arguments = json.loads(arguments or "{}", parse_constant=_no_number, strict=False)
+    return _call(name, arguments)
 
 
-def _formed_calls(text: str, form: CallFormat, parameters: Mapping[str, Schema]) -> Iterator[Call]:
+def _formed_calls(text: str, form: CallFormat, types: ArgumentTypes) -> Iterator[Call]:
     """Calls in a form of names and arguments, one behind the other where a mark begins each;
     raises ValueError."""
-    reading = _Reading(text, form, parameters)
+    reading = _Reading(text, form, types)
     steps = (step for step in steps_of(form.form) if step is not Hole.BREAK)
     many = isinstance(next(steps), str)
     yield reading.call()
     while reading.at < len(text):
-        if not many:
+        # Where nothing closes a call, the next one begins with its mark.
+        if not (many or (not form.closes and reading.opens())):
             raise ValueError
         yield reading.call()
 
@@ -125,11 +148,12 @@ def _formed_calls(text: str, form: CallFormat, parameters: Mapping[str, Schema])
 class _Reading:
     """Reads a text by the marks and holes of a form, from the left to the right."""
 
-    def __init__(self, text: str, form: CallFormat, parameters: Mapping[str, Schema]) -> None:
+    def __init__(self, text: str, form: CallFormat, types: ArgumentTypes) -> None:
         self._text = text
+        self._opens = form.opens
         self._form = steps_of(form.form)
         self._argument = steps_of(form.argument)
-        self._parameters = parameters
+        self._types = types
         self.at = 0
         """Where the text is read up to."""
 
@@ -140,25 +164,34 @@ class _Reading:
         for step in self._form:
             match step:
                 case Hole.NAME:
-                    name = self._name()
+                    name = self._matched(NAME)
                 case Hole.ARGUMENTS:
                     self._skip()
                     arguments, self.at = _DECODER.raw_decode(self._text, self.at)
+                case Hole.ID:
+                    self._matched(ID)
                 case Hole.EACH:
-                    arguments = dict(self._each(self._parameters.get(name, {})))
+                    arguments = dict(self._each(name))
                 case str():
                     self._mark(step)
         self._skip()
         return _call(name, arguments)
 
-    def _each(self, schema: Schema) -> Iterator[tuple[str, Any]]:
+    def opens(self) -> bool:
+        """Whether the mark that opens a call comes next; it is passed."""
+        if not self._text.startswith(self._opens, self.at):
+            return False
+        self.at += len(self._opens)
+        return True
+
+    def _each(self, function: str) -> Iterator[tuple[str, Any]]:
         first = next(step for step in self._argument if isinstance(step, str))
         self._skip()
         while self._text.startswith(first, self.at):
-            yield self._key_and_value(schema)
+            yield self._key_and_value(function)
             self._skip()
 
-    def _key_and_value(self, schema: Schema) -> tuple[str, Any]:
+    def _key_and_value(self, function: str) -> tuple[str, Any]:
         key, value = "", ""
         for at, step in enumerate(self._argument):
             match step:
@@ -172,7 +205,7 @@ class _Reading:
                     value = self._until(self._argument[at + 1 :])
                 case str():
                     self._mark(step)
-        return key, value_of(value, properties_of(schema).get(key, {}), schema)
+        return key, value_of(value, self._types.of(function, key))
 
     def _skip(self) -> None:
         """Pass white space."""
@@ -184,9 +217,9 @@ class _Reading:
             raise ValueError
         self.at += len(mark)
 
-    def _name(self) -> str:
+    def _matched(self, pattern: "re.Pattern[str]") -> str:
         self._skip()
-        found = NAME.match(self._text, self.at)
+        found = pattern.match(self._text, self.at)
         if found is None:
             raise ValueError
         self.at = found.end()
@@ -201,15 +234,14 @@ class _Reading:
         return found.removesuffix("\n") if steps[0] is Hole.BREAK else found
 
 
-def value_of(text: str, schema: object, root: Schema) -> Any:
-    """The value that a text stands for by its schema: a string is the text as it is, anything else
-    is JSON where the text parses."""
-    types = types_of(schema, root)
+def value_of(text: str, types: frozenset[str] | None) -> Any:
+    """The value that a text stands for by the types that it may have (None: any): a string is the
+    text as it is, anything else is JSON where the text parses."""
     if types == frozenset({"string"}):
         return text
     bare = text.strip()
     try:
-        value = json.loads(bare, parse_constant=_no_number)
+        value = json.loads(bare, parse_constant=_no_number, strict=False)
         json.dumps(value, allow_nan=False)
     except (ValueError, RecursionError):
         if bare not in _PYTHON or types is None:

@@ -9,16 +9,24 @@ from typing import Any
 from client.gateway.errors import bad_request
 from client.gateway.structured.call_formats import CallFormat, Hole, MarkOrHole, steps_of
 from client.gateway.structured.channels import Channels
-from client.gateway.structured.grammar import literal, of_schema
-from client.gateway.structured.schemas import Schema, properties_of, resolved, types_of
+from client.gateway.structured.grammar import PLACES_MAX, literal, of_document, too_large
+from client.gateway.structured.schemas import (
+    Path,
+    Schema,
+    SchemaDocument,
+    TooManyPlaces,
+    properties_of,
+)
+from dht.messages.session import GRAMMAR_BYTES_MAX
 
-NO_PARAMETERS: Schema = {"type": "object", "properties": {}}
-NOT_HERE = ("pattern", "format", "allOf", "not", "if")
+NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
+NOT_HERE = frozenset({"allOf", "anyOf", "format", "if", "not", "oneOf", "pattern", "$ref"})
 """What a schema may ask of a string, and no grammar of a text without quotes follows here."""
-ALTERNATIVES = ("anyOf", "oneOf", "allOf", "not", "if", "patternProperties")
+ALTERNATIVES = ("anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "$ref")
 """What a schema may ask of all arguments together, and no grammar follows that has them apart."""
 BLANK = r'"\n"?'
 ANYTHING = r"[\s\S]*"
+SPACE = r"WS: /[ \t\n]{1,24}/"
 
 
 def calls_grammar(
@@ -29,14 +37,16 @@ def calls_grammar(
     parallel: bool,
     marks: Mapping[str, str],
     channels: Channels | None = None,
+    otherwise: str | None = None,
 ) -> str:
     """The grammar of an answer that calls ``functions`` (each with ``name``, ``parameters``).
 
-    ``marks`` has the terms of marks that are special tokens, by the mark. Without ``required``,
-    the answer may be text, too, with calls in it or behind it. Raises ApiError (400) for a schema
-    that cannot be followed in this form.
+    ``marks`` has the terms of tokens that stand in the model's marks, by their text, where bytes
+    do not match them. Without ``required``, the answer may be something else: what the term
+    ``otherwise`` says, or text, with calls in it or behind it. Raises ApiError (400) for a schema
+    that cannot be followed in this form, or is too large.
     """
-    return _CallsGrammar(form, marks, channels).text(functions, required, parallel)
+    return _CallsGrammar(form, marks, channels).text(functions, required, parallel, otherwise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +55,10 @@ class _Argument:
 
     function: str
     key: str
-    root: Schema
+    document: SchemaDocument
     """The schema of all arguments."""
-    ends: str
-    """What stands behind the value."""
+    ends: tuple[MarkOrHole, ...]
+    """What stands behind the value: a break or not, and a mark."""
 
 
 class _CallsGrammar:
@@ -59,134 +69,181 @@ class _CallsGrammar:
         self._marks = marks
         self._says_at_once = channels.says_at_once if form.in_channel and channels else ""
         self._rules: list[str] = []
-        self._special = re.compile("(" + "|".join(map(re.escape, marks)) + ")") if marks else None
+        self._left = GRAMMAR_BYTES_MAX
+        longest = sorted(marks, key=len, reverse=True)
+        self._special = re.compile("(" + "|".join(map(re.escape, longest)) + ")") if marks else None
 
-    def text(self, functions: Sequence[Mapping[str, Any]], required: bool, parallel: bool) -> str:
+    def text(
+        self,
+        functions: Sequence[Mapping[str, Any]],
+        required: bool,
+        parallel: bool,
+        otherwise: str | None,
+    ) -> str:
         """The whole grammar."""
         form, mark, steps = self._form, self._literal, steps_of(self._form.form)
         parallel = parallel and not form.in_channel
+        self._add(f"call: {' | '.join(map(self._call, functions))}")
+        body = "call"
         if Hole.JSON in steps:
-            calls, body = self._json(functions, parallel), self._terms(steps, {Hole.JSON: "call"})
-        else:
-            calls, body = " | ".join(map(self._call, functions)), "call"
-        self._rules.append(f"call: {calls}")
+            self._add(SPACE)
+            if form.is_list:
+                more = '(WS? "," WS? call)*' if parallel else ""
+                self._add(f'calls: "[" WS? call {more} WS? "]"')
+            body = self._terms(steps, {Hole.JSON: "calls" if form.is_list else "call"})
         first = form.begins or form.opens
         rest = [mark(form.opens)] if form.begins else []
         rest += [body, mark(form.closes)]
-        if parallel and form.closes:
+        if parallel and form.opens and not form.is_list:
             rest.append(f"({BLANK} {mark(form.opens)} {body} {mark(form.closes)})*")
         behind = " ".join(filter(None, (*rest, mark(form.ends))))
-        return "\n".join([self._start(first, behind, required), *self._rules])
+        start = self._start(first, behind, required, otherwise)
+        return "\n".join([start, *self._rules])
 
-    def _start(self, first: str, behind: str, required: bool) -> str:
+    def _start(self, first: str, behind: str, required: bool, otherwise: str | None) -> str:
         calls = f"{self._literal(first)} {behind}".strip()
         if required:
             return f"start: {calls}"
+        if otherwise is not None:
+            self._add(f"otherwise: {otherwise}")
+            says = self._literal(self._says_at_once)
+            return f"start: {says} otherwise | {calls}"
         if not first:
-            self._rules.append(r"TEXT: /[^{\s][\s\S]*/")
+            self._add(r"TEXT: /[^{\s][\s\S]*/")
             return f"start: TEXT? | {calls}"
         if self._says_at_once:
-            self._rules.append(r"TEXT: /[\s\S]+/")
+            self._add(r"TEXT: /[\s\S]+/")
             return f"start: {self._literal(self._says_at_once)} TEXT? | {calls}"
-        if first in self._marks:
-            self._rules.append(r"TEXT: /[\s\S]+/")
+        parts = self._parts(first)
+        if parts[0] in self._marks:
+            self._add(r"TEXT: /[\s\S]+/")
             return f"start: TEXT? ({calls})?"
         # A terminal takes all that it can: what ends with the mark has to end at the first one.
-        escaped = _escaped(first)
-        self._rules.append(f"TEXT: /{ANYTHING}/ & ~/{ANYTHING}{escaped}{ANYTHING}/")
-        self._rules.append(f"until[lazy]: /{ANYTHING}{escaped}/")
-        return f"start: TEXT? | until {behind}"
-
-    def _json(self, functions: Sequence[Mapping[str, Any]], parallel: bool) -> str:
-        """Calls as objects with name and arguments: in a list where no mark ends each."""
-        inside = self._form.arguments_name
-        call: dict[str, Any] = {
-            "anyOf": [
-                {
-                    "type": "object",
-                    "properties": {"name": {"const": function["name"]}, inside: _schema(function)},
-                    "required": ["name", inside],
-                    "additionalProperties": False,
-                }
-                for function in functions
-            ]
-        }
-        if self._form.closes or not self._form.opens:
-            return of_schema(call)
-        most = {} if parallel else {"maxItems": 1}
-        return of_schema({"type": "array", "items": call, "minItems": 1, **most})
+        escaped = _escaped(parts[0])
+        self._add(f"TEXT: /{ANYTHING}/ & ~/{ANYTHING}{escaped}{ANYTHING}/")
+        self._add(f"until[lazy]: /{ANYTHING}{escaped}/")
+        then = " ".join(self._marks.get(part, literal(part)) for part in parts[1:])
+        return f"start: TEXT? | until {then} {behind}"
 
     def _call(self, function: Mapping[str, Any]) -> str:
         """The term of a call of ``function``."""
-        schema = _schema(function)
+        document = SchemaDocument(_schema(function), PLACES_MAX)
         steps = steps_of(self._form.form)
-        holes = {Hole.NAME: literal(function["name"])}
+        if Hole.JSON in steps:
+            return self._object(function["name"], self._rule(of_document(document)))
+        holes = {Hole.NAME: literal(function["name"]), Hole.ID: f"/{self._form.id_form}/"}
         if Hole.ARGUMENTS in steps:
-            holes[Hole.ARGUMENTS] = self._rule(of_schema(schema))
+            holes[Hole.ARGUMENTS] = self._rule(of_document(document))
         else:
-            holes[Hole.EACH] = self._arguments(function["name"], schema)
+            holes[Hole.EACH] = self._arguments(function["name"], document)
         return self._terms(steps, holes)
 
-    def _arguments(self, function: str, schema: Schema) -> str:
+    def _object(self, name: str, arguments: str) -> str:
+        """The term of a JSON object with a function's name and its arguments.
+
+        The arguments are a document of their own, so that their references stay what they are.
+        """
+        form = self._form
+        members = [(form.function_name, literal(json.dumps(name)))]
+        members.append((form.arguments_name, arguments))
+        if form.id_name:
+            members.insert(0, (form.id_name, r'/"[0-9a-zA-Z_-]{1,24}"/'))
+        texts = (f'{literal(json.dumps(key))} WS? ":" WS? {value}' for key, value in members)
+        inside = ' WS? "," WS? '.join(texts)
+        return f'"{{" WS? {inside} WS? "}}"'
+
+    def _arguments(self, function: str, document: SchemaDocument) -> str:
         """The terms of all arguments, in the order of the schema."""
-        schema = resolved(schema, schema)
+        path = self._followed(document, ())
+        schema = document.at(path)
         if wrong := next((name for name in ALTERNATIVES if name in schema), None):
             raise _not_here(function, "parameters", wrong)
         required = schema.get("required")
         required = required if isinstance(required, list) else []
-        described = properties_of(schema)
         terms = []
-        for key in dict.fromkeys((*described, *map(str, required))):
-            term = self._argument(function, key, described.get(key, {}), schema)
+        for key in dict.fromkeys((*properties_of(schema), *map(str, required))):
+            term = self._argument(function, key, document, (*path, "properties", key))
             terms.append(term if key in required else f"({term})?")
         return " ".join(terms)
 
-    def _argument(self, function: str, key: str, schema: object, root: Schema) -> str:
+    @staticmethod
+    def _followed(document: SchemaDocument, path: Path) -> Path:
+        """Where the references of ``path`` end; ``path`` itself where they lead nowhere."""
+        seen = {path}
+        while (to := document.follow(path)) is not None and to not in seen:
+            seen.add(to)
+            path = to
+        return path
+
+    def _argument(self, function: str, key: str, document: SchemaDocument, path: Path) -> str:
         steps = steps_of(self._form.argument)
         at = steps.index(Hole.VALUE)
         before, behind = steps[:at], steps[at + 1 :]
         begins = literal("\n") if before[-1] is Hole.BREAK else ""
-        ends = next(step for step in behind if isinstance(step, str))
-        rest = behind[behind.index(ends) + 1 :]
-        ends = ("\n" if behind[0] is Hole.BREAK else "") + ends
+        end = 1 + next(n for n, step in enumerate(behind) if isinstance(step, str))
         before = before[:-1] if begins else before
-        value = self._value(_Argument(function, key, root, ends), schema)
+        value = self._value(_Argument(function, key, document, behind[:end]), path)
         holes = {Hole.KEY: self._literal(key)}
-        terms = (self._terms(before, holes), begins, value, self._terms(rest, {}))
+        terms = (self._terms(before, holes), begins, value, self._terms(behind[end:], {}))
         return " ".join(filter(None, terms))
 
-    def _value(self, at: "_Argument", schema: object) -> str:
-        """The term of a value and of what ends it."""
-        schema, ends = resolved(schema, at.root), self._literal(at.ends)
-        branches = schema.get("anyOf", schema.get("oneOf"))
-        if isinstance(branches, list) and branches:
-            return "(" + " | ".join(self._value(at, branch) for branch in branches) + ")"
+    def _value(self, at: "_Argument", path: Path) -> str:
+        """The term of a value and of what ends it: each of its alternatives once, as a rule."""
+        try:
+            leaves = at.document.leaves(path)
+        except TooManyPlaces:
+            raise too_large() from None
+        terms = dict.fromkeys(self._alternative(at, leaf) for leaf in leaves)
+        return f"({' | '.join(terms)})"
+
+    def _alternative(self, at: "_Argument", path: Path) -> str:
+        document, schema = at.document, at.document.at(path)
+        ends = self._literal("".join(_text_of(step) for step in at.ends))
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(values, list) and values:
             texts = (value if isinstance(value, str) else json.dumps(value) for value in values)
-            return f"({' | '.join(map(literal, texts))}) {ends}"
-        types = types_of(schema, at.root)
+            return self._rule(f"({' | '.join(map(literal, texts))}) {ends}")
+        types = document.types_of_leaf(path)
         if types is not None and "string" not in types:
-            named = {name: at.root[name] for name in ("$defs", "definitions") if name in at.root}
-            return f"{self._rule(of_schema({**named, **schema}))} {ends}"
-        if wrong := next((name for name in NOT_HERE if name in schema), None):
+            return self._rule(f"{self._rule(of_document(document, path))} {ends}")
+        if wrong := next(iter(sorted(NOT_HERE & schema.keys())), None):
             raise _not_here(at.function, at.key, wrong)
         least, most = schema.get("minLength", 0), schema.get("maxLength", "")
         if not isinstance(least, int) or not (most == "" or isinstance(most, int)):
             raise _not_here(at.function, at.key, "a length that is no number")
-        # What ends the text stands at its end alone, and what closes the call nowhere in it.
-        mark, closes = _escaped(at.ends.strip("\n")), _escaped(self._form.closes)
+        return self._any_text(f"{{{int(least)},{most}}}", at.ends)
+
+    def _any_text(self, lengths: str, ends: tuple[MarkOrHole, ...]) -> str:
+        """The term of a text of some lengths, and of what ends it."""
+        mark = next(step for step in ends if isinstance(step, str))
+        breaks = "\n" if ends[0] is Hole.BREAK else ""
+        parts = self._parts(mark)
         name = f"VALUE{len(self._rules)}"
-        self._rules.append(
-            rf"{name}: /[\s\S]{{{least},{most}}}{_escaped(at.ends)}/"
-            rf" & ~/{ANYTHING}{mark}[\s\S]+/ & ~/{ANYTHING}{closes}{ANYTHING}/"
+        if parts[0] in self._marks:  # no text has that token
+            self._add(rf"{name}: /[\s\S]{lengths}{_escaped(breaks)}/")
+            lengths_may_be_none = lengths.startswith("{0,") and not breaks
+            return f"{name}{'?' if lengths_may_be_none else ''} {self._literal(mark)}"
+        # What ends the text stands at its end alone, and what closes the call nowhere in it.
+        closes = self._parts(self._form.closes)
+        barred = "" if closes[0] in self._marks else _escaped(self._form.closes)
+        barred = f" & ~/{ANYTHING}{barred}{ANYTHING}/" if barred else ""
+        first, then = parts[0], parts[1:]
+        self._add(
+            rf"{name}: /[\s\S]{lengths}{_escaped(breaks + first)}/"
+            rf" & ~/{ANYTHING}{_escaped(first)}[\s\S]+/{barred}"
         )
-        return name
+        return " ".join((name, *(self._marks.get(part, literal(part)) for part in then)))
+
+    def _add(self, rule: str) -> None:
+        self._left -= len(rule.encode(errors="replace")) + 1
+        if self._left < 0:
+            raise too_large()
+        self._rules.append(rule)
 
     def _rule(self, term: str) -> str:
         """The name of a rule for ``term``: what a grammar reads as JSON stands alone."""
-        name = f"json{len(self._rules)}"
-        self._rules.append(f"{name}: {term}")
+        name = f"part{len(self._rules)}"
+        self._add(f"{name}: {term}")
         return name
 
     def _terms(self, steps: Sequence[MarkOrHole], holes: Mapping[Hole, str]) -> str:
@@ -201,10 +258,19 @@ class _CallsGrammar:
                     terms.append(holes.get(step, ""))
         return " ".join(filter(None, terms))
 
+    def _parts(self, text: str) -> list[str]:
+        """``text`` in parts, each a token that is named or a text without any; one at least."""
+        parts = [text] if self._special is None else self._special.split(text)
+        return [part for part in parts if part] or [""]
+
     def _literal(self, text: str) -> str:
         """Exactly ``text``, with its special tokens."""
-        parts = [text] if self._special is None else self._special.split(text)
+        parts = self._parts(text)
         return " ".join(self._marks.get(part, literal(part)) for part in parts if part)
+
+
+def _text_of(step: MarkOrHole) -> str:
+    return step if isinstance(step, str) else "\n" if step is Hole.BREAK else ""
 
 
 def _schema(function: Mapping[str, Any]) -> Schema:

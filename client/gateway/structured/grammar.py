@@ -8,14 +8,32 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from client.gateway.errors import bad_request
+from client.gateway.errors import ApiError, bad_request
+from client.gateway.structured.schemas import LostReference, Path, SchemaDocument, TooManyPlaces
 
+PLACES_MAX = 1 << 14
+"""Places in schemas that one grammar is made of: each takes some bytes of the 64 KiB that it may
+have."""
 WHITESPACE = {"whitespace_pattern": r"[ \t\n]{0,24}"}
 """JSON may be laid out; without a bound a model could go on with whitespace for ever."""
 
 
 def of_schema(schema: Mapping[str, Any]) -> str:
     """Text that is JSON by ``schema``, as a term of a grammar; raises ApiError (400)."""
+    return of_document(SchemaDocument(schema, PLACES_MAX))
+
+
+def of_document(document: SchemaDocument, path: Path = ()) -> str:
+    """Text that is JSON by what ``document`` says at ``path``, as a term of a grammar; raises
+    ApiError (400)."""
+    try:
+        schema = document.alone(path)
+    except LostReference as error:
+        raise bad_request(f"a JSON schema refers to {str(error)[:200]!r}, which it lacks") from None
+    except TooManyPlaces:
+        raise too_large() from None
+    except RecursionError:
+        raise bad_request("a JSON schema nests too deep") from None
     options = schema.get("x-guidance")
     options = options if isinstance(options, Mapping) else {}
     whitespace = {} if "whitespace_flexible" in options else WHITESPACE
@@ -24,6 +42,11 @@ def of_schema(schema: Mapping[str, Any]) -> str:
         return f"%json {json.dumps(bounded, ensure_ascii=False)}"
     except RecursionError:
         raise bad_request("a JSON schema nests too deep") from None
+
+
+def too_large() -> ApiError:
+    """The error of a schema that would make a grammar too large."""
+    return bad_request("a JSON schema refers to too much: its grammar would be too large")
 
 
 def of_regex(regex: str) -> str:

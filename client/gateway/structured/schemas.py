@@ -1,11 +1,15 @@
-"""What a JSON schema says of a value's type. Pure."""
+"""What a JSON schema says of a value's type, through its references and alternatives. Pure.
 
-from collections.abc import Mapping
+A schema is a stranger's: each place in it is looked at once, however many references lead there.
+"""
+
+from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote, urljoin
 
 Schema = Mapping[str, Any]
-REFERENCES_MAX = 8
-"""References and alternatives that are followed, one within the other."""
+Path = tuple[str, ...]
+"""Where a schema is in the document that has it: the steps of a JSON pointer."""
 TYPES: Mapping[type, str] = {
     str: "string",
     bool: "boolean",
@@ -15,6 +19,267 @@ TYPES: Mapping[type, str] = {
     dict: "object",
     type(None): "null",
 }
+ANNOTATIONS = frozenset(
+    {
+        "$anchor",
+        "$comment",
+        "$defs",
+        "$id",
+        "$schema",
+        "default",
+        "definitions",
+        "deprecated",
+        "description",
+        "discriminator",
+        "examples",
+        "readOnly",
+        "title",
+        "writeOnly",
+    }
+)
+"""Keywords that say nothing of a value."""
+
+
+class TooManyPlaces(Exception):
+    """A schema leads to more places than are looked at."""
+
+
+class SchemaDocument:
+    """A schema with all that it refers to within itself (JSON Schema 2020-12, 8.2)."""
+
+    def __init__(self, root: object, places_max: int) -> None:
+        """``places_max`` bounds what is looked at, in places, over all questions together."""
+        self.root: Schema = root if isinstance(root, Mapping) else {}
+        self._left = places_max
+        self._named: dict[str, Path] | None = None
+
+    def at(self, path: Path) -> Schema:
+        """The schema at ``path``; an empty one, which is true of all values, where none is."""
+        found = self._find(path)
+        return found if isinstance(found, Mapping) else {}
+
+    def _find(self, path: Path) -> object:
+        found: object = self.root
+        for step in path:
+            found = _within(found, step)
+        return found
+
+    def _spend(self, places: int = 1) -> None:
+        self._left -= places
+        if self._left < 0:
+            raise TooManyPlaces
+
+    def target(self, path: Path) -> Path | None:
+        """Where the reference in the schema at ``path`` leads; None: to nothing in here."""
+        reference = self.at(path).get("$ref")
+        if not isinstance(reference, str):
+            return None
+        base, uri = self._base(path)
+        within, _, fragment = reference.partition("#")
+        resource: Path | None = base
+        if within:
+            uri = _joined(uri, within)
+            resource = self._resources().get(uri)
+        if resource is None or not fragment:
+            to = resource
+        elif fragment.startswith("/"):
+            steps = unquote(fragment[1:]).split("/")
+            to = (*resource, *(step.replace("~1", "/").replace("~0", "~") for step in steps))
+        else:
+            to = self._resources().get(f"{uri}#{unquote(fragment)}")
+        return to if to is not None and isinstance(self._find(to), Mapping) else None
+
+    def _base(self, path: Path) -> tuple[Path, str]:
+        """The schema that references at ``path`` are relative to, and its URI: the innermost with
+        an ``$id``, or the root."""
+        base: Path = ()
+        uri = ""
+        found: object = self.root
+        for depth in range(len(path) + 1):
+            if (name := _id_of(found)) is not None:
+                base, uri = path[:depth], _joined(uri, name)
+            found = _within(found, path[depth]) if depth < len(path) else None
+        return base, uri
+
+    def _resources(self) -> Mapping[str, Path]:
+        """Where the schemas are that have an ``$id`` or an ``$anchor``, by their URIs."""
+        if self._named is None:
+            self._named = {"": ()}
+            ahead: list[tuple[Path, Schema, str]] = [((), self.root, "")]
+            while ahead:
+                path, schema, uri = ahead.pop()
+                self._spend()
+                if (name := _id_of(schema)) is not None:
+                    uri = _joined(uri, name)
+                    self._named.setdefault(uri, path)
+                if isinstance(anchor := schema.get("$anchor"), str):
+                    self._named.setdefault(f"{uri}#{anchor}", path)
+                ahead += [((*path, *steps), each, uri) for steps, each in subschemas(schema)]
+        return self._named
+
+    def follow(self, path: Path) -> Path | None:
+        """Where the reference at ``path`` leads, or the only schema of its ``allOf``; ``path``
+        where it has neither, or says more beside them. None: it leads to nothing in here."""
+        schema = self.at(path)
+        said = schema.keys() - ANNOTATIONS
+        parts = schema.get("allOf")
+        if said == {"allOf"} and isinstance(parts, list) and len(parts) == 1:
+            return (*path, "allOf", "0")
+        return self.target(path) if said == {"$ref"} else path
+
+    def leaves(self, path: Path) -> list[Path]:
+        """The alternatives of a value at ``path``, without those that are only made of others.
+
+        One that cannot be followed is among them as it is. Raises TooManyPlaces.
+        """
+        found, seen, ahead = [], {path}, [path]
+        while ahead:
+            self._spend()
+            here = ahead.pop()
+            to = self.follow(here)
+            following = [] if to is None or to == here else [to]
+            if to == here:
+                schema = self.at(here)
+                name = next((n for n in ("anyOf", "oneOf") if n in schema), "")
+                branches = schema.get(name)
+                if schema.keys() - ANNOTATIONS == {name} and isinstance(branches, list):
+                    self._spend(len(branches))
+                    following = [(*here, name, str(at)) for at in range(len(branches))]
+            if not following:
+                found.append(here)
+            for each in reversed(following):
+                if each not in seen:
+                    seen.add(each)
+                    ahead.append(each)
+        return found
+
+    def types(self, path: Path) -> frozenset[str] | None:
+        """The JSON types that a value may have at ``path``; None: any. Raises TooManyPlaces."""
+        leaves = self.leaves(path)
+        found = [self.types_of_leaf(leaf) for leaf in leaves]
+        known = [types for types in found if types is not None]
+        return frozenset[str]().union(*known) if found and len(known) == len(found) else None
+
+    def types_of_leaf(self, path: Path) -> frozenset[str] | None:
+        """The types that the schema at ``path`` names itself; None: any."""
+        schema = self.at(path)
+        kind = schema.get("type")
+        if isinstance(kind, str):
+            return frozenset({kind})
+        if isinstance(kind, list):
+            return frozenset(each for each in kind if isinstance(each, str))
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(values, list):
+            return frozenset(TYPES.get(type(value), "") for value in values)
+        return None
+
+    def alone(self, path: Path = ()) -> Schema:
+        """A document that says of its value what this one says at ``path``.
+
+        Its references are pointers from its own root, and each schema that they lead to is in it
+        once. Raises TooManyPlaces, and LostReference for one that leads to nothing in here.
+        """
+        if not has_reference(self.at(path)):
+            return self.at(path)
+        pointers: dict[Path, str] = {path: "#"}
+        ahead: list[Path] = []
+
+        def pointer(at: Path) -> str:
+            to = self.target(at)
+            if to is None:
+                raise LostReference(str(self.at(at)["$ref"]))
+            if to not in pointers:
+                pointers[to] = f"#/$defs/{len(pointers)}"
+                ahead.append(to)
+            return pointers[to]
+
+        def copied(at: Path, schema: Schema) -> dict[str, Any]:
+            self._spend()
+            found = {name: value for name, value in schema.items() if name not in _PLACES}
+            if isinstance(schema.get("$ref"), str):
+                found["$ref"] = pointer(at)
+            for steps, each in subschemas(schema):
+                if steps[0] in _DEFINITIONS:
+                    continue
+                made = copied((*at, *steps), each)
+                if len(steps) == 1:
+                    found[steps[0]] = made
+                    continue
+                inside = found[steps[0]]
+                if inside is schema[steps[0]]:
+                    inside = found[steps[0]] = inside.copy()
+                inside[int(steps[1]) if isinstance(inside, list) else steps[1]] = made
+            return found
+
+        document = copied(path, self.at(path))
+        definitions: dict[str, Any] = {}
+        while ahead:
+            to = ahead.pop()
+            definitions[pointers[to].rpartition("/")[2]] = copied(to, self.at(to))
+        return {**document, "$defs": definitions} if definitions else document
+
+
+def _within(found: object, step: str) -> object:
+    """What a step of a JSON pointer leads to; None where nothing is."""
+    if isinstance(found, Mapping):
+        return found.get(step)
+    if isinstance(found, list) and step.isdecimal() and len(step) < 8:
+        return found[int(step)] if int(step) < len(found) else None
+    return None
+
+
+class LostReference(Exception):
+    """A reference of a schema that leads to nothing in it."""
+
+
+def _id_of(schema: object) -> str | None:
+    found = schema.get("$id") if isinstance(schema, Mapping) else None
+    return found.rstrip("#") if isinstance(found, str) and not found.startswith("#") else None
+
+
+def _joined(base: str, reference: str) -> str:
+    try:
+        return urljoin(base, reference)
+    except ValueError:
+        return reference
+
+
+_DEFINITIONS = ("$defs", "definitions")
+_PLACES = frozenset({*_DEFINITIONS, "$id", "$anchor"})
+"""What a schema says of where it and others are."""
+_ONE = (
+    "additionalItems",
+    "additionalProperties",
+    "contains",
+    "contentSchema",
+    "else",
+    "if",
+    "items",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
+_SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_BY_NAME = (*_DEFINITIONS, "dependencies", "dependentSchemas", "patternProperties", "properties")
+
+
+def subschemas(schema: Schema) -> Iterator[tuple[Path, Schema]]:
+    """The schemas directly within one, and the steps to each (JSON Schema 2020-12, 10 and 11)."""
+    for name, value in schema.items():
+        if name in _ONE and isinstance(value, Mapping):
+            yield (name,), value
+        elif name in _SEVERAL and isinstance(value, list):
+            yield from (
+                ((name, str(at)), each)
+                for at, each in enumerate(value)
+                if isinstance(each, Mapping)
+            )
+        elif name in _BY_NAME and isinstance(value, Mapping):
+            yield from (
+                ((name, key), each) for key, each in value.items() if isinstance(each, Mapping)
+            )
 
 
 def properties_of(schema: object) -> Mapping[str, Schema]:
@@ -23,41 +288,39 @@ def properties_of(schema: object) -> Mapping[str, Schema]:
     return found if isinstance(found, Mapping) else {}
 
 
-def resolved(schema: object, root: Schema) -> Schema:
-    """The schema that ``schema`` refers to within ``root``, or itself."""
-    for _ in range(REFERENCES_MAX):
-        if not isinstance(schema, Mapping):
-            return {}
-        reference, parts = schema.get("$ref"), schema.get("allOf")
-        if isinstance(reference, str) and reference.startswith("#/"):
-            schema = root
-            for name in reference[2:].split("/"):
-                schema = schema.get(name) if isinstance(schema, Mapping) else None
-        elif isinstance(parts, list) and len(parts) == 1 and "type" not in schema:
-            schema = parts[0]
-        else:
-            return schema
-    return {}
+def has_reference(schema: Schema) -> bool:
+    """Whether a schema refers to anything, or one within it does."""
+    ahead = [schema]
+    while ahead:
+        found = ahead.pop()
+        if isinstance(found.get("$ref"), str):
+            return True
+        ahead += [each for _, each in subschemas(found)]
+    return False
 
 
-def types_of(schema: object, root: Schema, depth: int = 0) -> frozenset[str] | None:
-    """The JSON types that a value may have; None: any."""
-    schema = resolved(schema, root)
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return frozenset({kind})
-    if isinstance(kind, list):
-        return frozenset(each for each in kind if isinstance(each, str))
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(values, list):
-        return frozenset(TYPES.get(type(value), "") for value in values)
-    branches = schema.get("anyOf", schema.get("oneOf"))
-    if not isinstance(branches, list) or depth == REFERENCES_MAX:
-        return None
-    found: set[str] = set()
-    for branch in branches[:REFERENCES_MAX]:
-        types = types_of(branch, root, depth + 1)
-        if types is None:
+READ_PLACES_MAX = 256
+"""Places of a schema that are looked at for the type of one argument; beyond, it may be any."""
+
+
+class ArgumentTypes:
+    """The types of functions' arguments, each looked up once."""
+
+    def __init__(self, parameters: Mapping[str, Schema]) -> None:
+        """``parameters`` has the schemas of the functions' arguments by the functions' names."""
+        self._parameters = parameters
+        self._known: dict[tuple[str, str], frozenset[str] | None] = {}
+
+    def of(self, function: str, key: str) -> frozenset[str] | None:
+        """The JSON types that an argument may have; None: any."""
+        schema = self._parameters.get(function)
+        if schema is None or key not in properties_of(schema):
             return None
-        found |= types
-    return frozenset(found) if len(branches) <= REFERENCES_MAX else None
+        known = (function, key)
+        if known not in self._known:
+            document = SchemaDocument(schema, READ_PLACES_MAX)
+            try:
+                self._known[known] = document.types(("properties", key))
+            except TooManyPlaces:
+                self._known[known] = None
+        return self._known[known]

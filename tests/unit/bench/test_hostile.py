@@ -51,6 +51,8 @@ WAYS = {
     "numbers that break the solver": {"links_near_zero"},
     "sampling that stalls the engine": {"costly_sampling"},
     "prompts that fill what a stage takes of them": {"prompts_token_by_token"},
+    "grammars that nobody else gets read behind": {"crowd_of_grammars"},
+    "schemas that multiply": {"laughing_schemas"},
     "text that stalls a gateway": {"huge_prompts", "long_stop_strings"},
     "bodies that fill a gateway": {"unfinished_bodies"},
     "text that controls a terminal": {"escapes_in_reasons"},

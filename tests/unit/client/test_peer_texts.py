@@ -14,6 +14,7 @@ import pytest
 from client.swarm.peer_texts import BYTES_MAX, LIST, checked, fetched_texts
 from dht.budget import TEXT_BYTES, TEXT_STREAMS, Budget
 from dht.errors import NetworkError
+from dht.hub import TOOL_USE_TEMPLATE
 from dht.messages import codec
 from dht.messages.peer import (
     TEXT_PIECE_BYTES,
@@ -62,6 +63,16 @@ def test_a_client_has_what_the_peer_has(tmp_path: Path) -> None:
     assert {path.name for path in kept.iterdir()} == {"config.json", "tokenizer.json", LIST}
     assert text_hashes(kept) == text_hashes(tmp_path / "model")
     assert json.loads((kept / "config.json").read_text()) == {"model_type": "m"}
+
+
+def test_the_template_for_functions_comes_in_its_folder(tmp_path: Path) -> None:
+    named = tmp_path / "model" / TOOL_USE_TEMPLATE
+    named.parent.mkdir(parents=True)
+    named.write_text("tools")
+    texts = model_in(tmp_path / "model")
+    kept = asyncio.run(from_peer(tmp_path, lambda peer: TextServer(peer, texts), texts.root))
+    assert (kept / TOOL_USE_TEMPLATE).read_text() == "tools"
+    assert asyncio.run(from_peer(tmp_path, lambda _: None, texts.root)) == kept
 
 
 def test_what_is_kept_needs_no_peer_and_is_checked_again(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from client.swarm.swarm import Swarm, SwarmConfig
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import ModelText, Tokenizer
 from coordinator.routing.affinity import Route
+from dht.grammars.trials import GrammarTrials, TrialLimits
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import Sampling
 from dht.messages.types import ModelSpec, RouteStage
@@ -241,6 +242,7 @@ async def paper_gateway(
         template=ChatTemplate(template, {"bos_token": "<|bos|>"}) if template else None,
         defaults=defaults or SamplingDefaults(temperature=0.0),
         chat_tokens=chat_tokens,
+        trials=GrammarTrials(TrialLimits(answer_s=60.0)),
     )
 
     @asynccontextmanager

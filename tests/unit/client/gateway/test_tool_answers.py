@@ -15,14 +15,20 @@ from client.gateway.errors import ApiError
 from client.gateway.keys import plain_keys
 from client.gateway.structured.answer_reader import AnswerReader
 from client.gateway.structured.call_formats import (
+    ACTIONS_JSON,
     BARE_JSON,
     CALL_FORMATS,
     CHANNEL_JSON,
     FENCED_JSON,
+    FUNCTION_CALL_JSON,
+    FUNCTION_JSON,
+    FUNCTION_ROLE_JSON,
     FUNCTION_TAGS,
     INVOKE_TAGS,
     KEYS_AND_VALUES,
     LISTED_JSON,
+    MARKED_JSON,
+    NUMBERED_JSON,
     SEED_FUNCTION_TAGS,
     SEPARATED_JSON,
     TAGGED_JSON,
@@ -149,6 +155,62 @@ def test_openai_s_client_reads_streamed_calls() -> None:
     asyncio.run(scenario())
 
 
+def test_calls_are_streamed_as_they_come_in_all_three_interfaces() -> None:
+    text = f"I look. {CALL}{CALL}".replace("Oslo", "Oslo by the sea")
+
+    async def pieces(gateway: PaperGateway, path: str, **body: Any) -> list[str]:
+        found = []
+        asked = {"model": "brook", "stream": True, **body}
+        async with gateway.http.post(gateway.url + path, json=asked) as response:
+            assert response.status == 200, await response.text()
+            async for line in response.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line[6:])
+                for choice in event.get("choices", ()):
+                    calls = choice["delta"].get("tool_calls", ())
+                    found += [call["function"]["arguments"] for call in calls]
+                if event.get("type") == "content_block_delta":
+                    found.append(event["delta"].get("partial_json", ""))
+                if event.get("type") == "response.function_call_arguments.delta":
+                    found.append(event["delta"])
+        return [piece for piece in found if piece]
+
+    async def scenario() -> None:
+        async with (
+            paper_gateway(template=TEMPLATE) as gateway,
+            openai_client(gateway) as client,
+            anthropic_client(gateway) as other,
+        ):
+            scripted(gateway, text)
+            named = {"name": "weather"}
+            anthropic_tool: Any = {**named, "input_schema": SCHEMA}
+            response_tool: Any = {"type": "function", **named, "parameters": SCHEMA}
+            chat: Any = {"messages": HI, "tools": [TOOL]}
+            message: Any = {"messages": HI, "max_tokens": 500, "tools": [anthropic_tool]}
+            response: Any = {"input": "Hi", "tools": [response_tool]}
+            for found in (
+                await pieces(gateway, "/v1/chat/completions", **chat),
+                await pieces(gateway, "/v1/messages", **message),
+                await pieces(gateway, "/v1/responses", **response),
+            ):
+                assert len(found) > 8
+                assert "".join(found) == 2 * '{"city": "Oslo by the sea"}'
+            async with other.messages.stream(model="brook", **message) as stream:
+                last = await stream.get_final_message()
+            assert [each.input for each in last.content[1:] if each.type == "tool_use"] == [
+                {"city": "Oslo by the sea"}
+            ] * 2
+            async with client.responses.stream(model="brook", **response) as events:
+                done: Any = await events.get_final_response()
+            calls = [each for each in done.output if each.type == "function_call"]
+            assert [json.loads(call.arguments) for call in calls] == [
+                {"city": "Oslo by the sea"}
+            ] * 2
+
+    asyncio.run(scenario())
+
+
 def test_thoughts_are_apart_from_content() -> None:
     async def scenario() -> None:
         async with paper_gateway(template=TEMPLATE) as gateway, openai_client(gateway) as client:
@@ -222,7 +284,16 @@ def test_what_a_request_asks_for_is_a_grammar(body: Any, text: str, other: str) 
 
 CALLS = {
     TAGGED_JSON: '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>',
+    NUMBERED_JSON: "[TOOL_CALLS]clock[CALL_ID]a1B2c3D4e[ARGS]{}",
+    MARKED_JSON: "[TOOL_CALLS]clock[ARGS]{}",
     LISTED_JSON: '[TOOL_CALLS][{"name": "clock", "arguments": {}}]',
+    ACTIONS_JSON: (
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "clock", "parameters": {}}\n]'
+        "<|END_ACTION|>"
+    ),
+    FUNCTION_CALL_JSON: '<|function_call|>{"name": "clock", "arguments": {}}',
+    FUNCTION_ROLE_JSON: 'function call<|role_sep|>\n{"name": "clock", "arguments": {}}',
+    FUNCTION_JSON: "<function=clock>{}</function>",
     BARE_JSON: '{"name": "clock", "parameters": {}}',
     KEYS_AND_VALUES: "<tool_call>clock\n</tool_call>",
     FUNCTION_TAGS: "<tool_call>\n<function=clock>\n</function>\n</tool_call>",
@@ -415,9 +486,7 @@ def test_a_format_is_that_of_the_final_message() -> None:
             found = scripted(gateway, '{"city": "Oslo"}', CHANNELS_ANSWER)
             path, tokenizer = "/v1/chat/completions", gateway.swarm.text.tokenizer
             assert tokenizer is not None
-            status, answer = await gateway.post(
-                path, messages=HI, guided_json=SCHEMA, tools=[TOOL], stream=False
-            )
+            status, answer = await gateway.post(path, messages=HI, guided_json=SCHEMA)
             assert status == 200, answer
             body: Any = answer
             assert body["choices"][0]["message"]["content"] == '{"city": "Oslo"}'
@@ -431,6 +500,43 @@ def test_a_format_is_that_of_the_final_message() -> None:
             assert tokenizer.decode(found[1].prompt_ids).endswith("<|start|>assistant")
             grammar = found[1].sampling.grammar.decode()
             assert follows(grammar, CHANNELS_ANSWER[CHANNELS_ANSWER.rindex("<|channel|>") :])
+
+    asyncio.run(scenario())
+
+
+def test_with_functions_a_format_is_that_of_answers_that_call_none() -> None:
+    formats: list[tuple[str, Any, str]] = [
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": SCHEMA}}, "{}"),
+        ("response_format", {"type": "json_object"}, "[]"),
+        ("guided_regex", "..city.*", "city"),
+        ("guided_grammar", 'start: "{" REST\nREST: /.*/', "[]"),
+    ]
+    final, text = MESSAGES.says_at_once, '{"city": "Oslo"}'
+
+    async def scenario() -> None:
+        for template, says, call in (
+            (TEMPLATE, "", CALL),
+            (CHANNELS_TEMPLATE, final, CHANNELS_ANSWER[CHANNELS_ANSWER.rindex("<|channel|>") :]),
+        ):
+            async with paper_gateway(template=template) as gateway:
+                path = "/v1/chat/completions"
+                for name, form, other in formats:
+                    found = scripted(gateway, call, f"{says}{text}")
+                    asked: Any = {"messages": HI, "tools": [TOOL], name: form}
+                    messages: list[Any] = []
+                    for _ in range(2):
+                        status, answer = await gateway.post(path, **asked)
+                        assert status == 200, answer
+                        body: Any = answer
+                        messages.append(body["choices"][0]["message"])
+                    assert messages[0]["tool_calls"][0]["function"]["name"] == "weather"
+                    assert messages[1]["content"] == text
+                    grammar = found[0].sampling.grammar.decode()
+                    assert follows(grammar, call)
+                    assert follows(grammar, f"{says}{text}")
+                    assert not follows(grammar, f"{says}{other}")
+                    await gateway.post(path, **asked, tool_choice="required")
+                    assert not follows(found[-1].sampling.grammar.decode(), f"{says}{text}")
 
     asyncio.run(scenario())
 

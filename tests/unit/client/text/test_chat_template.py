@@ -112,3 +112,40 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("3{{ eos_token }}")
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "</s>"}))
     assert rendered() == "3</s>"
+
+
+def test_chats_with_functions_have_the_template_for_them(tmp_path: Path) -> None:
+    def rendered(*, tools: bool) -> str:
+        template = ChatTemplate.load(tmp_path)
+        assert template is not None
+        assert template.tool_source.startswith("tools")
+        return template.render(CHAT, tools=[{"type": "function"}] if tools else None)
+
+    both = {"default": "default", "tool_use": "tools{{ tools | length }}", "rag": "{% for %}"}
+    for named in (
+        [{"name": name, "template": source} for name, source in both.items()],
+        both,
+        [{"name": "tool_use", "template": both["tool_use"]}, None, {"name": []}, "x"],
+    ):
+        config = {"chat_template": named}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        assert rendered(tools=True) == "tools1"
+        assert len(named) == 4 or rendered(tools=False) == "default"
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "chat_template.jinja").write_text("file")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools of a file")
+    assert rendered(tools=True) == "tools of a file"
+    assert rendered(tools=False) == "file"
+
+
+def test_what_a_template_writes_for_a_call_is_found() -> None:
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+        "{% for c in m.tool_calls %}[{{ c.function.name }}]{% endfor %}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    call = {"name": "f", "arguments": {}}
+    assert ChatTemplate(source, {}).written_call(call, {}) == "[f]"
+    assert ChatTemplate("{{ raise_exception('no') }}", {}).written_call(call, {}) == ""
+    assert ChatTemplate("{{ messages | length }}", {}).written_call(call, {}) == ""

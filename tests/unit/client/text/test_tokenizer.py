@@ -148,7 +148,7 @@ def test_marks_that_are_special_tokens_can_be_shown() -> None:
     hidden = Tokenizer(backend)
     marks = ("[TOOL_CALLS]", "<tool_call>")
     ids = hidden.encode("a [TOOL_CALLS]b<|other|>", special_tokens=False)
-    (mark,) = hidden.special_tokens(marks).values()
+    (mark,) = hidden.mark_tokens(marks).values()
     assert mark in ids
     shown = hidden.showing(marks)
     assert shown.encode("a [TOOL_CALLS]b<|other|>", special_tokens=False) == ids

@@ -12,10 +12,11 @@ import pytest
 import torch
 from llguidance import LLMatcher, LLTokenizer
 
+from dht.grammars.trial import limits
+from dht.grammars.trials import GrammarTrials, TrialLimits
 from dht.messages.session import RefusalCode, Sampling
 from node.sampling.grammar import GrammarError, GrammarState
-from node.sampling.grammar_trial import limits
-from node.sampling.grammars import WAITING_PER_CLIENT_MAX, Grammars
+from node.sampling.grammars import WORKED_TOKENS, Grammars
 from node.sampling.penalties import SamplingRow
 from node.sampling.sampler import draw_rows
 from node.sampling.token_history import TokenHistory
@@ -32,7 +33,8 @@ def sampling(grammar: str, **options: Any) -> Sampling:
 
 
 def brook() -> Grammars:
-    return Grammars(MODEL, VOCAB, {"eos_token_id": EOS})
+    patient = GrammarTrials(TrialLimits(answer_s=60.0))
+    return Grammars(MODEL, VOCAB, {"eos_token_id": EOS}, patient)
 
 
 @pytest.fixture(scope="module")
@@ -252,12 +254,13 @@ def test_a_grammar_is_read_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch)
     async def scenario() -> int:
         grammars, tried = brook(), 0
 
-        async def counted(grammar: bytes) -> None:
+        async def counted(*_: object) -> str:
             nonlocal tried
             tried += 1
             await asyncio.sleep(0)
+            return ""
 
-        monkeypatch.setattr(grammars, "_try", counted)
+        monkeypatch.setattr(GrammarTrials, "_try", counted)
         asked = sampling('start: "yes"')
         await asyncio.gather(*(grammars.state(f"client {at}", asked, ()) for at in range(20)))
         await grammars.state("another", asked, ())
@@ -266,26 +269,34 @@ def test_a_grammar_is_read_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch)
     assert asyncio.run(scenario()) == 1
 
 
-def test_one_client_cannot_queue_grammars_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_was_answered_here_is_read_before_a_crowd_of_strangers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario() -> None:
         grammars, gate = brook(), asyncio.Event()
 
-        async def held(grammar: bytes) -> None:
-            await gate.wait()
+        async def held(_: object, grammar: bytes, *__: object) -> str:
+            if b"stranger" in grammar:
+                await gate.wait()
+            return ""
 
-        monkeypatch.setattr(grammars, "_try", held)
-        tasks = [
-            asyncio.create_task(grammars.state("stranger", sampling(f'start: "{at}"'), ()))
-            for at in range(WAITING_PER_CLIENT_MAX)
+        monkeypatch.setattr(GrammarTrials, "_try", held)
+        for at in range(WORKED_TOKENS + 1):
+            state = await grammars.state("client", sampling('start: "x"+'), ())
+            state.add(at)
+        crowd = [
+            asyncio.create_task(
+                grammars.state(f"stranger {at}", sampling(f'start: "stranger {at}"'), ())
+            )
+            for at in range(40)
         ]
         await asyncio.sleep(0)
-        with pytest.raises(GrammarError) as refused:
-            await grammars.state("stranger", sampling('start: "more"'), ())
-        assert refused.value.code is RefusalCode.TOO_MANY
-        other = asyncio.create_task(grammars.state("client", sampling('start: "x"'), ()))
+        await grammars.state("client", sampling('start: "y"'), ())  # none of theirs has ended
         gate.set()
-        await asyncio.gather(other, *tasks)
-        await grammars.state("stranger", sampling('start: "more"'), ())
+        found = await asyncio.gather(*crowd, return_exceptions=True)
+        refused = [each for each in found if isinstance(each, GrammarError)]
+        assert 0 < len(refused) < len(crowd)
+        assert {each.code for each in refused} == {RefusalCode.TOO_MANY}
 
     asyncio.run(scenario())
 

@@ -134,7 +134,7 @@ def test_a_schema_is_followed_and_parsed() -> None:
             await client.responses.create(
                 model="brook", input="x", tools=[TOOL], tool_choice={**TOOL, "parameters": None}
             )
-            assert b'"weather"' in found[1].sampling.grammar
+            assert b"weather" in found[1].sampling.grammar
 
     asyncio.run(scenario())
 

@@ -17,18 +17,26 @@ from client.gateway.structured.answer_reader import (
     _Place,
 )
 from client.gateway.structured.call_formats import (
+    ACTIONS_JSON,
     BARE_JSON,
     CALL_FORMATS,
+    CHANNEL_JSON,
     FENCED_JSON,
+    FUNCTION_CALL_JSON,
+    FUNCTION_JSON,
+    FUNCTION_ROLE_JSON,
     FUNCTION_TAGS,
     INVOKE_TAGS,
     KEYS_AND_VALUES,
     LISTED_JSON,
+    MARKED_JSON,
+    NUMBERED_JSON,
     SEED_FUNCTION_TAGS,
     SEPARATED_JSON,
     TAGGED_JSON,
     CallFormat,
 )
+from client.gateway.structured.call_pieces import CallBegun, CallGrows
 from client.gateway.structured.calls import Call
 from client.gateway.structured.channels import MESSAGES, TAGGED_THOUGHTS, Channels
 
@@ -114,6 +122,17 @@ ANSWERS: list[tuple[CallFormat | None, str, list[AnswerPart]]] = [
         f"[TOOL_CALLS]weather{JSON_ARGUMENTS}[TOOL_CALLS]weather{JSON_ARGUMENTS}",
         [CALL, CALL],
     ),
+    (LISTED_JSON, f"[TOOL_CALLS]weather[CALL_ID]a1B2c3D4e[ARGS]{JSON_ARGUMENTS}", [CALL]),
+    (MARKED_JSON, f"So. [TOOL_CALLS]weather[ARGS]{JSON_ARGUMENTS}", ["So. ", CALL]),
+    (
+        MARKED_JSON,
+        f"[TOOL_CALLS]weather[ARGS]{JSON_ARGUMENTS}[TOOL_CALLS]weather[ARGS]{{}}",
+        [CALL, NONE],
+    ),
+    (MARKED_JSON, f"[TOOL_CALLS][{JSON}, {JSON}]", [CALL, CALL]),
+    (MARKED_JSON, f"[TOOL_CALLS]weather{JSON_ARGUMENTS}", [CALL]),
+    (NUMBERED_JSON, f"[TOOL_CALLS]weather[ARGS]{JSON_ARGUMENTS}", [CALL]),
+    raw(MARKED_JSON, "[TOOL_CALLS]weather[ARGS]no"),
     raw(LISTED_JSON, "a [TOOL"),
     raw(LISTED_JSON, "[TOOL_CALLS] none"),
     (BARE_JSON, BARE, [CALL]),
@@ -177,8 +196,9 @@ def read(
     pieces: Sequence[str],
     channels: Channels | None = TAGGED_THOUGHTS,
     opened: str | None = None,
+    in_pieces: bool = False,
 ) -> list[AnswerPart]:
-    reader = AnswerReader(form, channels, opened=opened, parameters=PARAMETERS)
+    reader = AnswerReader(form, channels, opened=opened, parameters=PARAMETERS, in_pieces=in_pieces)
     found: list[AnswerPart] = []
     for piece in pieces:
         found += reader.push(piece)
@@ -193,6 +213,113 @@ def test_an_answer_cut_anywhere_has_the_same_parts(
     assert read(form, list(text)) == parts
     for at in range(min(len(text), 400)):
         assert read(form, [text[:at], text[at:]]) == parts
+
+
+CODE = 'if a < b:\n\t"</tool_call>" </function> {[<|call|> \\" '
+CODED = {"city": CODE, "n": [{"x": CODE}]}
+LOOSE = json.dumps(CODED).replace("\\n", "\n").replace("\\t", "\t")
+"""As models write JSON: with line breaks as they are."""
+CODE_TAGGED = TAGGED.replace(ARGUMENTS["city"], CODE)  # type: ignore[arg-type]
+CODE_KEYED = KEYED.replace(ARGUMENTS["city"], CODE)  # type: ignore[arg-type]
+MARKS_WITHIN = [
+    (TAGGED_JSON, f'<tool_call>\n{{"name": "weather", "arguments": {LOOSE}}}\n</tool_call>'),
+    (LISTED_JSON, f'[TOOL_CALLS][{{"name": "weather", "arguments": {LOOSE}}}]'),
+    (NUMBERED_JSON, f"[TOOL_CALLS]weather[CALL_ID]a1B2c3D4e[ARGS]{LOOSE}"),
+    (MARKED_JSON, f"[TOOL_CALLS]weather[ARGS]{LOOSE}"),
+    (
+        ACTIONS_JSON,
+        '<|START_ACTION|>[\n{"tool_call_id": "0", "tool_name": "weather", "parameters": '
+        f"{LOOSE}}}\n]<|END_ACTION|>",
+    ),
+    (FUNCTION_JSON, f"<function=weather>{LOOSE}</function>"),
+    (FUNCTION_CALL_JSON, f'<|function_call|>{{"name": "weather", "arguments": {LOOSE}}}'),
+    (
+        FUNCTION_ROLE_JSON,
+        f'function call<|role_sep|>\n{{"name": "weather", "arguments": {LOOSE}}}',
+    ),
+    (FENCED_JSON, BEGIN + FENCED.replace(JSON_ARGUMENTS, LOOSE) + END),
+    (SEPARATED_JSON, BEGIN + SEPARATED.replace(JSON_ARGUMENTS, LOOSE) + END),
+    (BARE_JSON, f'{{"name": "weather", "parameters": {LOOSE}}}'),
+    (
+        CHANNEL_JSON,
+        f"<|start|>assistant<|channel|>commentary to=functions.weather<|message|>{LOOSE}<|call|>",
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "text"), MARKS_WITHIN)
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_no_mark_counts_within_a_string_of_a_call(
+    form: CallFormat, text: str, in_pieces: bool
+) -> None:
+    channels = MESSAGES if form.in_channel else TAGGED_THOUGHTS
+    for pieces in ([text], list(text)):
+        parts = whole_calls(read(form, pieces, channels, in_pieces=in_pieces))
+        (call,) = parts
+        assert isinstance(call, Call), parts
+        assert json.loads(call.arguments) == CODED
+
+
+@pytest.mark.parametrize(
+    ("form", "text"), [(FUNCTION_TAGS, CODE_TAGGED), (KEYS_AND_VALUES, CODE_KEYED)]
+)
+def test_what_closes_a_call_may_stand_in_an_argument(form: CallFormat, text: str) -> None:
+    for pieces in ([text], list(text)):
+        (call,) = read(form, pieces)
+        assert isinstance(call, Call)
+        assert json.loads(call.arguments)["city"] == CODE
+
+
+def whole_calls(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
+    """The same with the pieces of calls put together."""
+    found: list[AnswerPart] = []
+    for part in parts:
+        if isinstance(part, CallBegun):
+            found.append(Call(name=part.name, arguments=""))
+        elif isinstance(part, CallGrows):
+            call = found.pop()
+            assert isinstance(call, Call)
+            found.append(Call(name=call.name, arguments=call.arguments + part.arguments))
+        else:
+            found.append(part)
+    return found
+
+
+def told_of(parts: Sequence[AnswerPart]) -> list[object]:
+    """Parts with the arguments of calls as values."""
+    return [
+        (part.name, json.loads(part.arguments)) if isinstance(part, Call) else part
+        for part in parts
+    ]
+
+
+@pytest.mark.parametrize(("form", "text", "parts"), ANSWERS)
+def test_calls_in_pieces_are_the_whole_calls(
+    form: CallFormat | None, text: str, parts: list[AnswerPart]
+) -> None:
+    if not any(isinstance(part, Call) for part in parts):
+        return  # what is broken stays as it was told
+    for pieces in ([text], list(text), [text[at : at + 7] for at in range(0, len(text), 7)]):
+        assert told_of(whole_calls(read(form, pieces, in_pieces=True))) == told_of(parts)
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        *((form, text) for form, text in MARKS_WITHIN),
+        (FUNCTION_TAGS, TAGGED),
+        (KEYS_AND_VALUES, KEYED),
+        (SEED_FUNCTION_TAGS, SEED),
+        (INVOKE_TAGS, f"<minimax:tool_call>\n{INVOKED}</minimax:tool_call>"),
+    ],
+)
+def test_a_call_is_told_of_before_it_is_whole(form: CallFormat, text: str) -> None:
+    channels = MESSAGES if form.in_channel else TAGGED_THOUGHTS
+    reader = AnswerReader(form, channels, parameters=PARAMETERS, in_pieces=True)
+    found = [part for char in text[: 3 * len(text) // 4] for part in reader.push(char)]
+    assert found[0] == CallBegun(name="weather")
+    assert len([part for part in found if isinstance(part, CallGrows)]) >= 5
+    assert whole_calls(found)[0].arguments.startswith('{"city": "')  # type: ignore[union-attr]
 
 
 @pytest.mark.property

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from client.gateway.structured.calls import value_of
+from client.gateway.structured.schemas import ArgumentTypes
 
 ROOT = {"$defs": {"Id": {"type": "string"}, "Loop": {"$ref": "#/$defs/Loop"}}}
 
@@ -51,6 +52,7 @@ ROOT = {"$defs": {"Id": {"type": "string"}, "Loop": {"$ref": "#/$defs/Loop"}}}
     ],
 )
 def test_a_string_is_the_text_and_all_else_is_json(text: str, schema: Any, value: Any) -> None:
-    found = value_of(text, schema, ROOT)
+    types = ArgumentTypes({"f": {**ROOT, "properties": {"x": schema}}})
+    found = value_of(text, types.of("f", "x"))
     assert found == value
     assert type(found) is type(value)

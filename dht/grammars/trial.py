@@ -3,17 +3,20 @@
 llguidance bounds most of the work of reading a grammar, but some expressions multiply before any
 bound counts, and rules that call each other a thousand deep end the process.
 So a grammar is read and followed for some random bytes here, with a stack smaller than any thread
-has and little time, before a peer reads it.
+has and little time, before a peer reads it. It gets what the
+machine's other work leaves.
 """
 
 import contextlib
+import math
+import os
 import random
+import re
 import sys
 import threading
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-TRIAL_CPU_S = 2
 TRIAL_MEMORY_BYTES = 1 << 30
 TRIAL_STACK_BYTES = 512 << 10
 TRIAL_STEPS = 128
@@ -33,13 +36,31 @@ def limits() -> LLParserLimits:
     )
 
 
+_IDS = re.compile(r"<\[[0-9,\s-]{1,4096}\]>")
+
+
+def _renumbered(grammar: str) -> tuple[str, int]:
+    """The same grammar with the token ids that it names made small, in their order, and how many
+    there are: a vocabulary of the model's size takes longer to set up than most grammars."""
+    found = {number for each in _IDS.findall(grammar) for number in re.findall(r"[0-9]+", each)}
+    ids = sorted({int(number) for number in found if len(number) < 10})
+    small = {number: 257 + at for at, number in enumerate(ids)}
+
+    def renumber(number: "re.Match[str]") -> str:
+        return str(small[int(number[0])]) if len(number[0]) < 10 else number[0]
+
+    return _IDS.sub(lambda each: re.sub(r"[0-9]+", renumber, each[0]), grammar), len(ids)
+
+
 class _Bytes:
-    """A tokenizer whose tokens are the bytes, and an end."""
+    """A tokenizer whose tokens are the bytes, an end, and some without a text."""
 
     eos_token_id = 256
     bos_token_id = None
-    tokens = (*(bytes((value,)) for value in range(256)), b"<|end|>")
     special_token_ids = (256,)
+
+    def __init__(self, more: int) -> None:
+        self.tokens = (*(bytes((value,)) for value in range(256)), b"<|end|>", *(b"",) * more)
 
     def __call__(self, text: bytes) -> list[int]:
         return list(text)
@@ -47,8 +68,9 @@ class _Bytes:
 
 def fault_of(grammar: str) -> str:
     """Why ``grammar`` cannot be followed, or an empty text. May not return at all."""
+    grammar, more = _renumbered(grammar)
     matcher = LLMatcher(
-        LLTokenizer(TokenizerWrapper(_Bytes())), grammar, log_level=0, limits=limits()
+        LLTokenizer(TokenizerWrapper(_Bytes(more))), grammar, log_level=0, limits=limits()
     )
     chance = random.Random(0)  # noqa: S311  which bytes are tried is no secret
     for _ in range(TRIAL_STEPS):
@@ -56,25 +78,35 @@ def fault_of(grammar: str) -> str:
             break
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         allowed = [token_id for token_id in range(256) if mask >> token_id & 1]
+        if not allowed and mask >> 257:  # a token that is named
+            allowed = [257 + ((mask >> 257) & -(mask >> 257)).bit_length() - 1]
         if not allowed:
             break
         matcher.consume_token(chance.choice(allowed))
     return str(matcher.get_error()) if matcher.is_error() else ""
 
 
-def _bound_this_process() -> None:
-    with contextlib.suppress(ImportError):  # Windows: the parent's clock alone
+def _bound_this_process(cpu_s: float, niceness: int) -> None:
+    with contextlib.suppress(AttributeError, OSError):  # Windows: the parent's clock alone
+        os.nice(niceness)
+    with contextlib.suppress(ImportError):
         import resource
+        import signal
 
-        resource.setrlimit(resource.RLIMIT_CPU, (TRIAL_CPU_S, TRIAL_CPU_S))
+        whole_s = math.ceil(cpu_s) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (whole_s, whole_s))
         resource.setrlimit(resource.RLIMIT_AS, (TRIAL_MEMORY_BYTES, TRIAL_MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # ends the process: nothing catches SIGPROF
 
 
 def main() -> None:
-    """Print the fault of the grammar on the standard input, after a line that says it was read."""
+    """Print the fault of the grammar on the standard input, after a line that says it was read.
+
+    The arguments are the processor time that it may take, in seconds, and its niceness.
+    """
+    _bound_this_process(float(sys.argv[1]), int(sys.argv[2]))
     grammar = sys.stdin.buffer.read().decode()
-    _bound_this_process()
     threading.stack_size(TRIAL_STACK_BYTES)
     thread = threading.Thread(target=lambda: print("read\n" + fault_of(grammar), flush=True))
     thread.start()

@@ -1,0 +1,1 @@
+"""Whether a stranger's grammar can be followed: found out apart, in turns, and remembered."""

@@ -1,0 +1,168 @@
+"""Tries strangers' grammars in processes of their own, in turns, and remembers what came of it."""
+
+import asyncio
+import hashlib
+import sys
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from dht.errors import NetworkError
+from dht.grammars.turns import Turn, Turns
+
+TRIAL_COMMAND = (sys.executable, "-m", "dht.grammars.trial")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialLimits:
+    """Bounds on trials. A grammar that people ask for takes a tenth of a second."""
+
+    short_cpu_s: float = 0.5
+    """Processor time of a first trial; one that needs more waits again, behind short ones."""
+    short_at_once: int = 3
+    short_niceness: int = 10
+    """A tenth of a busy core: at 19 a grammar of a tenth of a second would take ten."""
+    long_cpu_s: float = 2.0
+    """Processor time of the second trial; a grammar that needs more is refused."""
+    long_at_once: int = 3
+    long_niceness: int = 19
+    queued_s_max: float = 4.0
+    """Seconds of processor time that may wait before each slot."""
+    answer_s: float = 6.0
+    """Time for turn and trial together: a client waits 10 s for a whole route
+    (``client/session/attempt.py``) and would blame the stage."""
+    remembered_max: int = 4096
+    """Grammars whose trial is remembered; the one unused for longest is forgotten first."""
+
+
+class TrialsBusyError(NetworkError):
+    """A grammar was not tried, for want of time; another try may go better."""
+
+
+class _OutOfTimeError(Exception):
+    """A trial took all the processor time that it had."""
+
+
+class GrammarTrials:
+    """Finds out what is wrong with grammars. Used on the event loop."""
+
+    def __init__(self, limits: TrialLimits | None = None) -> None:
+        self._limits = limits = limits or TrialLimits()
+        self._faults: OrderedDict[bytes, str] = OrderedDict()
+        """Why a grammar cannot be followed, or an empty text, by its hash."""
+        self._accepted: OrderedDict[str, None] = OrderedDict()
+        """Clients of which a grammar passed, which has them go before those of which none did."""
+        self._costly: OrderedDict[str, None] = OrderedDict()
+        """Clients of which a first trial took all its time, which has them go after all others."""
+        self._trying: dict[bytes, asyncio.Lock] = {}
+        self._short = _Lane(limits.short_at_once, limits.short_cpu_s, limits.queued_s_max)
+        self._long = _Lane(limits.long_at_once, limits.long_cpu_s, limits.queued_s_max)
+
+    async def fault(self, client: str, grammar: bytes, standing: int = 0) -> str:
+        """Why ``grammar`` cannot be followed, or an empty text.
+
+        Each ``client`` has its turns; who has the higher ``standing`` goes first. Raises
+        TrialsBusyError.
+        """
+        key = hashlib.sha256(grammar).digest()
+        if (fault := self._remembered(key)) is not None:
+            return fault
+        lock = self._trying.setdefault(key, asyncio.Lock())
+        try:
+            async with asyncio.timeout(self._limits.answer_s), lock:
+                if (fault := self._remembered(key)) is None:  # not another's, meanwhile
+                    fault = self._faults[key] = await self._tried(client, grammar, standing)
+        except TimeoutError:
+            raise TrialsBusyError("too many grammars are being read here") from None
+        finally:
+            if not lock.locked() and self._trying.get(key) is lock:
+                del self._trying[key]
+        if not fault:
+            self._accepted[client] = None
+            self._accepted.move_to_end(client)
+        for remembered in (self._faults, self._accepted, self._costly):
+            if len(remembered) > self._limits.remembered_max:
+                remembered.popitem(last=False)
+        return fault
+
+    def _remembered(self, key: bytes) -> str | None:
+        if (fault := self._faults.get(key)) is not None:
+            self._faults.move_to_end(key)
+        return fault
+
+    async def _tried(self, client: str, grammar: bytes, standing: int) -> str:
+        limits = self._limits
+        standing += (client in self._accepted) - (client in self._costly)
+        with suppress(_OutOfTimeError):
+            async with self._short.turn(client, standing):
+                return await self._try(grammar, limits.short_cpu_s, limits.short_niceness)
+        standing -= client not in self._costly
+        self._costly[client] = None
+        self._costly.move_to_end(client)
+        self._short.turns.lower(client)
+        with suppress(_OutOfTimeError):
+            async with self._long.turn(client, standing):
+                return await self._try(grammar, limits.long_cpu_s, limits.long_niceness)
+        return "it takes too much time or memory to read, or nests too deep"
+
+    async def _try(self, grammar: bytes, cpu_s: float, niceness: int) -> str:
+        """What a process of its own says of the grammar.
+
+        Raises TrialsBusyError, and _OutOfTimeError where it says nothing.
+        """
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *TRIAL_COMMAND,
+                str(cpu_s),
+                str(niceness),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+            )
+        except OSError as error:
+            raise TrialsBusyError(f"no grammar is tried here: {error}") from None
+        try:
+            said, _ = await process.communicate(grammar)
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        read, _, fault = said.decode(errors="replace").partition("\n")
+        if read.strip() == "read":
+            return fault.strip()
+        raise _OutOfTimeError
+
+
+class _Lane:
+    """Slots for trials of one length, and who waits for them."""
+
+    def __init__(self, at_once: int, work_s: float, queued_s_max: float) -> None:
+        self.turns = Turns(at_once=at_once, work_s=work_s, queued_s_max=queued_s_max)
+        self._waits: dict[Turn, asyncio.Future[None]] = {}
+
+    @asynccontextmanager
+    async def turn(self, client: str, standing: int) -> AsyncIterator[None]:
+        """A slot, when it is ``client``'s turn; raises TrialsBusyError for a full queue."""
+        loop = asyncio.get_running_loop()
+        turn, refused = self.turns.ask(client, standing)
+        self._waits[turn] = loop.create_future()
+        if refused is not None:
+            full = TrialsBusyError("too many grammars wait to be read here")
+            self._waits[refused].set_exception(full)
+        began_s = loop.time()
+        try:
+            self._begin()
+            await self._waits[turn]
+            began_s = loop.time()
+            yield
+        finally:
+            del self._waits[turn]
+            self.turns.leave(turn, loop.time() - began_s)
+            self._begin()
+
+    def _begin(self) -> None:
+        while (turn := self.turns.begin()) is not None:
+            wait = self._waits[turn]
+            if not wait.done():  # else it was given up, and leaves by itself
+                wait.set_result(None)

@@ -1,0 +1,219 @@
+"""A forced call is a call, in every way to call, whatever the tokenizer makes of its marks."""
+
+import json
+import random
+import re
+from functools import cache
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from client.gateway.structured.answer_reader import AnswerPart, AnswerReader
+from client.gateway.structured.call_formats import (
+    ACTIONS_JSON,
+    BARE_JSON,
+    CALL_FORMATS,
+    CHANNEL_JSON,
+    FENCED_JSON,
+    FUNCTION_CALL_JSON,
+    FUNCTION_JSON,
+    FUNCTION_ROLE_JSON,
+    FUNCTION_TAGS,
+    INVOKE_TAGS,
+    KEYS_AND_VALUES,
+    LISTED_JSON,
+    MARKED_JSON,
+    NUMBERED_JSON,
+    SEED_FUNCTION_TAGS,
+    SEPARATED_JSON,
+    TAGGED_JSON,
+    CallFormat,
+    call_format,
+)
+from client.gateway.structured.calls import Call
+from client.gateway.structured.calls_grammar import calls_grammar
+from client.gateway.structured.channels import MESSAGES
+from client.text.chat_template import ChatTemplate
+from client.text.tokenizer import Tokenizer
+from dht.grammars.trial import fault_of, limits
+from testing.local_swarm import ROOT
+
+MODEL = ROOT / "models" / "brook"
+EOS = 1
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "$defs": {
+        "Unit": {"type": "string", "enum": ["C", "F"]},
+        "Place": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 4},
+                "near": {"anyOf": [{"$ref": "#/$defs/Unit"}, {"type": "null"}]},
+                "unit": {"$ref": "#/$defs/Unit"},
+            },
+            "required": ["name", "near"],
+            "additionalProperties": False,
+        },
+    },
+    "properties": {
+        "city": {"type": "string", "minLength": 1, "maxLength": 6},
+        "days": {"type": "integer", "minimum": 0, "maximum": 9},
+        "unit": {"$ref": "#/$defs/Unit"},
+        "place": {"$ref": "#/$defs/Place"},
+        "note": {"type": "string", "maxLength": 3},
+    },
+    "required": ["city", "days", "place"],
+    "additionalProperties": False,
+}
+FUNCTIONS = [{"name": "weather", "parameters": SCHEMA}, {"name": "clock"}]
+EACH = (
+    "{%% for key, value in call.arguments.items() %%}%s{%% endfor %%}"  # its holes: key and value
+)
+VALUE = "{{ value if value is string else value | tojson }}"
+KEYED = EACH % f"<arg_key>{{{{ key }}}}</arg_key>\n<arg_value>{VALUE}</arg_value>\n"
+TAGGED = EACH % f"<parameter={{{{ key }}}}>\n{VALUE}\n</parameter>\n"
+DENSE = EACH % f"<parameter={{{{ key }}}}>{VALUE}</parameter>\n"
+INVOKED = EACH % f'<parameter name="{{{{ key }}}}">{VALUE}</parameter>\n'
+BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+WRITTEN: dict[str, CallFormat] = {
+    "[TOOL_CALLS]{{ call.name }}[CALL_ID]{{ id }}"
+    "[ARGS]{{ call.arguments | tojson }}": NUMBERED_JSON,
+    "[TOOL_CALLS]{{ call.name }}[ARGS]{{ call.arguments | tojson }}": MARKED_JSON,
+    "[TOOL_CALLS][{{ call | tojson }}]": LISTED_JSON,
+    '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "{{ call.name }}", "parameters": '
+    "{{ call.arguments | tojson }}}\n]<|END_ACTION|>": ACTIONS_JSON,
+    "<|function_call|>{{ call | tojson }}": FUNCTION_CALL_JSON,
+    "function call{{ '<|role_sep|>' }}\n{{ call | tojson }}": FUNCTION_ROLE_JSON,
+    "<function={{ call.name }}>{{ call.arguments | tojson }}</function>": FUNCTION_JSON,
+    f"<tool_call>{{{{ call.name }}}}\n{KEYED}</tool_call>": KEYS_AND_VALUES,
+    "<tool_call>\n<function={{ call.name }}>\n"
+    f"{TAGGED}</function>\n</tool_call>": FUNCTION_TAGS,
+    "<seed:tool_call>\n<function={{ call.name }}>\n"
+    f"{DENSE}</function>\n</seed:tool_call>": SEED_FUNCTION_TAGS,
+    '<minimax:tool_call>\n<invoke name="{{ call.name }}">\n'
+    f"{INVOKED}</invoke>\n</minimax:tool_call>": INVOKE_TAGS,
+    "<tool_call>\n{{ call | tojson }}\n</tool_call>": TAGGED_JSON,
+    f"{BEGIN}<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{{{ call.name }}}}\n```json\n"
+    f"{{{{ call.arguments | tojson }}}}\n```<｜tool▁call▁end｜>{END}": FENCED_JSON,
+    f"{BEGIN}<｜tool▁call▁begin｜>{{{{ call.name }}}}<｜tool▁sep｜>"
+    f"{{{{ call.arguments | tojson }}}}<｜tool▁call▁end｜>{END}": SEPARATED_JSON,
+    "<|channel|>commentary to=functions.{{ call.name }} <|constrain|>json<|message|>"
+    "{{ call.arguments | tojson }}": CHANNEL_JSON,
+    '{"name": "{{ call.name }}", "parameters": {{ call.arguments | tojson }}}': BARE_JSON,
+}
+"""What a template writes a call with, by small templates of each shape."""
+TAGS = re.compile(r"<[^<>{}=\s]+>|\[[A-Z_]+\]")
+ARGUMENTS = {"city": "Oslo", "days": 3, "place": {"name": "a", "near": None}}
+
+
+def test_every_way_to_call_is_written_by_some_template() -> None:
+    assert set(WRITTEN.values()) == set(CALL_FORMATS)
+
+
+@cache
+def tokenizer(form: CallFormat, kind: str) -> tuple[Tokenizer, LLTokenizer, int]:
+    """One whose marks are ``bytes``, ``added`` or ``special`` tokens, as a client has it and as a
+    stage, and its number of tokens."""
+    backend = Backend.from_file(str(MODEL / "tokenizer.json"))
+    tags = sorted({tag for mark in form.marks for tag in TAGS.findall(mark)})
+    if kind != "bytes":
+        special = kind == "special"
+        backend.add_tokens([AddedToken(tag, special=special, normalized=False) for tag in tags])
+    size = backend.get_vocab_size()
+    return Tokenizer(backend), LLTokenizer(backend.to_str(), n_vocab=size, eos_token=EOS), size
+
+
+def named(form: CallFormat, kind: str) -> dict[str, str]:
+    """The terms of the marks that a grammar has to name."""
+    ids = tokenizer(form, kind)[0].mark_tokens(form.marks)
+    return {mark: f"<[{token_id}]>" for mark, token_id in ids.items()}
+
+
+def grammar_of(form: CallFormat, kind: str, **options: Any) -> str:
+    channels = MESSAGES if form.in_channel else None
+    given: dict[str, Any] = {"required": True, "parallel": False, "channels": channels, **options}
+    return calls_grammar(form, FUNCTIONS, marks=named(form, kind), **given)
+
+
+def drawn(form: CallFormat, kind: str, grammar: str, seed: int) -> str:
+    """The text of an answer whose every token is drawn from those that the grammar allows."""
+    text, stage, size = tokenizer(form, kind)
+    matcher = LLMatcher(stage, grammar, log_level=0, limits=limits())
+    chance, found = random.Random(seed), list[int]()
+    while not matcher.is_stopped():
+        assert not matcher.is_error(), matcher.get_error()
+        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[:size])
+        token_id = EOS if EOS in allowed else int(chance.choice(allowed))
+        if token_id == EOS:
+            break
+        matcher.consume_token(token_id)
+        found.append(token_id)
+        assert len(found) < 2000
+    return text.showing(tuple(named(form, kind))).decode(found)
+
+
+def parts_of(form: CallFormat, text: str) -> list[AnswerPart]:
+    channels = MESSAGES if form.in_channel else None
+    reader = AnswerReader(form, channels, parameters={"weather": SCHEMA})
+    return [*reader.push(text), *reader.flush()]
+
+
+def follows(form: CallFormat, kind: str, grammar: str, text: str) -> bool:
+    client, stage, _ = tokenizer(form, kind)
+    matcher = LLMatcher(stage, grammar, log_level=0, limits=limits())
+    assert not matcher.is_error(), matcher.get_error()
+    ids = list(client.encode(text, special_tokens=False))
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("kind", ["bytes", "added", "special"])
+@pytest.mark.parametrize("form", CALL_FORMATS, ids=lambda form: form.title)
+def test_a_forced_call_is_a_call(form: CallFormat, kind: str) -> None:
+    grammar = grammar_of(form, kind)
+    assert fault_of(grammar) == ""
+    for seed in range(4):
+        text = drawn(form, kind, grammar, seed)
+        (call,) = parts_of(form, text)
+        assert isinstance(call, Call), text
+        if call.name == "weather":
+            jsonschema.validate(json.loads(call.arguments), SCHEMA)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "added", "special"])
+@pytest.mark.parametrize(("written", "form"), WRITTEN.items(), ids=lambda each: str(each)[:30])
+def test_calls_are_read_and_forced_as_the_template_writes_them(
+    written: str, form: CallFormat, kind: str
+) -> None:
+    source = "{% if tools %}{{ tools | tojson }}{% endif %}{% set call = messages[0].call %}"
+    source += "{% set id = 'a1B2c3D4e' %}" + written
+    assert call_format(source) is form
+    messages = [{"role": "assistant", "call": {"name": "weather", "arguments": ARGUMENTS}}]
+    text = ChatTemplate(source, {}).render(messages)
+    assert parts_of(form, text) == [Call(name="weather", arguments=json.dumps(ARGUMENTS))]
+    assert follows(form, kind, grammar_of(form, kind), text)
+    for parallel in (True, False):
+        free = grammar_of(form, kind, required=False, parallel=parallel)
+        said = MESSAGES.says_at_once if form.in_channel else ""
+        assert follows(form, kind, free, text)
+        assert follows(form, kind, free, f"{said}It is late.")
+        assert not follows(form, kind, free, text.replace("city", "town"))
+
+
+@pytest.mark.parametrize("kind", ["bytes", "added", "special"])
+@pytest.mark.parametrize("form", CALL_FORMATS, ids=lambda form: form.title)
+def test_an_answer_is_calls_or_in_the_format(form: CallFormat, kind: str) -> None:
+    says = MESSAGES.says_at_once if form.in_channel else ""
+    for otherwise in ('%json {"type": "integer"}', "%lark {\nstart: /[0-9]+/\n}"):
+        grammar = grammar_of(form, kind, required=False, otherwise=otherwise)
+        assert follows(form, kind, grammar, f"{says}17")
+        assert not follows(form, kind, grammar, f"{says}It is late.")
+    written = next(text for text, each in WRITTEN.items() if each is form)
+    source = "{% set call = messages[0].call %}{% set id = 'a1B2c3D4e' %}" + written
+    messages = [{"role": "assistant", "call": {"name": "weather", "arguments": ARGUMENTS}}]
+    assert follows(form, kind, grammar, ChatTemplate(source, {}).render(messages))
