@@ -30,7 +30,6 @@ from client.gateway.protocols.answer_bodies import (
 )
 from client.gateway.protocols.requests import (
     CHAT_TOKENS_DEFAULT,
-    Arguments,
     ChatRequest,
     CompletionRequest,
     Function,
