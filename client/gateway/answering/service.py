@@ -54,7 +54,7 @@ from client.gateway.structured.calls import Call
 from client.gateway.structured.channels import Channels, channels_of
 from client.gateway.structured.schemas import Schema
 from client.swarm.swarm import Swarm
-from client.text.arrangement import LeftOut, arranged
+from client.text.arrangement import Arguments, LeftOut, arranged
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import Tokenizer
 from dht.errors import NetworkError, SwarmError, UserError
