@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from math import inf
+from typing import Any, get_args, get_type_hints
+
+from msgspec import Meta
 
 from dht.errors import UserError
 from dht.messages.logprobs import SCORED_VALUES_MAX, TokenScore, scored_values
@@ -16,21 +19,15 @@ from dht.messages.session import (
     DRAFT_TOKENS_MAX,
     GRAMMAR_BYTES_MAX,
     HISTORY_TOKENS_MAX,
-    LOGPROBS_MAX,
     STOP_TOKENS_MAX,
+    Bias,
     FinishReason,
     Priority,
     Sampling,
 )
 from dht.messages.types import ModelSpec, RouteStage
 
-TEMPERATURE_MAX = 10.0
-TOP_K_MAX = 1 << 24
-SEED_MAX = (1 << 63) - 1
 NEW_TOKENS_DEFAULT = 128
-REPETITION_PENALTY_MAX = 100.0
-PENALTY_MAX = 2.0
-BIAS_MAX = 100.0
 PASSED_ON = tuple(
     name.name
     for name in fields(Sampling)
@@ -49,6 +46,20 @@ REAL = (
     "frequency_penalty",
 )
 """Options that are floats."""
+
+
+def _bounds(hint: Any) -> Meta:
+    """The bounds in a type of numbers, such as :data:`dht.messages.session.TopP`."""
+    metas = (each for kind in (hint, *get_args(hint)) for each in get_args(kind))
+    return next(each for each in metas if isinstance(each, Meta))
+
+
+BOUNDS = {
+    name: _bounds(hint)
+    for name, hint in get_type_hints(Sampling, include_extras=True).items()
+    if name in {*REAL, "top_k", "seed", "logprobs", "prompt_logprobs"}
+}
+"""The bounds of each option that peers get, as the wire has them."""
 
 
 class PrefixCache(StrEnum):
@@ -118,22 +129,10 @@ class GenerationOptions:
                 f"min_new_tokens is {self.min_new_tokens}, more than max_new_tokens, which is"
                 f" {self.max_new_tokens}"
             )
-        _check("temperature", self.temperature, 0.0, TEMPERATURE_MAX)
-        _check("top_k", self.top_k, 0, TOP_K_MAX)
-        _check("seed", self.seed, 0, SEED_MAX)
-        _check("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0:
-            raise UserError("top_p is 0; it must be above 0 and at most 1")
-        _check("min_p", self.min_p, 0.0, 1.0)
-        _check("repetition_penalty", self.repetition_penalty, 0.0, REPETITION_PENALTY_MAX)
-        if self.repetition_penalty == 0:
-            raise UserError("repetition_penalty is 0; it must be above 0, and 1 changes nothing")
-        _check("presence_penalty", self.presence_penalty, -PENALTY_MAX, PENALTY_MAX)
-        _check("frequency_penalty", self.frequency_penalty, -PENALTY_MAX, PENALTY_MAX)
-        _check("logprobs", self.logprobs, 0, LOGPROBS_MAX)
-        _check("prompt_logprobs", self.prompt_logprobs, 0, LOGPROBS_MAX)
+        for name, bounds in BOUNDS.items():
+            _check_within(name, getattr(self, name), bounds)
         for token_id, bias in self.logit_bias.items():
-            _check(f"logit_bias of token {token_id}", bias, -BIAS_MAX, BIAS_MAX)
+            _check_within(f"logit_bias of token {token_id}", bias, _bounds(Bias))
         _check("the bytes of the grammar", len(self.grammar.encode()), 0, GRAMMAR_BYTES_MAX)
 
     def _convert_numbers(self) -> None:
@@ -221,7 +220,7 @@ class GenerationOptions:
         if self.grammar and not stops:
             raise UserError("an answer under a grammar needs an end-of-text token to end with")
         return Sampling(
-            seed=secrets.randbelow(SEED_MAX) if self.seed is None else self.seed,
+            seed=secrets.randbits(63) if self.seed is None else self.seed,
             stop_token_ids=stops,
             grammar=self.grammar.encode(),
             logit_bias=tuple(self.logit_bias.items()),
@@ -330,6 +329,13 @@ def _check(name: str, value: float | None, low: float, high: float) -> None:
     if not low <= value <= high:  # NaN is neither
         said = f"{value:g}" if isinstance(value, float) else value
         raise UserError(f"{name} is {said}; it must be between {low} and {high}")
+
+
+def _check_within(name: str, value: float | None, bounds: Meta) -> None:
+    if bounds.gt is not None and value == bounds.gt:
+        raise UserError(f"{name} is {value:g}; it must be above {bounds.gt:g}")
+    low = bounds.ge if bounds.ge is not None else bounds.gt
+    _check(name, value, low if low is not None else -inf, inf if bounds.le is None else bounds.le)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,15 @@ RouteAttempt = Annotated[int, Meta(ge=0, le=1 << 20)]
 Position = Annotated[int, Meta(ge=0, le=CONTEXT_TOKENS_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=1 << 24)]
 Reason = Annotated[str, Meta(max_length=512)]
+Temperature = Annotated[float, Meta(ge=0.0, le=100.0)]
+TopK = Annotated[int, Meta(ge=0, le=1 << 24)]
+TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
+MinP = Annotated[float, Meta(ge=0.0, le=1.0)]
+Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+RepetitionPenalty = Annotated[float, Meta(gt=0.0, le=100.0)]
 Penalty = Annotated[float, Meta(ge=-100.0, le=100.0)]
+Bias = Annotated[float, Meta(ge=-1000.0, le=1000.0)]
+Alternatives = Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)]
 STEP_S_MAX = 3600.0
 StepSeconds = Annotated[float, Meta(ge=0.0, le=STEP_S_MAX)]
 
@@ -56,32 +64,29 @@ StepSeconds = Annotated[float, Meta(ge=0.0, le=STEP_S_MAX)]
 class Sampling:
     """Options for the draw of a token. Draws are keyed by (seed, position), equal at any peer."""
 
-    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
+    temperature: Temperature = 0.0
     """Temperature; 0: greedy."""
-    top_k: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
+    top_k: TopK = 0
     """Number of likeliest tokens to draw from; 0: all."""
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    top_p: TopP = 1.0
+    seed: Seed = 0
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=STOP_TOKENS_MAX)] = ()
     """Tokens that end the answer (end-of-text); the stop token itself is delivered last."""
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    min_p: MinP = 0.0
     """Minimum probability of a token, as a share of the likeliest one's; 0 keeps all."""
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
+    repetition_penalty: RepetitionPenalty = 1.0
     """Divisor of positive logits, factor of others, for all tokens so far (CTRL, §4.1)."""
     presence_penalty: Penalty = 0.0
     """Penalty subtracted from the logit of every token that is in the answer so far."""
     frequency_penalty: Penalty = 0.0
     """Penalty subtracted from a token's logit for each of its occurrences in the answer so far."""
-    logit_bias: Annotated[
-        tuple[tuple[TokenId, Annotated[float, Meta(ge=-1000.0, le=1000.0)]], ...],
-        Meta(max_length=BIASED_TOKENS_MAX),
-    ] = ()
+    logit_bias: Annotated[tuple[tuple[TokenId, Bias], ...], Meta(max_length=BIASED_TOKENS_MAX)] = ()
     """Pairs of a token and the bias added to its logit before anything else; each token once."""
     min_new_tokens: Annotated[int, Meta(ge=0, le=CONTEXT_TOKENS_MAX)] = 0
     """Minimum tokens of the answer before a stop token may be drawn."""
-    logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
+    logprobs: Alternatives | None = None
     """Number of alternatives sent with each token's log probability; None: send neither."""
-    prompt_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
+    prompt_logprobs: Alternatives | None = None
     """Number of alternatives sent with each prompt token's log probability; None: send neither."""
     grammar: Annotated[bytes, Meta(max_length=GRAMMAR_BYTES_MAX)] = b""
     """Grammar that the answer's text follows, as llguidance's Lark in UTF-8; empty: none. The

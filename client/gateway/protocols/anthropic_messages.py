@@ -31,6 +31,7 @@ from client.gateway.protocols.requests import (
     ToolName,
 )
 from dht.json_file import Json
+from dht.messages.session import Temperature, TopP
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 FAILED = "Error: "
@@ -168,8 +169,8 @@ class MessagesRequest(CountRequest, kw_only=True):
     max_tokens: TokenCount
     stream: bool | None = None
     stop_sequences: Annotated[list[Stop], Meta(max_length=STOPS_MAX)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     top_k: int | None = None
     output_format: OutputFormat | None = None
     """``output_config.format`` by its older name."""

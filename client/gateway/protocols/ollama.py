@@ -31,6 +31,7 @@ from client.gateway.protocols.requests import (
     ToolCall,
 )
 from dht.json_file import Json
+from dht.messages.session import Temperature, TopP
 
 VERSION = "0.12.0"
 """The version of Ollama whose interface this is."""
@@ -42,8 +43,8 @@ class Options(msgspec.Struct, kw_only=True):
     """How to sample. How a server would load a model (``num_ctx``, ``num_gpu``) is left to it."""
 
     num_predict: int | None = None
-    temperature: Annotated[float, Meta(ge=0)] | None = None
-    top_p: float | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None

@@ -29,6 +29,7 @@ from client.gateway.protocols.requests import (
     ToolName,
 )
 from dht.json_file import Json
+from dht.messages.session import Temperature, TopP
 
 LOGPROBS = "message.output_text.logprobs"
 PARAMS = {"messages": "input", "response_format": "text.format"}
@@ -140,8 +141,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     store: bool | None = None
     max_output_tokens: Annotated[int, Meta(ge=1, le=1 << 22)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     text: TextOptions | None = None
     tools: Annotated[list[ResponseTool], Meta(max_length=TOOLS_MAX)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ChosenTool | None = None

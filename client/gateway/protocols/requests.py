@@ -26,7 +26,18 @@ from client.gateway.structured.grammar import of_choice, of_regex, of_schema, sc
 from client.gateway.structured.schemas import Schema
 from client.text.arrangement import Arguments
 from dht.errors import UserError
-from dht.messages.session import BIASED_TOKENS_MAX, GRAMMAR_BYTES_MAX, Priority
+from dht.messages.session import (
+    BIASED_TOKENS_MAX,
+    GRAMMAR_BYTES_MAX,
+    Alternatives,
+    Bias,
+    MinP,
+    Penalty,
+    Priority,
+    RepetitionPenalty,
+    Temperature,
+    TopP,
+)
 
 logger = logging.getLogger(__name__)
 MESSAGES_MAX = 4096
@@ -164,16 +175,16 @@ class Sampled(msgspec.Struct, kw_only=True):
     n: Choices | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=STOPS_MAX)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Bias] | None = None
     max_tokens: TokenCount | None = None
     # vLLM's
     top_k: int | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     min_tokens: TokenCount | None = None
     stop_token_ids: Annotated[list[int], Meta(max_length=32)] | None = None
     ignore_eos: bool | None = None
@@ -195,7 +206,7 @@ class CompletionRequest(Sampled, kw_only=True):
 
     prompt: str | Annotated[list[str | int | TokenIds], Meta(max_length=PROMPT_TOKENS_MAX)]
     echo: bool | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    logprobs: Alternatives | None = None
     best_of: int | None = None
     suffix: str | None = None
 
@@ -288,7 +299,7 @@ class ChatRequest(Sampled, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MESSAGES_MAX)]
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    top_logprobs: Alternatives | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Meta(max_length=TOOLS_MAX)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
