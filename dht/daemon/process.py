@@ -247,6 +247,7 @@ def _arguments(config: DaemonConfig, control: Path, identity: Path) -> list[str]
         f"-id={identity}",
         "-tls=1",
         "-connManager=1",
+        "-dhtServer=1" if listens else "-dhtClient=1",
         f"-natPortMap={int(nat and listens)}",
         f"-autonat={int(nat and listens)}",
         f"-relay={nat}",

@@ -7,8 +7,10 @@ that has no row here.
 from collections.abc import Mapping
 
 from dht.budget import (
+    CONNECTIONS,
     DHT_BULK_STORES,
     DHT_FIND_BYTES,
+    DHT_FOUND_BYTES,
     DHT_PINGS,
     DHT_STORE_BYTES,
     DHT_STORES,
@@ -17,6 +19,7 @@ from dht.budget import (
     DIALS_BACK_OPEN,
     DIALS_BACK_TO,
     FRAME_BYTES,
+    HANDSHAKES,
     LAYER_CHECKS,
     PINGS,
     PLAN_BYTES,
@@ -33,6 +36,7 @@ from dht.budget import (
     STREAMS,
     TEXT_BYTES,
     TEXT_STREAMS,
+    UNREAD_BYTES,
     Limit,
 )
 from dht.transport.interface import (
@@ -69,11 +73,14 @@ CHANNELS: Mapping[str, tuple[Limit, ...]] = {
     RELAY_PROTOCOL: (STREAMS, RELAY_SLOTS, RELAY_CALLS, RELAY_BYTES),
     "DHTProtocol.rpc_ping": (DHT_PINGS,),
     "DHTProtocol.rpc_store": (DHT_STORES, DHT_STORE_BYTES, DHT_BULK_STORES),
-    "DHTProtocol.rpc_find": (DHT_FIND_BYTES,),
+    "DHTProtocol.rpc_find": (DHT_FIND_BYTES, DHT_FOUND_BYTES),
+    "connections to a light peer": (HANDSHAKES, CONNECTIONS, UNREAD_BYTES),
 }
-"""Our own protocols, and hivemind's calls as we answer them."""
+"""Our own protocols, hivemind's calls as we make and answer them, and what lies below them."""
 
 LIBRARIES: Mapping[str, str] = {
+    "/ipfs/kad/1.0.0": "libp2p's own DHT, by which a daemon finds where another peer listens; what"
+    " strangers leave there is bounded by the daemon's collector alone (see what is not protected)",
     "/ipfs/id/1.0.0": "libp2p tells its protocols and addresses, 2 KiB",
     "/ipfs/id/push/1.0.0": "libp2p hears of the other's protocols and addresses, 8 KiB at most",
     "/ipfs/ping/1.0.0": "libp2p echoes 32 bytes at a time",
