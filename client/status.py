@@ -93,7 +93,7 @@ def screen(state: Json, network: str) -> str:
     if len(shown) > PEERS_SHOWN_MAX:
         lines.append(f"… and {len(shown) - PEERS_SHOWN_MAX} more")
     held = f"layers: {layers['count']}, each held by {layers['replica_depth']} or more"
-    return "\n".join([*lines, "", held, state["help"]])
+    return "\n".join([*lines, "", held, state["help"], *state["weak_points"]])
 
 
 def _speed(probes: Json) -> str:

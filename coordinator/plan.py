@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Any
 from coordinator.evaluation.plan_check import check_plan
 from coordinator.experiments.planner_view import read_service
 from coordinator.experiments.swarm_file import read_file
-from coordinator.planning.advice import busiest, one_answer_s, one_more
+from coordinator.explain.weak_points import weak_points
+from coordinator.explain.words import sentences
+from coordinator.planning.advice import one_answer_s, one_more
 from coordinator.planning.placement import (
     EXACT_PEERS_MAX,
     NoPlacementError,
@@ -58,8 +60,6 @@ With --json, estimate_tokens_per_s is what the plan would serve under full
 load, by coordinator.evaluation.estimate.
 """
 BAR = 10
-BUSY = 0.5
-"""Minimum share of its capacity at which a link or peer is reported."""
 ADVICE_MAX = 3
 ADVICE_SHARE = 0.5
 """Time for the advice on one more peer, as a share of the time limit; without ``--json`` only."""
@@ -167,9 +167,8 @@ def print_plan(answer: PlannerResult, *, advise_s: float, seed: int) -> None:
     if len(answer.problem.nodes) <= EXACT_PEERS_MAX and advise_s > 0:
         _print_most_flow(answer, console, limit_s=advise_s, seed=seed)
     console.print(f"weights to fetch: {fetched_bytes(answer) / 2**30:.3g} GiB")
-    for use in busiest(answer.problem, answer.placement):
-        if use.share >= BUSY:
-            console.print(f"{use.text} carries {use.share:.0%} of what it can")
+    for sentence in sentences(weak_points(answer.problem, plan.assignments), short_name):
+        console.print(sentence)
     if advise_s <= 0:
         return
     started_s = time.monotonic()
@@ -181,7 +180,7 @@ def print_plan(answer: PlannerResult, *, advise_s: float, seed: int) -> None:
         spent=lambda: (time.monotonic() - started_s) / advise_s,
     )
     for name, gain in gains[:ADVICE_MAX]:
-        console.print(f"one more peer like {short_name(name)} would give {gain:+.0%}")
+        console.print(f"Planned anew, one more peer like {short_name(name)} would give {gain:+.0%}")
 
 
 def _print_most_flow(

@@ -291,6 +291,7 @@ async def _serve(
 ) -> None:
     from coordinator.plans.reviewer import Reviewer
     from coordinator.plans.store import PlanStore
+    from coordinator.routing.balance import BalanceConfig
     from coordinator.runtime import Coordinator, CoordinatorConfig
     from dht.connecting import chosen_transport
     from dht.records.directory import Directory
@@ -368,7 +369,11 @@ async def _serve(
         plans=plans,
         reporter=reporter,
         record=record,
-        config=PeerConfig(follow=FollowConfig(pinned=pinned), use=use),
+        config=PeerConfig(
+            follow=FollowConfig(pinned=pinned),
+            use=use,
+            balance=BalanceConfig(evens=arguments.balance),
+        ),
         measured=measured,
         machine=MachineWatch(use, gpu=arguments.gpu is not None),
         refined=OwnFigures(engine, stage).refined,

@@ -18,6 +18,7 @@ from coordinator.evaluation.max_flow import solve_flow
 from coordinator.experiments.full_load import as_plan
 from coordinator.planning.placement import score
 from coordinator.problem.service import KvCapacity
+from coordinator.routing.balance import BalanceConfig
 from coordinator.simulator.clients import Clients
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.core.report import latency
@@ -61,7 +62,16 @@ def pipelines() -> tuple[Problem, Profiles, Plan]:
     return problem, replace(profiles, peers=peers), plan
 
 
-def served(per_s: float, dispatch: str, balance: bool, urgent: float, leaves: str) -> Row:
+MOVES = {
+    "": None,
+    "moves for room": BalanceConfig(),
+    "moves": BalanceConfig(evens=True),
+}
+"""Which moves peers ask for: none, those that make room (the default of ``anabranch join``), or
+those that even out, too (``--balance``)."""
+
+
+def served(per_s: float, dispatch: str, moves: str, urgent: float, leaves: str) -> Row:
     """Half an hour of arrivals, until all are answered; ``leaves``: how a peer goes, if any."""
     problem, profiles, plan = pipelines()
     engine = LiveSwarm(problem, profiles, plan.assignments, FramedWire)
@@ -69,7 +79,7 @@ def served(per_s: float, dispatch: str, balance: bool, urgent: float, leaves: st
     arrivals = heavy_tailed(
         per_s=per_s, duration_s=DURATION_S, mean_tokens=MEAN_TOKENS, urgent=urgent, seed=0
     )
-    rules = MoveRules(balance=balance)
+    rules = MoveRules(balance=MOVES[moves])
     run = Moving(engine, clients, arrivals, rules, start_s=0.0, end_s=1e9)
     gone = plan.assignments[1].peer_id
     if leaves == "drains":
@@ -86,7 +96,7 @@ def served(per_s: float, dispatch: str, balance: bool, urgent: float, leaves: st
     return {
         "requests_per_s": per_s,
         "dispatch": dispatch,
-        "balance": balance,
+        "asked_moves": moves,
         "urgent": urgent,
         "leaves": leaves,
         "requests": len(arrivals),
@@ -112,7 +122,7 @@ def _job(key: str, **changed: Any) -> Job:
     arguments: dict[str, Any] = {
         "per_s": RATES[1],
         "dispatch": "turns",
-        "balance": False,
+        "moves": "",
         "urgent": URGENT,
         "leaves": "",
     }
@@ -126,16 +136,10 @@ LEAVING_RATE = 0.6
 
 def _llumnix() -> Sequence[Job]:
     jobs = [
-        _job(f"{rate:g}/s, {dispatch}{', moves' if balance else ''}", per_s=rate)
-        if (dispatch, balance) == ("turns", False)
-        else _job(
-            f"{rate:g}/s, {dispatch}{', moves' if balance else ''}",
-            per_s=rate,
-            dispatch=dispatch,
-            balance=balance,
-        )
+        _job(", ".join(filter(None, (f"{rate:g}/s", dispatch, moves))), **named)
         for rate in RATES
-        for dispatch, balance in (("turns", False), ("freest", False), ("freest", True))
+        for dispatch, moves in (("turns", ""), *(("freest", moves) for moves in MOVES))
+        for named in ({"per_s": rate, "dispatch": dispatch, "moves": moves},)
     ]
     jobs += [
         _job("nobody is urgent", urgent=0.0),

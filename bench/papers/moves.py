@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 
 from coordinator.admission.rules import headroom
-from coordinator.routing.balance import Balance, Movable, PeerLoad, swapped
+from coordinator.routing.balance import Balance, BalanceConfig, Movable, PeerLoad, swapped
 from coordinator.routing.routes import NoRoute, replacement
 from coordinator.simulator.clients import Clients, most_tokens
 from coordinator.simulator.core.parts import SimulatedSession, Stage
@@ -28,8 +29,8 @@ from dht.messages.types import SOURCE, RouteStage
 class MoveRules:
     """Which moves are made. Times in seconds."""
 
-    balance: bool = False
-    """Whether peers move sessions for balance."""
+    balance: BalanceConfig | None = None
+    """When peers ask for moves; None: never."""
     check_s: float = 1.0
     """Interval at which every peer looks."""
     noticed_s: float = 2.0
@@ -72,11 +73,12 @@ class Moving(Arrivals):
         self._moves: dict[int, _Move] = {}
         self._moved_s: dict[int, float] = {}
         self._awaiting: dict[int, float] = {}
+        self._rtt_s = _round_trips_s(swarm)
         self.moves = self.losses = 0
         self.urgent_prompt_s: list[float] = []
         self.moved_gaps_s: list[float] = []
         """Time of the token under way at each move or repair of a session, in seconds."""
-        if rules.balance:
+        if rules.balance is not None:
             swarm.call_at(rules.check_s, self._check)
 
     # The waiting line
@@ -190,18 +192,19 @@ class Moving(Arrivals):
     def _check(self) -> None:
         """Let every peer ask for the moves that it wants."""
         now_s = self.engine.now_s
+        config = self._rules.balance or BalanceConfig()
         loads = {name: self._load(name) for name in self._clients.rooms}
         on: dict[str, list[SimulatedSession]] = {}
         for session in self.live.values():
             for name, _, _ in session.stages:
                 on.setdefault(name, []).append(session)
         for name, mine in loads.items():
-            balance = self._balances.setdefault(name, Balance(me=name))
+            balance = self._balances.setdefault(name, Balance(me=name, config=config))
             others = {other: load for other, load in loads.items() if other != name}
             here = [each for s in on.get(name, ()) for each in self._movable(s, name)]
             present = {str(s.number) for s in on.get(name, ())}
             asked = set(balance.under_way)
-            for order in balance.step(now_s, mine, others, here, present):
+            for order in balance.step(now_s, mine, others, here, present, self._rtt_s):
                 session = self.live[int(order.session)]
                 if order.to not in asked and session.number not in self._moves:
                     self._swap(session, name, order.to)
@@ -328,6 +331,14 @@ class Moving(Arrivals):
             for peer, _, _ in stages:
                 if peer not in _peers(session):
                     usable.pop(peer, None)
+
+
+def _round_trips_s(swarm: LiveSwarm) -> dict[frozenset[str], float]:
+    """The round trip of every pair of peers, in seconds: what they would have measured."""
+    return {
+        frozenset((a, b)): swarm.one_way_s(a, b) + swarm.one_way_s(b, a)
+        for a, b in combinations(swarm.peers, 2)
+    }
 
 
 def _peers(session: SimulatedSession) -> list[str]:

@@ -12,6 +12,7 @@ from dht.messages.types import (
     LINK_FRESH_MAX_S,
     SINK,
     SOURCE,
+    Link,
     LinksRecord,
     NodeRecord,
     Plan,
@@ -32,10 +33,8 @@ def links_json(records: Sequence[LinksRecord], now_unix_s: float) -> list[Json]:
     """Measured directed links, the newest measurement of each pair; only by one of its two ends."""
     newest: dict[tuple[str, str], Json] = {}
     for record in records:
-        for link in record.links:
+        for link in fresh_links(record, now_unix_s):
             age_s = max(0.0, now_unix_s - link.measured_unix_s)
-            if age_s > LINK_S or record.peer_id not in {link.source, link.target}:
-                continue
             pair = clean_id(link.source), clean_id(link.target)
             if pair in newest and newest[pair]["age_s"] <= age_s:
                 continue
@@ -47,6 +46,16 @@ def links_json(records: Sequence[LinksRecord], now_unix_s: float) -> list[Json]:
                 "age_s": age_s,
             }
     return list(newest.values())[:LINKS_SHOWN_MAX]
+
+
+def fresh_links(record: LinksRecord, now_unix_s: float) -> tuple[Link, ...]:
+    """The links of a record that count: measured lately, and by one of their two ends."""
+    return tuple(
+        link
+        for link in record.links
+        if now_unix_s - link.measured_unix_s <= LINK_S
+        and record.peer_id in (link.source, link.target)
+    )
 
 
 def links_of_peers(links: Sequence[Json]) -> dict[str, Json]:

@@ -169,13 +169,13 @@ class Prober:
             models=self._models,
             invitation=self._config.invitation,
         )
-        state = build_state(seen)
+        state = await asyncio.to_thread(build_state, seen)
         if self._watch is None:
             self._watch = IncidentWatch(open=await self._history.open_incidents())
         if changed := self._watch.look(state):
             await self._history.add_incidents(changed)
             incidents = await self._history.incidents(now_unix_s)
-            state = build_state(replace(seen, incidents=incidents))
+            state = await asyncio.to_thread(build_state, replace(seen, incidents=incidents))
         self.state = state
 
     def _with_beat(self, peer_id: str) -> SeenPeer:

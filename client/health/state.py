@@ -6,12 +6,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from client.errors import missing_text
 from client.health.models import held_verdict, models_json
 from client.health.network import (
+    fresh_links,
     links_json,
     links_of_peers,
     plan_json,
@@ -30,7 +32,10 @@ from client.health.past import (
 from client.pages.clean import clean_id, clean_name, peer_name
 from client.view.ping_state import SILENT_MISSES
 from coordinator.catalogue.served import ServedModel
+from coordinator.explain.weak_points import weak_points
+from coordinator.explain.words import sentences
 from coordinator.plans.versions import number_max
+from coordinator.problem.from_records import problem_of
 from dht.json_file import Json
 from dht.messages.types import (
     Assignment,
@@ -60,8 +65,6 @@ PEERS_SHOWN_MAX = 1000
 VERSIONS_SHOWN_MAX = 10
 NAMED_MAX = 4
 """Peers named in a sentence."""
-NARROW = 0.8
-"""Layers whose peers together can do less than this share of the median are called narrow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +151,8 @@ def build_state(seen: SwarmSnapshot) -> Json:
     for peer in peers:
         peer["links"] = at_peers.get(peer["id"])
     counts = _depths(peers, spec)
+    weak = _weak_points(seen, spec, peers)
+    help_text = _help(spec, counts, weak)
     probes = _probes(seen)
     reasons = _reasons(seen, peers, counts, probes)
     verdict = _verdict(reasons, counts, probes)
@@ -179,7 +184,8 @@ def build_state(seen: SwarmSnapshot) -> Json:
         "incidents": [incident_json(each) for each in seen.incidents[:INCIDENTS_SHOWN_MAX]],
         "trace": trace_json(seen.route, records, links),
         "token_time": None if seen.token_time is None else asdict(seen.token_time),
-        "help": _help(spec, peers, counts),
+        "help": help_text,
+        "weak_points": [each for each in weak if each != help_text],
         "models": models_json(seen.models, spec, counts, seen.invitation),
     }
 
@@ -384,12 +390,12 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return sorted(values)[max(0, math.ceil(len(values) * share / 100) - 1)]
 
 
-def _help(spec: ModelSpec | None, peers: list[Json], depths: list[int]) -> str:
+def _help(spec: ModelSpec | None, depths: list[int], weak: Sequence[str]) -> str:
     if spec is None:
         return "Nobody serves this model: found the swarm with node.join."
     lost, single = _ranges(depths, 0), _ranges(depths, 1)
     if not lost and not single:
-        return _help_speed(peers, len(depths))
+        return weak[0] if weak else "Every layer has two holders or more; another peer adds speed."
     start, end = max(lost or single, key=lambda each: each[1] - each[0])
     size_gib = stage_bytes(spec, start, end, spec.context_tokens) / 2**30
     size = f"{size_gib:.1f} GiB" if size_gib >= 0.1 else f"{size_gib * 1024:.0f} MiB"
@@ -403,17 +409,33 @@ def _help(spec: ModelSpec | None, peers: list[Json], depths: list[int]) -> str:
     return f"{text} {verb} one holder: one more peer of {size} would remove {ending}."
 
 
-def _help_speed(peers: list[Json], layers: int) -> str:
-    """Where another peer adds speed: the layers whose holders together do least."""
-    text = "Every layer has two holders or more; another peer adds speed"
-    rates = [0.0] * layers
-    for peer in peers:
-        if peer["counts"]:
-            for layer in range(peer["start"], peer["end"]):
-                rates[layer] += peer["tokens_per_s"]
-    least, usual = min(rates), sorted(rates)[len(rates) // 2]
-    if least >= NARROW * usual:
-        return f"{text}."
-    narrow = [1 if rate <= least * (1 + 1e-9) else 0 for rate in rates]
-    where = layers_text(*_ranges(narrow, 1))
-    return f"{text}, most of all at {where}: {least:.0f} tokens/s together, {usual:.0f} elsewhere."
+def _weak_points(seen: SwarmSnapshot, spec: ModelSpec | None, peers: list[Json]) -> tuple[str, ...]:
+    """What answers wait for and whose loss would hurt, by the believed holders' graph."""
+    shown = list(zip(seen.peers, peers, strict=False))
+    held = {
+        each.record.peer_id: each.record
+        for each, peer in shown
+        if peer["counts"] and each.record.end - each.record.start <= len(each.record.tokens_per_s)
+    }
+    if spec is None or not held:
+        return ()
+    links = {
+        record.peer_id: replace(record, links=fresh)
+        for record in seen.links
+        if (fresh := fresh_links(record, seen.now_unix_s))
+    }
+    spans = [
+        Assignment(peer_id=peer_id, start=record.start, end=record.end)
+        for peer_id, record in held.items()
+    ]
+    problem = problem_of(spec, held, links)
+    ageless = tuple(replace(link, measured_unix_s=0.0) for link in problem.links)
+    found = _asked(replace(problem, links=ageless), tuple(spans))
+    if found.missing:
+        return ()  # which layers these are, and what brings them back, is said without the graph
+    names = {each.record.peer_id: str(peer["name"]) for each, peer in shown}
+    return sentences(found, lambda peer_id: names[peer_id])
+
+
+_asked = lru_cache(maxsize=4)(weak_points)
+"""A state is built more often than peers, layers and links change."""

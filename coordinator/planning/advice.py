@@ -1,18 +1,16 @@
-"""Advice on a plan: its fullest peer and link, what one answer alone takes, and what one more peer
-would gain."""
+"""Advice on a plan: what one answer alone takes, and what one more peer would gain once all is
+planned again. What holds the plan itself back: :mod:`coordinator.explain`."""
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from coordinator.evaluation.max_flow import capacities, edge_capacity
+from coordinator.explain.weak_points import with_twin
 from coordinator.planning.placement import Placement, best_placement, of_chains
 from coordinator.problem.service import CONTEXT_TYPICAL, Service
 from coordinator.routing.quickest import LOOKS_MAX
 from coordinator.search.chain_search import Judge, as_chains, improved
-from dht.identity.peer_id import short_name
-from dht.messages.types import SINK, SOURCE, Assignment, PlannerNode, Problem
+from dht.messages.types import Assignment, PlannerNode, Problem
 
 KINDS_MAX = 6
 """Maximum number of peer kinds of which one more is tried."""
@@ -20,45 +18,6 @@ GAIN_MIN = 0.01
 STEP_S = 0.002
 """Minimum time of a step in seconds beside its layers: receiving, queueing, sending. Peers measure
 their layers alone."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
-    """A peer or link, and the share of its capacity that is used."""
-
-    text: str
-    share: float
-
-
-def busiest(problem: Problem, placement: Placement) -> tuple[Use, ...]:
-    """The fullest link, whether a pair's or a peer's own, and the fullest peer of the flow."""
-    limits, capacity = capacities(problem, placement.assignments), edge_capacity(problem)
-    through: defaultdict[str, float] = defaultdict(float)
-    sent: defaultdict[str, float] = defaultdict(float)
-    taken: defaultdict[str, float] = defaultdict(float)
-    links: list[Use] = []
-    for edge in placement.edges or ():
-        through[edge.head] += edge.tokens_per_s
-        sent[edge.tail] += edge.tokens_per_s if edge.head != SINK else 0.0
-        taken[edge.head] += edge.tokens_per_s if edge.tail != SOURCE else 0.0
-        limit = capacity(edge.tail, edge.head)
-        if limit > 0 and edge.tail != SOURCE and edge.head != SINK:
-            share = edge.tokens_per_s / limit
-            text = f"the link {short_name(edge.tail)} to {short_name(edge.head)}"
-            links.append(Use(text=text, share=share))
-    links += [
-        Use(text=f"the {which} of {short_name(name)}", share=flows[name] / rate)
-        for which, flows, rates in (("uplink", sent, limits.ups), ("downlink", taken, limits.downs))
-        for name, rate in rates.items()
-        if rate > 0
-    ]
-    peers = [
-        Use(text=f"peer {short_name(name)}", share=flow / limits.peers[name])
-        for name, flow in through.items()
-        if limits.peers.get(name, 0.0) > 0
-    ]
-    found = [max(uses, key=lambda use: use.share) for uses in (links, peers) if uses]
-    return tuple(found)
 
 
 def one_answer_s(problem: Problem, assignments: Collection[Assignment], service: Service) -> float:
@@ -138,21 +97,7 @@ def one_more(
 
 def _with_twin(problem: Problem, service: Service, twin: PlannerNode) -> tuple[Problem, Service]:
     """The problem and service with one more peer, a copy of ``twin`` with the same links."""
-    name = f"{twin.peer_id[:58]}+1"
-    links = [replace(k, source=name) for k in problem.links if k.source == twin.peer_id]
-    links += [replace(k, target=name) for k in problem.links if k.target == twin.peer_id]
-    between = [k for k in problem.links if k.source == twin.peer_id]
-    if between:
-        nearest = min(between, key=lambda k: k.rtt_s)
-        links += [
-            replace(nearest, source=twin.peer_id, target=name),
-            replace(nearest, source=name, target=twin.peer_id),
-        ]
-    larger = replace(
-        problem,
-        nodes=(*problem.nodes, replace(twin, peer_id=name, current=None)),
-        links=(*problem.links, *links),
-    )
+    larger, name = with_twin(problem, twin)
     hub = dict(service.hub_delay_s)
     if twin.peer_id in hub:
         hub[name] = hub[twin.peer_id]

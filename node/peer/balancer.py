@@ -9,7 +9,14 @@ import logging
 import math
 from collections.abc import Callable
 
-from coordinator.routing.balance import Balance, Movable, PeerLoad, load_of, round_trips
+from coordinator.routing.balance import (
+    Balance,
+    BalanceConfig,
+    Movable,
+    PeerLoad,
+    load_of,
+    round_trips,
+)
 from dht.errors import NetworkError
 from dht.messages.types import NodeRecord
 from dht.records.directory import Directory
@@ -20,7 +27,7 @@ logger = logging.getLogger(__name__)
 LOOK_S = 2.0
 """Interval between looks at this peer's own load."""
 READ_S = 10.0
-"""Interval between reads of others' records while relief is needed; they are renewed every 15 s."""
+"""Interval between reads of others' records while they may be needed; renewed every 15 s."""
 
 
 class Balancer:
@@ -31,13 +38,13 @@ class Balancer:
         directory: Directory,
         stage: StageServer,
         record: Callable[[], NodeRecord],
-        balance: Balance | None = None,
+        config: BalanceConfig,
     ) -> None:
         """``record`` returns the record that this peer announces."""
         self._directory = directory
         self._stage = stage
         self._record = record
-        self.balance = balance or Balance(me=record().peer_id)
+        self.balance = Balance(me=record().peer_id, config=config)
         stage.taker_of = self.taker_of
         self._read_s = -math.inf
         self._others: dict[str, PeerLoad] = {}
@@ -55,7 +62,7 @@ class Balancer:
     async def look(self) -> None:
         """Look at the load once, and ask owners to move sessions. Raises NetworkError."""
         balance, stage = self.balance, self._stage
-        if not balance.under_way and not balance.needs_relief(stage.load):
+        if not balance.under_way and not balance.needs_others(stage.load):
             return
         now_s = asyncio.get_running_loop().time()
         if now_s - self._read_s >= READ_S:

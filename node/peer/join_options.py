@@ -143,6 +143,8 @@ def join_parser() -> Parser:
     add(
         "--monthly-cap", type=float, metavar="GB", help="GB a month, both ways (link probes: to 33)"
     )
+    evens = "have sessions moved to freer peers while memory suffices, too (docs/lend-a-gpu.md)"
+    rare("--balance", action="store_true", help=evens)
     rare(
         "--int8-rows",
         choices=("off", "prefill", "all"),

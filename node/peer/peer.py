@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from coordinator.plans.store import PlanStore
+from coordinator.routing.balance import BalanceConfig
 from coordinator.runtime import Coordinator
 from dht.budget import SHARES, Budget
 from dht.errors import MachineError, NetworkError
@@ -57,6 +58,8 @@ class PeerConfig:
     follow: FollowConfig = field(default_factory=FollowConfig)
     use: UseConfig = field(default_factory=UseConfig)
     """When to step aside for the machine's owner."""
+    balance: BalanceConfig = field(default_factory=BalanceConfig)
+    """Which sessions to have moved to other holders of their layers."""
     look_s: float = 2.0
     """Interval between looks at what else the machine does."""
     aside_s: float = 8.0
@@ -134,7 +137,7 @@ class Peer:
         """Whether this peer has announced itself."""
         self._measured = measured
         self._links = LinkKeeper(transport, directory, stage, measured)
-        self._balancer = Balancer(directory, stage, lambda: self._announcer.record)
+        self._balancer = Balancer(directory, stage, lambda: self._announcer.record, config.balance)
         self._checker = SelfChecker(
             transport,
             serves=self._serves_by_plan,

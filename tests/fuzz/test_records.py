@@ -24,7 +24,7 @@ from coordinator.plans.review import falls_short, review
 from coordinator.plans.transition import TransitionConfig, settled, usable_nodes, with_effects
 from coordinator.problem.from_records import problem_of
 from coordinator.problem.model_pin import ModelPin
-from coordinator.routing.balance import Balance, Movable, load_of, round_trips
+from coordinator.routing.balance import Balance, BalanceConfig, Movable, load_of, round_trips
 from coordinator.routing.routes import Router
 from dht.errors import UserError
 from dht.messages import codec
@@ -255,7 +255,7 @@ def _balance(seen: Seen, mine: NodeRecord) -> None:
         ran_tokens=10,
         moved_s=math.inf,
     )
-    balance = Balance(me=me)
+    balance = Balance(me=me, config=BalanceConfig(evens=True))
     for now_s in (0.0, 30.0, 60.0):
         balance.step(now_s, load_of(mine), others, [here], [here.session], round_trips(seen.links))
 

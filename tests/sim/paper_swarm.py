@@ -23,6 +23,7 @@ import torch
 
 from client import Swarm, SwarmConfig
 from client.text.tokenizer import ModelText
+from coordinator.routing.balance import BalanceConfig
 from dht.budget import Budget
 from dht.messages.session import RouteStage
 from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
@@ -505,10 +506,10 @@ class PaperSwarm:
         self.peers.append(peer)
         return peer
 
-    def balance(self) -> None:
-        """Let peers ask for relief by freer ones, as real peers do."""
+    def balance(self, *, evens: bool = False) -> None:
+        """Let peers ask for relief by freer ones, as real peers do; ``evens``: with room, too."""
         for peer in self.peers:
-            balancer = Balancer(peer.directory, peer.stage, peer.record)
+            balancer = Balancer(peer.directory, peer.stage, peer.record, BalanceConfig(evens=evens))
             peer.tasks.append(asyncio.create_task(balancer.run()))
 
     def kill(self, peer: PaperPeer) -> None:

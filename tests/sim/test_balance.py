@@ -80,7 +80,7 @@ def test_who_joins_a_full_peer_takes_sessions_over(way: str, layers: tuple[int, 
             if way == "replay":
                 fresh.bandwidth = 1.0
             wide = spread([full, fresh])
-            swarm.balance()
+            swarm.balance(evens=True)
             await until(lambda: full.stage.sessions <= 6)
             assert full.stage.sessions + fresh.stage.sessions >= 10, "by moves, not by ends"
             assert spread([full, fresh]) < wide / 2
@@ -99,7 +99,7 @@ def test_without_another_holder_all_stay() -> None:
         async with paper_swarm() as swarm, swarm.client() as client:
             for span in ((0, 4), (4, 8)):
                 await swarm.add(*span, kv_tokens=KV_TOKENS)
-            swarm.balance()
+            swarm.balance(evens=True)
             answers = Answers(client)
             for number in range(10):
                 answers.ask(number)
@@ -163,7 +163,7 @@ def test_whatever_becomes_of_the_freer_peer_answers_are_right(way: str, after_s:
                 answers.ask(number)
             await until(lambda: answers.tokens > 60)
             fresh = await swarm.add(4, 8, kv_tokens=KV_TOKENS)
-            swarm.balance()
+            swarm.balance(evens=True)
             if way == "refuses":
                 fresh.engine.refuses_kv = True
             else:

@@ -90,6 +90,10 @@ class LiveSwarm(Clock):
 
     # Peers and links
 
+    def one_way_s(self, source: str, target: str) -> float:
+        """Seconds that an empty frame takes between two peers whose link is idle."""
+        return self._wires.get((source, target), self._default)[1]
+
     def add(self, assignment: Assignment) -> None:
         """Add a peer that holds layers."""
         name, start, end = assignment.peer_id, assignment.start, assignment.end

@@ -239,8 +239,10 @@ def test_people_read_what_holds_it_back_and_what_would_help(write, capsys):
     three = {**OWN, "nodes": OWN["nodes"][:2], "links": []}
     assert main([write(three), "--time-limit", "2"]) == 0
     out = capsys.readouterr().out
-    assert "carries 100% of what it can" in out
-    assert "one more peer like a would give +" in out
+    said = " ".join(out.split())
+    assert "All layers are equally narrow" in said
+    assert "Without a, layers 0-3 have no holder, and answers stop." in said
+    assert "Planned anew, one more peer like a would give +" in said
     assert "weights to fetch" in out
 
 

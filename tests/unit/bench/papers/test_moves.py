@@ -6,6 +6,7 @@ from bench.papers.arrivals import heavy_tailed
 from bench.papers.freest import Freest
 from bench.papers.llumnix import pipelines
 from bench.papers.moves import MoveRules, Moving
+from coordinator.routing.balance import BalanceConfig
 from coordinator.simulator.clients import Clients
 from coordinator.simulator.core.parts import SimulatedSession
 from coordinator.simulator.core.swarm import LiveSwarm
@@ -14,6 +15,8 @@ from coordinator.simulator.links.closed_form_wire import FramedWire
 from tests.unit.coordinator.admission.accounts import check_room
 
 LONGEST_S = 4000.0
+EVENS = BalanceConfig(evens=True, evening_slower_s=1.0)
+"""Moves between pipelines that are far apart, which no peer asks for."""
 
 
 class Counted(Moving):
@@ -56,7 +59,7 @@ def ask(arrival_s: float, tokens: int) -> Request:
 @pytest.mark.parametrize("leaves", ["", "drains", "vanishes"])
 def test_every_request_gets_every_token_once_whatever_moves(seed: int, leaves: str) -> None:
     requests = heavy_tailed(per_s=1.5, duration_s=60.0, mean_tokens=250.0, urgent=0.1, seed=seed)
-    swarm, clients, run = build(requests, MoveRules(balance=True))
+    swarm, clients, run = build(requests, MoveRules(balance=EVENS))
     gone = sorted(clients.rooms)[5]
     if leaves == "drains":
         run.drain_at(gone, 20.0)
@@ -90,7 +93,7 @@ def test_a_drained_peer_hands_over_without_a_gap_and_a_lost_one_costs_its_notice
 def test_peers_with_many_sessions_give_some_to_those_with_none() -> None:
     spread = {}
     for balance in (False, True):
-        swarm, clients, run = build([], MoveRules(balance=balance))
+        swarm, clients, run = build([], MoveRules(balance=EVENS if balance else None))
         crowded = clients._routes[0]
         for number in range(12):
             session = SimulatedSession(number, ask(0.0, 1_000), 0.0)
@@ -115,3 +118,12 @@ def test_freest_goes_where_the_most_room_per_session_is() -> None:
     taken = [session.stages for session in run.live.values()]
     assert len({stages[0][0] for stages in taken[:4]}) == 4, "empty pipelines first"
     assert taken[4][0][0] in {stages[0][0] for stages in taken[:4]}
+
+
+def test_where_pipelines_are_far_apart_nothing_moves_to_even_them_out() -> None:
+    """A move there makes each later token a third slower, and keeps its KV as much longer."""
+    requests = heavy_tailed(per_s=1.5, duration_s=60.0, mean_tokens=250.0, urgent=0.0, seed=0)
+    for config, moves in ((BalanceConfig(evens=True), False), (EVENS, True)):
+        swarm, _, run = build(requests, MoveRules(balance=config))
+        finish(swarm, run)
+        assert (run.moves > 0) == moves

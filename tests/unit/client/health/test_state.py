@@ -253,7 +253,7 @@ def test_people_are_told_what_a_peer_does_and_not_what_it_is_called() -> None:
         assert not re.search("ghost|lying|liar|silent", shown)
         assert shown.count(words) == 2
         assert shown.count("not asked yet") >= 1
-    assert max(map(len, seen.splitlines()[4:-2])) <= 80
+    assert max(map(len, seen.split("\n\n")[1].splitlines())) <= 80
     assert [line.split("  ")[0] for line in seen.splitlines()].count("0-7") == 5
 
 
@@ -338,8 +338,31 @@ def test_flow_is_held_against_what_links_and_peers_can_carry() -> None:
 
 def test_where_layers_are_held_twice_the_narrowest_ask_for_help() -> None:
     peers = [peer(n, 0, 4) for n in range(4)] + [peer(n, 4, 8) for n in (4, 5)]
-    assert "most of all at layers 4-7: 40 tokens/s together" in state_of(*peers)["help"]
-    assert state_of(*peers[:2], *peers[4:])["help"].endswith("another peer adds speed.")
+    state = state_of(*peers)
+    assert state["help"] == (
+        "Answers wait for layers 4-7: two peers hold them (peer 4 and peer 5), 40 tokens/s"
+        " together; one more peer like peer 0 there gives +50%."
+    )
+    assert "Without peer 4, 50% less gets through." in state["weak_points"]
+    assert state["help"] in screen(state, "home")
+    assert state["weak_points"][0] in screen(state, "home")
+    assert state_of(*peers[:2], *peers[4:])["help"].startswith("All layers are equally narrow")
+
+
+def test_whose_loss_stops_answers_is_said_on_the_page() -> None:
+    peers = [peer(0, 0, 4), peer(1, 0, 4), peer(2, 4, 8, name="<b>birch</b>")]
+    state = state_of(*peers)
+    said = "Without <b>birch</b>, layers 4-7 have no holder, and answers stop."
+    assert said in state["weak_points"]
+    page = Page(lambda: state).render(state)
+    assert "Without &lt;b&gt;birch&lt;/b&gt;, layers 4-7" in page
+    assert "<b>birch" not in page
+
+
+def test_who_is_not_believed_carries_nothing() -> None:
+    peers = [peer(0, 0, 8), peer(1, 0, 8, misses=2), peer(2, 0, 8, tokens_per_s=())]
+    assert any("Without peer 0" in each for each in state_of(*peers)["weak_points"])
+    assert state_of(peer(0, 0, 4))["weak_points"] == [], "what is lost is said first"
 
 
 class Tags(HTMLParser):

@@ -97,8 +97,13 @@ def test_only_holders_of_the_layers_take() -> None:
     assert partner_of("me", load(10, 9), {"part": others["part"]}, (0, 4), 2.0) is None
 
 
+EVENS = BalanceConfig(evens=True)
+
+
 def ask(mine: PeerLoad, others: dict[str, PeerLoad], *here: Movable) -> list[tuple[str, str]]:
-    orders = Balance(me="me").step(0.0, mine, others, here, [each.session for each in here])
+    orders = Balance(me="me", config=EVENS).step(
+        0.0, mine, others, here, [each.session for each in here]
+    )
     return [(order.session, order.to) for order in orders]
 
 
@@ -133,8 +138,31 @@ def link(source: str, target: str, rtt_s: float) -> Link:
     )
 
 
-@pytest.mark.parametrize(("far_s", "goes"), [(0.01, True), (0.2, False), (None, True)])
-def test_who_is_far_from_the_neighbours_is_given_nothing(far_s: float | None, goes: bool) -> None:
+def test_by_default_sessions_move_only_where_room_is_short() -> None:
+    here, other = [session(name) for name in "abcde"], {"other": load(9000, 0)}
+    names = [each.session for each in here]
+    balance = Balance(me="me")
+    full, short = load(100, 5), load(100, 5, wanted_tokens=200)
+    assert balance.needs_others(full), "who would take sessions is known before room is short"
+    assert balance.step(0.0, full, other, here, names) == ()
+    assert len(balance.step(1.0, short, other, here, names)) == 1
+
+
+@pytest.mark.parametrize(
+    ("far_s", "lacks", "goes"),
+    [
+        (0.01, 0, True),
+        (0.2, 0, False),
+        (0.2, 1, False),
+        (0.021, 0, True),  # a millisecond more, there and back
+        (0.03, 0, False),  # 10 ms on each token keep its KV too long
+        (0.03, 1, True),  # unless room is short
+        (None, 0, False),  # nobody measured it
+    ],
+)
+def test_who_is_far_from_the_neighbours_is_given_nothing(
+    far_s: float | None, lacks: int, goes: bool
+) -> None:
     mine = link("before", "me", 0.02), link("me", "after", 0.02), link("before", "after", 9.0)
     told = {"me": mine, "after": (link("me", "after", 0.01),)}
     if far_s is not None:
@@ -143,8 +171,9 @@ def test_who_is_far_from_the_neighbours_is_given_nothing(far_s: float | None, go
     assert rtt_s[frozenset(("me", "after"))] == 0.02
     assert frozenset(("before", "after")) not in rtt_s, "neither of the two says so"
     here = [session(name) for name in "abcde"]
-    orders = Balance(me="me").step(
-        0.0, load(0, 5), {"other": load(9000, 0)}, here, {s.session for s in here}, rtt_s
+    orders = Balance(me="me", config=EVENS).step(
+        *(0.0, load(0, 5, wanted_tokens=lacks), {"other": load(9000, 0)}, here),
+        *({s.session for s in here}, rtt_s),
     )
     assert bool(orders) is goes
 
@@ -156,7 +185,7 @@ def test_headroom_that_is_used_moves_even_one_session() -> None:
 
 
 def test_one_move_at_a_time_to_each_and_few_in_all() -> None:
-    balance = Balance(me="me")
+    balance = Balance(me="me", config=EVENS)
     mine, others = load(0, 20), {peer: load(9000, 0) for peer in "abc"}
     here = [session(f"{n:02}") for n in range(20)]
     names = {each.session for each in here}
@@ -171,7 +200,7 @@ def test_one_move_at_a_time_to_each_and_few_in_all() -> None:
 
 
 def test_a_taker_to_whom_nothing_gets_is_not_asked_again_for_a_while() -> None:
-    balance = Balance(me="me")
+    balance = Balance(me="me", config=EVENS)
     here = [session(f"{n}") for n in range(5)]
     names = [each.session for each in here]
 
@@ -187,7 +216,7 @@ def test_a_taker_to_whom_nothing_gets_is_not_asked_again_for_a_while() -> None:
 
 def test_what_was_given_counts_although_the_record_is_old() -> None:
     """The other's record never changes: no more is given than evens the two out."""
-    balance = Balance(me="me", config=BalanceConfig(lag_s=1e9))
+    balance = Balance(me="me", config=BalanceConfig(lag_s=1e9, evens=True))
     held = {f"{n:02}": session(f"{n:02}") for n in range(20)}
     given = 0
     for second in range(200):
@@ -226,7 +255,7 @@ class Peers:
         self.speeds = dict(zip(names, speeds, strict=True))
         self.urgent = dict(zip(names, urgent, strict=True))
         self.came_s: dict[str, float] = {}
-        self.balances = {name: Balance(me=name) for name in names}
+        self.balances = {name: Balance(me=name, config=EVENS) for name in names}
 
     def load(self, name: str, beside: str) -> PeerLoad:
         held = self.held[name]
