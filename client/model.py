@@ -13,7 +13,6 @@ No weights and no torch are needed here: tensors come in and go out as those of 
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -59,9 +58,8 @@ class SwarmModel:
         ``initial_peers`` are as for :meth:`client.swarm.swarm.Swarm.connect`. Connects at
         once, and raises as that says.
         """
-        stack = ExitStack()
-        connecting = BlockingSwarm.connect(initial_peers, model=model, config=config)
-        return cls(stack.enter_context(connecting), stack.close)
+        swarm = BlockingSwarm.connect(initial_peers, model=model, config=config)
+        return cls(swarm, swarm.close)
 
     def __enter__(self) -> "SwarmModel":
         return self

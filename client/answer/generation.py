@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from math import inf
+from typing import TypedDict
 
 from dht.errors import UserError
 from dht.messages.logprobs import SCORED_VALUES_MAX, TokenScore, scored_values
@@ -330,6 +331,33 @@ def _check(name: str, value: float | None, low: float, high: float) -> None:
     if not low <= value <= high:  # NaN is neither
         said = f"{value:g}" if isinstance(value, float) else value
         raise UserError(f"{name} is {said}; it must be between {low} and {high}")
+
+
+class NamedOptions(TypedDict, total=False):
+    """The fields of :class:`GenerationOptions` by name, so that editors and type checkers know what
+    ``generate(prompt, max_new_tokens=64)`` takes."""
+
+    max_new_tokens: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    stop: str | Sequence[str]
+    ignore_eos: bool
+    min_new_tokens: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    stop_token_ids: Sequence[int]
+    logprobs: int | None
+    prompt_logprobs: int | None
+    grammar: str
+    priority: Priority
+    speculate: bool
+    prefix_cache: PrefixCache
+    cache_salt: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
