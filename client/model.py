@@ -1,6 +1,6 @@
 """A swarm with the face of a ``transformers`` model: ``generate()`` with the same arguments.
 
-    from client.model import SwarmModel
+    from anabranch import SwarmModel
     from transformers import AutoTokenizer, TextStreamer
 
     tokenizer = AutoTokenizer.from_pretrained("models/brook")

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from dht.command_line import EXIT_DONE, on_interrupt
+from dht.command_line import COMMAND, EXIT_DONE, on_interrupt
 from dht.invitation import SCHEME
 from node.owner.machine_watch import BESIDE
 
@@ -66,7 +66,7 @@ def _further(address: str, ports: int) -> str:
 
 
 def commands_of(arguments: argparse.Namespace, typed: Sequence[str]) -> list[Command]:
-    """``node.join`` for each of ``arguments.gpus``, with what was ``typed``."""
+    """``anabranch join`` for each of ``arguments.gpus``, with what was ``typed``."""
     is_told_whom = bool(arguments.initial_peers) and not arguments.recalled
 
     def command_at(place: int) -> Command:
@@ -74,7 +74,7 @@ def commands_of(arguments: argparse.Namespace, typed: Sequence[str]) -> list[Com
 
         def command(invitation: str) -> Sequence[str]:
             invited = ["--initial-peers", invitation] if invitation and not is_told_whom else []
-            return [sys.executable, "-m", "node.join", *typed, *flags, *invited]
+            return [sys.executable, "-m", COMMAND, "join", *typed, *flags, *invited]
 
         return command
 

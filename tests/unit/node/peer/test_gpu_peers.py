@@ -66,9 +66,9 @@ class TestFlags:
             monkeypatch, "--gpu", "0,1", *(("--initial-peers", *given) if given else ())
         )
         first, second = commands_of(arguments, ["typed"])
-        assert list(first(""))[:4] == [sys.executable, "-m", "node.join", "typed"]
+        assert list(first(""))[:5] == [sys.executable, "-m", "anabranch", "join", "typed"]
         flags = flags_of(arguments, 1)
-        assert list(second("anabranch:abc"))[3:] == ["typed", *flags, *told]
+        assert list(second("anabranch:abc"))[4:] == ["typed", *flags, *told]
 
     @pytest.mark.parametrize(
         ("words", "said"),
