@@ -112,7 +112,7 @@ def join_parser() -> Parser:
     rare("--announce", nargs="+", default=[], metavar="HOST:PORT", help=reached)
     identity = f"its secret key, made when missing ({DEFAULT_IDENTITY})"
     add("--identity", type=Path, default=DEFAULT_IDENTITY, metavar="FILE", help=identity)
-    add("--name", metavar="NAME", help="what others see (this machine's name; --name= : none)")
+    add("--name", metavar="NAME", help="shown to others (this machine's name)")
     add("--test", action="store_true", help="serve nobody: measure, say what it would do")
     rare("--coordinators", nargs="+", default=[], metavar="ID", help="follow plans of these only")
     rare("--layers", metavar="START:END", help="serve these whatever the plan says")
