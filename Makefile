@@ -5,14 +5,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LIGHT := .venv-light
+LENT := .venv-join
 
-.PHONY: demo quick test fuzz guided light-test swarm lint format lock clean bench gpu-check
+.PHONY: demo join quick test fuzz guided light-test swarm lint format lock clean bench gpu-check
 
 demo: $(READY)  ## three peers hold one model together; drafts; one is killed in mid-sentence
 	$(BIN)/python -m bench.demo
 
 swarm: $(READY)  ## the same swarm, left running until Ctrl-C
 	$(BIN)/python -m bench.demo --keep
+
+JOIN ?=
+join: $(LENT)/.ready  ## lend this machine, without the packages of tests; JOIN="--gpu 0 --memory 6" says how
+	$(LENT)/bin/python -m anabranch join $(JOIN)
 
 quick: $(READY)  ## linters, and the tests of what changed: under two minutes on two cores
 	$(BIN)/ruff check .
@@ -101,6 +106,20 @@ $(READY): pyproject.toml locks/dev.txt
 		--constraint locks/dev.txt
 	@touch $(READY)
 
+# What `pip install .` brings, in the versions that are tested.
+$(LENT)/.ready: pyproject.toml locks/dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "error: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@echo "Setting up $(LENT), which takes some minutes the first time"
+	$(PYTHON) -m venv $(LENT)
+	$(LENT)/bin/python -m pip install --quiet --upgrade pip
+	$(LENT)/bin/python -c 'import tomllib; \
+		project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		print(*project["dependencies"], sep="\n")' > $(LENT)/requirements.txt
+	$(LENT)/bin/python -m pip install --quiet --requirement $(LENT)/requirements.txt \
+		--constraint locks/dev.txt
+	@touch $@
+
 # What `pip install .` brings where hivemind has no wheels, and py-libp2p.
 $(LIGHT)/.ready: pyproject.toml $(READY)
 	$(PYTHON) -m venv $(LIGHT)
@@ -115,4 +134,4 @@ $(LIGHT)/.ready: pyproject.toml $(READY)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(LIGHT) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LIGHT) $(LENT) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,6 +1,6 @@
 """A consumer of the swarm: sessions, text generation and tokens. It holds no weights.
 
-    from client import Swarm
+    from anabranch import Swarm
 
     async with Swarm.connect("anabranch:…", model="models/brook") as swarm:
         async for piece in swarm.stream("Once", max_new_tokens=64):

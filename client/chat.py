@@ -21,7 +21,7 @@ from client.swarm.long_answer import LongAnswer, can_go_on
 from client.swarm.swarm import Generation, Swarm
 from client.terminal.route_words import RouteWords
 from client.terminal.typed import MANY_LINES, prompt_again, read_message, start_editor
-from client.text.chat_template import ChatTemplate
+from client.text.chat_prompt import chat_ids, chat_template_of
 from client.text.conversation import Conversation, Turn, fitted
 from client.text.tokenizer import Tokenizer
 from dht.command_line import (
@@ -84,7 +84,7 @@ class Chat:
         self._swarm = swarm
         self._tokenizer: Tokenizer = text.tokenizer
         self._options = options
-        self._template = None if text.directory is None else ChatTemplate.load(text.directory)
+        self._template = chat_template_of(text)
         self._system = system
         self._conversation = Conversation().with_system(system)
         self._answering: asyncio.Task[None] | None = None
@@ -232,8 +232,8 @@ class Chat:
     def _encode(self, turns: Sequence[Turn]) -> tuple[int, ...]:
         if self._template is None:
             return self._tokenizer.encode(Conversation(turns=tuple(turns)).plain_text())
-        text = self._template.render([turn.as_message() for turn in turns])
-        return self._tokenizer.encode(text, special_tokens=False)
+        messages = [turn.as_message() for turn in turns]
+        return chat_ids(self._template, self._tokenizer, messages)
 
 
 async def main(arguments: argparse.Namespace) -> int:

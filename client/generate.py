@@ -16,6 +16,7 @@ from typing import Any
 from client.answer.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions, PrefixCache
 from client.pages.clean import name_in
 from client.remembering import remember_swarm, settled_swarm
+from client.text.chat_prompt import chat_template_of
 from dht.command_line import (
     EXIT_DONE,
     Parser,
@@ -46,8 +47,11 @@ def parse() -> argparse.Namespace:
     add_swarm(parser)
     add_model(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("--prompt", metavar="TEXT", help="text to continue; - reads it from stdin")
+    prompt.add_argument("--prompt", metavar="TEXT", help="what you ask; - reads it from stdin")
     prompt.add_argument("--prompt-ids", metavar="1,2,3", help="token ids instead of text")
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the text, also where the model can chat"
+    )
     add_generation(parser)
     parser.add_argument(
         "--wait",
@@ -212,6 +216,8 @@ async def main(arguments: argparse.Namespace) -> int:
         if isinstance(prompt, str) or options.stop:
             await swarm.ready_text()
         has_text = swarm.text.tokenizer is not None
+        if isinstance(prompt, str) and not arguments.raw and chat_template_of(swarm.text):
+            prompt = await swarm.chat_prompt(prompt)
         running = swarm.begin(prompt, options)
         async for piece in running:
             if not arguments.json:

@@ -1,6 +1,6 @@
 """A swarm with the face of a ``transformers`` model: ``generate()`` with the same arguments.
 
-    from client.model import SwarmModel
+    from anabranch import SwarmModel
     from transformers import AutoTokenizer, TextStreamer
 
     tokenizer = AutoTokenizer.from_pretrained("models/brook")
@@ -13,8 +13,8 @@ No weights and no torch are needed here: tensors come in and go out as those of 
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +24,9 @@ from client.swarm.blocking import BlockingSwarm
 from client.swarm.swarm import SwarmConfig
 from dht.errors import UserError
 from dht.json_file import read_object
+from dht.library_files import read_by_library
 
+CONFIG_FILE = "config.json"
 ROWS_AT_ONCE = 16
 
 
@@ -59,11 +61,57 @@ class SwarmModel:
         ``initial_peers`` are as for :meth:`client.swarm.swarm.Swarm.connect`. Connects at
         once, and raises as that says.
         """
-        stack = ExitStack()
-        connecting = BlockingSwarm.connect(initial_peers, model=model, config=config)
-        return cls(stack.enter_context(connecting), stack.close)
+        swarm = BlockingSwarm.connect(initial_peers, model=model, config=config)
+        return cls(swarm, swarm.close)
 
     def __enter__(self) -> "SwarmModel":
+        return self
+
+    # What `transformers.pipeline("text-generation", model=…)` asks of a model beside `generate()`.
+
+    @property
+    def device(self) -> Any:
+        """Where the caller's tensors are expected: on the CPU."""
+        return import_module("torch").device("cpu")
+
+    @property
+    def dtype(self) -> Any:
+        """Type of the caller's floats; what the peers compute in they say themselves."""
+        return import_module("torch").float32
+
+    @property
+    def config(self) -> Any:
+        """The model's ``transformers`` configuration, without the model's own code; an empty one
+        where no directory is here."""
+        transformers = import_module("transformers")
+        if (directory := self._swarm.text.directory) is None:
+            return transformers.PreTrainedConfig()
+        with read_by_library(directory, (CONFIG_FILE,)) as cleaned:
+            return transformers.AutoConfig.from_pretrained(cleaned, trust_remote_code=False)
+
+    @property
+    def generation_config(self) -> Any:
+        """The model's own ``GenerationConfig``."""
+        return import_module("transformers").GenerationConfig(**self._defaults)
+
+    @property
+    def name_or_path(self) -> str:
+        """The model's directory, or its name in the network."""
+        text = self._swarm.text
+        return text.name if text.directory is None else str(text.directory)
+
+    def can_generate(self) -> bool:
+        """Always."""
+        return True
+
+    input_modalities = output_modalities = ("text",)
+
+    def eval(self) -> "SwarmModel":
+        """Nothing to do: a swarm does not train."""
+        return self
+
+    def to(self, *_: object, **__: object) -> "SwarmModel":
+        """Nothing to do: the weights stay with the peers."""
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -53,12 +53,18 @@ async def main(arguments: argparse.Namespace) -> int:
     return EXIT_DONE if any(model.replicas for model in models) else EXIT_SWARM
 
 
+CAPTION = (
+    "Capacity is in tokens/s, all users together.\n"
+    "Room is in tokens: what sessions may still take, and wait for."
+)
+
+
 def table(models: Sequence[ServedModel], network: str) -> str:
     """The models as lines for people, those that are served first."""
     if not models:
         return f"Nobody in network {network} announces a model."
     width = max(len(model.name) for model in models)
-    head = f"{'peers':>6}{'tokens/s':>10}{'free':>10}{'wanted':>10}  {'fingerprint':<18}computed in"
+    head = f"{'peers':>6}{'capacity':>10}{'free':>10}{'wanted':>10}  {'fingerprint':<18}computed in"
     lines = [f"{'model':<{width}}  {'served':<24}{head}"]
     lines += [
         f"{model.name:<{width}}  {_served(model):<24}{model.peers:>6}{model.tokens_per_s:>10.0f}"
@@ -66,7 +72,7 @@ def table(models: Sequence[ServedModel], network: str) -> str:
         f"  {model.spec.fingerprint[:DIGITS_MIN]:<18}{', '.join(model.precisions) or '–'}"
         for model in sorted(models, key=lambda each: (each.replicas == 0, each.name))
     ]
-    return "\n".join([*lines, "Room is in tokens: what sessions may still take, and wait for."])
+    return "\n".join([*lines, CAPTION])
 
 
 def _served(model: ServedModel) -> str:

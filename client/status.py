@@ -71,13 +71,12 @@ def screen(state: Json, network: str) -> str:
         f"speed: {_speed(state['probes'])}",
     ]
     if plan is None:
-        lines.append("plan: none that is followed now; peers serve the layers that they hold")
+        lines.append("plan: nobody follows one now; peers serve the layers that they hold")
     else:
         leader = state["coordinator"]
         lines.append(
-            f"plan: {plan['version']} by {plan['planner']}, for"
-            f" {plan['flow_tokens_per_s']:.1f} tokens/s; coordinator:"
-            f" {'none now' if leader is None else leader['name']}"
+            f"capacity: {plan['flow_tokens_per_s']:.1f} tokens/s, all users together, by plan"
+            f" {plan['version']}; coordinator: {'none now' if leader is None else leader['name']}"
         )
     shown = sorted(state["peers"], key=lambda p: (not p["counts"], p["start"], p["end"], p["id"]))
     lines += ["", f"{'layers':<10}{'peer':<20}{'state':<14}{'tokens/s':>9}  device"]
@@ -92,8 +91,13 @@ def screen(state: Json, network: str) -> str:
             lines.append(f"{'':<10}{wrong}")
     if len(shown) > PEERS_SHOWN_MAX:
         lines.append(f"… and {len(shown) - PEERS_SHOWN_MAX} more")
-    held = f"layers: {layers['count']}, each held by {layers['replica_depth']} or more"
-    return "\n".join([*lines, "", held, state["help"], *state["weak_points"]])
+    held = f"layers: {layers['count']}, each on {_peers(layers['replica_depth'])} or more"
+    return "
+".join([*lines, "", held, state["help"], *state["weak_points"]])
+
+
+def _peers(count: int) -> str:
+    return f"{count} {'peer' if count == 1 else 'peers'}"
 
 
 def _speed(probes: Json) -> str:

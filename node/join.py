@@ -30,6 +30,7 @@ from node.peer.join_options import (
     wanted_models,
 )
 from node.peer.lent_before import keep_lent, port_of
+from node.peer.naming import settle_name
 
 if TYPE_CHECKING:
     from coordinator.catalogue.need import Need
@@ -58,6 +59,8 @@ async def main(arguments: argparse.Namespace) -> int:
         keep_lent(arguments)
         if arguments.as_last:
             print(arguments.as_last, flush=True)
+        if arguments.alone:
+            await _begin_beside(arguments)
         return await run_beside(arguments.gpus, commands_of(arguments, sys.argv[1:]))
     leave_with_starter()
     reporter = Reporter(json_log=arguments.json_log)
@@ -67,8 +70,9 @@ async def main(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
     try:
         arguments.moved = arguments.moves_on = False
-        if arguments.as_last:
-            reporter.say(arguments.as_last)
+        for line in (arguments.as_last, settle_name(arguments)):
+            if line:
+                reporter.say(line)
         arguments.loaded = None  # the identity, whose file this process keeps for itself
         health = HealthKeeper(health_file(arguments.identity))
         async with beside(health.run):
@@ -81,6 +85,19 @@ async def main(arguments: argparse.Namespace) -> int:
     except (UserError, NetworkError) as error:
         reporter.event("error", message=str(error))
         raise
+
+
+async def _begin_beside(arguments: argparse.Namespace) -> None:
+    """Settle for several GPUs on a network and a model where neither was said."""
+    from node.peer.first_steps import BUNDLED_LEND_BYTES, begin_alone, next_steps
+
+    reporter = Reporter(json_log=arguments.json_log)
+    await begin_alone(arguments, reporter)
+    if arguments.bundled:
+        if arguments.memory is None:
+            arguments.memory = BUNDLED_LEND_BYTES / 2**30
+            arguments.taken += ("memory",)
+        reporter.say(next_steps(0, "float32"))
 
 
 async def _join(arguments: argparse.Namespace, reporter: Reporter, health: HealthKeeper) -> int:

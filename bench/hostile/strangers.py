@@ -354,7 +354,7 @@ def costly_grammar(number: int) -> bytes:
 async def costly_sampling(target: Target) -> Sent:
     """Answers whose sampling sorts the whole vocabulary for every token."""
     transport = await target.enter()
-    options = {"temperature": 10.0, "top_p": 0.99, "repetition_penalty": 1.3, "logprobs": 20}
+    options = {"temperature": 2.0, "top_p": 0.99, "repetition_penalty": 1.3, "logprobs": 20}
 
     async with Swarm.over(
         transport, ModelText.load(MODEL.name, MODEL, directory_root(MODEL)), SwarmConfig(), str

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from math import inf
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypedDict, get_args, get_type_hints
 
 from msgspec import Meta
 
@@ -336,6 +336,33 @@ def _check_within(name: str, value: float | None, bounds: Meta) -> None:
         raise UserError(f"{name} is {value:g}; it must be above {bounds.gt:g}")
     low = bounds.ge if bounds.ge is not None else bounds.gt
     _check(name, value, low if low is not None else -inf, inf if bounds.le is None else bounds.le)
+
+
+class NamedOptions(TypedDict, total=False):
+    """The fields of :class:`GenerationOptions` by name, so that editors and type checkers know what
+    ``generate(prompt, max_new_tokens=64)`` takes."""
+
+    max_new_tokens: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    stop: str | Sequence[str]
+    ignore_eos: bool
+    min_new_tokens: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    stop_token_ids: Sequence[int]
+    logprobs: int | None
+    prompt_logprobs: int | None
+    grammar: str
+    priority: Priority
+    speculate: bool
+    prefix_cache: PrefixCache
+    cache_salt: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

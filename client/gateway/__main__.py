@@ -296,7 +296,11 @@ async def take_text(swarm: Swarm) -> None:
         return
     spec = swarm.view.spec
     if spec is None:
-        _say(f"nobody announces {swarm.text.name} now: it takes token ids only")
+        others = await swarm.reader.other_models()
+        _say(
+            f"nobody in network {swarm.config.network} announces {swarm.text.name} now"
+            + (f"; {others}" if others else ": it takes token ids only")
+        )
     elif swarm.is_vouched_for(spec):
         await swarm.ready_text()
     else:

@@ -329,10 +329,16 @@ def _sentence(reasons: list[str], peers: list[Json], depths: list[int], probes: 
     verb = "does" if silent == 1 else "do"
     beside = f" {silent} more {verb} not answer." if silent else ""
     lost = " What nobody else holds is lost with its peer." if min(depths) == 1 else ""
-    return (
-        f"each layer is held by {min(depths)} or more of {serving}"
-        f" {'peer' if serving == 1 else 'peers'}{speed}.{lost}{beside}"
-    )
+    return f"every layer is on {_at_least(min(depths), serving)}{speed}.{lost}{beside}"
+
+
+def _at_least(fewest: int, serving: int) -> str:
+    """How many of the serving peers hold the layer with the fewest holders, in words."""
+    if fewest == serving:
+        return {1: "the one serving peer", 2: "both serving peers"}.get(
+            serving, f"all {serving} serving peers"
+        )
+    return f"at least {fewest} of {serving} serving peers"
 
 
 def _coordinator(seen: SwarmSnapshot) -> Json | None:

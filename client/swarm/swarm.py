@@ -3,17 +3,31 @@
 import argparse
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self, TypeVar, Unpack
 
-from client.answer.generation import Answer, AnswerRequest, GenerationOptions, Piece
+from client.answer.generation import (
+    Answer,
+    AnswerRequest,
+    GenerationOptions,
+    NamedOptions,
+    Piece,
+)
 from client.errors import StatusCallback
 from client.session.controller import RouteStatus, SessionController
 from client.session.driver import SessionDriver
 from client.swarm.narrator import Narrator
 from client.swarm.peer_texts import fetched_texts
+from client.text.chat_prompt import Messages, chat_ids, chat_template_of
 from client.text.stop_strings import StopStrings
 from client.text.tokenizer import Detokenizer, ModelText
 from client.view.reader import ReaderConfig, SwarmReader
@@ -72,6 +86,7 @@ class Swarm:
         """The model's name, tokenizer and directory."""
         self._config = config
         self._named = named
+        self._leave: Callable[[], Awaitable[None]] = _stays
         self.narrator = narrator_of(on_status)
         """Passes on what is told of the swarm, and tells what is waited for."""
         self.reader = SwarmReader(
@@ -89,16 +104,17 @@ class Swarm:
         """Which peers serve which layers, as read last."""
 
     @classmethod
-    @asynccontextmanager
-    async def connect(
+    def connect(
         cls,
         initial_peers: str | Sequence[str] = (),
         *,
         model: str = "",
         config: SwarmConfig | None = None,
         on_status: StatusCallback | None = None,
-    ) -> AsyncIterator[Self]:
+    ) -> "Connecting[Self]":
         """A swarm reached through ``initial_peers``, for ``async with``.
+
+        In a notebook ``swarm = await Swarm.connect(…)`` keeps it until ``await swarm.close()``.
 
         These are multiaddresses, or an invitation, which also says the network, the model where
         ``model`` is empty, and its fingerprint. Without any they are those of ``ANABRANCH_PEERS``,
@@ -113,10 +129,21 @@ class Swarm:
         where it is not clear which network or model is meant, HubUnreachableError, and NetworkError
         when nobody answers: at once where connections are refused, else after ``config.wait_s``.
         """
-        narrator = narrator_of(on_status)
-        initial_peers, model, config = _meant(
-            initial_peers, model, config or SwarmConfig(), narrator
+        return Connecting(
+            lambda: cls._connected(initial_peers, model, config or SwarmConfig(), on_status)
         )
+
+    @classmethod
+    @asynccontextmanager
+    async def _connected(
+        cls,
+        initial_peers: str | Sequence[str],
+        model: str,
+        config: SwarmConfig,
+        on_status: StatusCallback | None,
+    ) -> AsyncIterator[Self]:
+        narrator = narrator_of(on_status)
+        initial_peers, model, config = _meant(initial_peers, model, config, narrator)
         text = _text_of(model) if model else None
         if isinstance(text, HubId):
             text = await _hub_text(text, config, narrator)
@@ -147,6 +174,11 @@ class Swarm:
                 yield swarm
         finally:
             await transport.close()
+
+    async def close(self) -> None:
+        """Leave a swarm that was connected by ``await``; at the end of ``async with`` it is left by
+        itself."""
+        await self._leave()
 
     @property
     def config(self) -> SwarmConfig:
@@ -184,7 +216,10 @@ class Swarm:
         self.text = await asyncio.to_thread(ModelText.load, self.text.name, directory, spec.root)
 
     def begin(
-        self, prompt: str | Sequence[int], options: GenerationOptions | None = None, **named: object
+        self,
+        prompt: str | Sequence[int],
+        options: GenerationOptions | None = None,
+        **named: Unpack[NamedOptions],
     ) -> "Generation":
         """An answer to iterate over, whose :meth:`Generation.answer` has the figures after.
 
@@ -194,23 +229,65 @@ class Swarm:
         if options is not None and named:
             raise TypeError("give options as one object or by name, not both")
         if options is None:
-            options = GenerationOptions(**named)  # type: ignore[arg-type]  # checked at run time
+            options = GenerationOptions(**named)
         return Generation(self, prompt, options)
 
     def stream(
-        self, prompt: str | Sequence[int], options: GenerationOptions | None = None, **named: object
+        self,
+        prompt: str | Sequence[int],
+        options: GenerationOptions | None = None,
+        **named: Unpack[NamedOptions],
     ) -> AsyncGenerator[Piece, None]:
         """Pieces of the answer as they come. Closing the iterator early frees the session."""
         return aiter(self.begin(prompt, options, **named))
 
     async def generate(
-        self, prompt: str | Sequence[int], options: GenerationOptions | None = None, **named: object
+        self,
+        prompt: str | Sequence[int],
+        options: GenerationOptions | None = None,
+        **named: Unpack[NamedOptions],
     ) -> Answer:
         """The whole answer with its figures."""
         running = self.begin(prompt, options, **named)
         async for _ in running:
             pass
         return running.answer()
+
+    async def chat_prompt(self, messages: Messages) -> tuple[int, ...]:
+        """The token ids of a conversation in the form that the model was trained on.
+
+        The model's text files are taken from its peers where none are here. Raises as
+        :meth:`ready_text`, and UserError where the model has no template or that refuses these
+        messages.
+        """
+        await self.ready_text()
+        return await asyncio.to_thread(_chat_ids, self.text, messages)
+
+    async def stream_chat(
+        self,
+        messages: Messages,
+        options: GenerationOptions | None = None,
+        **named: Unpack[NamedOptions],
+    ) -> AsyncGenerator[Piece, None]:
+        """Pieces of the answer to a conversation, as they come; raises as :meth:`chat`."""
+        prompt = await self.chat_prompt(messages)
+        async with aclosing(self.stream(prompt, options, **named)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def chat(
+        self,
+        messages: Messages,
+        options: GenerationOptions | None = None,
+        **named: Unpack[NamedOptions],
+    ) -> Answer:
+        """The whole answer to a conversation, written by the model's own chat template.
+
+        ``messages`` are in OpenAI's form, ``[{"role": "user", "content": "Hello"}]``, or the text
+        of one message. Raises UserError where the model has no chat template
+        (:meth:`generate` continues a text), or refuses these messages.
+        """
+        return await self.generate(await self.chat_prompt(messages), options, **named)
 
     def session(self, request: AnswerRequest) -> SessionDriver:
         """A session for ``request``, which opens once its tokens are read."""
@@ -222,6 +299,64 @@ class Swarm:
             look=self.reader.look,
             on_status=self.narrator,
         )
+
+
+async def _stays() -> None:
+    """What :meth:`Swarm.close` does within ``async with``."""
+
+
+S = TypeVar("S", bound=Swarm)
+
+
+class Connecting(AbstractAsyncContextManager[S]):
+    """A swarm on the way: ``async with`` enters and leaves it, ``await`` only enters."""
+
+    def __init__(self, connected: Callable[[], AbstractAsyncContextManager[S]]) -> None:
+        self._connected = connected
+        self._entered: AbstractAsyncContextManager[S] | None = None
+
+    async def __aenter__(self) -> S:
+        entered = self._connected()
+        swarm = await entered.__aenter__()
+        self._entered = entered
+        return swarm
+
+    async def __aexit__(self, *exc: Any) -> bool | None:
+        if self._entered is None:
+            raise RuntimeError("this swarm was not entered")
+        return await self._entered.__aexit__(*exc)
+
+    def __await__(self) -> Generator[Any, None, S]:
+        return self._kept().__await__()
+
+    async def _kept(self) -> S:
+        """The swarm, kept by a task of its own: each cell of a notebook is another task, and a
+        context is left by the task that entered it."""
+        ready: asyncio.Future[S] = asyncio.get_running_loop().create_future()
+        leaving = asyncio.Event()
+
+        async def keep() -> None:
+            async with self as swarm:
+                ready.set_result(swarm)
+                await leaving.wait()
+
+        keeper = asyncio.create_task(keep(), name="anabranch client")
+
+        async def leave() -> None:
+            leaving.set()
+            await asyncio.shield(keeper)
+
+        try:
+            waited: set[asyncio.Future[Any]] = {keeper, ready}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            keeper.cancel()
+            raise
+        if not ready.done():
+            await keeper  # raises why it did not come
+        swarm = ready.result()
+        swarm._leave = leave
+        return swarm
 
 
 class Generation:
@@ -399,6 +534,14 @@ async def model_beside(swarm: Swarm, entry: str, on_status: StatusCallback) -> A
     other = Swarm(swarm.transport, text, config, on_status, swarm.named)
     async with other.reader.reading():
         yield other
+
+
+def _chat_ids(text: ModelText, messages: Messages) -> tuple[int, ...]:
+    template = chat_template_of(text)
+    if template is None or text.tokenizer is None:
+        lacks = "tokenizer here" if text.tokenizer is None else "chat template"
+        raise UserError(f"{text.name} has no {lacks}: generate() continues a text or token ids")
+    return chat_ids(template, text.tokenizer, messages)
 
 
 async def _only_name(transport: Transport, network: str, named: tuple[str, ...]) -> str:

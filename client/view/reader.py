@@ -178,7 +178,7 @@ class SwarmReader:
     def _heard(self) -> None:
         self.view.heard()
 
-    async def _other_models(self) -> str:
+    async def other_models(self) -> str:
         """Which models the network serves, in words; empty where that is none, or this one too."""
         try:
             async with asyncio.timeout(FIRST_READ_S):
@@ -207,7 +207,7 @@ class SwarmReader:
             elif self.view.nodes:
                 reason += " with the same weights; others do, with other weights"
             elif not self._blind and others is None:
-                others = await self._other_models()
+                others = await self.other_models()
                 if others:
                     raise UnavailableError(f"{reason}; {others}")
             if self._blind:  # then nobody said so

@@ -3,12 +3,16 @@
 import asyncio
 import logging
 import sys
+from pathlib import Path
 
 import msgspec
 
 from coordinator.planning.solve import SolveAnswer, SolveRequest
 
 logger = logging.getLogger(__name__)
+
+HOME = Path(__file__).resolve().parents[2]
+"""Where the process is started, so that it finds this package and not another of its name."""
 
 
 async def solve_apart(request: SolveRequest, limit_s: float) -> SolveAnswer:
@@ -20,6 +24,7 @@ async def solve_apart(request: SolveRequest, limit_s: float) -> SolveAnswer:
         sys.executable,
         "-m",
         "coordinator.planning.solve",
+        cwd=HOME,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

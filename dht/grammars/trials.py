@@ -7,11 +7,14 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from dht.errors import NetworkError
 from dht.grammars.turns import Turn, Turns
 
 TRIAL_COMMAND = (sys.executable, "-m", "dht.grammars.trial")
+HOME = Path(__file__).resolve().parents[2]
+"""Where trials are started, so that they find this package and not another of its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +119,7 @@ class GrammarTrials:
                 *TRIAL_COMMAND,
                 str(cpu_s),
                 str(niceness),
+                cwd=HOME,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,

@@ -131,9 +131,14 @@ async def choices(
     )
     if not kept:
         names = ", ".join(need.model.name for need in wanted[:SHOWN_MAX])
-        why = "--models allows none of them" if allowed else "their files are not here"
-        why = "files here have other weights" if known else why
-        raise UserError(f"{names}: {why}; give directories or hub ids with --models")
+        if allowed or known:
+            why = "files here have other weights" if known else "--models allows none of them"
+            raise UserError(f"{names}: {why}; give directories or hub ids with --models")
+        raise UserError(
+            f"{names}: their files are not here, and these names are no hub's; get them from who"
+            " runs the network and give their directory or GGUF file with --model, or the hub id"
+            " (org/name) that they were published under, which is downloaded"
+        )
     return kept
 
 

@@ -18,8 +18,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from dht.command_line import EXIT_DONE, on_interrupt
-from dht.invitation import SCHEME
+from dht.command_line import COMMAND, EXIT_DONE, on_interrupt
+from dht.invitation import SCHEME, invitation_to, text_of
 from node.owner.machine_watch import BESIDE
 
 LINE_BYTES_MAX = 1 << 20
@@ -46,6 +46,8 @@ def flags_of(arguments: argparse.Namespace, place: int) -> list[str]:
         flags.append(f"--port={arguments.port + place}")
     if arguments.announce:
         flags += ["--announce", *(_further(each, place) for each in arguments.announce)]
+    if arguments.name is not None:
+        flags.append(f"--name={arguments.name}")
     for name in SHARED:
         if (value := getattr(arguments, name)) is not None:
             flags.append(f"--{name.replace('_', '-')}={value / count:g}")
@@ -66,15 +68,26 @@ def _further(address: str, ports: int) -> str:
 
 
 def commands_of(arguments: argparse.Namespace, typed: Sequence[str]) -> list[Command]:
-    """``node.join`` for each of ``arguments.gpus``, with what was ``typed``."""
+    """``anabranch join`` for each of ``arguments.gpus``, with what was ``typed``."""
     is_told_whom = bool(arguments.initial_peers) and not arguments.recalled
+    met: list[str] = []
+    if arguments.alone and arguments.initial_peers:  # found here; nobody typed whom to join
+        offer = invitation_to(
+            arguments.network,
+            arguments.initial_peers,
+            arguments.said_model,
+            arguments.said_fingerprint,
+        )
+        met = ["--initial-peers", text_of(offer)]
 
     def command_at(place: int) -> Command:
         flags = flags_of(arguments, place)
+        if arguments.bundled and not place:  # a founder by itself is found on this network
+            flags.append("--local")
 
         def command(invitation: str) -> Sequence[str]:
             invited = ["--initial-peers", invitation] if invitation and not is_told_whom else []
-            return [sys.executable, "-m", "node.join", *typed, *flags, *invited]
+            return [sys.executable, "-m", COMMAND, "join", *typed, *flags, *met, *invited]
 
         return command
 

@@ -20,6 +20,7 @@ from dht.messages.types import ModelSpec
 from dht.records.directory import Directory
 from dht.transport.config import ANY_HOSTS, TransportKind
 from node.owner.reporter import Reporter
+from node.peer.naming import machine_name
 
 ALONE_LOOK_S = 5.0
 """Time between two looks whether this machine is on a network by now."""
@@ -138,7 +139,7 @@ def offer_here(
     if chosen_transport(arguments.transport) is TransportKind.LIGHT:
         reporter.say("A light peer lets nobody in, so it is not offered on this network")
         return None
-    name = arguments.name or platform.node()
+    name = arguments.name or machine_name() or platform.node()
     try:
         offer = offer_of_peer(name, arguments.network, addresses, spec.name, spec.fingerprint)
     except UserError as error:

@@ -13,7 +13,7 @@ from dht.home import at_home
 from dht.hub import HubId, local_path, served_name
 from node.peer.first_steps import WHICH
 from node.peer.join_file import FILE_BYTES_MAX, as_flags
-from node.peer.lent_before import PORT_DEFAULT, take_limits
+from node.peer.lent_before import NAME_MAX, PORT_DEFAULT, take_limits
 
 if TYPE_CHECKING:
     from dht.messages.types import Assignment, ModelSpec
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from node.owner.idle_policy import UseConfig
 
 DEFAULT_IDENTITY = Path("~/.anabranch/identity.key")
-NAME_MAX = 64
 MODEL_NAME_MAX = 128
 
 
@@ -113,7 +112,7 @@ def join_parser() -> Parser:
     rare("--announce", nargs="+", default=[], metavar="HOST:PORT", help=reached)
     identity = f"its secret key, made when missing ({DEFAULT_IDENTITY})"
     add("--identity", type=Path, default=DEFAULT_IDENTITY, metavar="FILE", help=identity)
-    add("--name", default="", metavar="NAME", help="shown to others on the health page")
+    add("--name", metavar="NAME", help="shown to others (this machine's name)")
     add("--test", action="store_true", help="serve nobody: measure, say what it would do")
     rare("--coordinators", nargs="+", default=[], metavar="ID", help="follow plans of these only")
     rare("--layers", metavar="START:END", help="serve these whatever the plan says")
@@ -181,7 +180,7 @@ def _settle(arguments: argparse.Namespace) -> None:
     arguments.bundled, arguments.lendable = False, 0
     settle_swarm(arguments, may_found=True, model="", any_model=not is_named)
     arguments.alone = not arguments.model and not arguments.initial_peers
-    if arguments.alone and (arguments.models or len(arguments.gpus or ()) > 1):
+    if arguments.alone and arguments.models:
         raise UserError(WHICH)
     if not is_named and arguments.recalled and not arguments.models:
         _take_served(arguments)
@@ -233,7 +232,7 @@ def _check(arguments: argparse.Namespace) -> None:
         if value is not None and not least <= value < 1e9:
             name = flag.replace("_", "-")
             raise UserError(f"--{name} is {value:g}; it must be at least {least:g}")
-    if len(arguments.name) > NAME_MAX:
+    if len(arguments.name or "") > NAME_MAX:
         raise UserError(f"--name has {len(arguments.name)} characters; the limit is {NAME_MAX}")
     use_of(arguments)
     span_of(arguments.layers)

@@ -29,6 +29,8 @@ PORT_DEFAULT = 31337
 PORTS_TRIED = 64
 """Ports that are tried from the default one on: one for each peer of a machine."""
 FILE_BYTES_MAX = 16 << 10
+NAME_MAX = 64
+"""Maximum length of a peer's name, in characters."""
 
 Number = Annotated[float, Meta(gt=0, lt=1e9)] | None
 Words = Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=64)]
@@ -68,6 +70,8 @@ class LentBefore(msgspec.Struct, frozen=True, kw_only=True):
 
     port: Annotated[int, Meta(ge=0, le=65_535)] = 0
     """TCP port; 0: none was kept."""
+    name: Annotated[str, Meta(max_length=NAME_MAX)] | None = None
+    """What others see this peer as; empty: nothing, as its owner said. None: it was not settled."""
     device: str = ""
     """``cpu`` or ``gpu``: what the limits were said of."""
     limits: Limits = Limits()
@@ -114,6 +118,8 @@ def take_limits(arguments: argparse.Namespace) -> None:
     """Fill in the limits that were said last time and are not said now; ``arguments.as_last`` says
     in words which these are, empty for none. Raises UserError."""
     arguments.as_last, arguments.taken = "", ()
+    if arguments.name is None and _remembers() and not arguments.config:
+        arguments.name = _before(arguments).name
     if not _remembers() or BESIDE in os.environ or arguments.config or arguments.anew:
         return
     before = lent_before(arguments.identity)
@@ -155,7 +161,8 @@ def keep_lent(arguments: argparse.Namespace) -> None:
             Limits,
         )
         device = _kind(arguments)
-    kept = LentBefore(port=arguments.port or before.port, device=device, limits=limits)
+    name = before.name if arguments.name is None or arguments.config else arguments.name
+    kept = LentBefore(port=arguments.port or before.port, name=name, device=device, limits=limits)
     path = _file(arguments.identity)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

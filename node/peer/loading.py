@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from dht.errors import UserError
@@ -43,7 +44,8 @@ async def open_drafts(
     model = found_beside(arguments.model) if named is None else named
     if model is None or named == "none":
         return Drafting()
-    with reporter.phase("Opening what drafts"):
+    # One that merely lies there is worth a word where it drafts.
+    with reporter.phase("Opening the draft model") if named else nullcontext():
         share = 1.0 if named else SHARE_FOUND
         try:
             files = await asyncio.to_thread(open_lean, model)
@@ -60,7 +62,7 @@ async def open_drafts(
         except UserError as error:
             if named:
                 raise
-            reporter.say(f"Nothing is drafted by a model: {error}")
+            reporter.event("undrafted", model=model, message=str(error))
             return Drafting()
     taken = gibibytes(drafts.memory_bytes)
     reporter.event("drafts", model=model, memory_bytes=drafts.memory_bytes)

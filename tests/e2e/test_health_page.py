@@ -82,7 +82,7 @@ def test_the_page_measures_a_real_swarm_itself(pair: LocalSwarm, tmp_path: Path)
         assert [peer["flags"] for peer in state["peers"]] == [[], []]
         assert all(peer["rtt_s"] > 0 for peer in state["peers"])
         page = read(url)
-        assert "Each layer is held by" in page
+        assert "very layer is on" in page
         assert "127.0.0.1" not in page + json.dumps(state)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0

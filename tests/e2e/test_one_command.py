@@ -62,7 +62,7 @@ def test_an_invitation_once_and_then_nothing(tmp_path: Path) -> None:
         code, shown, told = answered("status")
         assert code == 0, told
         assert shown[0] == f"brook in network anabranch, fingerprint {kept['fingerprint'][:16]}"
-        assert shown[1].startswith("Healthy, but fragile: each layer is held by 1")
+        assert shown[1].startswith("Healthy, but fragile: every layer is on the one serving peer")
         (row,) = [line for line in shown if line.startswith("0-7")]
         assert row.split()[1] == "peer0"
 

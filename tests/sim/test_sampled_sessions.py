@@ -39,7 +39,7 @@ OPTIONS = {
     "answer only": GenerationOptions(max_new_tokens=NEW, presence_penalty=2.0, logprobs=2),
     "least length": GenerationOptions(
         max_new_tokens=NEW,
-        temperature=3.0,
+        temperature=2.0,
         seed=2,
         min_new_tokens=30,
         stop_token_ids=tuple(range(0, 960, 30)),

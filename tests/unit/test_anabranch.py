@@ -1,5 +1,6 @@
 """One command starts all others, and imports what it needs when it needs it."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import anabranch
+import client
+from anabranch.commands import COMMANDS
 from node import VERSION
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +61,7 @@ def test_help_names_every_command_and_imports_none() -> None:
     assert not names & {"client", "node", "coordinator", "dht", "msgspec", *HEAVY}
     shown = ran("--help").stdout
     assert shown == ran().stdout
-    for name, command in anabranch.COMMANDS.items():
+    for name, command in COMMANDS.items():
         assert f"  {name:<12}{command.about}\n" in shown
     assert max(map(len, shown.splitlines())) <= 80
 
@@ -70,7 +73,7 @@ def test_version_is_that_of_the_package() -> None:
     assert ran("--version").stdout == f"anabranch {VERSION}\n"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == VERSION
-    assert project["scripts"] == {"anabranch": "anabranch:main"}
+    assert project["scripts"] == {"anabranch": "anabranch.commands:main"}
 
 
 @pytest.mark.parametrize("words", [("ask", "--help"), ("ask", "--prompt", "x"), ("forget",)])
@@ -90,13 +93,13 @@ def test_what_is_no_command_says_so() -> None:
     )
 
 
-@pytest.mark.parametrize("name", sorted(anabranch.COMMANDS))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_help_of_each_speaks_of_the_one_command(name: str) -> None:
     shown = ran(name, "--help")
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith(f"usage: anabranch {name}")
     assert f"anabranch {name}" in shown.stdout.partition("example")[2]
-    assert f"python -m {anabranch.COMMANDS[name].function.partition(':')[0]}" not in shown.stdout
+    assert f"python -m {COMMANDS[name].function.partition(':')[0]}" not in shown.stdout
 
 
 def test_mistakes_end_with_code_2_in_one_line(tmp_path: Path) -> None:
@@ -148,3 +151,68 @@ def test_join_has_said_its_first_word_before_it_loads_torch(tmp_path: Path) -> N
     assert code == 2
     assert "node" in names
     assert not {"torch", "transformers"} & names
+
+
+def test_the_package_gives_what_the_client_gives() -> None:
+    assert set(anabranch.__all__) == set(client.__all__) <= set(dir(anabranch))
+    for name in client.__all__:
+        assert getattr(anabranch, name) is getattr(client, name)
+    with pytest.raises(AttributeError, match="no attribute 'Swamp'"):
+        anabranch.Swamp  # noqa: B018
+
+
+def theirs(directory: Path, part: str) -> None:
+    """A user's own module, with the name of a part."""
+    (directory / f"{part}.py").write_text("WHOSE = 'theirs'\n")
+
+
+@pytest.mark.parametrize("part", ["client", "dht"])
+def test_a_module_of_ones_own_breaks_no_command_and_is_named(part: str, tmp_path: Path) -> None:
+    theirs(tmp_path, part)
+    done = subprocess.run(
+        [sys.executable, "-m", "anabranch", "ask", "--help"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout[:20]) == (0, "usage: anabranch ask"), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"note: {tmp_path / part}.py has the name of a part of Anabranch")
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "said"),
+    [
+        ("from anabranch import Swarm; print(Swarm.__name__)", 0, "client.py has the name"),
+        ("import client, anabranch", 1, "client.py was imported as client"),
+        ("import client; print(client.WHOSE)", 0, ""),
+    ],
+)
+def test_a_program_beside_a_client_of_ones_own_uses_ours_or_is_told(
+    program: str, code: int, said: str, tmp_path: Path
+) -> None:
+    theirs(tmp_path, "client")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr.splitlines()[-1 if code else 0] if said else not done.stderr
+
+
+def test_processes_that_others_start_find_their_own_modules_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A grammar is tried in a process of its own, here with other code beside it."""
+    from dht.grammars.trials import GrammarTrials, TrialLimits
+
+    theirs(tmp_path, "dht")
+    monkeypatch.chdir(tmp_path)
+    trials = GrammarTrials(TrialLimits(short_cpu_s=60.0, answer_s=60.0))
+    assert not asyncio.run(trials.fault("somebody", b'start: "yes"'))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import anabranch
+from anabranch import commands
 
 HERE = "join --model models/brook --cpu --identity {tmp}/id.key"
 PEER = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
@@ -117,7 +117,7 @@ def test_a_wrong_input_is_one_line_that_says_what_to_do(
     monkeypatch.chdir(Path(__file__).parents[2])
     words = shlex.split(typed.replace("{tmp}", str(tmp_path)))
     monkeypatch.setattr(sys, "argv", ["anabranch", *words])
-    code = anabranch.main()
+    code = commands.main()
     err = capsys.readouterr().err
     assert (code, err.count("\n"), err[:7]) == (2, 1, "error: "), err
     assert WRONG[typed].replace("{tmp}", str(tmp_path)) in err

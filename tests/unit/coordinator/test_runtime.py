@@ -317,7 +317,9 @@ def test_a_broken_plan_is_refused(make):
     run_virtual(body(), limit_s=1000)
 
 
-def test_solving_in_a_process_of_its_own(make):
+def test_solving_in_a_process_of_its_own(make, tmp_path, monkeypatch):
+    (tmp_path / "coordinator.py").write_text("")  # a user's own, where the peer was started
+    monkeypatch.chdir(tmp_path)
     request = SolveRequest(
         problem=make.problem([(450, 100.0), (350, 50.0), (450, 80.0)]),
         version=PlanVersion(term=1, counter=1),

@@ -52,7 +52,7 @@ def error_of(body: Any) -> dict[str, Any]:
         (TEXT, {"prompt": "a", "max_tokens": -1}, "max_tokens", ">= 0"),
         (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens", "max_tokens is 0"),
         (TEXT, {"prompt": "a", "max_tokens": "7"}, "max_tokens", "Expected `int"),
-        (TEXT, {"prompt": "a", "temperature": 101}, "temperature", "<= 100"),
+        (TEXT, {"prompt": "a", "temperature": 3}, "temperature", "<= 2"),
         (TEXT, {"prompt": "a", "top_p": 0}, "top_p", "> 0"),
         (TEXT, {"prompt": "a", "n": 17}, "n", "<= 16"),
         (TEXT, {"prompt": ["a"] * 17, "n": 16}, "n", "256 at most"),

@@ -123,7 +123,7 @@ def test_every_layer_held_and_the_probe_answered_is_healthy() -> None:
     state = state_of(peer(0, 0, 8), peer(1, 0, 3), peer(2, 5, 8))
     assert state["swarm"]["healthy"]
     assert state["swarm"]["sentence"].startswith(
-        "Healthy, but fragile: each layer is held by 1 or more of 3 peers"
+        "Healthy, but fragile: every layer is on at least 1 of 3 serving peers"
     )
     assert state["swarm"]["verdict"] == "healthy, but fragile"
     assert state["layers"]["single_points_of_failure"] == [3, 4]

@@ -60,7 +60,7 @@ def test_why_there_is_no_choice() -> None:
         asyncio.run(found([(RARE, 1)], memory=1))
     with pytest.raises(UserError, match="allows none"):
         asyncio.run(found([(RARE, 1)], ("org/other",)))
-    with pytest.raises(UserError, match="not here"):
+    with pytest.raises(UserError, match=r"not here.*get them from.*--model.*org/name"):
         asyncio.run(found([(MODEL, 1)]))
 
 
@@ -116,7 +116,7 @@ def test_nothing_is_fetched_before_the_owner_agrees(monkeypatch: pytest.MonkeyPa
     [
         (("--yes", "--initial-peers", "/ip4/1.2.3.4"), "--yes goes with --models"),
         (("--model", "a", "--models", "b"), "give one"),
-        (("--gpu", "0,1"), "which model"),
+        (("--gpu", "0,1", "--models", "b"), "which model"),
     ],
 )
 def test_what_must_be_said(

@@ -15,8 +15,13 @@ import psutil
 import pytest
 
 from dht.errors import UserError
+from dht.identity.peer_id import Identity
+from dht.invitation import read_invitation
+from dht.local_network import Offer, offer_of_peer
+from node.join import _begin_beside
 from node.owner import machine_watch
 from node.peer import join_options
+from node.peer.first_steps import BUNDLED
 from node.peer.gpu_peers import Command, commands_of, flags_of, labelled, run_beside
 
 ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWPG4vcRkmyKV8ab6ApzMgCSPzhatLKEvzEdQybzNqgUck"
@@ -66,9 +71,9 @@ class TestFlags:
             monkeypatch, "--gpu", "0,1", *(("--initial-peers", *given) if given else ())
         )
         first, second = commands_of(arguments, ["typed"])
-        assert list(first(""))[:4] == [sys.executable, "-m", "node.join", "typed"]
+        assert list(first(""))[:5] == [sys.executable, "-m", "anabranch", "join", "typed"]
         flags = flags_of(arguments, 1)
-        assert list(second("anabranch:abc"))[3:] == ["typed", *flags, *told]
+        assert list(second("anabranch:abc"))[4:] == ["typed", *flags, *told]
 
     @pytest.mark.parametrize(
         ("words", "said"),
@@ -233,3 +238,45 @@ def test_peers_beside_are_no_others_programs(monkeypatch: pytest.MonkeyPatch) ->
         assert {str(beside.pid), str(os.getpid())} <= set(told["beside"])
     finally:
         beside.communicate(b"\n")
+
+
+OAK = f"/ip4/192.168.0.7/tcp/31337/p2p/{Identity(b'1' * 32).peer_id}"
+
+
+class TestAlone:
+    """``join --gpu 0,1`` on a machine that knows no network and was told no model."""
+
+    def commands(
+        self, offers: tuple[Offer, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> list[list[str]]:
+        monkeypatch.setenv("ANABRANCH_MEMORY", "")
+        monkeypatch.delenv("ANABRANCH_PEERS", raising=False)
+        monkeypatch.setattr("dht.mdns.look", lambda: offers)
+        typed = ["--gpu", "0,1", "--identity", str(tmp_path / "id.key")]
+        monkeypatch.setattr(sys, "argv", ["join", *typed])
+        arguments = join_options.parse()
+        asyncio.run(_begin_beside(arguments))
+        first, second = commands_of(arguments, typed)
+        return [list(first(""))[4:], list(second("anabranch:first"))[4:]]
+
+    def test_the_first_founds_with_the_bundled_model_and_lends_little(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        first, second = self.commands((), monkeypatch, tmp_path)
+        assert {f"--model={BUNDLED}", "--memory=1", "--local", "--gpu=0"} <= set(first)
+        assert {f"--model={BUNDLED}", "--memory=1", "--gpu=1"} <= set(second)
+        assert second[-2:] == ["--initial-peers", "anabranch:first"]
+        for words in (first, second):  # each process takes what it is told
+            monkeypatch.setattr(sys, "argv", ["join", *words[:-2], *words[-2:-2]])
+            assert join_options.parse().model == str(BUNDLED)
+
+    def test_both_join_what_is_offered_here(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        offer = offer_of_peer("oak", "garden", [OAK], "brook", "cd" * 32)
+        for words in self.commands((offer,), monkeypatch, tmp_path):
+            assert "anabranch:first" not in words
+            invitation = read_invitation(words[-1])
+            assert (invitation.network, invitation.model) == ("garden", "brook")
+            assert ("cd" * 32).startswith(invitation.fingerprint or "no")
+            assert "--memory=1" not in words

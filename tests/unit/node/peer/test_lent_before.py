@@ -14,6 +14,7 @@ from dht.errors import UserError
 from node.peer import join_options, lent_before
 from node.peer.gpu_peers import flags_of
 from node.peer.lent_before import IN_WORDS, PORT_DEFAULT, Limits, keep_lent, port_of
+from node.peer.naming import machine_name, settle_name
 
 Parse = Callable[[str], Namespace]
 
@@ -143,3 +144,27 @@ def test_a_port_that_is_taken_is_told(parse: Parse) -> None:
 def test_any_free_port_may_be_asked_for(parse: Parse) -> None:
     assert parse("--cpu --port 0").port == 0
     assert os.environ["ANABRANCH_MEMORY"]
+
+
+def test_a_peer_is_named_after_its_machine_unless_its_owner_says_otherwise(
+    parse: Parse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.node", lambda: "gaming-pc.home.lan")
+    first = parse("--cpu")
+    said = settle_name(first)
+    assert first.name == "gaming-pc"
+    assert said.startswith("Others see this peer as gaming-pc; change with --name")
+    keep_lent(first)
+    again = parse("--cpu")
+    assert (settle_name(again), again.name) == ("", "gaming-pc"), "it is told once"
+    keep_lent(parse("--cpu --name="))
+    third = parse("--cpu")
+    assert (settle_name(third), third.name) == ("", ""), "no name stays no name"
+    assert parse("--cpu --name tower").name == "tower"
+    assert "--name=" in flags_of(parse("--gpu 0,1"), 1)
+
+
+@pytest.mark.parametrize("node", ["localhost", "3f2a9c01d4be", "", "LOCALHOST.localdomain"])
+def test_a_machine_without_a_name_gives_none(node: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.node", lambda: node)
+    assert machine_name() == ""

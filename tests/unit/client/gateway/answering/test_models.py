@@ -17,7 +17,7 @@ from client.gateway.errors import ApiError
 from client.swarm.swarm import Swarm, SwarmConfig, model_beside, named_of
 from client.text.tokenizer import ModelText
 from dht.errors import NetworkError, UserError
-from dht.messages.types import ModelSpec
+from dht.messages.types import ModelRecord, ModelSpec
 from dht.model_files import root_of
 from dht.records.directory import Directory
 from dht.text_files import digest_of, text_hashes
@@ -175,6 +175,29 @@ def test_a_strangers_template_and_tokenizer_are_not_run(
     else:
         assert (text.directory, text.tokenizer) == (None, None)
         assert "a stranger's tokenizer and template are not run here" in said[-1]
+
+
+def test_a_gateway_for_what_nobody_serves_says_what_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(command, "_say", said.append)
+
+    async def taken() -> None:
+        network = MemoryNetwork(random.Random(0))
+        peer, spec = await announced(network, tmp_path)
+        entry = ModelRecord(
+            peer_id=peer.peer_id, model=spec, precision="float32", start=0, end=spec.layers
+        )
+        await Directory.of_models(peer, "n").publish(entry)
+        config = SwarmConfig(network="n")
+        async with Swarm.over(network.transport(), ModelText(name="llama"), config) as swarm:
+            await command.take_text(swarm)
+
+    asyncio.run(taken())
+    assert said == [
+        "nobody in network n announces llama now; it serves trap: name one of these with --model"
+    ]
 
 
 @pytest.mark.parametrize(

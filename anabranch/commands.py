@@ -10,7 +10,11 @@ import io
 import pkgutil
 import re
 import sys
+import warnings
 from dataclasses import dataclass
+from typing import TextIO
+
+from anabranch.own_parts import ShadowedWarning
 
 COMMAND = "anabranch"
 
@@ -37,12 +41,15 @@ COMMANDS = {
     "forget": Command("client.forget:run", "forget that network"),
     "plan": Command("node.plan:run", "say which peer, or GPU on paper, would get which layers"),
     "simulate": Command("coordinator.simulate:main", "say what a network on paper would serve"),
-    "completion": Command("anabranch:completion", "print what bash or zsh needs to complete this"),
+    "completion": Command(
+        "anabranch.commands:completion", "print what bash or zsh needs to complete this"
+    ),
 }
 
 
 def main() -> int:
     """Run the command that the arguments name; returns the exit code."""
+    warnings.showwarning = _in_one_line
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # not every system writes UTF-8
             stream.reconfigure(errors="replace")
@@ -61,6 +68,24 @@ def main() -> int:
     meant = f"; did you mean {near[0]}?" if near else ""
     sys.stderr.write(f"error: {name[:80]!r} is no command{meant} ({COMMAND} --help lists them)\n")
     return 2
+
+
+_show_others = warnings.showwarning
+
+
+def _in_one_line(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Show in a line that another module has the name of one of ours; other warnings as ever."""
+    if issubclass(category, ShadowedWarning):
+        sys.stderr.write(f"note: {message}\n")
+    else:
+        _show_others(message, category, filename, lineno, file, line)
 
 
 def _run(name: str, rest: list[str]) -> int:
@@ -133,7 +158,3 @@ def _flags(name: str) -> list[str]:
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         _run(name, ["--help-all"])
     return re.findall(r"^  (?:-\w, )?(--[a-z0-9-]+)", shown.getvalue(), re.MULTILINE)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,56 @@
+"""``anabranch status`` and the page speak the words of those who ask and lend."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.health.state import _sentence
+from client.status import screen
+
+INTERNAL = ("chains by dp", "moved", "keep", "flow in", "held by", "planner", "replica")
+
+
+def state(depth: int) -> dict[str, Any]:
+    """What one look at a swarm of this many holders of each layer saw."""
+    peer = {"counts": True, "start": 0, "end": 8, "id": "a", "name": "oak", "state": "serving",
+            "flags": [], "tokens_per_s": 50.0, "gpu": "RTX 3090", "reasons": []}  # fmt: skip
+    return {
+        "swarm": {"model": "brook", "fingerprint": "ab" * 16, "sentence": "Healthy."},
+        "probes": {"tpot_p50_s": 0.02, "ttft_p50_s": 0.5},
+        "layers": {"count": 8, "replica_depth": depth},
+        "plan": {"version": "1.1", "planner": "chains by dp, moved", "flow_tokens_per_s": 957.0},
+        "coordinator": {"name": "oak"},
+        "peers": [peer],
+        "help": "One more peer would help.",
+    }
+
+
+@pytest.mark.parametrize(("depth", "said"), [(1, "1 peer or more"), (2, "2 peers or more")])
+def test_a_screen_has_no_internals_and_says_whose_capacity_it_is(depth: int, said: str) -> None:
+    shown = screen(state(depth), "home")
+    assert not [word for word in INTERNAL if word in shown]
+    assert "capacity: 957.0 tokens/s, all users together" in shown
+    assert f"layers: 8, each on {said}" in shown
+
+
+def test_the_page_names_no_planner() -> None:
+    import client.health
+
+    page = Path(client.health.__file__).with_name("templates") / "page.html"
+    assert "planner" not in page.read_text().lower()
+    assert "all users together" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("depths", "serving", "said"),
+    [
+        ([1, 1], 1, "every layer is on the one serving peer"),
+        ([2, 2], 2, "every layer is on both serving peers"),
+        ([3, 3], 3, "every layer is on all 3 serving peers"),
+        ([1, 2], 3, "every layer is on at least 1 of 3 serving peers"),
+    ],
+)
+def test_how_many_hold_each_layer_is_plain(depths: list[int], serving: int, said: str) -> None:
+    peers = [{"counts": True, "state": "serving"}] * serving
+    assert _sentence([], peers, depths, {"ttft_p50_s": None}).startswith(said)
