@@ -92,8 +92,7 @@ def screen(state: Json, network: str) -> str:
     if len(shown) > PEERS_SHOWN_MAX:
         lines.append(f"… and {len(shown) - PEERS_SHOWN_MAX} more")
     held = f"layers: {layers['count']}, each on {_peers(layers['replica_depth'])} or more"
-    return "
-".join([*lines, "", held, state["help"], *state["weak_points"]])
+    return "\n".join([*lines, "", held, state["help"], *state["weak_points"]])
 
 
 def _peers(count: int) -> str:
