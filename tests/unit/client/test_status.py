@@ -23,6 +23,7 @@ def state(depth: int) -> dict[str, Any]:
         "coordinator": {"name": "oak"},
         "peers": [peer],
         "help": "One more peer would help.",
+        "weak_points": [],
     }
 
 
