@@ -390,7 +390,7 @@ class Gateway:
             except ApiError as error:
                 error.param = dialect.params.get(error.param or "", error.param)
                 raise
-            writer.begin(job.usage.prompt_tokens)
+            writer.begin(job.usage.prompt_tokens, job.head.created)
             with asked.spending(job, now_s):
                 yield model.service, job
 
