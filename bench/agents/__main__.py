@@ -14,7 +14,7 @@ has ``litellm``. Clients that are not there are named in the result.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from tests.unit.client.gateway.test_tool_answers import scripted
 
 CONTEXT_TOKENS = 16_384
 LIMIT_S = 60.0
+KINDS = ("sdks", "outside", "programs")
 USER = Turn("user", "q-one")
 
 
@@ -154,27 +155,29 @@ SCENARIOS: Mapping[str, Callable[[Ask, PaperGateway, str], Awaitable[str]]] = {
 }
 
 
-async def run(prefix: Path) -> dict[str, Any]:
-    """All cells; ``prefix`` is where npm has its packages."""
+async def run(prefix: Path, kinds: Collection[str]) -> dict[str, Any]:
+    """All cells of clients of these kinds; ``prefix`` is where npm has its packages."""
     cells, missing = dict[str, Any](), list[str]()
 
     async def add(name: str, ask: Ask) -> None:
         cells[name] = {family: await cell(ask, family) for family in TEMPLATES}
 
-    for name, ask in sdks.CLIENTS.items():
+    for name, ask in sdks.CLIENTS.items() if "sdks" in kinds else ():
         await add(name, ask)
-    for client in outside.CLIENTS:
+    for client in outside.CLIENTS if "outside" in kinds else ():
         async with outside.started(outside.command_of(client, prefix)) as found:
             if found is None:
                 missing.append(client)
             else:
                 await add(*found)
-    made, absent = await programs.run(prefix, tuple(TEMPLATES))
+    if "programs" in kinds:
+        made, absent = await programs.run(prefix, tuple(TEMPLATES))
+        cells, missing = {**cells, **made}, [*missing, *absent]
     return {
         **provenance(0),
         "emulated": "the swarm is made up and its answers are scripted",
-        "missing": [*missing, *absent],
-        "cells": {**cells, **made},
+        "missing": missing,
+        "cells": cells,
     }
 
 
@@ -200,8 +203,16 @@ def main() -> None:
         "--prefix", type=Path, default=ROOT / ".venv" / "agents", help="packages of npm"
     )
     parser.add_argument("--out", type=Path, help="write the result here, as JSON")
+    parser.add_argument(
+        "--only", choices=KINDS, help="run these clients, and keep the other rows of --out"
+    )
     arguments = parser.parse_args()
-    result = asyncio.run(run(arguments.prefix.resolve()))
+    kinds = (arguments.only,) if arguments.only else KINDS
+    result = asyncio.run(run(arguments.prefix.resolve(), kinds))
+    if arguments.only and arguments.out and arguments.out.exists():
+        known = json.loads(arguments.out.read_text())
+        result["cells"] = {**known["cells"], **result["cells"]}
+        result["missing"] = [*known.get("missing", ()), *result["missing"]]
     write(arguments.out, result)
     print(table(result["cells"]))
     print("not there:", ", ".join(result["missing"]) or "none")
