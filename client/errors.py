@@ -55,6 +55,10 @@ def _are(ranges: Sequence[tuple[int, int]]) -> str:
     return f"{layers_text(*ranges)} {'is' if one else 'are'}"
 
 
+class RequestRefusedError(SwarmError):
+    """All peers that were asked call the request itself unsound: asking again would not help."""
+
+
 class UnavailableError(SwarmError):
     """Some layers are held by nobody that can be reached now.
 

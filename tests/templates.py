@@ -158,6 +158,20 @@ SYSTEMLESS = (
     "{% endif %}<start_of_turn>{{ m.role }}\n{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
+KIMI_K2 = (
+    "{% if tools %}<|im_system|>tool_declare<|im_middle|>" + _TOOLS + "<|im_end|>{% endif %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'tool' %}<|im_system|>tool<|im_middle|>## Return of {{ m.tool_call_id }}\n"
+    "{{ m.content }}"
+    "{% else %}<|im_{{ m.role }}|>{{ m.role }}<|im_middle|>{{ m.content }}"
+    "{% if m.tool_calls %}<|tool_calls_section_begin|>{% for call in m.tool_calls %}"
+    "<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>"
+    "{{ call.function.arguments if call.function.arguments is string else"
+    " call.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>"
+    "{% endif %}{% endif %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}"
+)
+"""Shows the id of a call, and never its name."""
 
 TEMPLATES = {
     "Hermes": HERMES,
@@ -168,6 +182,7 @@ TEMPLATES = {
     "gpt-oss": GPT_OSS,
     "GLM": GLM,
     "DeepSeek": DEEPSEEK,
+    "Kimi K2": KIMI_K2,
     "Gemma 3": GEMMA3,
     "Gemma 2": SYSTEMLESS,
 }

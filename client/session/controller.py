@@ -217,7 +217,8 @@ class SessionController:
             return [Open(attempt=self.attempt, route=route)]
         if (self.doubted and not self.accepted) or self.overflows:
             self.state = ControllerState.GAVE_UP
-            return [GiveUp(reason=self.last_reason)]
+            # What overflows is no mistake of the request.
+            return [GiveUp(reason=self.last_reason, is_unsound=not self.overflows)]
         if now_s >= self.deadline_s:
             self.state = ControllerState.GAVE_UP
             return [
@@ -285,7 +286,7 @@ class SessionController:
         self.doubted.add(refused.peer_id)
         if len(self.doubted) >= UNSOUND_TRIES:
             self.state = ControllerState.GAVE_UP
-            return [GiveUp(reason=refused.reason)]
+            return [GiveUp(reason=refused.reason, is_unsound=True)]
         self.last_reason = refused.reason
         self._next_attempt(refused.peer_id)
         return [self._draw()]

@@ -12,7 +12,12 @@ from dataclasses import dataclass, replace
 from msgspec import UNSET, UnsetType
 
 from client.answer.generation import AnswerLog, AnswerRequest, PrefixCache
-from client.errors import StatusCallback, UnavailableError, no_route_text
+from client.errors import (
+    RequestRefusedError,
+    StatusCallback,
+    UnavailableError,
+    no_route_text,
+)
 from client.session.attempt import STALL_PER_PROMPT_TOKEN_S, STALL_S, Attempt
 from client.session.controller import ControllerState, RouteStatus, SessionController
 from client.session.events import (
@@ -142,7 +147,8 @@ class SessionDriver:
 
         Raises:
             UnavailableError: no route was found, or peers refused, for too long.
-            SwarmError: the request itself is refused.
+            RequestRefusedError: all peers that were asked call the request unsound.
+            SwarmError: no peer can do what it asks.
         """
         owner, loop = self.owner, asyncio.get_running_loop()
         ordinary = not self._urgent
@@ -310,14 +316,17 @@ class SessionDriver:
                 )
             case TellWait(no_route=no_route):
                 self._tell(no_route)
-            case GiveUp(no_route=None, reason=reason):
-                raise SwarmError(reason)
-            case GiveUp(no_route=no_route, reason=reason, retry_after_s=after_s):
-                text = self.waits_for or reason
-                if after_s:
-                    text += f"; try again in about {max(1, round(after_s))} s"
-                missing = () if no_route is None else no_route.missing
-                raise UnavailableError(text, missing, retry_after_s=after_s)
+            case GiveUp() as end:
+                raise self._final(end)
+
+    def _final(self, end: GiveUp) -> SwarmError:
+        """What the owner is told of an answer that is given up."""
+        if end.no_route is None:
+            return RequestRefusedError(end.reason) if end.is_unsound else SwarmError(end.reason)
+        text, after_s = self.waits_for or end.reason, end.retry_after_s
+        if after_s:
+            text += f"; try again in about {max(1, round(after_s))} s"
+        return UnavailableError(text, end.no_route.missing, retry_after_s=after_s)
 
     def _tell(self, no_route: NoRoute) -> None:
         """Tell the caller what the answer waits for, where that is news."""

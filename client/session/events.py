@@ -193,7 +193,9 @@ class GiveUp:
 
     reason: str
     no_route: NoRoute | None = None
-    """None: the request itself is refused, and waiting would not help."""
+    """None: waiting would not help."""
+    is_unsound: bool = False
+    """Whether all stages that were asked call the request itself unsound."""
     retry_after_s: float = 0.0
 
 

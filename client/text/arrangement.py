@@ -10,6 +10,7 @@ rewrites as will do.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
+from itertools import count
 from typing import Any
 
 from client.text.chat_template import ChatTemplate
@@ -141,9 +142,9 @@ def _skeleton(messages: Sequence[Message]) -> tuple[list[Message], dict[str, tup
 
 
 def _call_of(call: Message, at: int, word: Callable[[int, str], str]) -> Message:
-    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    name, arguments = word(at, "the name of a call"), call["function"]["arguments"]
     if not arguments:
-        name = word(at, "a call")
+        arguments = Arguments()
     elif isinstance(arguments, str):
         arguments = word(at, "the arguments of a call")
     else:
@@ -284,6 +285,24 @@ def _short_ids(messages: Sequence[Message]) -> list[Message]:
     return [of(message) for message in messages]
 
 
+def _ids_that_name(messages: Sequence[Message]) -> list[Message]:
+    """Ids of calls with the functions' names in them, for templates that show ids alone."""
+    named: dict[object, str] = {}
+    found: list[Message] = []
+    numbers = count()
+    for each in messages:
+        if each["role"] == "tool":
+            own = each.get("tool_call_id")
+            found.append({**each, "tool_call_id": named.get(own, own)})
+            continue
+        calls = each.get("tool_calls") or ()
+        for call in calls:
+            named[call["id"]] = f"functions.{call['function']['name']}:{next(numbers)}"
+        shown = [{**call, "id": named[call["id"]]} for call in calls]
+        found.append({**each, "tool_calls": shown} if calls else each)
+    return found
+
+
 def _arguments_as_objects(messages: Sequence[Message]) -> list[Message]:
     """Arguments that are no JSON object as one that holds their text."""
 
@@ -323,6 +342,7 @@ REWRITES: tuple[Rewrite, ...] = (
     _later_systems_as_users,
     _turns_joined,
     _arguments_as_objects,
+    _ids_that_name,
     _short_ids,
     _one_call_each,
     _texts_apart_from_calls,

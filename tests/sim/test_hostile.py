@@ -17,7 +17,7 @@ import msgspec
 import pytest
 import torch
 
-from client.errors import UnavailableError
+from client.errors import RequestRefusedError, UnavailableError
 from client.session.controller import UNSOUND_TRIES
 from client.text.tokenizer import ModelText
 from coordinator.admission.rules import (
@@ -28,7 +28,7 @@ from coordinator.admission.rules import (
     headroom,
 )
 from dht.budget import DIALS, FRAME_BYTES, PINGS, Budget
-from dht.errors import NetworkError, SwarmError
+from dht.errors import NetworkError
 from dht.identity.grant import grant, own_word
 from dht.identity.peer_id import Identity
 from dht.messages import codec
@@ -1028,7 +1028,7 @@ def test_a_request_that_all_call_unsound_ends_at_once(
             told: list[str] = []
             for peer in swarm.peers:
                 call_unsound(peer, told)
-            with pytest.raises(SwarmError, match="nobody takes such a request"):
+            with pytest.raises(RequestRefusedError, match="nobody takes such a request"):
                 await client.generate(PROMPT, max_new_tokens=5, **options)
             assert loop.time() - started_s < 5, "nobody waits for another answer"
             assert len(told) == min(holders, UNSOUND_TRIES)

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from client.answer.generation import Answer, GenerationOptions, Piece
+from client.errors import RequestRefusedError
 from client.gateway.answering.turns import Turns
 from client.gateway.errors import ApiError, bad_request, too_many, unavailable
 from client.gateway.metrics import Metrics, ModelMetrics
@@ -240,5 +241,7 @@ def as_api_error(error: UserError | SwarmError | NetworkError) -> ApiError:
     match error:
         case UserError():
             return bad_request(str(error))
+        case RequestRefusedError():
+            return bad_request(f"the swarm cannot follow this request: {error}")
         case _:
             return unavailable(f"the swarm cannot serve this now: {error}", RETRY_AFTER_S)

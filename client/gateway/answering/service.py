@@ -205,7 +205,7 @@ class CompletionService:
             name = "max_completion_tokens" if is_chat else "max_tokens"
             raise bad_request(f"{name} is 0; at least 1, or 0 with echo", name)
         grammar = await self._threads.run(size_of(request), lambda: self._grammar(request))
-        await self._check(grammar, caller)
+        await self._check(grammar, who)
         told = (request.stream and request.stream_options) or StreamOptions()
         tasks = []
         if wanted is None and tokens_left is not None:
@@ -282,12 +282,14 @@ class CompletionService:
         calls = tools_grammar(request, self._calls, self._channels, self._marks, wanted)
         return calls or wanted
 
-    async def _check(self, grammar: str, caller: str) -> None:
-        """Find out, as the last stage does, whether answers can follow this; raises ApiError."""
+    async def _check(self, grammar: str, who: str) -> None:
+        """Find out, as the last stage does, whether answers can follow this; raises ApiError.
+
+        ``who`` asks, for the turns of trials."""
         if not grammar:
             return
         try:
-            fault = await self._trials.fault(caller, grammar.encode())
+            fault = await self._trials.fault(who, grammar.encode())
         except UnicodeEncodeError:
             raise bad_request("the format of the answer is not valid UTF-8 text") from None
         except TrialsBusyError as error:

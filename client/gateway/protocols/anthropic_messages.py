@@ -368,7 +368,7 @@ class MessageWriter(PartWriter):
     def beat(self) -> bytes:
         return self.framed({"type": "ping"})
 
-    def begin(self, prompt_tokens: int) -> None:
+    def begin(self, prompt_tokens: int, created: int) -> None:
         self._prompt_tokens = prompt_tokens
 
     def push(self, chunk: Json) -> list[Json]:

@@ -84,8 +84,9 @@ class AnswerWriter(ABC):
     def whole(self, answer: Json) -> Json:
         """The object for a whole answer of OpenAI's chats or completions."""
 
-    def begin(self, prompt_tokens: int) -> None:  # noqa: B027  most forms need not know it
-        """Learn the number of tokens of the prompt, once it is known and before any chunk."""
+    def begin(self, prompt_tokens: int, created: int) -> None:  # noqa: B027  most need neither
+        """Learn the number of tokens of the prompt and when the answer began (Unix time, seconds),
+        once these are known and before any chunk."""
 
     @abstractmethod
     def push(self, chunk: Json) -> list[Json]:

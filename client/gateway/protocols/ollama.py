@@ -40,7 +40,8 @@ TAG = ":latest"
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """How to sample. How a server would load a model (``num_ctx``, ``num_gpu``) is left to it."""
+    """How to sample. What would change an answer and is not built is refused by name
+    (:mod:`client.gateway.protocols.refused`), what only tells how to run a model is let through."""
 
     num_predict: int | None = None
     temperature: Temperature | None = None
@@ -222,6 +223,9 @@ class OllamaWriter(AnswerWriter):
         """Calls whose arguments are still to come, by their places."""
         self._created = 0
 
+    def begin(self, prompt_tokens: int, created: int) -> None:
+        self._created = created
+
     @property
     def beat(self) -> bytes:
         """A line that brings nothing."""
@@ -251,7 +255,6 @@ class OllamaWriter(AnswerWriter):
 
     def whole(self, answer: Json) -> Json:
         choice = answer["choices"][0]
-        self._created = answer["created"]
         self._finish(choice["finish_reason"])
         said = choice.get("message") or {"content": choice.get("text", "")}
         message = _of(said)
@@ -260,7 +263,6 @@ class OllamaWriter(AnswerWriter):
         return self._ended(message, answer["usage"])
 
     def push(self, chunk: Json) -> list[Json]:
-        self._created = chunk["created"]
         found = []
         for choice in chunk["choices"]:
             delta = choice.get("delta") or {"content": choice.get("text", "")}

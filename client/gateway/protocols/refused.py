@@ -1,7 +1,14 @@
 """Fields of requests that are refused, each with its reason. Pure.
 
 A field that is neither built nor named here is let through: nothing is known of it that could
-change an answer.
+change an answer. In Ollama's ``options`` these are:
+
+- ``num_ctx``, ``num_batch``, ``num_gpu``, ``main_gpu``, ``num_thread``, ``numa``, ``use_mmap``:
+  how a server loads a model.
+- ``num_keep``: what is kept of a prompt that is too long, which is refused here.
+- ``mirostat_eta``, ``mirostat_tau``: nothing without ``mirostat``.
+- ``repeat_last_n``, ``penalize_newline``: programs send their defaults; penalties count every token
+  of prompt and answer.
 """
 
 from collections.abc import Mapping
@@ -12,6 +19,14 @@ from client.gateway.errors import bad_request
 
 NOTHING = frozenset({b"", b"null", b"false", b"0", b"0.0", b"[]", b"{}", b'""'})
 """Values that ask for nothing."""
+NEUTRAL: Mapping[str, frozenset[bytes]] = {
+    **dict.fromkeys(
+        ("length_penalty", "repeat_penalty", "tfs_z", "typical_p"), frozenset({b"1", b"1.0"})
+    ),
+    "n_predict": frozenset({b"-1"}),
+    "truncate_prompt_tokens": frozenset({b"-1"}),
+}
+"""Values of fields that programs send for "as without"."""
 _SAMPLERS = "this way to sample is not built; use temperature, top_p, top_k or min_p"
 _STORED = "nothing is stored; send the whole conversation"
 _OWN_TEMPLATE = "the model's own chat template is used"
@@ -40,6 +55,16 @@ SAMPLING: Mapping[str, str] = {
     "use_beam_search": "beams are not built",
     "xtc_probability": _SAMPLERS,
 }
+_SCORED = {
+    "logprobs": "log probabilities come from /v1/chat/completions",
+    "top_logprobs": "log probabilities come from /v1/chat/completions",
+}
+OPTIONS: Mapping[str, str] = {
+    "dynatemp_exponent": _SAMPLERS,
+    **{name: SAMPLING[name] for name in SAMPLING if SAMPLING[name] == _SAMPLERS},
+    "logit_bias": "use /v1/chat/completions",
+}
+"""What is refused in Ollama's ``options``."""
 REFUSED: Mapping[str, Mapping[str, str]] = {
     "ChatRequest": {
         **SAMPLING,
@@ -59,7 +84,9 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
         "response_format": "use guided_json",
         "tools": "use /v1/chat/completions",
     },
+    "OllamaChat": _SCORED,
     "OllamaGenerate": {
+        **_SCORED,
         "context": _STORED + " to /api/chat",
         "suffix": "the model writes what follows on a text",
         "template": _OWN_TEMPLATE,
@@ -85,5 +112,14 @@ def check_fields(given: msgspec.Struct, kind: str) -> None:
     """Raises ApiError (400) for the first field that is refused and asks for something; ``given``
     has the fields of a request as they were sent."""
     for name, reason in REFUSED.get(kind, {}).items():
-        if bytes(getattr(given, name)) not in NOTHING:
-            raise bad_request(f"{name} is not supported here: {reason}", name)
+        _check(name, bytes(getattr(given, name)), reason, name)
+    options = bytes(getattr(given, "options", b""))
+    if options.startswith(b"{"):
+        asked = msgspec.json.decode(options, type=dict[str, msgspec.Raw])
+        for name in asked.keys() & OPTIONS.keys():
+            _check(name, bytes(asked[name]), OPTIONS[name], f"options.{name}")
+
+
+def _check(name: str, value: bytes, reason: str, at: str) -> None:
+    if value not in NOTHING | NEUTRAL.get(name, NOTHING):
+        raise bad_request(f"{at} is not supported here: {reason}", at)

@@ -192,6 +192,16 @@ SEPARATED_JSON = CallFormat(
     closes="<｜tool▁call▁end｜>",
     ends="<｜tool▁calls▁end｜>",
 )
+NUMBERED_SECTION_JSON = CallFormat(
+    title="a name and a number, and JSON behind a mark, in a section of calls",
+    known_by=(("<|tool_call_begin|>", "<|tool_call_argument_begin|>"),),
+    begins="<|tool_calls_section_begin|>",
+    opens="<|tool_call_begin|>",
+    form="functions.{name}:{id}<|tool_call_argument_begin|>{arguments}",
+    closes="<|tool_call_end|>",
+    ends="<|tool_calls_section_end|>",
+    id_form="[0-9]{1,3}",
+)
 CHANNEL_JSON = CallFormat(
     title="JSON in a message to the function",
     known_by=(("<|channel|>", "<|message|>", "functions."),),
@@ -221,6 +231,7 @@ CALL_FORMATS = (
     TAGGED_JSON,
     FENCED_JSON,
     SEPARATED_JSON,
+    NUMBERED_SECTION_JSON,
     CHANNEL_JSON,
     FUNCTION_JSON,
     BARE_JSON,

@@ -390,7 +390,7 @@ class Gateway:
             except ApiError as error:
                 error.param = dialect.params.get(error.param or "", error.param)
                 raise
-            writer.begin(job.usage.prompt_tokens)
+            writer.begin(job.usage.prompt_tokens, job.head.created)
             with asked.spending(job, now_s):
                 yield model.service, job
 
@@ -432,8 +432,8 @@ class Gateway:
         return response
 
     def _who(self, request: web.Request) -> str:
-        """Whose turn a request takes: a key's, or an address's. Of IPv6 whoever has one address
-        has 2**64 of them."""
+        """Whose turn a request takes, for its answer and its grammar: a key's, or an address's. Of
+        IPv6 whoever has one address has 2**64 of them."""
         if self._keys:
             return request[ASKED].account.key.name
         address = _address(self._remote(request))

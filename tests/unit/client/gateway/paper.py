@@ -201,6 +201,7 @@ class PaperGateway:
     swarm: PaperSwarm
     gateway: Gateway
     answers: Answers
+    trials: GrammarTrials
     http: aiohttp.ClientSession
 
     async def post(self, path: str, **body: object) -> tuple[int, dict[str, object]]:
@@ -236,13 +237,14 @@ async def paper_gateway(
         queued_max=config.requests_max,
         wait_s=wait_s,
     )
+    trials = GrammarTrials(TrialLimits(answer_s=60.0))
     service = CompletionService(
         swarm,
         answers,
         template=ChatTemplate(template, {"bos_token": "<|bos|>"}) if template else None,
         defaults=defaults or SamplingDefaults(temperature=0.0),
         chat_tokens=chat_tokens,
-        trials=GrammarTrials(TrialLimits(answer_s=60.0)),
+        trials=trials,
     )
 
     @asynccontextmanager
@@ -260,5 +262,6 @@ async def paper_gateway(
             swarm=swarm,
             gateway=gateway,
             answers=answers,
+            trials=trials,
             http=http,
         )

@@ -10,6 +10,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from client.answer.generation import AnswerRequest
+from client.errors import RequestRefusedError
+from client.gateway.web.app import GatewayConfig, proxies_of
 from client.text.tokenizer import Tokenizer
 from dht.grammars.trials import GrammarTrials, TrialsBusyError
 from tests.unit.client.gateway import paper
@@ -19,6 +21,7 @@ TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}"
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
 )
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 HI: Any = [{"role": "user", "content": "Hi"}]
 HARD = {
     "unique items": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
@@ -88,6 +91,50 @@ def test_a_grammar_that_is_none_is_the_callers_mistake(grammar: str) -> None:
             assert gateway.swarm.served == 0
 
     asyncio.run(scenario())
+
+
+def test_what_all_stages_call_unsound_is_a_400_that_says_why() -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            gateway.swarm.fails = RequestRefusedError("the grammar: token 9999 is none")
+            for path, said in (
+                (CHAT, {"messages": HI}),
+                (MESSAGES, {"messages": HI, "max_tokens": 9}),
+            ):
+                for streams in (False, True):
+                    async with gateway.http.post(
+                        gateway.url + path, json={**said, "stream": streams}
+                    ) as response:
+                        assert response.status == 400
+                        assert "Retry-After" not in response.headers
+                        error = (await response.json())["error"]
+                        assert error["type"] == "invalid_request_error"
+                        assert "token 9999" in error["message"]
+
+    asyncio.run(scenario())
+
+
+def test_callers_without_keys_take_turns_at_trials_by_their_addresses() -> None:
+    tried: list[str] = []
+
+    async def fault(client: str, grammar: bytes, standing: int = 0) -> str:
+        tried.append(client)
+        return ""
+
+    async def scenario() -> None:
+        config = GatewayConfig(proxies=proxies_of(["127.0.0.1"]), silent_s=60.0)
+        async with paper_gateway(config=config) as gateway:
+            gateway.trials.fault = fault  # type: ignore[method-assign]
+            for address in ("192.0.2.1", "192.0.2.2", "2001:db8::1", "2001:db8::2"):
+                async with gateway.http.post(
+                    gateway.url + CHAT,
+                    json={"messages": HI, "guided_regex": "a+"},
+                    headers={"X-Forwarded-For": address},
+                ) as response:
+                    assert response.status == 200
+
+    asyncio.run(scenario())
+    assert tried == ["192.0.2.1", "192.0.2.2", "2001:db8::/64", "2001:db8::/64"]
 
 
 def test_only_what_may_pass_by_itself_is_to_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from client.text.arrangement import Arguments, LeftOut, arranged
 from client.text.chat_template import ChatTemplate
 from dht.errors import UserError
-from tests.templates import GPT_OSS, HERMES, MISTRAL, QWEN3, TEMPLATES
+from tests.templates import GPT_OSS, HERMES, KIMI_K2, MISTRAL, QWEN3, TEMPLATES
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
@@ -75,7 +75,7 @@ def words_of(messages: list[dict[str, Any]]) -> list[str]:
         for each in message.get("tool_calls", ()):
             arguments = each["function"]["arguments"]
             found += arguments.values() if isinstance(arguments, dict) else ["x-one"]
-            found += [] if arguments else [each["function"]["name"]]
+            found.append(each["function"]["name"])
     return [word for word in found if word]
 
 
@@ -115,6 +115,13 @@ def test_thoughts_between_calls_reach_a_template_by_its_own_name() -> None:
         prompt = template.render(arranged(template, messages))
         assert "t-one" in prompt
         assert said in prompt
+
+
+def test_a_call_and_its_result_stay_together_where_a_template_shows_ids_alone() -> None:
+    template = ChatTemplate(KIMI_K2, {})
+    once = [asks(call("look", Arguments(at="x-one"))), result("look", "r-one")]
+    prompt = template.render(arranged(template, [USER, *once, *once]))
+    assert prompt.count("functions.look:0") == prompt.count("functions.look:1") == 2
 
 
 def test_what_has_no_place_is_named() -> None:

@@ -80,6 +80,61 @@ def test_a_text_is_a_chat_or_raw_and_follows_a_format() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"mirostat": 2, "mirostat_tau": 5.0}, "mirostat"),
+        ({"typical_p": 0.7}, "typical_p"),
+        ({"tfs_z": 0.5}, "tfs_z"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_options_that_would_change_an_answer_are_refused_by_name(
+    path: str, options: dict[str, Any], param: str
+) -> None:
+    async def scenario() -> None:
+        async with paper_gateway(template=QWEN3) as gateway:
+            body = {"model": "brook", "messages": HI, "prompt": "Hi", "options": options}
+            status, answer = await gateway.post(path, **body)
+            assert status == 400
+            assert f"options.{param}" in str(answer["error"])
+            assert gateway.swarm.served == 0
+
+    asyncio.run(scenario())
+
+
+def test_options_as_programs_send_them_by_default_are_taken() -> None:
+    options = {
+        "mirostat": 0, "mirostat_eta": 0.1, "mirostat_tau": 5.0, "num_ctx": 4096, "num_keep": 24,
+        "repeat_last_n": 64, "repeat_penalty": 1.1, "tfs_z": 1.0, "typical_p": 1, "use_mmap": True,
+    }  # fmt: skip
+
+    async def scenario() -> None:
+        async with paper_gateway(template=QWEN3) as gateway:
+            body = {"model": "brook", "messages": HI, "options": options, "stream": False}
+            status, answer = await gateway.post("/api/chat", **body)
+            assert status == 200, answer
+
+    asyncio.run(scenario())
+
+
+def test_signs_of_life_bear_the_time_of_the_answer() -> None:
+    async def scenario() -> None:
+        config = GatewayConfig(silent_s=0.01, beat_s=0.02)
+        async with paper_gateway(template=QWEN3, config=config) as gateway:
+            gate = gateway.swarm.gate = asyncio.Event()
+            body = {"model": "brook", "messages": HI, "options": {"num_predict": 3}}
+            async with gateway.http.post(gateway.url + "/api/chat", json=body) as response:
+                first = json.loads(await response.content.readline())
+                gate.set()
+                rest = [json.loads(line) for line in (await response.read()).splitlines()]
+            assert not first["message"]["content"]
+            assert {first["created_at"]} == {each["created_at"] for each in rest}
+
+    asyncio.run(scenario())
+
+
 def test_models_are_listed_and_shown() -> None:
     async def scenario() -> None:
         async with paper_gateway(template=QWEN3) as gateway:

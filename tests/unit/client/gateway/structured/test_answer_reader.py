@@ -31,6 +31,7 @@ from client.gateway.structured.call_formats import (
     LISTED_JSON,
     MARKED_JSON,
     NUMBERED_JSON,
+    NUMBERED_SECTION_JSON,
     SEED_FUNCTION_TAGS,
     SEPARATED_JSON,
     TAGGED_JSON,
@@ -80,6 +81,17 @@ SEPARATED = f"<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{JSON_ARGUMENT
 FENCED = (
     "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
     f"```json\n{JSON_ARGUMENTS}\n```<｜tool▁call▁end｜>"
+)
+NUMBERED = "".join(
+    (
+        "<|tool_calls_section_begin|>",
+        *(
+            f"<|tool_call_begin|>functions.weather:{at}<|tool_call_argument_begin|>"
+            f"{JSON_ARGUMENTS}<|tool_call_end|>"
+            for at in range(2)
+        ),
+        "<|tool_calls_section_end|>",
+    )
 )
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 
@@ -183,6 +195,9 @@ ANSWERS: list[tuple[CallFormat | None, str, list[AnswerPart]]] = [
     ),
     (FENCED_JSON, f"{BEGIN}{FENCED}\n{FENCED}{END}", [CALL, "\n", CALL]),
     (FENCED_JSON, f"{BEGIN}{FENCED.replace('```<', '<')}", [FENCED.replace("```<", "<")]),
+    (NUMBERED_SECTION_JSON, f"So. {NUMBERED}", ["So. ", CALL, CALL]),
+    (NUMBERED_SECTION_JSON, NUMBERED.partition("<|tool_call_end|>")[0], [CALL]),
+    raw(NUMBERED_SECTION_JSON, "functions.weather:0 {}"),
     (None, f"<tool_call>{JSON}</tool_call>", [f"<tool_call>{JSON}</tool_call>"]),
     (None, "<think>why</think>because", [Thought(text="why"), "because"]),
     (None, "<think>why", [Thought(text="why")]),

@@ -14,6 +14,7 @@ from client.gateway.structured.call_formats import (
     LISTED_JSON,
     MARKED_JSON,
     NUMBERED_JSON,
+    NUMBERED_SECTION_JSON,
     SEPARATED_JSON,
     TAGGED_JSON,
     CallFormat,
@@ -39,6 +40,10 @@ DEEPSEEK = "{% if tools %}…{% endif %}'<｜tool▁calls▁begin｜><｜tool▁
         ("{{ tools }}[AVAILABLE_TOOLS][TOOL_CALLS]", LISTED_JSON),
         ("{{ tools }}[TOOL_CALLS]…[CALL_ID]…[ARGS]", NUMBERED_JSON),
         ("{{ tools }}[TOOL_CALLS]…[ARGS]", MARKED_JSON),
+        (
+            "{{ tools }}<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>",
+            NUMBERED_SECTION_JSON,
+        ),
         ('{{ tools }}<|START_ACTION|>[{"tool_name": …, "parameters": …', ACTIONS_JSON),
         ('{{ tools }}"parameters"<|function_call|>', FUNCTION_CALL_JSON),
         ("{{ tools }}\"parameters\"{{ 'function call' + '<|role_sep|>' }}", FUNCTION_ROLE_JSON),

@@ -29,6 +29,7 @@ from client.gateway.structured.call_formats import (
     LISTED_JSON,
     MARKED_JSON,
     NUMBERED_JSON,
+    NUMBERED_SECTION_JSON,
     SEED_FUNCTION_TAGS,
     SEPARATED_JSON,
     TAGGED_JSON,
@@ -102,6 +103,9 @@ WRITTEN: dict[str, CallFormat] = {
     f"{{{{ call.arguments | tojson }}}}\n```<｜tool▁call▁end｜>{END}": FENCED_JSON,
     f"{BEGIN}<｜tool▁call▁begin｜>{{{{ call.name }}}}<｜tool▁sep｜>"
     f"{{{{ call.arguments | tojson }}}}<｜tool▁call▁end｜>{END}": SEPARATED_JSON,
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.{{ call.name }}:0"
+    "<|tool_call_argument_begin|>{{ call.arguments | tojson }}<|tool_call_end|>"
+    "<|tool_calls_section_end|>": NUMBERED_SECTION_JSON,
     "<|channel|>commentary to=functions.{{ call.name }} <|constrain|>json<|message|>"
     "{{ call.arguments | tojson }}": CHANNEL_JSON,
     '{"name": "{{ call.name }}", "parameters": {{ call.arguments | tojson }}}': BARE_JSON,

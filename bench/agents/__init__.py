@@ -1,0 +1,1 @@
+"""Clients by template families: which of them finish what agents do."""

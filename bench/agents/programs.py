@@ -1,0 +1,245 @@
+"""Claude Code and Codex themselves, run once for a task and once for what is too long."""
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bench.agents.families import CALLS, ONE_CALL, calls, says, thinks
+from client.answer.generation import AnswerRequest
+from client.session.driver import SessionDriver
+from tests.templates import TEMPLATES
+from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
+from tests.unit.client.gateway.test_tool_answers import Scripted
+
+CONTEXT_TOKENS = 32_768
+LIMIT_S = 60.0
+TASK, SYSTEM, SECRET, DONE = "Read the notes.", "Be brief as ever.", "heron", "It says heron."
+LONG = " a long way" * 3000
+TOO_LONG = " a long way" * 11_000
+"""Just below what one argument of a command may have (128 KiB)."""
+NOTES = 5
+"""Three are read one after the other, and the rest at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a program printed, and what it asked the gateway for."""
+
+    events: list[dict[str, Any]]
+    printed: str
+    asked: list[AnswerRequest]
+
+
+Command = Callable[[str, Path, str, str], tuple[list[str], dict[str, str]]]
+"""Of the gateway's address, an empty directory, the task, and a JSON schema or nothing: what to run
+and its environment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """How a program is run, and how what it prints is read."""
+
+    title: str
+    file: str
+    command: Command
+    reads: Callable[[str], tuple[str, Mapping[str, str]]]
+    """The call that reads a file."""
+    said: Callable[[list[dict[str, Any]]], str]
+    """The last text of the model that it shows."""
+    thought: Callable[[list[dict[str, Any]]], str]
+
+
+def _claude(url: str, home: Path, task: str, schema: str) -> tuple[list[str], dict[str, str]]:
+    options = ["--output-format", "stream-json", "--verbose", "--system-prompt", SYSTEM]
+    options += ["--tools", "Read", "--allowedTools", "Read", "--disable-slash-commands"]
+    options += ["--json-schema", schema] if schema else []
+    environment = {
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_AUTH_TOKEN": "none",
+        "ANTHROPIC_MODEL": "brook",
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": "brook",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "1000",
+        "DISABLE_AUTOUPDATER": "1",
+    }
+    return ["claude", "-p", task, *options], environment
+
+
+def _codex(url: str, home: Path, task: str, schema: str) -> tuple[list[str], dict[str, str]]:
+    (home / "instructions.md").write_text(SYSTEM)
+    (home / "schema.json").write_text(schema or "{}")
+    (home / "config.toml").write_text(
+        'model = "brook"\nmodel_provider = "anabranch"\ncheck_for_update_on_startup = false\n'
+        f'model_instructions_file = "{home / "instructions.md"}"\nshow_raw_agent_reasoning = true\n'
+        '[analytics]\nenabled = false\n[model_providers.anabranch]\nname = "anabranch"\n'
+        f'base_url = "{url}/v1"\nwire_api = "responses"\nstream_max_retries = 0\n'
+    )
+    command = ["codex", "exec", "--json", "--skip-git-repo-check"]
+    command += ["--output-schema", str(home / "schema.json")] if schema else []
+    return [*command, "--dangerously-bypass-approvals-and-sandbox", task], {"CODEX_HOME": str(home)}
+
+
+def _blocks(events: list[dict[str, Any]], kind: str) -> list[str]:
+    """Texts of one kind in what Claude Code shows of the model's messages."""
+    messages = (each["message"] for each in events if each.get("type") == "assistant")
+    return [block[kind] for each in messages for block in each["content"] if block["type"] == kind]
+
+
+def _items(events: list[dict[str, Any]], kind: str) -> list[str]:
+    """Texts of one kind in what Codex shows."""
+    items = (each.get("item", {}) for each in events if each.get("type") == "item.completed")
+    return [each.get("text", "") for each in items if each.get("type") == kind]
+
+
+PROGRAMS = (
+    Program(
+        title="Claude Code",
+        file="claude",
+        command=_claude,
+        reads=lambda path: ("Read", {"file_path": path}),
+        said=lambda events: "".join(_blocks(events, "text")[-1:]),
+        thought=lambda events: "".join(_blocks(events, "thinking")[:1]),
+    ),
+    Program(
+        title="Codex",
+        file="codex",
+        command=_codex,
+        reads=lambda path: ("exec_command", {"cmd": f"cat {path}"}),
+        said=lambda events: "".join(_items(events, "agent_message")[-1:]),
+        thought=lambda events: "".join(_items(events, "reasoning")[:1]),
+    ),
+)
+
+
+async def version_of(program: Program, path: str) -> str | None:
+    """The program's name with its version; None where it is not there."""
+    found = shutil.which(program.file, path=path)
+    if found is None:
+        return None
+    process = await asyncio.create_subprocess_exec(
+        found, "--version", stdout=asyncio.subprocess.PIPE, env={"PATH": path, "HOME": "/nowhere"}
+    )
+    said, _ = await process.communicate()
+    number = next((word for word in said.decode().split() if word[:1].isdigit()), "?")
+    return f"{program.title} {number}"
+
+
+async def _run(
+    program: Program, path: str, gateway: PaperGateway, task: str, answer: Callable[[str], str],
+    work: Path, schema: str = "",
+) -> Run:  # fmt: skip
+    """Run a program whose model answers each prompt with ``answer``."""
+    tokenizer = gateway.swarm.text.tokenizer
+    assert tokenizer is not None
+    asked: list[AnswerRequest] = []
+
+    def session(request: AnswerRequest) -> SessionDriver:
+        asked.append(request)
+        found = Scripted(gateway.swarm, request)
+        found.text = answer(tokenizer.decode(request.prompt_ids))
+        return found
+
+    gateway.swarm.session = session  # type: ignore[method-assign]
+    with TemporaryDirectory() as home:
+        command, environment = program.command(gateway.url, Path(home), task, schema)
+        command[0] = shutil.which(command[0], path=path) or command[0]
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=work,
+            env={"PATH": path, "HOME": home, **environment},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            limit=1 << 24,
+        )
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                said, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    printed = said.decode(errors="replace")
+    lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    return Run(lines, printed, asked)
+
+
+def _judged(ok: bool, run: Run) -> str:
+    return "ok" if ok else f"got {run.printed[-600:]}"
+
+
+async def cell(program: Program, path: str, family: str) -> dict[str, str]:
+    """What became of each thing that was tried with a family's template."""
+    try:
+        return await _cell(program, path, family)
+    except Exception as error:  # noqa: BLE001  it is this cell's result
+        return {"chat": f"{type(error).__name__}: {error}"[:300]}
+
+
+async def _cell(program: Program, path: str, family: str) -> dict[str, str]:
+    can_call = family in CALLS
+    with TemporaryDirectory() as directory:
+        work = Path(directory)
+        for at in range(NOTES):
+            (work / f"note{at}.txt").write_text(f"{SECRET}-{at}\n")
+        reads = [program.reads(str(work / f"note{at}.txt")) for at in range(NOTES)]
+        thoughts = thinks(family, "hm")
+
+        def answer(prompt: str) -> str:
+            at = next((at for at in range(NOTES) if f"{SECRET}-{at}" not in prompt), NOTES)
+            if at == NOTES:
+                return says(family, DONE)
+            last = NOTES if at >= 3 and family not in ONE_CALL else at + 1
+            return ("" if at or thoughts is None else thoughts) + calls(family, *reads[at:last])
+
+        template = TEMPLATES[family]
+        async with paper_gateway(template=template, context_tokens=CONTEXT_TOKENS) as gateway:
+            run = await _run(program, path, gateway, TASK + LONG, answer, work)
+            if not can_call:
+                named = "no way to call" in run.printed
+                return {"chat": "refused" if named else f"got {run.printed[-600:]}"}
+            tokenizer = gateway.swarm.text.tokenizer
+            assert tokenizer is not None
+            asked = run.asked[-1].prompt_ids if run.asked else ()
+            prompt = tokenizer.decode(asked)
+            told = [f"note{at}.txt" in prompt and f"{SECRET}-{at}" in prompt for at in range(NOTES)]
+            found = {
+                "chat": _judged(program.said(run.events) == DONE, run),
+                "system and developer messages": _judged(SYSTEM in prompt and TASK in prompt, run),
+                "a loop of three calls": _judged(all(told[:3]), run),
+                "parallel calls": _judged(all(told[3:]), run),
+                "a long prompt": _judged(LONG in prompt, run),
+            }
+            if thoughts is None:
+                found["thinking"] = "none"
+            else:
+                found["thinking"] = _judged(program.thought(run.events) == "hm", run)
+            found["overflow"] = await _overflow(program, path, gateway, work)
+            return found
+
+
+async def _overflow(program: Program, path: str, gateway: PaperGateway, work: Path) -> str:
+    run = await _run(program, path, gateway, TASK + TOO_LONG, lambda _: "no", work)
+    known = ("Prompt is too long", "prompt is too long", "context window", "maximum context length")
+    return _judged(any(words in run.printed for words in known) and not run.asked, run)
+
+
+async def run(prefix: Path, families: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The cells of each program that is in ``prefix`` (absolute) or on the path, and the names of
+    those that are not."""
+    path = os.pathsep.join((str(prefix / "node_modules" / ".bin"), os.environ["PATH"]))
+    cells: dict[str, Any] = {}
+    missing = []
+    for program in PROGRAMS:
+        name = await version_of(program, path)
+        if name is None:
+            missing.append(program.title)
+        else:
+            cells[name] = {family: await cell(program, path, family) for family in families}
+    return cells, missing
