@@ -23,6 +23,9 @@ class WaitFor(StrEnum):
     HOLDER = "holder"
     """Nobody else who stays meanwhile has shown to hold some layers that this peer gives up, or, as
     long as every layer has a holder, that it will hold again."""
+    MEANWHILE = "meanwhile"
+    """Nobody else has shown to hold some layers that this peer will hold again, and some layer has
+    no other holder than peers that did not show what they were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +33,16 @@ class MoveWaitConfig:
     """Maximum time that a peer waits for each, in seconds.
 
     For another holder it waits as long as the plan stands: whoever announces layers, or is to hold
-    them, may be made up, and a layer without a holder stops the model for everybody.
+    them, may be made up, and a layer without a holder stops the model for everybody. Each other
+    wait ends: otherwise whoever announces layers that it does not hold would keep this peer from
+    taking those that nobody serves.
     """
 
     earlier_waves_s: float = 300.0
     rest_s: float = 300.0
+    meanwhile_s: float = 300.0
+    forgotten_s: float = 600.0
+    """Time without a wait after which earlier ones count no more."""
 
     def limit_s(self, what: WaitFor) -> float:
         """The limit of one kind of wait."""
@@ -43,6 +51,8 @@ class MoveWaitConfig:
                 return self.earlier_waves_s
             case WaitFor.REST:
                 return self.rest_s
+            case WaitFor.MEANWHILE:
+                return self.meanwhile_s
             case WaitFor.HOLDER:
                 return math.inf
 
@@ -55,6 +65,32 @@ class MoveWait:
     text: str
 
 
+class Patience:
+    """How long this peer has waited for each reason since it last moved, over all plans: whoever
+    publishes plans without end starts no wait anew."""
+
+    def __init__(self, config: MoveWaitConfig) -> None:
+        self._config = config
+        self._waited_s: dict[WaitFor, float] = {}
+        self._last_s = -math.inf
+
+    def left(self, waits: Iterable[MoveWait], now_s: float) -> tuple[MoveWait, ...]:
+        """Those of ``waits`` that have not lasted too long."""
+        if now_s - self._last_s > self._config.forgotten_s:
+            self.end()
+        config = self._config
+        return tuple(w for w in waits if self._waited_s.get(w.what, 0.0) < config.limit_s(w.what))
+
+    def waited(self, what: WaitFor, seconds: float, now_s: float) -> None:
+        """This peer has just waited for ``what``."""
+        self._waited_s[what] = self._waited_s.get(what, 0.0) + seconds
+        self._last_s = now_s
+
+    def end(self) -> None:
+        """This peer moved: forget all waits."""
+        self._waited_s.clear()
+
+
 def why_wait(
     plan: Plan,
     mine: NodeRecord,
@@ -63,18 +99,21 @@ def why_wait(
     answering: Collection[str],
     now_unix_s: float,
     config: MoveWaitConfig,
+    unshown: Collection[str] = (),
 ) -> tuple[MoveWait, ...]:
     """What the peer of record ``mine`` must wait for before it follows ``plan``; (): nothing.
 
     ``nodes`` are the records. ``proven`` are those of :func:`other_holders` that have shown their
     layers: there must be one for each layer that the peer gives up, whatever else is so. As long as
     every layer has a holder, there must also be one for each layer that the peer will hold again
-    and other planned peers announce; the only holder must leave such a layer for a moment.
+    and other planned peers announce; the only holder must leave such a layer for a moment. Where
+    some layer has holders among the ``unshown`` alone, which were asked to show layers and did not,
+    the peer waits for that for a bounded time: they may be made up, and nobody serve that layer.
 
-    ``answering`` are those of :func:`serving_beside`, planned or not, that answer this peer: a plan
-    says nothing of who serves. While they leave some layer without a holder, the model cannot be
-    served, so nobody waits for its turn or rests. Peers of earlier waves without a record are not
-    waited for.
+    ``answering`` are those of :func:`serving_beside`, planned or not, that answer this peer, or
+    that it has not asked yet: a plan says nothing of who serves. While they leave some layer
+    without a holder, the model cannot be served, so nobody waits for its turn or rests. Peers of
+    earlier waves without a record are not waited for.
     """
     target = plan.assignment_of(mine.peer_id)
     if target is None or mine.state is not NodeState.SERVING:
@@ -90,15 +129,21 @@ def why_wait(
     if whole and since_s < config.rest_s:
         waits.append(MoveWait(what=WaitFor.REST, text=f"it moved {since_s:.0f} s ago"))
     shown = layers_of(r for r in other_holders(plan, mine, nodes) if r.peer_id in proven)
-    needed = given_up(plan, mine)
+    lost = given_up(plan, mine)
+    needed = {WaitFor.HOLDER: lost}
     if whole:
         # It serves none of its layers while it loads: not those either that it will hold again.
         announced = _announced(mine, nodes, NodeState.SERVING, NodeState.LOADING)
-        needed |= held & layers_of(r for r in announced if r.peer_id in _wanted(plan))
-    alone = sorted(needed - shown)
-    if alone:
-        text = f"nobody else has shown to hold layer {alone[0]}"
-        waits.append(MoveWait(what=WaitFor.HOLDER, text=text))
+        again = held & layers_of(r for r in announced if r.peer_id in _wanted(plan))
+        there = (r for r in beside if r.peer_id in answering and r.peer_id not in unshown)
+        if covers(plan, mine, there):
+            needed[WaitFor.HOLDER] = lost | again
+        else:
+            needed[WaitFor.MEANWHILE] = again - lost
+    for what, layers in needed.items():
+        if alone := layers - shown:
+            text = f"nobody else has shown to hold layer {min(alone)}"
+            waits.append(MoveWait(what=what, text=text))
     return tuple(waits)
 
 

@@ -146,6 +146,10 @@ class PlanVersion:
     def __str__(self) -> str:
         return f"{self.term}.{self.counter}"
 
+    def __hash__(self) -> int:
+        """That of a text: anybody can choose numbers whose tuples hash alike, in thousands."""
+        return hash(f"{self.term} {self.counter} {self.rank}")
+
 
 NO_VERSION = PlanVersion()
 

@@ -189,12 +189,49 @@ class _Seen:
     come back."""
 
 
+class _Shares:
+    """How many records each storer brought, and who brought the most.
+
+    A change takes the same time however many storers there are: strangers may be any number.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[str, int] = {}
+        self._by_count: dict[int, dict[str, None]] = {}
+        self._most = 0
+
+    def __getitem__(self, storer: str) -> int:
+        return self._of.get(storer, 0)
+
+    def change(self, storer: str, by: int) -> None:
+        """Add ``by``, which is 1 or -1."""
+        before = self[storer]
+        after = before + by
+        if before:
+            del self._by_count[before][storer]
+            if not self._by_count[before]:
+                del self._by_count[before]
+        if after:
+            self._of[storer] = after
+            self._by_count.setdefault(after, {})[storer] = None
+        else:
+            del self._of[storer]
+        if after > self._most or (before == self._most and before not in self._by_count):
+            self._most = after
+
+    @property
+    def largest(self) -> str | None:
+        """A storer with the most records; None where there are none."""
+        return next(iter(self._by_count[self._most])) if self._most else None
+
+
 @dataclass(slots=True)
 class _Key:
-    """The records under one key, by author, and their size."""
+    """The records under one key, by author, their size, and who brought how many."""
 
     authors: dict[str, _Seen] = field(default_factory=dict)
     size_bytes: int = 0
+    shares: _Shares = field(default_factory=_Shares)
 
 
 @dataclass(slots=True)
@@ -227,7 +264,7 @@ class RecordGuard:
     _author_keys: Counter[str] = field(default_factory=Counter)
     _brought: dict[str, dict[str, dict[str, None]]] = field(default_factory=dict)
     """Authors of the records brought, by storer and key, oldest first."""
-    _shares: Counter[str] = field(default_factory=Counter)
+    _shares: _Shares = field(default_factory=_Shares)
     _size_bytes: int = 0
     _swept_unix_s: float = -math.inf
 
@@ -345,16 +382,18 @@ class RecordGuard:
     def _owe(self, entry: _Seen) -> None:
         record = entry.record
         self._brought.setdefault(entry.storer, {}).setdefault(record.key, {})[record.peer_id] = None
-        self._shares[entry.storer] += 1
+        self._shares.change(entry.storer, 1)
+        self._keys[record.key].shares.change(entry.storer, 1)
 
     def _debit(self, entry: _Seen) -> None:
         brought, key = self._brought[entry.storer], entry.record.key
         del brought[key][entry.record.peer_id]
         if not brought[key]:
             del brought[key]
-        self._shares[entry.storer] -= 1
+        self._shares.change(entry.storer, -1)
+        self._keys[key].shares.change(entry.storer, -1)
         if not self._shares[entry.storer]:
-            del self._shares[entry.storer], self._brought[entry.storer]
+            del self._brought[entry.storer]
 
     def _credit(self, record: SignedRecord, storer: str) -> None:
         """Count a record as brought by its author, whom another peer preceded."""
@@ -395,13 +434,9 @@ class RecordGuard:
         if self._author_keys[record.peer_id] >= self.author_keys_max:
             return None
         here = self._full_here(record.key)
-        shares = (
-            {name: len(brought.get(record.key, ())) for name, brought in self._brought.items()}
-            if here
-            else self._shares
-        )
-        worst = max(shares, key=lambda name: shares[name], default=None)
-        if worst is None or shares[worst] <= shares.get(storer, 0) + 1:
+        shares = self._keys[record.key].shares if here else self._shares
+        worst = shares.largest
+        if worst is None or shares[worst] <= shares[storer] + 1:
             return None
         brought = self._brought[worst]
         key = record.key if here else max(brought, key=lambda k: len(brought[k]))

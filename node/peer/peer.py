@@ -183,7 +183,9 @@ class Peer:
         await ProbeServer(self._transport, self._stage.traffic, self._budget).start()
         await StageStreams(self._transport, self._stage, self._budget).start()
         await ReachServer(self._transport, budget=self._budget).start()
-        await LayerCheckServer(self._transport, self._engine, self._budget).start()
+        await LayerCheckServer(
+            self._transport, self._engine, self._budget, self._follower.leaves
+        ).start()
         work = (
             self._stage.run,
             self._coordinator.run,

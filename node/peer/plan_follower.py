@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ from coordinator.heuristics.uncoordinated import span_to_take
 from coordinator.plans.move_waits import (
     MoveWait,
     MoveWaitConfig,
-    WaitFor,
+    Patience,
     covers,
     layers_of,
     other_holders,
@@ -62,6 +63,10 @@ class FollowConfig:
     """How long a peer waits for others before it gives up layers."""
     asked_max: int = 16
     """Maximum pings of one look at who holds the other layers: records may be made up."""
+    answered_s: float = 5.0
+    """Time for which an answer to such a ping counts: some looks are enough for 80 stages."""
+    silent_s: float = 30.0
+    """Time for which who gave none counts as silent, until it answers; others are asked first."""
     pinned: Assignment | None = None
     """Layers that this peer serves whatever the plan says."""
 
@@ -94,6 +99,12 @@ class PlanFollower:
         self._checker = LayerChecker(transport, engine)
         self._moving = asyncio.Lock()
         """Held while layers change, and while this peer waits for its turn."""
+        self._rng = random.Random(transport.peer_id)  # noqa: S311  when to look is no secret
+        self._patience = Patience(config.waits)
+        self._leaving = False
+        """Whether this peer is about to give up its layers."""
+        self._asked: dict[str, tuple[bool, float]] = {}
+        """Whether each peer answered its last ping, and when that was."""
         self._stays = 0
         """Number of callers in :meth:`staying`."""
         self.aside = False
@@ -101,6 +112,10 @@ class PlanFollower:
         followed."""
         self._waits_for = ""
         self._waits_since_s = 0.0
+
+    def leaves(self) -> bool:
+        """Whether this peer gives up its layers, or is about to: it then shows them to nobody."""
+        return self._leaving or self.aside
 
     async def follow(self) -> None:
         """Take the layers of each new plan."""
@@ -162,11 +177,14 @@ class PlanFollower:
         await self._fetch(mine)
         if self._plans.version > plan.version:
             return  # a newer plan came while files were fetched
-        if serving:
-            if not await self._wait_for_turn(plan):
-                return
-            await self._make_room(mine)
-        await self._take(mine, plan.version)
+        try:
+            if serving:
+                if not await self._wait_for_turn(plan):
+                    return
+                await self._make_room(mine)
+            await self._take(mine, plan.version)
+        finally:
+            self._leaving = False
 
     async def _take(self, mine: Assignment, version: PlanVersion) -> None:
         """Load layers and serve them."""
@@ -264,31 +282,37 @@ class PlanFollower:
 
     async def _wait_for_turn(self, plan: Plan) -> bool:
         """Wait until this peer may give up its layers; False if the plan is old, or somebody else
-        wants to change them."""
+        wants to change them.
+
+        At the end others show their layers once more, while this peer shows its own to nobody: they
+        may have moved meanwhile, or follow another plan, and count on this one.
+        """
         clock = asyncio.get_running_loop()
-        waited_s: dict[WaitFor, float] = {}
         began_s, told = clock.time(), False
         while self._plans.version <= plan.version and not (self._stays or self.aside):
-            waits = tuple(
-                each
-                for each in await self._look_at_turn(plan)
-                if waited_s.get(each.what, 0.0) < self._config.waits.limit_s(each.what)
-            )
-            if not waits:
-                return True
-            logger.info("this peer does not move yet: %s", waits[0].text)
+            found = await self._look_at_turn(plan, again=self._leaving)
             before_s = clock.time()
+            waits = self._patience.left(found, before_s)
+            if not waits and self._leaving:
+                self._patience.end()
+                return True
+            self._leaving = not waits
+            if not waits:
+                continue
+            logger.info("this peer does not move yet: %s", waits[0].text)
             if not told and before_s - began_s >= UNTOLD_S:
                 told = True
                 self._tell_staying(plan, waits[0].text)
-            await asyncio.sleep(TURN_EVERY_S)
+            # Two that refuse each other must not try again at the same moment.
+            await asyncio.sleep(TURN_EVERY_S * self._rng.uniform(0.5, 1.5))
             # Only the first reason's time runs; that of the next starts once it comes first.
-            first = waits[0].what
-            waited_s[first] = waited_s.get(first, 0.0) + clock.time() - before_s
+            now_s = clock.time()
+            self._patience.waited(waits[0].what, now_s - before_s, now_s)
         return False
 
-    async def _look_at_turn(self, plan: Plan) -> tuple[MoveWait, ...]:
-        """What this peer waits for now, having asked other holders to show their layers."""
+    async def _look_at_turn(self, plan: Plan, *, again: bool) -> tuple[MoveWait, ...]:
+        """What this peer waits for now, having asked other holders to show their layers; with
+        ``again``, those that did so before."""
         try:
             nodes = await self._directory.nodes()
         except NetworkError as error:
@@ -296,30 +320,42 @@ class PlanFollower:
             nodes = {}
         mine = self._announcer.record
         held = range(mine.start, mine.end)
-        proven = await self._checker.proven(other_holders(plan, mine, nodes), held, held)
+        others = other_holders(plan, mine, nodes)
+        proven = await self._checker.proven(others, held, held, again=again)
         answering = await self._answering(plan, mine, nodes)
         now_s = self._transport.now()
-        return why_wait(plan, mine, nodes, proven, answering, now_s, self._config.waits)
+        unshown = self._checker.unshown(nodes.values())
+        waits = self._config.waits
+        return why_wait(plan, mine, nodes, proven, answering, now_s, waits, unshown)
 
     async def _answering(
         self, plan: Plan, mine: NodeRecord, nodes: dict[str, NodeRecord]
     ) -> frozenset[str]:
-        """Peers that answer this one, of those that announce layers.
+        """Peers that answer this one, or were not asked, of those that announce layers.
 
-        As few are asked as cover all layers, ``asked_max`` at most, those of the plan first.
+        As few are asked as cover all layers, ``asked_max`` at most: those first who were seen here
+        first. So whoever announces layers under many names and answers nothing makes no emergency.
         """
+        now_s, config = asyncio.get_running_loop().time(), self._config
+        beside = serving_beside(mine, nodes)
+        self._asked = {
+            peer_id: (there, at_s)
+            for peer_id, (there, at_s) in self._asked.items()
+            if peer_id in nodes and now_s - at_s < (config.answered_s if there else config.silent_s)
+        }
+        since_unix_s = self._directory.sightings.since_unix_s
+        answered = {record.peer_id for record in self._answered(beside)}
         left = sorted(
-            serving_beside(mine, nodes),
-            key=lambda r: (plan.assignment_of(r.peer_id) is None, r.peer_id),
+            (record for record in beside if record.peer_id not in answered),
+            key=lambda r: (r.peer_id in self._asked, since_unix_s(r.peer_id), r.peer_id),
         )
-        found: list[NodeRecord] = []
-        asked = 0
-        while left and asked < self._config.asked_max and not covers(plan, mine, found):
+        room = config.asked_max
+        while left and room and not covers(plan, mine, self._answered(beside)):
             asking: list[NodeRecord] = []
-            seen = set(layers_of(found))
+            seen = set(layers_of(self._answered(beside)))
             for record in left:
                 new = set(range(record.start, record.end)) - seen
-                if new and len(asking) < self._config.asked_max - asked:
+                if new and len(asking) < room:
                     asking.append(record)
                     seen |= new
             if not asking:
@@ -327,15 +363,22 @@ class PlanFollower:
             answers = await asyncio.gather(
                 *(answers_ping(self._transport, r.peer_id, r.addresses) for r in asking)
             )
-            found += [record for record, there in zip(asking, answers, strict=True) if there]
-            asked += len(asking)
-            left = [record for record in left if record not in asking]
-        return frozenset(record.peer_id for record in found)
+            asked = zip((r.peer_id for r in asking), answers, strict=True)
+            self._asked.update((peer_id, (there, now_s)) for peer_id, there in asked)
+            room -= len(asking)
+            done = {record.peer_id for record in asking}
+            left = [record for record in left if record.peer_id not in done]
+        silent = {peer_id for peer_id, (there, _) in self._asked.items() if not there}
+        return frozenset(r.peer_id for r in beside if r.peer_id not in silent)
+
+    def _answered(self, records: Iterable[NodeRecord]) -> list[NodeRecord]:
+        """Those of ``records`` whose peers have answered a ping lately."""
+        return [r for r in records if self._asked.get(r.peer_id, (False, 0.0))[0]]
 
     async def is_spare(self) -> bool:
         """Whether others have shown that they hold all layers that this peer serves.
 
-        Raises NetworkError.
+        Where they have, this peer is about to leave, and shows nobody its own. Raises NetworkError.
         """
         mine = self._announcer.record
         held = range(mine.start, mine.end)
@@ -348,8 +391,19 @@ class PlanFollower:
             and record.model.serves_with(mine.model)
         )
         others = with_layers(serving, held)
-        proven = await self._checker.proven(others, held, held)
-        return layers_of(r for r in others if r.peer_id in proven).issuperset(held)
+        if self._moving.locked():
+            return False  # it changes its layers, or waits for its turn to
+        spare = False
+        try:
+            for again in (False, True):
+                self._leaving = again
+                proven = await self._checker.proven(others, held, held, again=again)
+                spare = layers_of(r for r in others if r.peer_id in proven).issuperset(held)
+                if not spare:
+                    break
+        finally:
+            self._leaving = spare
+        return spare
 
     async def _make_room(self, mine: Assignment) -> None:
         """Take no new sessions, and let the others end or move, within bounds, to load ``mine``."""

@@ -3,7 +3,8 @@
 A record says what a peer serves; anybody can write one. A peer that is to give up layers draws a
 few of them, has another holder run rows through them, and compares the rows with what its own
 layers make of them. The rows depend on a fresh nonce and on the peer that is asked, so an answer
-for one peer is of no use to another, nor a second time.
+for one peer is of no use to another, nor a second time. Who is about to give up its layers shows
+them to nobody: of two that count on each other, whatever plans they follow, one at most goes.
 
 What it does not show: that the other keeps the layers afterwards, or that it ran them itself (it
 may feed the rows to an honest peer, in a session of its own).
@@ -13,7 +14,7 @@ import asyncio
 import logging
 import random
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from hashlib import sha256
 from typing import Protocol
 
@@ -90,11 +91,17 @@ class LayerCheckServer:
     """Runs the rows that other peers ask for, within their budget."""
 
     def __init__(
-        self, transport: Transport, engine: RunsLayers, budget: Budget | None = None
+        self,
+        transport: Transport,
+        engine: RunsLayers,
+        budget: Budget | None = None,
+        leaves: Callable[[], bool] = lambda: False,
     ) -> None:
+        """``leaves`` tells whether this peer is about to give up its layers."""
         self._transport = transport
         self._engine = engine
         self._budget = budget or Budget()
+        self._leaves = leaves
 
     async def start(self) -> None:
         await self._transport.serve(LAYERS_PROTOCOL, self._serve)
@@ -106,9 +113,12 @@ class LayerCheckServer:
         if not 0 < request.end - request.start <= LAYERS_CHECKED_MAX:
             raise codec.MalformedError(f"layers [{request.start}, {request.end}) to check")
         made, now_s = None, asyncio.get_running_loop().time()
-        if self._budget.rate(LAYER_CHECKS).take(stream.remote_peer_id, 1, now_s):
+        may = self._budget.rate(LAYER_CHECKS).take(stream.remote_peer_id, 1, now_s)
+        if may and not self._leaves():
             rows = rows_for(request.nonce, self._transport.peer_id, self._engine.hidden)
             made = await self._engine.run_rows(request.start, request.end, rows)
+        if self._leaves():  # since the rows were asked for
+            made = None
         await answer(stream, LayerRows(), b"" if made is None else join_rows([made.float()]))
 
 
@@ -123,12 +133,17 @@ class LayerChecker:
         """Whether each peer showed the layers of a record, and when."""
 
     async def proven(
-        self, holders: Iterable[NodeRecord], mine: range, needed: Collection[int]
+        self,
+        holders: Iterable[NodeRecord],
+        mine: range,
+        needed: Collection[int],
+        *,
+        again: bool = False,
     ) -> frozenset[str]:
         """The peers of ``holders`` that have shown their part of ``mine``, the layers held here.
 
         As few are asked as leave no layer of ``needed`` without such a peer, ``ASKED_AT_ONCE`` at
-        most.
+        most. With ``again``, peers must show now what they showed before; the others are not asked.
         """
         found, left = set(), set(needed)
         now_s = asyncio.get_running_loop().time()
@@ -136,15 +151,20 @@ class LayerChecker:
         unknown: list[NodeRecord] = []
         for record in holders:
             shown, at_s = self._seen.get(_name(record), (False, -RETRY_S))
-            if shown and now_s - at_s < PROVEN_S:
+            if again:
+                if shown:
+                    unknown.append(record)
+            elif shown and now_s - at_s < PROVEN_S:
                 found.add(record.peer_id)
                 left -= set(range(record.start, record.end))
             elif shown or now_s - at_s >= RETRY_S:
                 unknown.append(record)
         self._rng.shuffle(unknown)
         for record in unknown:
-            if left & set(range(record.start, record.end)) and len(asked) < ASKED_AT_ONCE:
+            layers = set(range(record.start, record.end))
+            if left & layers and (again or len(asked) < ASKED_AT_ONCE):
                 asked.append(record)
+                left -= layers if again else set()
         shows = await asyncio.gather(*(self._shows(record, mine) for record in asked))
         for record, shown in zip(asked, shows, strict=True):
             self._seen.pop(_name(record), None)
@@ -154,6 +174,10 @@ class LayerChecker:
         while len(self._seen) > REMEMBERED_MAX:
             del self._seen[next(iter(self._seen))]
         return frozenset(found)
+
+    def unshown(self, records: Iterable[NodeRecord]) -> frozenset[str]:
+        """The peers of ``records`` that did not show their layers when they were last asked."""
+        return frozenset(r.peer_id for r in records if not self._seen.get(_name(r), (True, 0.0))[0])
 
     async def _shows(self, record: NodeRecord, mine: range) -> bool:
         """Whether a peer makes the same of fresh rows as some layers that both hold."""

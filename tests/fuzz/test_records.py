@@ -311,7 +311,7 @@ def test_a_strangers_plan_is_reviewed(drawn: Choices) -> None:
     falls_short(plan, usable, {p: usable[p] for p in stay}, seen.links)
     with_effects(plan, usable)
     for mine in seen.nodes.values():
-        why_wait(plan, mine, seen.nodes, seen.nodes, NOW_S, MoveWaitConfig())
+        why_wait(plan, mine, seen.nodes, seen.nodes, seen.nodes, NOW_S, MoveWaitConfig())
 
 
 @examples(25)

@@ -68,7 +68,7 @@ MODEL = ModelSpec(
     vocab=32,
 )
 TRANSITION = TransitionConfig(elder_s=60.0)
-TURN = MoveWaitConfig(earlier_waves_s=20.0, rest_s=5.0)
+TURN = MoveWaitConfig(earlier_waves_s=20.0, rest_s=5.0, meanwhile_s=20.0)
 
 
 @dataclass(slots=True)
@@ -348,7 +348,8 @@ class World:
         if member.entering is not plan:
             member.entering, member.waited = plan, {}
             member.record = record = replace(record, plan_version=plan.version)
-        for wait in why_wait(plan, record, nodes, nodes, self.unix_s(member), TURN):
+        there = [peer for peer in nodes if self.reach(member.name, peer)]
+        for wait in why_wait(plan, record, nodes, nodes, there, self.unix_s(member), TURN):
             if member.waited.get(wait.what, 0.0) < TURN.limit_s(wait.what):
                 member.waited[wait.what] = member.waited.get(wait.what, 0.0) + 1.0
                 return

@@ -2,16 +2,24 @@
 
 from dataclasses import replace
 
-from coordinator.plans.move_waits import MoveWaitConfig, WaitFor, given_up, other_holders, why_wait
+from coordinator.plans.move_waits import (
+    MoveWait,
+    MoveWaitConfig,
+    Patience,
+    WaitFor,
+    given_up,
+    other_holders,
+    why_wait,
+)
 from dht.messages.types import NodeState
 
 CONFIG = MoveWaitConfig()
 NOW_S = 1e6
 
 
-def waits(plan, mine, *others, proven="abc", answering="abcds"):
+def waits(plan, mine, *others, proven="abc", answering="abcds", unshown=""):
     nodes = {record.peer_id: record for record in (mine, *others)}
-    found = why_wait(plan, mine, nodes, proven, answering, NOW_S, CONFIG)
+    found = why_wait(plan, mine, nodes, proven, answering, NOW_S, CONFIG, unshown)
     return [wait.what for wait in found]
 
 
@@ -118,3 +126,30 @@ def test_who_moved_lately_rests_while_every_layer_has_a_holder(make):
     assert waits(plan, mine, make.record("b", 0, 8)) == [WaitFor.REST]
     rested = replace(mine, moved_unix_s=NOW_S - 301)
     assert waits(plan, rested, make.record("b", 0, 8)) == []
+
+
+def test_who_claims_layers_that_it_does_not_hold_keeps_nobody_for_ever(make):
+    """It answers pings, so that every layer seems to have a holder, and shows nothing."""
+    plan = make.plan([make.span("a", 0, 8), make.span("s", 0, 8)], [])
+    mine, liar = make.record("a", 0, 4), make.record("s", 0, 8)
+    found = waits(plan, mine, liar, proven="", answering="s", unshown="s")
+    assert found == [WaitFor.MEANWHILE], "nothing is given up for good"
+    assert CONFIG.limit_s(WaitFor.MEANWHILE) <= 300
+    # As long as others serve the rest, nobody leaves a layer in a liar's hands, even for a moment.
+    rest = make.record("d", 4, 8)
+    assert waits(plan, mine, liar, rest, proven="", unshown="s") == [WaitFor.HOLDER]
+
+
+def test_new_plans_start_no_wait_anew_and_a_move_does():
+    patience = Patience(MoveWaitConfig(rest_s=10, forgotten_s=100))
+    rest = MoveWait(what=WaitFor.REST, text="")
+    for now_s in range(10):
+        assert patience.left([rest], now_s) == (rest,)
+        patience.waited(WaitFor.REST, 1.0, now_s)
+    holder = MoveWait(what=WaitFor.HOLDER, text="")
+    assert patience.left([rest, holder], 10) == (holder,)
+    assert patience.left([rest], 200) == (rest,), "that is long ago"
+    patience.waited(WaitFor.REST, 10.0, 200)
+    assert patience.left([rest], 201) == ()
+    patience.end()
+    assert patience.left([rest], 201) == (rest,)

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections import Counter
 
 import msgspec
 import pytest
@@ -281,10 +282,39 @@ def test_the_books_balance_whatever_comes(moves: list[tuple[int, int, int]]) -> 
         entries = [e for under in guard._keys.values() for e in under.authors.values()]
         assert len(entries) == len(guard) <= 5
         assert guard._size_bytes == sum(e.size_bytes for e in entries)
-        assert sum(guard._shares.values()) == len(entries)
         assert sum(guard._author_keys.values()) == len(entries)
         for storer, brought in guard._brought.items():
             assert sum(map(len, brought.values())) == guard._shares[storer] > 0
+        books = [(guard._shares, entries)]
+        books += [(u.shares, list(u.authors.values())) for u in guard._keys.values()]
+        for shares, held in books:
+            counted = Counter(e.storer for e in held)
+            assert shares._of == counted
+            assert counted[shares.largest or ""] == max(counted.values(), default=0)
+
+
+class CountedName(str):
+    """A storer whose uses as a key are counted."""
+
+    looks = 0
+
+    def __hash__(self) -> int:
+        CountedName.looks += 1
+        return super().__hash__()
+
+
+@pytest.mark.parametrize("bound", ["authors_max", "records_max"])
+def test_a_full_guard_takes_no_longer_however_many_brought_its_records(bound: str) -> None:
+    looks: list[int] = []
+    for many in (20, 80):
+        guard = RecordGuard(**{bound: many})
+        for number, one in enumerate(people(many)):
+            guard.admit(signed(one), now_unix_s=NOW_S, storer=CountedName(number))
+        before = CountedName.looks
+        with pytest.raises(RecordError, match="no room for another"):
+            guard.admit(signed(ALICE), now_unix_s=NOW_S, storer=CountedName("one more"))
+        looks.append(CountedName.looks - before)
+    assert looks[1] == looks[0] < 20
 
 
 def test_a_signers_records_are_each_newer() -> None:

@@ -100,6 +100,38 @@ def test_who_holds_layers_shows_it_and_is_not_asked_again_at_once():
     run_virtual(scenario(), limit_s=1000)
 
 
+def test_who_is_about_to_leave_shows_nobody_its_layers():
+    async def scenario() -> None:
+        network, checker = swarm()
+        transport, engine = network.transport(), Layers(0, 8)
+        leaves = False
+        await LayerCheckServer(transport, engine, leaves=lambda: leaves).start()
+        record = make_record(transport.peer_id, 0, 8)
+        assert await checker.proven([record], range(8), range(8))
+        leaves = True
+        assert await checker.proven([record], range(8), range(8)), "it is not asked so soon"
+        assert not await checker.proven([record], range(8), range(8), again=True)
+        assert not await checker.proven([record], range(8), range(8)), "it is believed no more"
+
+    run_virtual(scenario(), limit_s=1000)
+
+
+def test_at_the_end_those_show_their_layers_again_that_did_before():
+    async def scenario() -> None:
+        network, checker = swarm()
+        found = [await holder(network, n, n + 1) for n in range(ASKED_AT_ONCE + 2)]
+        records, needed = [record for record, _ in found], range(len(found))
+        assert not await checker.proven(records, range(8), needed, again=True)
+        assert not any(engine.runs for _, engine in found), "strangers are not asked"
+        await checker.proven(records, range(8), needed)
+        everybody = {record.peer_id for record in records}
+        assert await checker.proven(records, range(8), needed) == everybody
+        assert await checker.proven(records, range(8), needed, again=True) == everybody
+        assert [engine.runs for _, engine in found] == [2] * len(found)
+
+    run_virtual(scenario(), limit_s=1000)
+
+
 def test_only_as_many_are_asked_as_the_layers_need():
     async def scenario() -> None:
         network, checker = swarm()
