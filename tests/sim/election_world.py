@@ -22,6 +22,7 @@ from coordinator.election.election import (
 )
 from coordinator.evaluation.plan_check import uncovered
 from coordinator.heuristics.heuristics import chains, keep_layers
+from coordinator.heuristics.repair import repair
 from coordinator.plans.move_waits import MoveWaitConfig, WaitFor, why_wait
 from coordinator.plans.transition import (
     TransitionConfig,
@@ -31,6 +32,7 @@ from coordinator.plans.transition import (
     with_effects,
 )
 from coordinator.plans.versions import believed, next_version, number_max, plausible, rank
+from coordinator.plans.waves import can_be_reached
 from coordinator.problem.from_records import problem_of
 from coordinator.simulator.core import event_log
 from dht.messages.types import (
@@ -268,9 +270,16 @@ class World:
             self._publish(member, member.version)
             return
         problem = problem_of(MODEL, usable, {}, old)
-        spans = keep_layers(problem) or chains(problem)
-        if spans is None:
+        found = [
+            placed
+            for place in (keep_layers, repair, chains)
+            if (placed := place(problem)) is not None
+        ]
+        if not found:
             return
+        # As coordinators do, what peers can move to goes before what they would wait for.
+        serving = [node.current for node in problem.nodes if node.current is not None]
+        spans = next((placed for placed in found if can_be_reached(serving, placed)), found[0])
         term = member.election.term
         plan = Plan(
             version=next_version(seen, term, rank(member.name, term)),
