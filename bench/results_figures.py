@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
+from bench.families.large_models import LARGE
 from bench.report import flat, of
 
 Row = dict[str, Any]
@@ -153,6 +154,19 @@ def speculation(result: Row) -> list[Row]:
         for part, model in DRAFTING.items()
         for row in flat(result.get(part, {}), "trip", "text")
     ]
+
+
+def large_models(result: Row) -> list[Row]:
+    """What came of each large model, and how it is published."""
+    told = {"same": "served", "unknown": "not made"}
+    rows = []
+    for name, (found, why) in result["models"].items():
+        model = LARGE[name]
+        kind = f"{model.family} ({model.text_type})" if model.text_type else model.family
+        outcome = ": ".join(part for part in (told.get(found, found), why) if part)
+        packed = model.packed or "16 bits"
+        rows.append({"name": name, "kind": kind, "packed": packed, "outcome": outcome})
+    return rows
 
 
 def noise(rows: list[Row]) -> float:

@@ -1,7 +1,7 @@
-"""Writes what README.md, docs/measurements.md and docs/results.md say of ``bench/results``.
+"""Writes what README.md and the documents under docs/ say of ``bench/results``.
 
-``python -m bench.results_table`` replaces what stands between the two markers of each document by
-its template in ``bench/reports``: no figure is typed by hand.
+``python -m bench.results_table`` replaces what stands between two markers by the template in
+``bench/reports`` that the first of them names: no figure is typed by hand.
 """
 
 import json
@@ -9,6 +9,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -20,8 +21,12 @@ from bench.results_stale import by_reasons
 from testing.local_swarm import ROOT
 
 RESULTS, TEMPLATES = ROOT / "bench" / "results", ROOT / "bench" / "reports"
-DOCUMENTS = ("README.md", "docs/measurements.md", "docs/results.md")
-MARKED = re.compile(r"(<!-- figures: [^>]*-->\n\n).*?(\n\n<!-- end of figures -->)", re.DOTALL)
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+MARKED = re.compile(
+    r"(?P<begin><!-- figures: bench/reports/(?P<template>\w+).md.j2 -->\n\n).*?"
+    r"(?P<end>\n\n<!-- end of figures -->)",
+    re.DOTALL,
+)
 
 
 def recorded() -> dict[str, dict[str, Any]]:
@@ -68,24 +73,28 @@ def render(template: str, read: Callable[[str], dict[str, Any]], **more: Any) ->
     )
 
 
-def written(name: str) -> str:
-    """A document with what its template says today between its markers."""
-    document, results = ROOT / name, recorded()
-    text = render(
-        document.stem.lower(),
-        results.__getitem__,
-        results=results,
-        recipes=list(RECIPES),
-        stale=by_reasons(results),
-    )
-    if document.parent.name == "docs":  # links start at the root
-        text = text.replace("](bench/", "](../bench/").replace("](docs/", "](")
-    return MARKED.sub(lambda found: found[1] + text + found[2], document.read_text())
+def written(document: Path) -> str:
+    """A document with what the templates that its markers name say today."""
+    results = recorded()
+
+    def part(found: re.Match[str]) -> str:
+        text = render(
+            found["template"],
+            results.__getitem__,
+            results=results,
+            recipes=list(RECIPES),
+            stale=by_reasons(results),
+        )
+        if document.parent.name == "docs":  # links start at the root
+            text = text.replace("](bench/", "](../bench/").replace("](docs/", "](")
+        return found["begin"] + text + found["end"]
+
+    return MARKED.sub(part, document.read_text())
 
 
 def main() -> int:
-    for name in DOCUMENTS:
-        (ROOT / name).write_text(written(name))
+    for document in DOCUMENTS:
+        document.write_text(written(document))
     return 0
 
 
