@@ -12,7 +12,6 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -385,7 +384,6 @@ GOOD = frozenset({"ok", "none", "refused"})
 
 def main() -> None:
     parser = parser_of("bench.agents", __doc__)
-    parser.add_argument("--out", type=Path, help="write the result here, as JSON")
     arguments = parser.parse_args()
     result = asyncio.run(run())
     write(arguments.out, result)

@@ -67,13 +67,18 @@ def _cpu_name() -> str:
     return next((li.split(":", 1)[1].strip() for li in lines if li.startswith("model name")), "?")
 
 
-def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
-    """A benchmark's parser; its description keeps its lines."""
-    return argparse.ArgumentParser(
+def parser_of(
+    module: str, description: str | None, out: Path | None = None, *, writes: bool = True
+) -> argparse.ArgumentParser:
+    """A benchmark's parser, with ``--out`` where it ``writes``; its description keeps its lines."""
+    parser = argparse.ArgumentParser(
         prog=f"python -m {module}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    if writes:
+        parser.add_argument("--out", type=Path, metavar="FILE", default=out, help="write JSON here")
+    return parser
 
 
 def write(path: Path | None, result: dict[str, Any]) -> None:

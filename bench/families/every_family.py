@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.report import provenance, write
+from bench.report import parser_of, provenance, write
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -341,9 +341,7 @@ def apart(name: str, *, joined: bool = False) -> tuple[str, str]:
 
 def main() -> int:
     """Go through all of them, print, and write the result."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.families.every_family", description=__doc__
-    )
+    parser = parser_of("bench.families.every_family", __doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these alone")
     parser.add_argument(
         "--text", action="store_true", help="classes for causal language models alone"
@@ -353,7 +351,6 @@ def main() -> int:
         "--joined", action="store_true", help="with contexts of 4,096, and by node.join, too"
     )
     parser.add_argument("--large", action="store_true", help="large models by name, as published")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
     arguments = parser.parse_args()
     if arguments.large:
         return _large(arguments)

@@ -29,8 +29,7 @@ PREFILL, TOKENS = 40, 72
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.families.outline", description=__doc__)
-    parser.add_argument("--out", type=Path, help="write the result as JSON")
+    parser = report.parser_of("bench.families.outline", __doc__)
     parser.add_argument("--only", nargs="*", help="names of families; all by default")
     return parser.parse_args()
 

@@ -11,7 +11,6 @@ peak while all are read, beside the bytes of the files; errors beside the number
 means, and beside those packed.
 """
 
-import argparse
 import re
 import shutil
 import subprocess
@@ -29,7 +28,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from bench.report import provenance, write
+from bench.report import parser_of, provenance, write
 from bench.speed.real_sizes import decode_s
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
@@ -351,12 +350,8 @@ def peak_rows(directory: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.families.quantization",
-        description=__doc__.split("\n\n", maxsplit=1)[0],
-    )
+    parser = parser_of("bench.families.quantization", __doc__.split("\n\n", maxsplit=1)[0])
     results = ROOT / "bench" / "results"
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
     packed = "packed checkpoints and experts instead"
     parser.add_argument("--packed", action="store_true", help=packed)
     deep = f"peaks on load alone, of {DEEP['num_hidden_layers']} layers"

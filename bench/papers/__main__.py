@@ -18,7 +18,7 @@ from bench.report import parser_of
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    parser = parser_of("bench.papers", __doc__)
+    parser = parser_of("bench.papers", __doc__, writes=False)
     parser.add_argument("recipes", nargs="*", metavar="RECIPE", help="which; all without any")
     parser.add_argument("--list", action="store_true", help="say what there is")
     parser.add_argument("--again", action="store_true", help="keep no result")
