@@ -366,19 +366,6 @@ async def run() -> dict[str, Any]:
     }
 
 
-def table(cells: Mapping[str, Mapping[str, Mapping[str, str]]]) -> str:
-    """The matrix for docs/agents.md: of each cell how many things went as they should."""
-    lines = ["| client | " + " | ".join(TEMPLATES) + " |", "|---" * (1 + len(TEMPLATES)) + "|"]
-    for client, row in cells.items():
-        shown = []
-        for family in TEMPLATES:
-            tried = [each for each in row[family].values() if each not in ("none", "refused")]
-            failed = [name for name, each in row[family].items() if each not in GOOD]
-            shown.append(f"{len(tried) - len(failed)} of {len(tried)}")
-        lines.append(f"| {client} | " + " | ".join(shown) + " |")
-    return "\n".join(lines)
-
-
 GOOD = frozenset({"ok", "none", "refused"})
 
 
@@ -387,7 +374,6 @@ def main() -> None:
     arguments = parser.parse_args()
     result = asyncio.run(run())
     write(arguments.out, result)
-    print(table(result["cells"]))
     for client, row in result["cells"].items():
         for family, tried in row.items():
             for name, each in tried.items():

@@ -14,10 +14,9 @@ from typing import Any
 
 import jinja2
 
-from bench import report, results_figures
+from bench import report, results_figures, results_stale
 from bench.papers import report as papers
 from bench.papers.recipes import RECIPES
-from bench.results_stale import by_reasons
 from testing.local_swarm import ROOT
 
 RESULTS, TEMPLATES = ROOT / "bench" / "results", ROOT / "bench" / "reports"
@@ -54,7 +53,7 @@ def environment() -> jinja2.Environment:
     )
     made.filters |= {"f": report.figure, "table": _table}
     made.globals |= {"median": statistics.median}
-    for module in (report, results_figures, papers):
+    for module in (report, results_figures, results_stale, papers):
         made.globals |= {n: each for n, each in vars(module).items() if not n.startswith("_")}
     return made
 
@@ -78,13 +77,8 @@ def written(document: Path) -> str:
     results = recorded()
 
     def part(found: re.Match[str]) -> str:
-        text = render(
-            found["template"],
-            results.__getitem__,
-            results=results,
-            recipes=list(RECIPES),
-            stale=by_reasons(results),
-        )
+        more = {"results": results, "recipes": list(RECIPES)}
+        text = render(found["template"], results.__getitem__, **more)
         if document.parent.name == "docs":  # links start at the root
             text = text.replace("](bench/", "](../bench/").replace("](docs/", "](")
         return found["begin"] + text + found["end"]
