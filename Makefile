@@ -86,7 +86,7 @@ lock: $(READY) $(LIGHT)/.ready  ## the newest versions of what is installed, for
 	{ head -2 locks/dev.txt; cat locks/dev.new; } > locks/dev.all
 	rm locks/dev.in locks/dev.new; mv locks/dev.all locks/dev.txt
 
-bench: $(READY)  ## speed of local swarms beside one process; writes bench/results/local.json
+bench: $(READY)  ## speed of local swarms against one process; writes bench/results/local.json
 	$(BIN)/python -m bench.speed.local --out bench/results/local.json
 
 gpu-check: $(READY)  ## all that only a GPU can show, in parts; writes bench/results/gpu_check.json

@@ -8,7 +8,7 @@ import re
 import string
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -67,13 +67,18 @@ def _cpu_name() -> str:
     return next((li.split(":", 1)[1].strip() for li in lines if li.startswith("model name")), "?")
 
 
-def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
-    """A benchmark's parser; its description keeps its lines."""
-    return argparse.ArgumentParser(
+def parser_of(
+    module: str, description: str | None, out: Path | None = None, *, writes: bool = True
+) -> argparse.ArgumentParser:
+    """A benchmark's parser, with ``--out`` where it ``writes``; its description keeps its lines."""
+    parser = argparse.ArgumentParser(
         prog=f"python -m {module}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    if writes:
+        parser.add_argument("--out", type=Path, metavar="FILE", default=out, help="write JSON here")
+    return parser
 
 
 def write(path: Path | None, result: dict[str, Any]) -> None:
@@ -84,25 +89,65 @@ def write(path: Path | None, result: dict[str, Any]) -> None:
     path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
 
 
-class _Cells(string.Formatter):
-    """Formats of cells: ``{name:ms}`` is seconds in whole milliseconds; what is None or missing is
-    a dash."""
+def look(row: Any, path: str) -> Any:
+    """What stands at a ``path`` of keys and places, as in ``name[key][0]``; None without it."""
+    for part in re.findall(r"[^\[\]]+", path):
+        try:
+            row = row[int(part) if isinstance(row, list | tuple) else part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return row
 
-    def get_value(self, key: int | str, args: Any, kwargs: Mapping[Any, Any]) -> Any:
-        return kwargs.get(key)
+
+def of(row: Mapping[str, Any], part: str, whole: str) -> float | None:
+    """The quotient of what stands at two paths; None where one of them is missing."""
+    above, below = look(row, part), look(row, whole)
+    return None if above is None or below is None else above / below
+
+
+def flat(nested: Mapping[str, Any], *names: str) -> list[dict[str, Any]]:
+    """The innermost of mappings within mappings, with the key of each level under its name."""
+    if not names:
+        return [dict(nested)]
+    return [
+        {names[0]: key, **row}
+        for key, inner in nested.items()
+        if isinstance(inner, Mapping)
+        for row in flat(inner, *names[1:])
+    ]
+
+
+FORMATS: dict[str, Callable[[Any], str]] = {
+    "ms": lambda seconds: f"{1e3 * seconds:.0f}",
+    "words": lambda name: name.replace("_", " "),
+    "yes": lambda told: "yes" if told else "no",
+}
+"""Formats of figures beside Python's own: whole milliseconds of seconds, a name, a truth."""
+
+
+def figure(value: Any, form: str = "") -> str:
+    """A figure in a format; a dash for what is None."""
+    if value is None:
+        return "–"
+    return FORMATS[form](value) if form in FORMATS else format(value, form)
+
+
+class _Cells(string.Formatter):
+    """Formats of cells: ``{path:format}``; what is None or missing is a dash."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        return look(kwargs, field_name), field_name
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        if value is None:
-            return "–"
-        return f"{1e3 * value:.0f}" if format_spec == "ms" else format(value, format_spec)
+        return figure(value, format_spec)
 
 
-def fill(cells: str, row: Mapping[Any, Any]) -> str:
+def fill(cells: str, row: Any) -> str:
     """The format ``cells`` with a row's figures."""
     return _Cells().vformat(cells, (), row)
 
 
-def table(heads: str, cells: str, rows: Iterable[Mapping[Any, Any]]) -> str:
+def table(heads: str, cells: str, rows: Iterable[Any]) -> str:
     """A Markdown table: a line for each of ``rows``, whose figures fill in the format ``cells``.
 
     ``|`` stands between columns; one whose heading ends in ``:`` is aligned to the right.

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.papers.__main__ import RECIPES
 from bench.papers.jobs import fingerprint
+from bench.papers.recipes import RECIPES
 from bench.sources import sources
 from testing.local_swarm import ROOT
 
@@ -18,17 +18,12 @@ def stale(results: dict[str, dict[str, Any]], root: Path = ROOT) -> dict[str, li
     return {name: reasons for name, reasons in found.items() if reasons}
 
 
-def warning(results: dict[str, dict[str, Any]]) -> str:
-    """The same as a list for a document, results with the same reasons in one line."""
-    by_reasons: dict[str, list[str]] = {}
+def by_reasons(results: dict[str, dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    """The same for a document: what has the same reasons together, after these reasons."""
+    found: dict[str, list[str]] = {}
     for name, reasons in sorted(stale(results).items()):
-        by_reasons.setdefault("; ".join(reasons), []).append(name)
-    lines = [f"- {', '.join(names)}: {reasons}" for reasons, names in sorted(by_reasons.items())]
-    return (
-        "## Figures older than the code\n\nEach result carries a hash of the files that its"
-        " benchmark runs, folder by folder. Nothing below is known to be wrong, but one of those"
-        " files has changed since:\n\n" + "\n".join(lines or ["- none"])
-    )
+        found.setdefault("; ".join(reasons), []).append(name)
+    return sorted(found.items())
 
 
 def _reasons(result: dict[str, Any], root: Path) -> list[str]:

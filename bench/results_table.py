@@ -1,123 +1,31 @@
-"""Writes the tables of README.md and docs/measurements.md from ``bench/results``: no figure is
-typed by hand.
+"""Writes what README.md and the documents under docs/ say of ``bench/results``.
 
-``python -m bench.results_table`` replaces what stands between the two markers of each document. A
-result that nobody has made yet is left out.
+``python -m bench.results_table`` replaces what stands between two markers by the template in
+``bench/reports`` that the first of them names: no figure is typed by hand.
 """
 
 import json
+import re
+import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
-from bench.results_attacks import attacks
-from bench.results_engine import beside_llama_cpp, cost, engine, real_sizes, schemas, speed
-from bench.results_gpu import gpu, gpu_h200, gpu_packed
-from bench.results_links import (
-    links,
-    measured_links,
-)
-from bench.results_planner import (
-    elections,
-    light_load,
-    live_plans,
-    placements,
-    planner_parts,
-    roaming,
-    sizes,
-)
-from bench.results_sessions import (
-    chaos,
-    fleet,
-    full_load,
-    losses,
-    moves,
-    overload,
-    prefix,
-    storms,
-)
-from bench.results_short import gpus
-from bench.results_speculation import draft_model, speculation
-from bench.results_stale import warning
+import jinja2
+
+from bench import report, results_figures, results_stale
+from bench.papers import report as papers
+from bench.papers.recipes import RECIPES
 from testing.local_swarm import ROOT
 
-RESULTS = ROOT / "bench" / "results"
-BEGIN, END = "<!-- figures: python -m bench.results_table -->", "<!-- end of figures -->"
-
-
-def read(name: str) -> dict[str, Any]:
-    """One result file."""
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    return found
-
-
-DOCUMENTS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
-    "README.md": {
-        "gpu_fit": gpus,
-    },
-    "docs/measurements.md": {
-        "local": speed,
-        "footprint": cost,
-        "losses": losses,
-        "chaos": chaos,
-        "elections": elections,
-        "overload": overload,
-        "overload_ablated": full_load,
-        "storm": storms,
-        "moves": moves,
-        "placement": placements,
-        "engine": engine,
-        "engine_processor": engine,
-        "real_sizes": real_sizes,
-        "llama_cpp": beside_llama_cpp,
-        "gpu_check": gpu,
-        "gpu_check_h200": gpu_h200,
-        "gpu_packed": gpu_packed,
-        "papers/molink": links,
-        "speculation": speculation,
-        "draft_model": draft_model,
-        "prefix": prefix,
-        "schemas": schemas,
-        "links": measured_links,
-        "live_plan": live_plans,
-        "planner_parts": planner_parts,
-        "placement_sizes": sizes,
-        "light_load": light_load,
-        "fleet_12": fleet,
-        "fleet_24": fleet,
-        "fleet_40": fleet,
-        "roaming": roaming,
-        "hostile": attacks,
-    },
-}
-"""Which figures stand where, in this order."""
-TITLES = {
-    "local": "## One machine beside one process\n\n",
-    "losses": "## Volunteers that vanish\n\n",
-    "overload": "## Overload\n\n",
-    "storm": "## Storms\n\n",
-    "moves": "## Planned moves\n\n",
-    "placement": "## Placements, on paper\n\n",
-    "engine": "## The engine\n\n",
-    "papers/molink": "## Links, on paper\n\n",
-    "speculation": "## Drafts around the ring\n\n",
-    "prefix": "## What stages keep\n\n",
-    "schemas": "## Answers in JSON\n\n",
-    "links": "## What a swarm knows of its links\n\n",
-    "live_plan": "## The plan that lives\n\n",
-    "placement_sizes": "## Planning more and more peers\n\n",
-    "light_load": "## One person's tokens\n\n",
-    "fleet_12": "## A dozen and more real peers\n\n",
-    "roaming": "## Volunteers of many models\n\n",
-    "hostile": "## Attacks\n\n",
-}
-
-
-def from_(document: str, text: str) -> str:
-    """``text`` with its links, which start at the root, as they must be in ``document``."""
-    if not document.startswith("docs/"):
-        return text
-    return text.replace("](bench/", "](../bench/").replace("](docs/", "](")
+RESULTS, TEMPLATES = ROOT / "bench" / "results", ROOT / "bench" / "reports"
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+MARKED = re.compile(
+    r"(?P<begin><!-- figures: bench/reports/(?P<template>\w+).md.j2 -->\n\n).*?"
+    r"(?P<end>\n\n<!-- end of figures -->)",
+    re.DOTALL,
+)
 
 
 def recorded() -> dict[str, dict[str, Any]]:
@@ -128,20 +36,59 @@ def recorded() -> dict[str, dict[str, Any]]:
     }
 
 
+def _table(text: str, rows: Iterable[Any]) -> str:
+    """A Markdown table of ``rows``: ``text`` has its headings, an empty line, and its cells."""
+    heads, cells = (" ".join(part.split()) for part in text.strip().split("\n\n"))
+    return report.table(heads, cells, rows) + "\n"
+
+
+def environment() -> jinja2.Environment:
+    """What templates can call, and the filters ``f`` (a figure's format) and ``table``."""
+    made = jinja2.Environment(  # noqa: S701 - Markdown of our own figures
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters |= {"f": report.figure, "table": _table}
+    made.globals |= {"median": statistics.median}
+    for module in (report, results_figures, results_stale, papers):
+        made.globals |= {n: each for n, each in vars(module).items() if not n.startswith("_")}
+    return made
+
+
+def render(template: str, read: Callable[[str], dict[str, Any]], **more: Any) -> str:
+    """A template's text with what ``read`` gives for the name of a result.
+
+    Its paragraphs become lines; tables and lists keep theirs.
+    """
+    text = environment().get_template(f"{template}.md.j2").render(read=read, **more)
+    paragraphs = (part.strip() for part in re.split(r"\n\s*\n", text))
+    return "\n\n".join(
+        part if part.startswith("|") else re.sub(r"\s*\n(?!- )", " ", part)
+        for part in paragraphs
+        if part
+    )
+
+
+def written(document: Path) -> str:
+    """A document with what the templates that its markers name say today."""
+    results = recorded()
+
+    def part(found: re.Match[str]) -> str:
+        more = {"results": results, "recipes": list(RECIPES)}
+        text = render(found["template"], results.__getitem__, **more)
+        if document.parent.name == "docs":  # links start at the root
+            text = text.replace("](bench/", "](../bench/").replace("](docs/", "](")
+        return found["begin"] + text + found["end"]
+
+    return MARKED.sub(part, document.read_text())
+
+
 def main() -> int:
-    for document, parts in DOCUMENTS.items():
-        path = ROOT / document
-        before, rest = path.read_text().split(BEGIN)
-        _, after = rest.split(END)
-        titles = TITLES if document.startswith("docs/") else {}
-        texts = [
-            titles.get(name, "") + from_(document, write(read(name)))
-            for name, write in parts.items()
-            if (RESULTS / f"{name}.json").exists()
-        ]
-        if titles:
-            texts.append(warning(recorded()))
-        path.write_text(f"{before}{BEGIN}\n\n" + "\n\n".join(texts) + f"\n\n{END}{after}")
+    for document in DOCUMENTS:
+        document.write_text(written(document))
     return 0
 
 

@@ -181,21 +181,6 @@ async def run(prefix: Path, kinds: Collection[str]) -> dict[str, Any]:
     }
 
 
-def table(cells: Mapping[str, Mapping[str, Mapping[str, str]]]) -> str:
-    """The matrix for docs/agents.md: of each cell how many things went as they should."""
-    families = list(next(iter(cells.values())))
-    lines = ["| client | " + " | ".join(families) + " |", "|---" * (1 + len(families)) + "|"]
-    for client, row in cells.items():
-        shown = []
-        for family in families:
-            found = row[family]
-            tried = [each for each in found.values() if each not in ("none", "refused")]
-            failed = [each for each in found.values() if each not in GOOD]
-            shown.append(f"{len(tried) - len(failed)} of {len(tried)}" if tried else "refused")
-        lines.append(f"| {client} | " + " | ".join(shown) + " |")
-    return "\n".join(lines)
-
-
 GOOD = frozenset({"ok", "none", "refused"})
 
 
@@ -216,7 +201,6 @@ def main() -> None:
         result["cells"] = {**known["cells"], **result["cells"]}
         result["missing"] = [*known.get("missing", ()), *result["missing"]]
     write(arguments.out, result)
-    print(table(result["cells"]))
     print("not there:", ", ".join(result["missing"]) or "none")
     for client, row in result["cells"].items():
         for family, tried in row.items():

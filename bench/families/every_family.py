@@ -22,13 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.report import provenance, write
+from bench.report import parser_of, provenance, write
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENT = ROOT / "docs" / "families.md"
-BEGIN = "<!-- figures: python -m bench.families.every_family -->"
-BEGIN_LARGE = "<!-- figures: python -m bench.families.every_family --large -->"
-END = "<!-- end of every family -->"
 
 SEED = 0
 LAYERS, NEW_TOKENS, LIMIT_S = 4, 8, 120
@@ -343,36 +339,9 @@ def apart(name: str, *, joined: bool = False) -> tuple[str, str]:
     return found, why
 
 
-def table(result: dict[str, Any]) -> str:
-    """The outcome as Markdown."""
-    families: dict[str, list[str]] = result["families"]
-    of = {kind: [n for n, (found, _) in families.items() if found == kind]
-          for kind in (SAME, REFUSED, WRONG, FAILED, UNKNOWN)}  # fmt: skip
-    lines = [
-        f"Of the {len(families)} causal language models of transformers {result['transformers']},"
-        f" made small by their own configuration, {len(of[SAME])} are served with the ids that"
-        f" transformers gives, {len(of[REFUSED])} are refused with a reason, {len(of[WRONG])} are"
-        f" served wrongly, {len(of[FAILED])} fail otherwise, and {len(of[UNKNOWN])} could not be"
-        " made small in this way.",
-        "",
-        f"Served: {', '.join(of[SAME])}.",
-        "",
-        "| refused | reason |",
-        "|---|---|",
-        *(f"| {name} | {families[name][1]} |" for name in of[REFUSED]),
-    ]
-    for kind in (WRONG, FAILED):
-        lines += [f"\n{kind}: {name}, {families[name][1]}" for name in of[kind]]
-    if of[UNKNOWN]:
-        lines += ["", f"Could not be made small: {', '.join(of[UNKNOWN])}."]
-    return "\n".join(lines)
-
-
 def main() -> int:
     """Go through all of them, print, and write the result."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.families.every_family", description=__doc__
-    )
+    parser = parser_of("bench.families.every_family", __doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these alone")
     parser.add_argument(
         "--text", action="store_true", help="classes for causal language models alone"
@@ -382,8 +351,6 @@ def main() -> int:
         "--joined", action="store_true", help="with contexts of 4,096, and by node.join, too"
     )
     parser.add_argument("--large", action="store_true", help="large models by name, as published")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
-    parser.add_argument("--docs", action="store_true", help="renew docs/families.md")
     arguments = parser.parse_args()
     if arguments.large:
         return _large(arguments)
@@ -410,10 +377,6 @@ def main() -> int:
             write(arguments.out, result)
     print(dict(counts))
     write(arguments.out, result)
-    if arguments.docs:
-        from bench.families.outline import renew
-
-        renew(DOCUMENT, table(result), BEGIN, END)
     return 1 if counts[WRONG] else 0
 
 
@@ -430,10 +393,6 @@ def _large(arguments: argparse.Namespace) -> int:
     print(dict(counts))
     result = {**provenance(SEED), "counts": counts, "models": models}
     write(arguments.out, result)
-    if arguments.docs:
-        from bench.families.outline import renew
-
-        renew(DOCUMENT, large_models.table(result), BEGIN_LARGE, END)
     return 1 if counts[WRONG] else 0
 
 

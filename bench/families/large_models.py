@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.families.every_family import (
-    SAME,
-    UNKNOWN,
     greedy,
     outcome_of,
     small_config,
@@ -127,23 +125,3 @@ def published(model: Published, directory: Path) -> tuple[Path, list[int]]:
         config = json.loads((files / "config.json").read_text())
         (files / "config.json").write_text(json.dumps({**config, **model.files}))
     return files, expected
-
-
-def table(result: dict[str, Any]) -> str:
-    """The outcome as Markdown."""
-    models: dict[str, list[str]] = result["models"]
-    served = sum(found == SAME for found, _ in models.values())
-    told = {SAME: "served", UNKNOWN: "not made"}
-    lines = [
-        f"{served} of {len(models)} are served, from tiny checkpoints in the published format, with"
-        f" the ids that transformers {result['transformers']} gives for its numbers.",
-        "",
-        "| model | class of transformers | format | |",
-        "|---|---|---|---|",
-    ]
-    for name, (found, why) in models.items():
-        model = LARGE[name]
-        kind = f"{model.family} ({model.text_type})" if model.text_type else model.family
-        outcome_ = ": ".join(part for part in (told.get(found, found), why) if part)
-        lines.append(f"| {name} | {kind} | {model.packed or '16 bits'} | {outcome_} |")
-    return "\n".join(lines)

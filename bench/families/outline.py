@@ -23,19 +23,14 @@ from dht.errors import UserError
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.weights.store import WeightStore
-from testing.local_swarm import ROOT
 from testing.tiny_families import FAMILIES, REFUSED, VOCAB, make
 
 PREFILL, TOKENS = 40, 72
-DOCUMENT = ROOT / "docs" / "families.md"
-BEGIN, END = "<!-- figures: python -m bench.families.outline -->", "<!-- end of figures -->"
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.families.outline", description=__doc__)
-    parser.add_argument("--out", type=Path, help="write the result as JSON")
+    parser = report.parser_of("bench.families.outline", __doc__)
     parser.add_argument("--only", nargs="*", help="names of families; all by default")
-    parser.add_argument("--docs", action="store_true", help="renew the table in docs/families.md")
     return parser.parse_args()
 
 
@@ -128,42 +123,6 @@ def refusal(name: str) -> str:
     raise AssertionError(f"{name} is served")
 
 
-def table(result: dict[str, Any]) -> str:
-    """The figures as Markdown."""
-    rows = [
-        {"name": name, "packed": "yes" if found["sessions_share_a_call"] else "one by one"} | found
-        for name, found in result["families"].items()
-    ]
-    refused = [{"name": name, "reason": reason} for name, reason in result["refused"].items()]
-    lines = [
-        f"{len(result['families'])} families and variants; transformers"
-        f" {result['provenance']['transformers']}, torch {result['provenance']['torch']}."
-        " Errors are the largest |logit − logit of transformers in float32|; agreement is how often"
-        " the greedy token is the same.",
-        "",
-        report.table(
-            "family | in one batch | largest logit | error, float32 | agreement, float32"
-            " | error, bfloat16 | agreement, bfloat16 | transformers' own error, bfloat16",
-            "{name} | {packed} | {largest_logit:.1f} | {max_logit_error_float32:.1e}"
-            " | {greedy_agreement_float32:.0%} | {max_logit_error_bfloat16:.2g}"
-            " | {greedy_agreement_bfloat16:.0%} | {transformers_max_logit_error_bfloat16:.2g}",
-            rows,
-        ),
-        "",
-        "Refused when a peer joins:",
-        "",
-        report.table("family | reason", "{name} | {reason}", refused),
-    ]
-    return "\n".join(lines)
-
-
-def renew(document: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
-    """Put ``text`` between the document's marks."""
-    before, _, rest = document.read_text(encoding="utf-8").partition(begin)
-    _, _, after = rest.partition(end)
-    document.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
-
-
 def main() -> int:
     arguments = parse()
     transformers_logging.disable_progress_bar()
@@ -180,8 +139,6 @@ def main() -> int:
         "refused": {} if arguments.only else {name: refusal(name) for name in REFUSED},
     }
     report.write(arguments.out, result)
-    if arguments.docs:
-        renew(DOCUMENT, table(result))
     return 0
 
 

@@ -11,7 +11,6 @@ peak while all are read, beside the bytes of the files; errors beside the number
 means, and beside those packed.
 """
 
-import argparse
 import re
 import shutil
 import subprocess
@@ -29,8 +28,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from bench.families.outline import renew
-from bench.report import provenance, write
+from bench.report import parser_of, provenance, write
 from bench.speed.real_sizes import decode_s
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
@@ -44,8 +42,6 @@ from testing.tiny_families import make
 
 SEED = 0
 BROOK = ROOT / "models" / "brook"
-DOCUMENT = ROOT / "docs" / "weights.md"
-BEGIN, END = "<!-- figures: packed formats -->", "<!-- end of packed formats -->"
 PRECISIONS: tuple[tuple[str, str | None], ...] = (
     ("float32", None),
     ("bfloat16", None),
@@ -332,24 +328,6 @@ def measure() -> dict[str, Any]:
     return result
 
 
-def table(rows: dict[str, Any]) -> str:
-    """The packed formats as Markdown."""
-    lines = [
-        "| format | bytes of a layer, of the files' | peak on load, of the files' |"
-        " error beside its numbers | error of a logit beside those packed | tokens/s, 1 and 8"
-        " streams |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, row in rows.items():
-        rates = " and ".join(f"{rate:.0f}" for rate in row["tokens_per_s"].values())
-        lines.append(
-            f"| {name} | {row['layer_bytes_of_published']:.2f} |"
-            f" {row['peak_bytes_of_published']:.2f} | {row['error_of_reference']:.1g} |"
-            f" {row['error_of_packed']:.3f} | {rates} |"
-        )
-    return "\n".join(lines)
-
-
 def peak_rows(directory: Path) -> dict[str, Any]:
     """Peaks on load of a mixture with as many layers as peers' models have, by format."""
     plain = directory / FAMILY
@@ -372,13 +350,9 @@ def peak_rows(directory: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.families.quantization",
-        description=__doc__.split("\n\n", maxsplit=1)[0],
-    )
+    parser = parser_of("bench.families.quantization", __doc__.split("\n\n", maxsplit=1)[0])
     results = ROOT / "bench" / "results"
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
-    packed = "packed checkpoints and experts instead, and their table in docs/weights.md"
+    packed = "packed checkpoints and experts instead"
     parser.add_argument("--packed", action="store_true", help=packed)
     deep = f"peaks on load alone, of {DEEP['num_hidden_layers']} layers"
     parser.add_argument("--peaks", action="store_true", help=deep)
@@ -396,8 +370,6 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="anabranch-") as name:
             rows = packed_rows(Path(name))
         write(arguments.out or results / "quantization_packed.json", {**stamp, "rows": rows})
-        renew(DOCUMENT, table(rows), BEGIN, END)
-        print(table(rows))
         return 0
     result = {**stamp, **measure()}
     write(arguments.out or results / "quantization.json", result)

@@ -272,7 +272,7 @@ def play(minutes: float, seed: int, names: list[str]) -> list[dict[str, Any]]:
 
 def main() -> int:
     """The command; returns its exit code: 1 where a fault was silent, or not all came back."""
-    parser = report.parser_of("bench.faults", __doc__)
+    parser = report.parser_of("bench.faults", __doc__, writes=False)
     add = parser.add_argument
     add("--minutes", type=float, default=60.0, help="how long new faults begin (60)")
     add("--only", nargs="+", choices=tuple(FAULTS), default=list(FAULTS), help="these (all)")

@@ -6,7 +6,6 @@ kernels. An error is the norm of the difference of a row's output over that of t
 ``same_bits`` says whether a second run of the same steps gave the same numbers to the last bit.
 """
 
-import argparse
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from bench.gpu.engine_gpu import FULL, SEED, TINY, device_facts, fast_directory, make_layers
-from bench.report import provenance, write
+from bench.report import parser_of, provenance, write
 from dht.errors import UserError
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.weights.store import WeightStore
@@ -132,11 +131,10 @@ def drift(directory: Path, device: str, layers: int) -> dict[str, Any]:
 
 def main() -> int:
     """Run every variant over every shape, print, and write the result."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu.drift", description=__doc__)
+    parser = parser_of("bench.gpu.drift", __doc__)
     parser.add_argument("--device", default="cuda:0", help="with its number (cuda:0)")
     parser.add_argument("--tiny", action="store_true", help="shapes that prove nothing")
     parser.add_argument("--shapes", nargs="+", metavar="NAME", help=f"of {', '.join(FULL.shapes)}")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
     arguments = parser.parse_args()
     plan = TINY if arguments.tiny else FULL
     result = {**provenance(SEED), **device_facts(arguments.device), "layers": plan.layers}

@@ -11,7 +11,6 @@ continuous batching. Shapes in packed formats are read as they are published, wi
 ``--device cpu --tiny`` only proves that the script runs.
 """
 
-import argparse
 import gc
 import json
 import math
@@ -30,7 +29,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from bench.report import provenance, write
+from bench.report import parser_of, provenance, write
 from node.device.tensors import wait_for
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.profiling import layer_profile
@@ -967,7 +966,7 @@ def compiled(names: Sequence[str], on: Sequence[str]) -> dict[str, dict[str, Any
 
 def main() -> int:
     """Measure every shape, print, and write the result."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu.engine_gpu", description=__doc__)
+    parser = parser_of("bench.gpu.engine_gpu", __doc__)
     parser.add_argument("--device", default="cuda:0", help="with its number (cuda:0)")
     parser.add_argument("--tiny", action="store_true", help="a shape that proves nothing")
     parser.add_argument("--shapes", nargs="+", metavar="NAME", help=f"of {', '.join(_names(FULL))}")
@@ -980,7 +979,6 @@ def main() -> int:
     parser.add_argument(
         "--compile", action="store_true", help="run all shapes --once, side by side"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
     arguments = parser.parse_args()
     plan = TINY if arguments.tiny else FULL
     if arguments.once:

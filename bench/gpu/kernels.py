@@ -7,13 +7,11 @@ graph goes through several copies, more than a cache holds. ``--device cpu --tin
 kernels, and only proves that the script runs.
 """
 
-import argparse
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -21,7 +19,7 @@ from unittest.mock import patch
 import torch
 
 from bench.gpu.engine_gpu import SEED, device_facts
-from bench.report import provenance, write
+from bench.report import parser_of, provenance, write
 
 if TYPE_CHECKING:
     from node.packed.tensor import PackedTensor
@@ -241,11 +239,10 @@ def packed_timed(
 
 def main() -> int:
     """Time every variant, print, and write the result."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu.kernels", description=__doc__)
+    parser = parser_of("bench.gpu.kernels", __doc__)
     parser.add_argument("--device", default="cuda:0", help="with its number (cuda:0)")
     parser.add_argument("--tiny", action="store_true", help="sizes that prove nothing")
     parser.add_argument("--packed", action="store_true", help="products by packed matrices")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     if device.type == "cpu":

@@ -5,7 +5,6 @@ closed after its answer, cancelled in the middle, refused for want of room. Afte
 must be free, and the process may not have grown.
 """
 
-import argparse
 import random
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from bench.report import provenance, write
+from bench.report import parser_of, provenance, write
 from dht.messages.prefix import BLOCK_TOKENS, block_names
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
@@ -129,10 +128,9 @@ def soak(
 
 def main() -> int:
     """Soak, print, and write the result."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu.pool_soak", description=__doc__)
+    parser = parser_of("bench.gpu.pool_soak", __doc__)
     parser.add_argument("--sessions", type=int, default=SESSIONS)
     parser.add_argument("--device", default="cpu", help="such as cuda:0 (cpu)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         directory = make_llama(Path(made), hidden=64, layers=LAYERS, vocab=VOCAB)

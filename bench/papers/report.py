@@ -1,112 +1,20 @@
-"""docs/results.md out of the recipes' JSON files."""
+"""Figures that docs/results.md needs and the recipes' results do not hold as such."""
 
-import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
-from bench.papers import report_own as own_tables
-from bench.papers import report_tables as tables
-from bench.papers.report_verdict import FAITHFUL, verdict
-from bench.report import table
+from bench.papers.helix import published_sums
 
 Recipe = dict[str, Any]
+Row = dict[str, Any]
 
-HEAD = """# Results on paper
-
-Made by `python -m bench.papers` from `bench/results/papers/*.json`; do not edit. Everything here is
-simulated, none of it was measured on GPUs. Helix's clusters come with layer times that its authors
-measured; requests come from the Azure conversation trace of 2023; seed 0.
-
-How to read it:
-
-- *Full load*: 60 s of warm-up, 600 s measured, requests without end. *At their own times*: the same
-  arrivals for everybody, 1800 s, run until all are answered.
-- Tokens/s are decoded tokens. A prompt's time is from its arrival to its end at the clients (under
-  full load: from when it was let in); a token's from the one before.
-- Schedulers: `helix` (IWRR), `swarm`, `random` and `shortest-queue` are the papers' rules, with
-  whole prompts and links in order; `anabranch` is a living swarm: the peers' own batches, chunks,
-  admission, routes and ring. Links: `in-order` sends whole pieces as Helix's simulator does;
-  `framed` is the closed form of this project's link scheduler (decodes overtake prompts). Lines
-  of a living swarm at commit `b7a291e8` let in as many prompts as there was KV for, which waited up
-  to minutes under full load; since then no more are let in than end within about 10 s.
-- Placement `ours` is what the planner found in the seconds named, out of
-  `bench/results/placement.json` (`python -m bench planner.placement`); Helix's were found in up to
-  4 hours.
-"""
-
-NOTES = """## What differs from the papers, and what is left out
-
-- A placement has many maximum flows; on clusters with slow links the choice among them moves the
-  result by about a quarter. The runs with Helix's plans use networkx's flow over the plan's links,
-  as Helix does, but our graph may list them in another order than its run did. The plans of the
-  ablation come without their links; there all that the placement allows may carry flow, and what
-  they serve is not comparable with the published figure beside it.
-- Swarm's, random's and shortest queue's routes are drawn when a request arrives, not hop by hop.
-- Online arrivals are drawn by Helix's method from the same trace, but not its exact draws: its
-  three-second counts start at another instant.
-- The pipelines for LLaMA 70B by GPU type hold more layers than the profiles have; not run.
-- Chunks of a prompt take the time that the profile gives for so many tokens, and no less than a
-  step of two decodes, which reads the same weights; reading the KV of the chunks before is not in
-  Helix's profiles, so chunked runs flatter long prompts somewhat.
-- By the papers' rules tokens return through the clients' host, as in Helix; in a living swarm the
-  ring closes directly.
-- A link's closed form is held against the link scheduler, slice by slice, by a test: within 5% in
-  the time of a prompt and of a token. A peer's own uplink is shared by its links; its downlink
-  bounds each of them.
-- A session takes pages at all its stages when its token has gone round, not stage by stage; records
-  are never late; one that gives way is replayed over a whole route.
-- Sections name the commits of their lines: where they differ, so do plans (`ours` is the newest one
-  recorded then) and chunks (256 tokens before `a548162`).
-- Llumnix's local scheduler runs urgent requests first and leaves others' steps out; here priority
-  is only in the line and in the headroom; real stages run urgent work first, within bounds.
-"""
-
-SECTIONS: dict[str, Callable[[Recipe], Sequence[str]]] = {
-    "helix-offline-70b": tables.served,
-    "helix-offline-30b": tables.served,
-    "helix-split": tables.split,
-    "helix-online-70b": tables.served,
-    "helix-schedulers": tables.served,
-    "helix-ablation": tables.served,
-    "search": tables.search,
-    "molink": tables.molink,
-    "molink-links": tables.molink,
-    "change": tables.change,
-    "volunteers": own_tables.volunteers,
-    "crowd": own_tables.crowd,
-    "cut-off": own_tables.cut_off,
-    "growth": own_tables.growth,
-    "llumnix": own_tables.llumnix,
-}
 COMPARED = ("helix-offline-70b", "helix-offline-30b", "helix-online-70b")
-
-
-def write(results: Path, names: Sequence[str], target: Path) -> None:
-    """Write the document from whatever results there are."""
-    found = {
-        name: json.loads((results / f"{name}.json").read_text())
-        for name in names
-        if (results / f"{name}.json").exists()
-    }
-    parts = [
-        HEAD,
-        _cost(tuple(found.values())),
-        verdict([found[name] for name in COMPARED if name in found]),
-    ]
-    parts += [_section(recipe) for recipe in found.values()]
-    faithful = results.parent / "faithful.json"
-    if faithful.exists():
-        parts.append(_faithful(json.loads(faithful.read_text())))
-    missing = [name for name in names if name not in found]
-    if missing:
-        parts.append(f"Not run yet: {', '.join(missing)}.\n")
-    parts.append(NOTES)
-    target.write_text("\n".join(parts))
-
-
-KINDS = ("real", "simulated", "error")
-FIGURES = {
+WANTED = {"single24/70b": 1.10, "geo24/70b": 1.6, "het42/70b": 1.10}
+"""How many times the best published tokens/s is asked for; 1 elsewhere."""
+FAITHFUL = 0.05
+"""How near a simulated figure must come to a published or measured one."""
+FAITHFUL_FIGURES = {
     "tokens_per_s": "tokens/s",
     "ttft_mean_s": "TTFT mean, s",
     "ttft_p95_s": "TTFT P95, s",
@@ -114,68 +22,214 @@ FIGURES = {
 }
 
 
-def _faithful(result: dict[str, Any]) -> str:
-    """The simulator beside real processes on one machine."""
-    lone = result["lone"]
-    lines = [
-        "## The simulator beside real processes",
-        "",
-        f"`python -m bench.planner.faithful` — commit {result['commit']} ({result['cpu']},"
-        f" {result['cores']} cores).",
-        "",
-        "Two peers of half a model each and a client, all processes of one machine; the simulator"
-        " knows the stages' step times, measured apart, and from a lone answer what a message takes"
-        f" ({lone['hop_s'] * 1e3:.1f} ms) and what opening takes ({lone['open_s'] * 1e3:.1f} ms)."
-        " Nothing is fitted to the runs compared. The goal is 5%.",
-        "",
-        table(
-            "load | | real: | simulated: | error:",
-            "{share:.0%} of the slower stage, {requests_per_s:.2f}/s | {title}"
-            " | {real:.4g} | {simulated:.4g} | {error:+.1%}",
-            [
-                {**load, "title": title, **{kind: load[kind][name] for kind in KINDS}}
-                for load in result["loads"]
-                for name, title in FIGURES.items()
-            ],
-        ),
-    ]
-    worst = max(abs(load["error"][name]) for load in result["loads"] for name in FIGURES)
-    met = "reached" if worst <= FAITHFUL else "**missed**"
-    lines += [
-        "",
-        f"The goal is {met}: the largest error is {worst:.1%}. Three busy processes share"
-        f" {result['cores']} cores here, which the simulator does not know.",
-        "",
-    ]
-    return "\n".join(lines)
+def commits(recipe: Recipe) -> list[str]:
+    """Commits of the code that made the lines."""
+    return list(dict.fromkeys(row.get("commit", recipe["commit"]) for row in recipe["rows"]))
 
 
-def _cost(recipes: Sequence[Recipe]) -> str:
-    """What all of it takes."""
-    total_s = sum(recipe["took_s"] for recipe in recipes)
-    longest = max((row["took_s"] for recipe in recipes for row in recipe["rows"]), default=0.0)
-    minutes = max(total_s / 2, longest) / 60
-    return (
-        f"All lines together took {total_s:.0f} s of one core, the longest {longest:.0f} s (each"
-        " measures its own CPU time); `python -m bench.papers --processes 2` shares them between"
-        f" two cores, so the whole document takes about {minutes:.0f} minutes."
-        " This is a sum, not the time of one run: lines were made as the code changed.\n"
+def faithful(result: Row) -> list[Row]:
+    """Each load's figures, of real processes and simulated."""
+    kinds = ("real", "simulated", "error")
+    return [
+        {**load, "title": title, **{kind: load[kind][name] for kind in kinds}}
+        for load in result["loads"]
+        for name, title in FAITHFUL_FIGURES.items()
+    ]
+
+
+def served(recipe: Recipe) -> list[Row]:
+    """What placements serve, and how far that is from the published figure."""
+    rows = [*recipe["rows"], *sums(recipe)]
+    return [{**row, "off": _off(row), "planned": _planned(row)} for row in rows]
+
+
+def _off(row: Row) -> float | None:
+    figure = row["published_tokens_per_s"]
+    return None if figure is None else row["tokens_per_s"] / figure - 1
+
+
+def _planned(row: Row) -> str:
+    return f" ({row['planned_s']:.0f} s)" if row.get("planned_s") else ""
+
+
+def split(recipe: Recipe) -> list[Row]:
+    """What each part of the rules brings, then the plan: factors on the line before."""
+    rows, before = [], 0.0
+    for row in recipe["rows"]:
+        factor = None if row["rules"] == "helix" else row["tokens_per_s"] / before
+        rows.append({**row, "factor": factor})
+        before = row["tokens_per_s"]
+    return rows
+
+
+def sums(recipe: Recipe) -> list[Row]:
+    """The clusters of one GPU type together, as Helix reports LLaMA 30B.
+
+    Their prompts' mean time is by the sessions that each answers.
+    """
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in recipe["rows"]:
+        whole, _, part = row.get("cluster", "").partition("_sub_")
+        if part:
+            found.setdefault((whole, row["placement"]), []).append(row)
+    known = published_sums()
+    together = []
+    for (whole, placement), rows in found.items():
+        tokens_per_s = sum(row["tokens_per_s"] for row in rows)
+        weighed_s = sum(row["prompt_s"] * row["tokens_per_s"] for row in rows)
+        together.append(
+            {
+                **{name: rows[0][name] for name in ("model", "scheduler", "links", "mode")},
+                "cluster": whole,
+                "placement": f"{placement}, three replicas",
+                "tokens_per_s": tokens_per_s,
+                "prompt_s": weighed_s / tokens_per_s,
+                "published_tokens_per_s": known.get(f"{whole}/{placement}"),
+            }
+        )
+    return together
+
+
+def molink(recipe: Recipe) -> list[Row]:
+    """Policies side by side, one line for each setting."""
+
+    def setting(row: Row) -> tuple[float, float, float]:
+        return row["requests_per_s"], row["mbit"], round(row["delay_s"] * 1e3, 3)
+
+    rows = []
+    for (rate, mbit, delay_ms), group in groupby(sorted(recipe["rows"], key=setting), setting):
+        by_policy = {row["policy"]: row for row in group}
+        first, next_ = (
+            min(by_policy, key=lambda policy: by_policy[policy][what])
+            for what in ("ttft_mean_s", "tpot_mean_s")
+        )
+        rows.append(
+            {
+                **by_policy,
+                "setting": f"{rate:g}, {mbit:g}, {delay_ms:g}",
+                "floor": next(iter(by_policy.values()))["floor"],
+                "best": first if first == next_ else f"TTFT {first}, TPOT {next_}",
+                "lost": _lost(by_policy),
+            }
+        )
+    return rows
+
+
+def _lost(by_policy: dict[str, Row]) -> str | None:
+    """In what ``anabranch`` is behind another policy with chunks or without, in words."""
+    mine = by_policy.get("anabranch")
+    theirs = [row for name, row in by_policy.items() if not name.startswith("anabranch")]
+    behind = [
+        what.upper()
+        for what in ("ttft", "tpot")
+        if mine is not None
+        and any(row[f"{what}_mean_s"] < mine[f"{what}_mean_s"] for row in theirs)
+    ]
+    return f"**{', '.join(behind)}**" if behind else None
+
+
+def stays(recipe: Recipe) -> list[Row]:
+    """Lines of volunteers: how long they stay, and whether others are planned anew then."""
+    return [
+        {**row, "stay": f"{row['stay_h']:g} h", "replanned": row["replan"]}
+        if row["stay_h"]
+        else {**row, "stay": "all stay", "replanned": None}
+        for row in recipe["rows"]
+    ]
+
+
+def cuts(recipe: Recipe) -> list[Row]:
+    """Lines of a region that is cut off, and what was done about it."""
+    said = {None: "no cut", True: "re-planned", False: "not re-planned"}
+    return [{**row, "said": said[row["replan"]]} for row in recipe["rows"]]
+
+
+def replanning_loses(recipe: Recipe) -> bool:
+    """Whether fewer are answered by the end where a region's layers are planned anew."""
+    answered = {row["replan"]: row["answered"] for row in recipe["rows"]}
+    return bool(answered.get(True, 0) < answered.get(False, 0))
+
+
+def dispatches(recipe: Recipe) -> list[Row]:
+    """Lines of sessions that move, each by its dispatch alone."""
+    return [{**row, "name": row["key"].split("/s, ")[-1]} for row in recipe["rows"]]
+
+
+def moves_worth(recipe: Recipe) -> list[Row]:
+    """P99 of prompts at each rate: with moves, and with both dispatches without them."""
+    p99_s = {row["key"]: row["prompt_p99_s"] for row in recipe["rows"]}
+    found = [
+        {"rate": rate}
+        | {how: p99_s.get(f"{rate:g}/s, {how}") for how in ("turns", "freest", "freest, moves")}
+        for rate in sorted({row["requests_per_s"] for row in recipe["rows"]})
+    ]
+    return [row for row in found if None not in row.values()]
+
+
+def verdict(recipes: Sequence[Recipe]) -> tuple[list[Row], list[Row]]:
+    """Ours against the best that was published: under full load, and at the same arrivals."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in compared(recipes):
+        if "_sub_" not in row["cluster"]:
+            groups.setdefault((f"{row['cluster']}/{row['model']}", row["mode"]), []).append(row)
+    full, timed = [], []
+    for (cluster, mode), group in groups.items():
+        theirs = [r for r in group if r["placement"] != "ours" and r["scheduler"] != "anabranch"]
+        mine = [r for r in group if r["placement"] == "ours" and r["scheduler"] == "anabranch"]
+        if not theirs or not mine:
+            continue
+        if mode == "full load":
+            full.append(_full(cluster, theirs, mine[0]))
+        else:
+            timed += [_timed(cluster, mode, other, mine[0]) for other in theirs]
+    return full, timed
+
+
+def compared(recipes: Sequence[Recipe]) -> list[Row]:
+    """The lines of the recipes that run both sides."""
+    return [row for recipe in recipes for row in [*recipe["rows"], *sums(recipe)]]
+
+
+def own_error(recipes: Sequence[Recipe]) -> dict[str, float]:
+    """How far Helix's plans under its own scheduler are from what it published."""
+    return {
+        f"{row['cluster']}/{row['model']}": row["tokens_per_s"] / row["published_tokens_per_s"] - 1
+        for row in compared(recipes)
+        if row["mode"] == "full load"
+        and row["placement"].split(",")[0] == row["scheduler"] == "helix"
+        and row["published_tokens_per_s"]
+    }
+
+
+def least_speed(recipes: Sequence[Recipe]) -> float:
+    """How many times real time the simulator runs at least, with up to 24 peers at full load."""
+    return min(
+        row["times_real"]
+        for row in compared(recipes)
+        if row["mode"] == "full load" and "24" in row["cluster"] and "times_real" in row
     )
 
 
-def _section(recipe: Recipe) -> str:
-    state = "" if recipe["complete"] else "; **stopped before its end**"
-    lines = [
-        f"## {recipe['title']}",
-        "",
-        f"`{recipe['command']}` — commit {_commits(recipe)}, {recipe['took_s']:.0f} s of one core"
-        f" ({recipe['cpu']}){state}.",
-        "",
-        *SECTIONS[recipe["recipe"]](recipe),
+def _full(cluster: str, theirs: Sequence[Row], mine: Row) -> Row:
+    best = max(theirs, key=lambda row: row["tokens_per_s"])
+    wanted = WANTED.get(cluster, 1.0)
+    ratio = mine["tokens_per_s"] / best["tokens_per_s"]
+    failed = ["fewer tokens/s than wanted"] * (ratio < wanted)
+    failed += ["prompts are slower"] * (mine["prompt_s"] >= best["prompt_s"])
+    figures = {"cluster": cluster, "best": best, "mine": mine, "ratio": ratio, "wanted": wanted}
+    return {**figures, "said": _said(failed)}
+
+
+def _timed(cluster: str, mode: str, other: Row, mine: Row) -> Row:
+    failed = [
+        f"higher {kind} {percent.upper()}"
+        for kind in ("prompt", "token")
+        for percent in ("p50", "p99")
+        if mine[f"{kind}_{percent}_s"] >= other[f"{kind}_{percent}_s"]
     ]
-    return "\n".join(lines) + "\n"
+    figures = {"cluster": cluster, "mode": mode, "other": other, "mine": mine}
+    return {**figures, "said": _said(failed)}
 
 
-def _commits(recipe: Recipe) -> str:
-    """Commits of the code that made the lines."""
-    return ", ".join(dict.fromkeys(r.get("commit", recipe["commit"]) for r in recipe["rows"]))
+def _said(failed: Sequence[str]) -> str:
+    return f"**we lose**: {', '.join(failed)}" if failed else "holds"

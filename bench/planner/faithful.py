@@ -313,10 +313,11 @@ def spec_of(model: Path) -> ModelSpec:
 
 def main() -> int:
     """Run the benchmark."""
-    parser = parser_of("bench.planner.faithful", __doc__)
+    parser = parser_of(
+        "bench.planner.faithful", __doc__, out=ROOT / "bench" / "results" / "faithful.json"
+    )
     parser.add_argument("--requests", type=int, default=60, help="of each load")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "faithful.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="anabranch-bench-") as scratch:

@@ -6,7 +6,6 @@ their headers are read. For each model, precision and kind of GPU: the fewest th
 tokens/s of one answer that is alone and of a full swarm.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -219,8 +218,9 @@ def fits(name: str, precision: str | None) -> dict[str, Any]:
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(prog="python -m bench.planner.gpu_fit", description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "gpu_fit.json")
+    parser = report.parser_of(
+        "bench.planner.gpu_fit", __doc__, out=ROOT / "bench" / "results" / "gpu_fit.json"
+    )
     arguments = parser.parse_args()
     result = report.provenance(seed=0)
     result |= {

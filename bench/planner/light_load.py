@@ -15,7 +15,6 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from bench import report
@@ -109,10 +108,9 @@ def _spread(ratios: Sequence[float]) -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
-    parser = report.parser_of("bench.planner.light_load", __doc__)
+    parser = report.parser_of("bench.planner.light_load", __doc__, out=RESULT)
     parser.add_argument("--only", nargs="*", metavar="CLUSTER", help="these clusters, by name")
     parser.add_argument("--rows", type=int, metavar="N", help="at most so many new rows")
-    parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args(argv)
     rows: dict[str, dict[str, Any]] = {}
     if arguments.out.exists():

@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 from bench import report
@@ -299,11 +298,10 @@ def _mean(taus: Sequence[float | None]) -> float | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
-    parser = report.parser_of("bench.planner.live_plan", __doc__)
+    parser = report.parser_of("bench.planner.live_plan", __doc__, out=RESULT)
     parser.add_argument("--only", nargs="*", metavar="CLUSTER", help="these clusters, by name")
     parser.add_argument("--rows", type=int, metavar="N", help="at most so many new rows")
     parser.add_argument("--again", action="store_true", help="ours, also for rows that are there")
-    parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args(argv)
     rows: dict[str, dict[str, Any]] = {}
     if arguments.out.exists():

@@ -14,7 +14,6 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -134,10 +133,9 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
-    parser = report.parser_of("bench.planner.planner_parts", __doc__)
+    parser = report.parser_of("bench.planner.planner_parts", __doc__, out=RESULT)
     parser.add_argument("--only", nargs="*", metavar="CLUSTER", help="these clusters, by name")
     parser.add_argument("--parts", nargs="*", choices=PARTS, help="without these alone")
-    parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args(argv)
     rows: list[dict[str, Any]] = []
     if arguments.out.exists():

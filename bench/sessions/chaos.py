@@ -81,7 +81,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--peers", type=int, default=9)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="write the result as JSON")
     parser.add_argument("--resume", action="store_true", help="go on with the trials in --out")
     parser.add_argument("--minutes", type=float, help="begin no further trial after so long")
     return parser.parse_args()

@@ -13,7 +13,6 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -32,8 +31,7 @@ LIMIT_S = 120.0
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.sessions.elections", description=__doc__)
-    parser.add_argument("--out", type=Path, help="write the result as JSON")
+    parser = report.parser_of("bench.sessions.elections", __doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--clients", type=int, default=2, help="requests at the same time")
     parser.add_argument("--resume", action="store_true", help="go on with the rounds in --out")

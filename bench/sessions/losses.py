@@ -11,7 +11,6 @@ import asyncio
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -28,8 +27,7 @@ ANY_TWO, ALL_THREE = 0.62, 0.45
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.sessions.losses", description=__doc__)
-    parser.add_argument("--out", type=Path, help="write the result as JSON")
+    parser = report.parser_of("bench.sessions.losses", __doc__)
     parser.add_argument("--rounds", type=int, default=2)
     return parser.parse_args()
 

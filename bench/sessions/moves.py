@@ -45,7 +45,6 @@ DRAIN_PROMPT = 64
 
 def parse() -> argparse.Namespace:
     parser = report.parser_of("bench.sessions.moves", __doc__)
-    parser.add_argument("--out", type=Path, help="write the result as JSON")
     parser.add_argument("--model", default="512x8", help="as bench.speed.local names them")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)

@@ -71,7 +71,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peers", type=int, default=200)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="write the result as JSON")
     return parser.parse_args()
 
 

@@ -13,7 +13,6 @@ import sys
 import time
 import traceback
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -29,7 +28,6 @@ def parse() -> argparse.Namespace:
     parser = report.parser_of("bench.sessions.storm", __doc__)
     parser.add_argument("--seeds", type=int, default=2000)
     parser.add_argument("--first", type=int, default=10_000, help="the first seed")
-    parser.add_argument("--out", type=Path, help="write the result as JSON")
     parser.add_argument("--resume", action="store_true", help="go on with the result in --out")
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="begin no run after so long"

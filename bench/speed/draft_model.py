@@ -200,7 +200,6 @@ def on_paper(
 
 def main() -> None:
     parser = parser_of("bench.speed.draft_model", __doc__)
-    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     arguments = parser.parse_args()
     told, engine = stories(), engine_of(BROOK / DIRECTORY)
     result: dict[str, Any] = provenance(seed=1)

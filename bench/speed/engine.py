@@ -11,7 +11,6 @@ and counts what it computes rather than what it waits for, so that others on the
 less.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from torch import nn
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from bench.report import provenance, write
+from bench.report import parser_of, provenance, write
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.model.linear.packed_linear import PackedLinear
@@ -336,7 +335,7 @@ def show(model: str, result: dict[str, Any]) -> None:
 
 def main() -> int:
     """Measure every shape and print or write the result."""
-    parser = argparse.ArgumentParser(prog="python -m bench.speed.engine", description=__doc__)
+    parser = parser_of("bench.speed.engine", __doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--model", action="append", choices=[*NAMES, BUNDLED.name], metavar="NAME",
         help="only this one, and keep what --out says of the others; may be repeated",
@@ -346,7 +345,6 @@ def main() -> int:
         action="store_true",
         help="one thread, and seconds of processor time: for a machine that others use, too",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON here")
     arguments = parser.parse_args()
     result: dict[str, Any] = {**provenance(SEED), "rounds": arguments.rounds, "models": {}}
     if arguments.processor_time:

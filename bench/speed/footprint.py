@@ -34,8 +34,7 @@ torch alone is more."""
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.speed.footprint", description=__doc__)
-    parser.add_argument("--out", type=Path, help="write the result as JSON")
+    parser = report.parser_of("bench.speed.footprint", __doc__)
     parser.add_argument("--rounds", type=int, default=3)
     return parser.parse_args()
 

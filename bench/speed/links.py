@@ -15,10 +15,9 @@ import random
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from bench.report import provenance, table, write
+from bench.report import parser_of, provenance, table, write
 from testing.local_swarm import ROOT, LocalSwarm
 from testing.reference import memory_for
 from testing.wan_lab import Shape, WanLab, why_not
@@ -119,11 +118,7 @@ def measure(seed: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.speed.links",
-        description="Measured links beside the truth; needs root.",
-    )
-    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
+    parser = parser_of("bench.speed.links", "Measured links beside the truth; needs root.")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--read", nargs="+", metavar="ADDR", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -64,7 +64,6 @@ Figures = dict[str, Any]
 
 def parse() -> argparse.Namespace:
     parser = report.parser_of("bench.speed.llama_cpp", __doc__)
-    parser.add_argument("--out", type=Path, help="write the result as JSON")
     named = [name for name in MODELS if name != "tiny"]
     parser.add_argument("--models", nargs="+", choices=MODELS, default=named, metavar="NAME")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, metavar="KIND")

@@ -31,8 +31,7 @@ SHARES = {2: (0.65, 0.62), 3: (0.47, 0.45, 0.43)}
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.speed.local", description=__doc__)
-    parser.add_argument("--out", type=Path, help="write the result as JSON")
+    parser = report.parser_of("bench.speed.local", __doc__)
     parser.add_argument("--models", nargs="+", default=["bundled", "512x8", "1024x16"])
     parser.add_argument("--peers", nargs="+", type=int, default=[2, 3])
     parser.add_argument("--tokens", type=int, default=64, help="new tokens per answer")

@@ -49,7 +49,6 @@ QUIET_S = 60.0
 
 def parse() -> argparse.Namespace:
     parser = report.parser_of("bench.speed.overload", __doc__)
-    parser.add_argument("--out", type=Path, help="write the result as JSON")
     parser.add_argument(
         "--model",
         default="512x8",

@@ -217,7 +217,6 @@ def main() -> int:
     parser.add_argument(
         "--only", nargs="+", choices=TALKS, default=list(TALKS), help="these conversations"
     )
-    parser.add_argument("--out", type=Path, help="write the result as JSON")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.job is not None:

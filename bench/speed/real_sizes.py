@@ -7,7 +7,7 @@ all serve, from the first one's command; the time to the first token of a prompt
 one, four and eight answers at once; and memory. A step's floor is the bytes of weights that it must
 read (of experts, those that rows drawn evenly would choose) over the measured bandwidth; a prompt's
 is its multiplications over the measured rate of one large product in bfloat16. Drafts and kept
-prefixes are off: what random weights answer repeats itself.
+prefixes are off: what random weights answer repeats itself. Rows of other models in ``--out`` stay.
 """
 
 import argparse
@@ -95,7 +95,6 @@ NAMED = tuple(name for name in SIZES if name != "tiny")
 
 def parse() -> argparse.Namespace:
     parser = report.parser_of("bench.speed.real_sizes", __doc__)
-    parser.add_argument("--out", type=Path, help="write the result as JSON, and keep other rows")
     parser.add_argument("--models", nargs="+", choices=SIZES, default=NAMED, metavar="NAME")
     every = sorted({weights for size in SIZES.values() for weights in size.weights})
     parser.add_argument("--weights", nargs="+", choices=every, default=every, metavar="KIND")

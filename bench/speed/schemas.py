@@ -19,7 +19,6 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -236,7 +235,6 @@ def main() -> int:
     parser = report.parser_of("bench.speed.schemas", __doc__)
     parser.add_argument("--schemas", type=int, default=500, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="write the result as JSON")
     arguments = parser.parse_args()
     drawing = Schemas(arguments.seed)
     schemas = [drawing.draw(number) for number in range(arguments.schemas)]

@@ -29,7 +29,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from bench.report import parser_of, provenance, write
@@ -407,7 +406,6 @@ def _run_job(text: str) -> None:
 
 def main() -> None:
     parser = parser_of("bench.speed.speculation", __doc__)
-    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     parser.add_argument("--only", choices=PARTS, help="measure this part alone")
     few = "brook's drafter over so many stages alone"
     parser.add_argument("--stages", type=int, choices=BROOK_SPANS, help=few)

@@ -28,7 +28,8 @@ from bench.hostile.verdict import (
     row,
     slope_per_min,
 )
-from bench.results_attacks import CHECKS, attacks
+from bench.results_figures import CHECKS
+from bench.results_table import render
 from dht.errors import NetworkError
 from tests.unit.records import record_of
 
@@ -203,7 +204,8 @@ def test_the_document_has_a_line_for_each_row() -> None:
     soak = {"minutes": 30, "attacks": {"one_attack": 3}, "failed": [], "answers": 7, "ended": []}
     soak["slope_mib_per_min"] = {"peer0": 0.25, "peer1": -0.1}
     result = {"limits": {field.name: getattr(Limits(), field.name) for field in fields(Limits)}}
-    written = attacks(result | {"cores": 2, "note": "", "rows": rows, "soak": soak})
+    result |= {"cores": 2, "note": "", "rows": rows, "soak": soak}
+    written = render("attacks", {"hostile": result}.__getitem__)
     assert "| one attack | 2.0 | 0 of 40 | 200 | 900 | 50 | 5 |  |" in written
     assert "| clients' plans, terminals |" in written
     assert "grew by at most 0.25 MiB" in written

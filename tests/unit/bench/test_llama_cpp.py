@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.results_engine import beside_llama_cpp
+from bench.results_table import render
 from bench.speed import llama_cpp
 from bench.speed.llama_cpp import COMPUTED_BY, MODELS, compare, ours, theirs, write_file
 from bench.speed.real_sizes import STREAMS
@@ -39,7 +39,7 @@ def test_both_take_turns_and_medians_count(tmp_path: Path, monkeypatch: pytest.M
     model = {"layers": 2, "of_layers": 4, "BF16": found}
     result = {"llama_cpp": "0.3", "cores": 2, "cpu": "some", "models": {"one": model}}
     assert "| one, 2 of 4 layers | BF16 | 1280 | 640 | 2.00 | 10.0, 40.0, 80.0 |" in (
-        beside_llama_cpp(result)
+        render("llama_cpp", {"llama_cpp": result}.__getitem__)
     )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench import report
-from bench.results_stale import UNKNOWN, stale, warning
+from bench.results_stale import UNKNOWN, by_reasons, stale
 from bench.sources import closure, sources
 
 FILES = {
@@ -104,4 +104,6 @@ def test_every_benchmark_of_this_project_is_found() -> None:
 
 def test_lines_of_a_recipe_are_known_by_their_sources() -> None:
     row = {"commit": "abc", "fingerprint": "of other sources"}
-    assert "- papers/x: made by other" in warning({"papers/x": {"recipe": "search", "rows": [row]}})
+    ((reasons, names),) = by_reasons({"papers/x": {"recipe": "search", "rows": [row]}})
+    assert reasons.startswith("made by other")
+    assert names == ["papers/x"]

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from bench.papers.__main__ import RECIPES
+from bench.papers.recipes import RECIPES
 
 
 @pytest.mark.parametrize("name", RECIPES)
