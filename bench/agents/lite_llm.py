@@ -9,13 +9,12 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
-import litellm
-
-litellm.suppress_debug_info = True
-
 
 async def ask(request: dict[str, Any]) -> dict[str, Any]:
     """What it reads of the answer to ``request`` (``url``, ``messages``, ``options``)."""
+    import litellm
+
+    litellm.suppress_debug_info = True
     found: dict[str, Any] = {"text": "", "thoughts": "", "calls": []}
     calls: dict[int, list[str]] = {}
     try:
