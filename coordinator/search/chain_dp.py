@@ -7,6 +7,7 @@ ladder of F, from the bound down, gives deep narrow chains and short wide ones, 
 machine at any load.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations, zip_longest
@@ -121,7 +122,7 @@ def _ladder(
 ) -> Iterator[Chain]:
     """Chains over ``nodes`` in several orders, from the most flow to the fewest stages."""
     bound = upper_bound(replace(problem, nodes=tuple(nodes), links=()))
-    for order in _orders(nodes, region_of):
+    for order in orders(nodes, region_of):
         row = Row(problem, order)
         for peers_min in (1, HOLDERS):
             for step in steps:
@@ -130,7 +131,7 @@ def _ladder(
                     yield chain
 
 
-def _orders(
+def orders(
     nodes: Sequence[PlannerNode], region_of: Mapping[str, int]
 ) -> Iterator[tuple[PlannerNode, ...]]:
     """Orders of the peers by region; within one, largest first, and large and small in turn."""
@@ -173,6 +174,7 @@ class Row:
         self._middle = _least([r.middle for r in reaches])
         self._last = _least([r.last for r in reaches])
         self._whole = _least([self._layers * r.whole for r in reaches])
+        self._known: dict[tuple[float, int], tuple[_Table, _Table, _Table, _Table]] = {}
 
     def chain(self, flow: float, peers_min: int = 1) -> Chain | None:
         """The chain of fewest stages that holds all layers at ``flow`` tokens/s; None: none does.
@@ -207,6 +209,96 @@ class Row:
             if held.max() <= 0:
                 return None
         return None
+
+    def priced(
+        self, flows: Sequence[float], prices: Mapping[str, float], ratio: float
+    ) -> list[tuple[float, float, Chain]]:
+        """The cheapest chains for ``flows``, the one first that is worth the most more than its peers' prices."""
+        found = {}
+        for least in (1, HOLDERS):
+            for flow in flows:
+                chain = self.cheapest(flow, prices, least)
+                if chain is not None:
+                    gain = ratio * flow - sum(prices.get(a.peer_id, 0.0) for a in chain)
+                    if chain not in found or found[chain][0] < gain:
+                        found[chain] = (gain, flow, chain)
+        return sorted(found.values(), key=lambda each: -each[0])
+
+    def cheapest(
+        self, flow: float, prices: Mapping[str, float], peers_min: int = 1
+    ) -> Chain | None:
+        """The chain of the least sum of ``prices`` that holds all layers at ``flow`` tokens/s.
+
+        Peers between stages may stay unused; within a stage all are used. None: there is no chain.
+        """
+        count, layers = len(self._order), self._layers
+        first, middle, last, whole = self._stages(flow, peers_min)
+        paid = np.cumsum([0.0, *(prices.get(node.peer_id, 0.0) for node in self._order)])
+        levels = np.arange(layers + 1)
+        # At [j, l]: the least cost of l layers, held by a last stage that ends before peer j, and
+        # that stage's first peer; and of such a stage that ends before j or earlier, and its end.
+        cost = np.full((count + 1, layers + 1), math.inf)
+        begin = np.zeros((count + 1, layers + 1), dtype=int)
+        opening = np.zeros((count + 1, layers + 1), dtype=bool)
+        held = np.full((count + 1, layers + 1), math.inf)
+        ended = np.zeros((count + 1, layers + 1), dtype=int)
+        least = np.full((count + 1, layers + 1), math.inf)
+        best: float = math.inf
+        ends: tuple[int, int, int] | None = None
+        for j in range(1, count + 1):
+            spent = paid[j] - paid[:j]
+            complete = np.where(whole[:j, j] >= layers, spent, math.inf)
+            if complete.min() < best:
+                best, ends = float(complete.min()), (int(complete.argmin()), j, layers)
+            from_layers = levels[None, :] - middle[:j, j, None]
+            grown = np.take_along_axis(held[:j], np.maximum(from_layers, 0), axis=1)
+            grown = np.where((from_layers > 0) & (middle[:j, j, None] > 0), grown, math.inf)
+            grown += spent[:, None]
+            cost[j], begin[j] = grown.min(axis=0), grown.argmin(axis=0)
+            alone, alone_begin = np.full(layers + 1, math.inf), np.zeros(layers + 1, dtype=int)
+            alone[first[:j, j]] = spent  # the fewest peers come last, and win
+            alone_begin[first[:j, j]] = np.arange(j)
+            alone[0] = math.inf
+            opening[j] = alone < cost[j]
+            cost[j] = np.where(opening[j], alone, cost[j])
+            begin[j] = np.where(opening[j], alone_begin, begin[j])
+            lasts = last[:j, j]
+            closed = least[np.arange(j), np.maximum(1, layers - lasts)] + spent
+            closed = np.where(lasts > 0, closed, math.inf)
+            if closed.min() < best:
+                i = int(closed.argmin())
+                best, ends = float(closed[i]), (i, j, int(lasts[i]))
+            better = cost[j] < held[j - 1]
+            held[j] = np.where(better, cost[j], held[j - 1])
+            ended[j] = np.where(better, j, ended[j - 1])
+            least[j, :layers] = np.minimum.accumulate(held[j, :layers][::-1])[::-1]
+        if ends is None:
+            return None
+        stages = [ends]
+        i, _, longest = ends
+        if longest == layers:
+            return self._placed(stages)
+        wanted = max(1, layers - longest)
+        level = wanted + int(held[i, wanted:layers].argmin())
+        while True:
+            j = int(ended[i, level])
+            i = int(begin[j, level])
+            if opening[j, level]:
+                stages.append((i, j, int(first[i, j])))
+                return self._placed(stages[::-1])
+            stages.append((i, j, int(middle[i, j])))
+            level -= stages[-1][2]
+
+    def _stages(self, flow: float, peers_min: int) -> tuple[_Table, _Table, _Table, _Table]:
+        """The most layers that peers i to j - 1 hold side by side at ``flow``: at the beginning,
+        in the middle, at the end, and as all layers."""
+        key = flow, peers_min
+        if key not in self._known:
+            reach = self._reach(flow, peers_min)
+            caps = (self._first, self._middle, self._last, self._whole)
+            first, middle, last, whole = (np.maximum(_within(reach, cap), 0) for cap in caps)
+            self._known[key] = first, middle, last, whole
+        return self._known[key]
 
     def _reach(self, flow: float, peers_min: int) -> _Table:
         """The most layers at which peers i to j - 1 reach ``flow`` side by side; 0: at none."""

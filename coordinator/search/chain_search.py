@@ -4,15 +4,20 @@ The dynamic program gives chains within a second at any load, so that a busy mac
 chains to improve; the moves use the time that is left.
 """
 
+import math
+import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from coordinator.evaluation.estimate import Estimate, added, ceiling, estimate
-from coordinator.evaluation.max_flow import balanced_flow, flow_parts, solve_flow
+from coordinator.evaluation.max_flow import balanced_flow, flow_parts, solve_flow, upper_bound
+from coordinator.heuristics.peer_regions import regions
 from coordinator.problem.service import Service
 from coordinator.search import local_moves
-from coordinator.search.chain_dp import Chain, Chains, chains_by_dp
+from coordinator.search.chain_dp import FLOWS, HOLDERS, Chain, Chains, Row, chains_by_dp, orders
+from coordinator.search.columns import Master
+from coordinator.search.ring_rate import RingRates
 from coordinator.search.full_load import at_full_load
 from dht.messages.types import Assignment, FlowEdge, Problem
 
@@ -24,6 +29,13 @@ STALE_PER_PEER = 60
 CANDIDATES_MAX = 300
 """Maximum chains that are made without a clock."""
 REFINED = 3
+COLUMNS = True
+COLUMNS_SHARE = 0.8
+THIN = 3
+CHOOSE_EVERY = 4
+MOVES_EACH = 400
+MARGIN = 1.1
+PREFILTER = True
 """Number of the best candidates that are improved by moves."""
 TIMES_MIN = 3
 """Minimum chains judged, however late it is."""
@@ -56,6 +68,11 @@ class Judge:
         self.problem = problem
         self.service = service
         self._known: dict[Chain, _Judged] = {}
+        self.master = Master()
+        self.ratios = []
+        self.margin = math.inf
+        self.rates = RingRates(problem, service) if service is not None else None
+        self._rate = {}
         self._ceilings: dict[tuple[str, int, bool, bool], float] = {}
 
     def __call__(self, chains: Chains, least: float = 0.0) -> float:
@@ -77,6 +94,16 @@ class Judge:
         edges = tuple(edge for judged in each for edge in judged.edges)
         return edges, None if self.service is None else added(served)
 
+    def rate(self, chain):
+        if not PREFILTER: return math.inf
+        found = self._rate.get(chain)
+        if found is None:
+            found = self._rate[chain] = self.rates(chain)
+        return found
+
+    def known(self):
+        return [(c, j.value) for c, j in self._known.items()]
+
     def token_s(self, made: Mapping[Chains, float]) -> float:
         """Time of a token around the ring of the best of the chains ``made``, which are given with
         their worth; 0: there are none."""
@@ -91,7 +118,9 @@ class Judge:
         if known is not None:
             return known
         problem, service = self.problem, self.service
-        if service is not None and needed > 0 and self._bound(chain, service) < needed:
+        if service is not None and needed > 0 and (
+            self._bound(chain, service) < needed or self.rate(chain) * self.margin < needed
+        ):
             return None
         if service is None:
             flow = solve_flow(problem, chain)
@@ -105,6 +134,11 @@ class Judge:
         if len(self._known) >= REMEMBERED_MAX:
             self._known.clear()
         self._known[chain] = judged
+        if service is not None and judged.value > 0:
+            self.ratios.append(judged.value / max(1e-9, self.rate(chain)))
+            if len(self.ratios) % 8 == 0:
+                last = sorted(self.ratios[-64:])
+                self.margin = MARGIN * last[int(0.9 * (len(last) - 1))]
         return judged
 
     def _bound(self, chain: Chain, service: Service) -> float:
@@ -139,15 +173,22 @@ def search(
     """Chains for the judge's problem, best first; some of ``seeds`` may be among them.
 
     ``spent()`` returns the share of the time that is gone; without it, the work is a fixed amount.
-    Moves only improve chains that a service judges.
+    Column generation and moves only improve chains that a service judges.
     """
     problem, service = judge.problem, judge.service
     made: dict[Chains, float] = {chains: judge(chains) for chains in seeds if chains}
     rows_end = until(spent, ROWS_SHARE, CANDIDATES_MAX)
-    for _ in range(2 if service else 1):  # then by how long a token takes in the best of the first
-        at_load = at_full_load(problem, service, judge.token_s(made)) if service else problem
+    at_load = at_full_load(problem, service, judge.token_s(made)) if service else problem
+    for chains in chains_by_dp(at_load, judge=judge, go_on=rows_end):
+        made[chains] = judge(chains)
+    if service is not None and not COLUMNS:
+        at_load = at_full_load(problem, service, judge.token_s(made))
         for chains in chains_by_dp(at_load, judge=judge, go_on=rows_end):
             made[chains] = judge(chains)
+    if service is not None and COLUMNS:
+        at_load = at_full_load(problem, service, judge.token_s(made))
+        judge.stats = {}
+        made |= generated(judge, at_load, seed=seed, go_on=until(spent, COLUMNS_SHARE, 40, CHOOSE_EVERY), stats=judge.stats)
     best = sorted((Found(value, chains) for chains, value in made.items()), key=lambda f: -f.value)
     if service is None or not best:
         return best
@@ -157,6 +198,66 @@ def search(
         share = began + (1 - began) * turn / REFINED
         refined.append(improved(found.chains, judge, seed=seed, share=share, spent=spent))
     return sorted([*best, *refined], key=lambda found: -found.value)
+
+
+def generated(judge, at_load, *, seed, go_on, stats):
+    """Column generation."""
+    master = judge.master
+    rng = random.Random(seed)
+    rate_of = judge.rate
+    for chain, judged in judge.known():
+        master.settle(chain, rate_of(chain), judged)
+    region_of = regions(at_load)
+    rows = [Row(at_load, order) for order in orders(at_load.nodes, region_of)]
+    bound = upper_bound(replace(at_load, links=()))
+    flows = [bound * step for step in FLOWS]
+    ratios = [j/max(rate_of(c),1e-9) for c, j in judge.known()]
+    turn = 0
+    made = {}
+    def cheap(chains, least=0.0):
+        return sum(master.value(c, rate_of) for c in chains)
+    while go_on(turn):
+        row = rows[turn] if turn < len(rows) else Row(at_load, shuffled(at_load.nodes, region_of, rng))
+        prices = master.prices()
+        for least in (1, HOLDERS):
+            for flow in flows[turn % THIN::THIN]:
+                chain = row.cheapest(flow, prices, least)
+                if chain is not None:
+                    master.offer(chain, rate_of(chain))
+        turn += 1
+        if turn % CHOOSE_EVERY: continue
+        for again in range(6):
+            chosen = master.chosen()
+            if again == 0 and MOVES_EACH:
+                moved, value = local_moves.improve_by_moves(judge.problem, chosen, judge=cheap, seed=rng.randrange(1<<30), go_on=lambda n: n < MOVES_EACH and (n % 20 or go_on(turn)))
+                stats["moves"] = stats.get("moves", 0) + MOVES_EACH
+                for c in moved: master.offer(c, rate_of(c))
+                chosen = master.chosen()
+            unknown = [c for c in chosen if not master.settled(c)]
+            stats["chosen"] = stats.get("chosen", 0) + 1
+            if not unknown:
+                break
+            for c in unknown:
+                worth = judge((c,))
+                stats["judged"] = stats.get("judged", 0) + 1
+                master.settle(c, rate_of(c), worth)
+                ratios.append(worth / max(rate_of(c),1e-9))
+            master.trust(sorted(ratios[-30:])[int(0.75 * (min(30,len(ratios)) - 1))])
+            if not go_on(turn): break
+        made[chosen] = judge(chosen)
+    stats["turns"] = turn
+    stats["ratio"] = master._ratio
+    return made
+
+
+def shuffled(nodes, region_of, rng):
+    by: dict[int, list] = {}
+    for n in nodes: by.setdefault(region_of[n.peer_id], []).append(n)
+    keys = sorted(by); rng.shuffle(keys)
+    out = []
+    for k in keys:
+        mine = by[k]; rng.shuffle(mine); out += mine
+    return tuple(out)
 
 
 def improved(
