@@ -70,6 +70,7 @@ class Judge:
         self._known: dict[Chain, _Judged] = {}
         self.master = Master()
         self.ratios = []
+        self.by_depth = {}
         self.margin = math.inf
         self.rates = RingRates(problem, service) if service is not None else None
         self._rate = {}
@@ -99,7 +100,11 @@ class Judge:
         found = self._rate.get(chain)
         if found is None:
             found = self._rate[chain] = self.rates(chain)
-        return found
+        return found * self.by_depth.get(self.kind(chain), 1.0)
+
+    @staticmethod
+    def kind(chain):
+        return len({a.start for a in chain})
 
     def known(self):
         return [(c, j.value) for c, j in self._known.items()]
@@ -136,6 +141,9 @@ class Judge:
         self._known[chain] = judged
         if service is not None and judged.value > 0:
             self.ratios.append(judged.value / max(1e-9, self.rate(chain)))
+            k = self.kind(chain)
+            mean = self.by_depth.get(k, 1.0)
+            self.by_depth[k] = mean * (judged.value / max(1e-9, self._rate[chain]) / mean) ** 0.3
             if len(self.ratios) % 8 == 0:
                 last = sorted(self.ratios[-64:])
                 self.margin = MARGIN * last[int(0.9 * (len(last) - 1))]
