@@ -23,6 +23,7 @@ from coordinator.plans.transition import (
     PERIODIC,
     Change,
     TransitionConfig,
+    carried_out,
     choose_plan,
     difference,
     left_out,
@@ -92,6 +93,16 @@ class CoordinatorConfig:
     transition: TransitionConfig = field(default_factory=TransitionConfig)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What decides on a plan beside the problem: the choice changes once those that have just moved
+    may move again, with those that are settled, and a while after a loss."""
+
+    moved_lately: frozenset[str]
+    settled: frozenset[str]
+    lost_lately: bool
+
+
 class Coordinator:
     """One peer's election, planning and following of plans."""
 
@@ -148,8 +159,15 @@ class Coordinator:
         self._poor = False
         self._shortage = ""
         """Why the layers cannot all be placed, as a follower without a plan sees it."""
-        self._solved: tuple[Problem, tuple[frozenset[str], frozenset[str]]] | None = None
-        """The last solved problem, and the peers that had just moved and that were settled then."""
+        self._solved: tuple[Problem, Standing] | None = None
+        """The last solved problem, and what else decided on its answer."""
+        self._planned: frozenset[str] | None = None
+        """The settled peers of the running plan, at the last look; None before this process saw or
+        made one."""
+        self._lost_s = -math.inf
+        """When a settled peer of a running plan was last seen to be gone, by this peer, whoever led
+        then; or when this process first saw a plan that it had not made: there may have been a loss
+        before."""
         plans.witness = self._liveness.answers
 
     async def run(self) -> None:
@@ -211,6 +229,7 @@ class Coordinator:
         silent = self._liveness.silent
         usable = usable_nodes(nodes, self._model, silent)
         self._watch(usable, nodes)
+        self._note_losses(usable)
         if not self.leads:
             self._change = None
             if self._plans.newest is None:
@@ -230,11 +249,14 @@ class Coordinator:
             self._config.transition,
             thorough=self._thorough and not self._more_settled(usable),
         )
+        running = self._running(usable)
+        if reason is None and _differ(running, self._plans.newest):
+            reason = "a coordinator before planned it"
         if reason not in {None, PERIODIC} and self._thorough:
             await self._stop_solving()
         if reason is not None and self._solving is None and self._now() >= self._retry_s:
-            problem = problem_of(self._model, usable, links, self._plans.newest)
-            if self._change is None and self._thorough and self._was_solved(problem, usable):
+            problem = problem_of(self._model, usable, links, running)
+            if reason == PERIODIC and self._thorough and self._was_solved(problem, usable):
                 self._planned_s = self._now()  # the answer would be about the same
                 return
             shortage = why_uncoverable(problem)
@@ -244,7 +266,10 @@ class Coordinator:
                 return
             self._considered = frozenset(usable)
             self._solving = asyncio.create_task(self._plan(problem, usable, reason))
-        elif self._now() - self._published_s >= self._republish_after_s:
+        elif (
+            not _differ(running, self._plans.newest)
+            and self._now() - self._published_s >= self._republish_after_s
+        ):
             await self._republish()
 
     @property
@@ -323,6 +348,38 @@ class Coordinator:
 
     # Planning
 
+    def _running(self, usable: dict[str, NodeRecord]) -> Plan | None:
+        """The plan that the next one begins from.
+
+        Of another's plan, and after a loss, that is what peers serve: another may have planned what
+        nobody carries out. Another's newcomers do not count in it; they are planned anew, with the
+        layers that they serve.
+        """
+        plan = self._plans.newest
+        if plan is None:
+            return None
+        if plan.coordinator != self._transport.peer_id:
+            counted = settled(usable, self._transport.now(), self._config.transition)
+            return carried_out(plan, usable, counted)
+        return carried_out(plan, usable) if difference(plan, usable)[1] else plan
+
+    def _note_losses(self, usable: dict[str, NodeRecord]) -> None:
+        """Note when settled peers of the running plan are gone, also while others lead."""
+        plan = self._plans.newest
+        if plan is None:
+            return
+        if self._planned is None:
+            self._lost_s = self._now()
+        given = {a.peer_id for a in plan.assignments} & usable.keys()
+        if self._planned is not None and self._planned - given:
+            self._lost_s = self._now()
+        known = settled(usable, self._transport.now(), self._config.transition)
+        self._planned = known & given
+
+    @property
+    def _lost_lately(self) -> bool:
+        return self._now() - self._lost_s < self._config.transition.move_every_s
+
     def _note_change(self, usable: dict[str, NodeRecord]) -> None:
         self._considered &= usable.keys()  # a peer that left and comes back has joined again
         joined, lost = map(frozenset, difference(self._plans.newest, usable))
@@ -348,7 +405,7 @@ class Coordinator:
         self._solving, self._change, self._retry_s = None, change, 0.0
 
     async def _plan(self, problem: Problem, usable: dict[str, NodeRecord], reason: str) -> None:
-        version, config, running = self._next_version(), self._config, self._plans.newest
+        version, config, running = self._next_version(), self._config, self._running(usable)
         self._thorough = reason == PERIODIC
         limit_s = config.thorough_solve_s if self._thorough else config.solve_s
         request = SolveRequest(
@@ -380,7 +437,7 @@ class Coordinator:
             logger.error("the solver found no plan that passes the checker")
         if best is None or not self.leads:
             return
-        running = self._plans.newest
+        running = self._running(usable)
         choice = choose_plan(
             running,
             best,
@@ -390,7 +447,10 @@ class Coordinator:
             self._transport.now(),
             answer.gain,
             tried=answer.tried,
+            lost_lately=self._lost_lately,
         )
+        if choice is None and _differ(running, self._plans.newest):
+            choice = kept or best, "as its peers carry it out"
         if choice is None and running is not None and not usable.keys().isdisjoint(running.silent):
             choice = running, "peers that were silent answer"
         if choice is not None:
@@ -414,13 +474,16 @@ class Coordinator:
 
     def _more_settled(self, usable: dict[str, NodeRecord]) -> bool:
         """Whether there are settled peers for whom the last solve moved nobody."""
-        return self._solved is not None and not self._standing(usable)[1] <= self._solved[1][1]
+        known = self._standing(usable).settled
+        return self._solved is not None and not known <= self._solved[1].settled
 
-    def _standing(self, usable: dict[str, NodeRecord]) -> tuple[frozenset[str], frozenset[str]]:
-        """Peers that have just moved, and those that are settled: the choice of a plan changes once
-        the former may move again, and with the latter."""
+    def _standing(self, usable: dict[str, NodeRecord]) -> Standing:
         now_s, config = self._transport.now(), self._config.transition
-        return moved_lately(usable, now_s, config), settled(usable, now_s, config)
+        return Standing(
+            moved_lately=moved_lately(usable, now_s, config),
+            settled=settled(usable, now_s, config),
+            lost_lately=self._lost_lately,
+        )
 
     def _next_version(self) -> PlanVersion:
         seen = max(self._leadership.highest, self._plans.version)
@@ -429,6 +492,7 @@ class Coordinator:
 
     async def _publish(self, plan: Plan, reason: str) -> None:
         head = await self._plans.add(plan)
+        self._planned = self._planned or frozenset()
         self._retry_s = 0.0
         self._said = ""
         self._on_event(
@@ -473,3 +537,10 @@ class Coordinator:
         if text != self._said:
             self._said = text
             self._on_event(event, **fields)
+
+
+def _differ(one: Plan | None, other: Plan | None) -> bool:
+    """Whether two plans give peers different layers."""
+    if one is None or other is None:
+        return one is not other
+    return set(one.assignments) != set(other.assignments)

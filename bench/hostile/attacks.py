@@ -34,6 +34,8 @@ ATTACKS: dict[str, Row] = {
     "idle_streams": Row(attack=strangers.idle_streams),
     "opens_in_anothers_name": Row(attack=strangers.opens_in_anothers_name),
     "plan_for_itself": Row(attack=members.plan_for_itself),
+    "plan_without_last_holders": Row(attack=members.plan_without_last_holders, seconds=PLANNED_S),
+    "says_it_is_far_faster": Row(attack=members.says_it_is_far_faster, seconds=PLANNED_S),
     "made_up_models": Row(attack=members.made_up_models),
     "dials_on_order": Row(attack=strangers.dials_on_order),
     "deaf_to_the_leader": Row(attack=members.deaf_to_the_leader, seconds=PLANNED_S),

@@ -35,6 +35,7 @@ from dht.messages.types import (
     SOURCE,
     Assignment,
     FlowEdge,
+    LayerTimes,
     Link,
     LinksRecord,
     NodeRecord,
@@ -46,8 +47,8 @@ from dht.messages.types import (
 from dht.records.directory import DEFAULT_NETWORK, RecordKind, record_key
 from dht.transport.interface import HOP_PROTOCOL, PLAN_PROTOCOL, SESSION_PROTOCOL, Transport
 
-FASTER = 1.4
-"""How much faster than the honest ones a liar says that it is."""
+FASTER, FAR_FASTER = 1.4, 50.0
+"""How much faster than the honest ones a liar says that it is; and one that wants everybody."""
 RENEW_S = 5.0
 TERMS_ON = 1000
 """How far beyond the newest plan's term a made-up plan's is."""
@@ -60,13 +61,21 @@ HUGE_BODY_BYTES = 64 << 20
 # What a liar says of itself
 
 
-def liar_of(like: NodeRecord, transport: Transport, **fields: Any) -> NodeRecord:
-    """A record such as an honest peer's, but for its author and ``fields``."""
+def liar_of(
+    like: NodeRecord, transport: Transport, times: float = FASTER, **fields: Any
+) -> NodeRecord:
+    """A record such as an honest peer's, ``times`` as fast, but for its author and ``fields``."""
+
+    def sooner(layer_times: LayerTimes) -> LayerTimes:
+        return tuple((rows, int(near / times), int(far / times)) for rows, near, far in layer_times)
+
     said = {
         "name": "liar",
         "peer_id": transport.peer_id,
         "addresses": transport.addresses,
-        "tokens_per_s": tuple(FASTER * rate for rate in like.tokens_per_s),
+        "tokens_per_s": tuple(times * rate for rate in like.tokens_per_s),
+        "decode_layer_ns": sooner(like.decode_layer_ns),
+        "prompt_layer_ns": sooner(like.prompt_layer_ns),
         "joined_unix_s": 0.0,
         "sessions": 0,
         "relays": False,
@@ -81,10 +90,12 @@ async def tell(target: Target, seen: Seen, record: NodeRecord | LinksRecord | Pl
     await seen.directory.publish(record)
 
 
-async def keep_serving(target: Target, transport: Transport, seen: Seen, like: NodeRecord) -> None:
+async def keep_serving(
+    target: Target, transport: Transport, seen: Seen, like: NodeRecord, times: float
+) -> None:
     """Announce layers until the attack ends: those that plans give, at first ``like``'s."""
     plans = PlanStore(transport, seen.directory)
-    record = liar_of(like, transport)
+    record = liar_of(like, transport, times)
 
     async def renew() -> None:
         nonlocal record
@@ -110,7 +121,11 @@ OnOpen = Callable[[CountedStream, SessionOpen], Awaitable[None]]
 
 
 async def lie_as_stage(
-    target: Target, make: Callable[[Transport], OnOpen], *, whole: bool = False
+    target: Target,
+    make: Callable[[Transport], OnOpen],
+    *,
+    whole: bool = False,
+    times: float = FASTER,
 ) -> Sent:
     """Announce a first stage's layers, or all; do with each session what ``make`` says."""
     transport = await target.enter(serves=True)
@@ -130,7 +145,7 @@ async def lie_as_stage(
     await target.serve(transport, SESSION_PROTOCOL, take)
     await target.serve(transport, HOP_PROTOCOL, take)
     await transport.serve(PLAN_PROTOCOL, lambda s: answer_pings(CountedStream(s, target.sent)))
-    await keep_serving(target, transport, seen, like)
+    await keep_serving(target, transport, seen, like, times)
     return target.sent
 
 
@@ -148,7 +163,14 @@ async def escapes_in_reasons(target: Target) -> Sent:
     return await refuse_all(target, RefusalCode.DRAINING, reason)
 
 
-async def refuse_all(target: Target, code: RefusalCode, reason: str) -> Sent:
+async def says_it_is_far_faster(target: Target) -> Sent:
+    """A holder of all layers that says it is fifty times as fast, and takes no session."""
+    return await refuse_all(target, RefusalCode.DRAINING, "not now", times=FAR_FASTER)
+
+
+async def refuse_all(
+    target: Target, code: RefusalCode, reason: str, *, times: float = FASTER
+) -> Sent:
     def make(transport: Transport) -> OnOpen:
         async def refuse(stream: CountedStream, open_: SessionOpen) -> None:
             said = SessionRefused(
@@ -163,7 +185,7 @@ async def refuse_all(target: Target, code: RefusalCode, reason: str) -> Sent:
 
         return refuse
 
-    return await lie_as_stage(target, make, whole=True)
+    return await lie_as_stage(target, make, whole=True, times=times)
 
 
 async def passed_on(
@@ -303,6 +325,36 @@ async def plan_for_itself(target: Target) -> Sent:
         return replace(plan, assignments=whole, edges=edges, **said)
 
     return await publish(target, change, tokens_per_s=(ITS_RATE,) * LAYERS)
+
+
+async def plan_without_last_holders(target: Target) -> Sent:
+    """A plan that has holders of the first layers load the last ones, and itself in their place.
+
+    Whoever holds the last layers now is left out of it, as silent.
+    """
+
+    def change(plan: Plan, me: str) -> Plan:
+        layers, rate = plan.model.layers, 1.0
+        first = [each for each in plan.assignments if each.start == 0]
+        mid = layers - min(each.end - each.start for each in first)
+        moved = [Assignment(peer_id=each.peer_id, start=mid, end=layers) for each in first]
+        edges = [FlowEdge(tail=SOURCE, head=me, tokens_per_s=rate * len(moved))]
+        for each in moved:
+            edges += [
+                FlowEdge(tail=me, head=each.peer_id, tokens_per_s=rate),
+                FlowEdge(tail=each.peer_id, head=SINK, tokens_per_s=rate),
+            ]
+        return replace(
+            plan,
+            assignments=(Assignment(peer_id=me, start=0, end=mid), *moved),
+            edges=tuple(edges),
+            flow_tokens_per_s=rate * len(moved),
+            estimate_tokens_per_s=None,
+            waves=(tuple(each.peer_id for each in moved),),
+            silent=tuple(each.peer_id for each in plan.assignments if each.start > 0),
+        )
+
+    return await publish(target, change)
 
 
 async def huge_plan_body(target: Target) -> Sent:

@@ -10,12 +10,19 @@ from dataclasses import replace
 
 from client.pages.clean import name_in
 from client.view.avoidance import Avoidance
+from client.view.belief import believed
 from client.view.blame import Blame
 from client.view.prefixes import PrefixMemory
 from coordinator.problem.model_pin import ModelPin, allowed_models
 from coordinator.routing.affinity import KnownPrefix, Route, again
 from coordinator.routing.balance import load_of, round_trips, swapped
-from coordinator.routing.quickest import LatePeers, OwnSessions, RingTimes, quicker
+from coordinator.routing.quickest import (
+    LATE_TIMES,
+    LatePeers,
+    OwnSessions,
+    RingTimes,
+    quicker,
+)
 from coordinator.routing.routes import (
     FollowedRouter,
     NoRoute,
@@ -37,6 +44,11 @@ from dht.records.directory import LIFETIME_S, RecordKind
 BUSY_MOST_S = 8.0
 """A peer without room is asked again after this long at the latest, whatever it expects."""
 MISLED_MAX = 256
+ON_TIME_MAX = 1024
+"""Maximum peers that are remembered as having been on time."""
+BELIEVED_TIMES = 1.5
+"""Maximum ratio of the speed that a peer counts with to that of the fastest peer that is known
+here: enough that a faster one gets more turns and shows it, too little to draw all who are new."""
 TROUBLE_S = LIFETIME_S[RecordKind.NODES]
 """Time after a failure for which a client pings all that serve."""
 NOBODY = NoRoute(reason="nobody announces this model")
@@ -69,7 +81,7 @@ class SwarmView:
         self._busy_s = busy_s
         self._stale_s = stale_s
         self._is_silent = is_silent
-        self._router = FollowedRouter(identity, lambda record: load_of(record).freeness)
+        self._router = FollowedRouter(identity, self._freeness_of, self._credit_of)
         self.nodes: Mapping[str, NodeRecord] = {}
         """The peers' newest announcements by peer id."""
         self.pin = pin
@@ -83,6 +95,9 @@ class SwarmView:
         """This client's sessions, which peers announce late."""
         self._rtt_s: Mapping[frozenset[str], float] = {}
         self._late = LatePeers()
+        self._on_time: dict[str, None] = {}
+        """Peers over which tokens came as soon as announced."""
+        self._believed: tuple[frozenset[str], dict[str, NodeRecord]] | None = None
         self._blame = Blame()
         self._failed_s = -math.inf
         """When a peer failed or could not be reached last."""
@@ -101,6 +116,7 @@ class SwarmView:
     def take_nodes(self, nodes: Mapping[str, NodeRecord]) -> None:
         """Replace the records by newer ones."""
         self.nodes = nodes
+        self._believed = None
         self.own.take_nodes(nodes)
         self.models = allowed_models(nodes, self.pin)
         self.spec = self.models[0] if len(self.models) == 1 else None
@@ -157,6 +173,8 @@ class SwarmView:
             if isinstance(turn, NoRoute):
                 return turn
             late = self._late.at(now_s)
+            if self.pin.named:  # whom nobody here knows yet gets its turns alone
+                late |= usable.keys() - self._known
             times = RingTimes(usable, self.own.beside(), self._rtt_s)
             return quicker(turn, times, lambda among: self._router.quickest(among, spec), late)
 
@@ -195,9 +213,53 @@ class SwarmView:
     def took(self, route: Route, expected_s: float, token_s: float, now_s: float) -> None:
         """Compare a token's measured time over ``route`` with what was expected when it was taken:
         a peer may announce something else since."""
-        if expected_s < math.inf:
-            peers = (stage.peer_id for stage in route)
-            self._late.took(peers, expected_s, token_s, now_s)
+        if expected_s == math.inf:
+            return
+        peers = tuple(stage.peer_id for stage in route)
+        self._late.took(peers, expected_s, token_s, now_s)
+        if token_s <= LATE_TIMES * expected_s:
+            for peer_id in peers:
+                self._on_time.pop(peer_id, None)
+                self._on_time[peer_id] = None
+            while len(self._on_time) > ON_TIME_MAX:
+                del self._on_time[next(iter(self._on_time))]
+
+    @property
+    def _known(self) -> frozenset[str]:
+        """Peers whose speed counts as announced: those that the owner named, and those that were on
+        time."""
+        return frozenset(self.pin.named) | self._on_time.keys()
+
+    def _as_believed(self) -> Mapping[str, NodeRecord]:
+        """The peers that serve the model, no faster than this client has reason to believe."""
+        known = self._known
+        if self._believed is None or self._believed[0] != known:
+            same = {
+                peer_id: record
+                for peer_id, record in self.nodes.items()
+                if self.spec is not None and record.model.serves_with(self.spec)
+            }
+            # Who named nobody has only the peers' word, and takes it.
+            held = believed(same, known, BELIEVED_TIMES) if self.pin.named else same
+            self._believed = known, held
+        return self._believed[1]
+
+    def _freeness_of(self, record: NodeRecord) -> float:
+        """How free a peer is; one that is not known here is no freer than the freest that is."""
+        free = load_of(record).freeness
+        known = self._known
+        if not self.pin.named or record.peer_id in known:
+            return free
+        others = (load_of(self.nodes[p]).freeness for p in known if p in self.nodes)
+        return min(free, max(others, default=math.inf))
+
+    def _credit_of(self, record: NodeRecord) -> float:
+        """The part that is believed of the rates that the peer of ``record``, as it is believed,
+        announces."""
+        told = self.nodes.get(record.peer_id)
+        if told is None or not told.tokens_per_s or told.tokens_per_s[0] <= 0:
+            return 1.0
+        return record.tokens_per_s[0] / told.tokens_per_s[0]
 
     def swap(
         self, mend: Route, leaving: str, to: str, kv_tokens: int, now_s: float
@@ -319,7 +381,7 @@ class SwarmView:
         """Peers that serve the model and are not avoided (see :meth:`Avoidance.avoids`)."""
         return {
             peer_id: record
-            for peer_id, record in self.nodes.items()
+            for peer_id, record in self._as_believed().items()
             if record.state is NodeState.SERVING
             and record.model.serves_with(spec)
             and not self.avoidance.avoids(

@@ -54,6 +54,7 @@ class Leadership:
         self._rules = rules
         self._on_event = on_event
         self.election = Election(peer_id=transport.peer_id)
+        plans.elected = True
         self.highest = NO_VERSION
         """The highest believable plan version of any peer."""
         self.successors: list[str] = []

@@ -151,6 +151,18 @@ async def ask_ping(transport: Transport, peer_id: str, addresses: tuple[str, ...
     _check_pong(await _ask(transport, peer_id, addresses, Ping(nonce=1)))
 
 
+async def answers_ping(
+    transport: Transport, peer_id: str, addresses: tuple[str, ...], limit_s: float = ANSWER_S
+) -> bool:
+    """Whether ``peer_id`` answers one ping within ``limit_s``."""
+    try:
+        async with asyncio.timeout(limit_s):
+            await ask_ping(transport, peer_id, addresses)
+    except (NetworkError, PeerError, TimeoutError):
+        return False
+    return True
+
+
 def _check_pong(answer: object) -> None:
     if not isinstance(answer, Pong):
         raise codec.MalformedError("a ping was answered with something else")

@@ -1,7 +1,8 @@
 """Decides what this peer must wait for before it gives up its layers for others. Pure.
 
 The plan's waves order the moves, and each peer still checks the records itself before it gives up
-layers: a coordinator that is wrong or hostile cannot make a layer's last holder drop it quickly.
+layers: a coordinator that is wrong or hostile cannot make a layer's last holder drop it. This has
+no exception for emergencies, which a hostile plan could feign.
 """
 
 import math
@@ -20,7 +21,8 @@ class WaitFor(StrEnum):
     REST = "rest"
     """The peer has moved lately, and no layer is without a holder."""
     HOLDER = "holder"
-    """Nobody else who stays meanwhile has shown to hold some layers that this peer serves."""
+    """Nobody else who stays meanwhile has shown to hold some layers that this peer gives up, or, as
+    long as every layer has a holder, that it will hold again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,40 +60,57 @@ def why_wait(
     mine: NodeRecord,
     nodes: Mapping[str, NodeRecord],
     proven: Collection[str],
+    answering: Collection[str],
     now_unix_s: float,
     config: MoveWaitConfig,
 ) -> tuple[MoveWait, ...]:
     """What the peer of record ``mine`` must wait for before it follows ``plan``; (): nothing.
 
-    ``nodes`` are the records; peers that the plan leaves out do not count as holders, since they
-    may be dead. ``proven`` are those of :func:`other_holders` that have shown their layers: there
-    must be one for each layer that the peer gives up, and for each that it will hold again and
-    others announce, too; the only holder must leave such a layer for a moment. While some layer has
-    no holder nobody waits: the model cannot be served anyway, and all peers load at the same time.
-    Peers of earlier waves without a record are not waited for.
+    ``nodes`` are the records. ``proven`` are those of :func:`other_holders` that have shown their
+    layers: there must be one for each layer that the peer gives up, whatever else is so. As long as
+    every layer has a holder, there must also be one for each layer that the peer will hold again
+    and other planned peers announce; the only holder must leave such a layer for a moment.
+
+    ``answering`` are those of :func:`serving_beside`, planned or not, that answer this peer: a plan
+    says nothing of who serves. While they leave some layer without a holder, the model cannot be
+    served, so nobody waits for its turn or rests. Peers of earlier waves without a record are not
+    waited for.
     """
     target = plan.assignment_of(mine.peer_id)
     if target is None or mine.state is not NodeState.SERVING:
         return ()
-    covered = layers_of(_announced(plan, mine, nodes, NodeState.SERVING))
-    if not set(range(plan.model.layers)) - set(range(mine.start, mine.end)) <= covered:
-        return ()
+    held = frozenset(range(mine.start, mine.end))
+    beside = serving_beside(mine, nodes)
+    whole = covers(plan, mine, (r for r in beside if r.peer_id in answering))
     waits = []
     behind = _not_yet_there(plan, mine.peer_id, nodes)
-    if behind:
+    if whole and behind:
         waits.append(MoveWait(what=WaitFor.EARLIER_WAVES, text=f"{behind[0]} moves first"))
     since_s = abs(now_unix_s - mine.moved_unix_s)
-    if since_s < config.rest_s:
+    if whole and since_s < config.rest_s:
         waits.append(MoveWait(what=WaitFor.REST, text=f"it moved {since_s:.0f} s ago"))
     shown = layers_of(r for r in other_holders(plan, mine, nodes) if r.peer_id in proven)
-    # It serves none of its layers while it loads: not those either that it will hold again.
-    others = layers_of(_announced(plan, mine, nodes, NodeState.SERVING, NodeState.LOADING))
-    needed = given_up(plan, mine) | (others & set(range(mine.start, mine.end)))
+    needed = given_up(plan, mine)
+    if whole:
+        # It serves none of its layers while it loads: not those either that it will hold again.
+        announced = _announced(mine, nodes, NodeState.SERVING, NodeState.LOADING)
+        needed |= held & layers_of(r for r in announced if r.peer_id in _wanted(plan))
     alone = sorted(needed - shown)
     if alone:
         text = f"nobody else has shown to hold layer {alone[0]}"
         waits.append(MoveWait(what=WaitFor.HOLDER, text=text))
     return tuple(waits)
+
+
+def serving_beside(mine: NodeRecord, nodes: Mapping[str, NodeRecord]) -> tuple[NodeRecord, ...]:
+    """The other peers that announce to serve layers of the model of ``mine``'s peer."""
+    return tuple(_announced(mine, nodes, NodeState.SERVING))
+
+
+def covers(plan: Plan, mine: NodeRecord, others: Iterable[NodeRecord]) -> bool:
+    """Whether ``mine``'s peer and ``others`` together hold every layer of ``plan``'s model."""
+    every = frozenset(range(plan.model.layers))
+    return every - set(range(mine.start, mine.end)) <= layers_of(others)
 
 
 def given_up(plan: Plan, mine: NodeRecord) -> frozenset[int]:
@@ -105,16 +124,23 @@ def given_up(plan: Plan, mine: NodeRecord) -> frozenset[int]:
 def other_holders(
     plan: Plan, mine: NodeRecord, nodes: Mapping[str, NodeRecord]
 ) -> tuple[NodeRecord, ...]:
-    """Planned peers that serve some layers of ``mine``'s peer while it moves: they stay, or move
-    after it, since two that counted on each other could go at once."""
+    """Peers that serve some layers of ``mine``'s peer while it moves: they stay, or move after it,
+    since two that counted on each other could go at once.
+
+    Peers that follow a later plan may be leaving by that. Those without layers in this one stay
+    where they follow it.
+    """
     wanted = _wanted(plan)
     wave_of = {p: index for index, wave in reversed([*enumerate(plan.waves)]) for p in wave}
     turn = wave_of.get(mine.peer_id, 0), mine.peer_id
-    staying = (
-        record
-        for record in _announced(plan, mine, nodes, NodeState.SERVING)
-        if _is_there(record, wanted) or (wave_of.get(record.peer_id, 0), record.peer_id) > turn
-    )
+
+    def stays(record: NodeRecord) -> bool:
+        if record.peer_id not in wanted:
+            return record.plan_version == plan.version
+        later = (wave_of.get(record.peer_id, 0), record.peer_id) > turn
+        return record.plan_version <= plan.version and (_is_there(record, wanted) or later)
+
+    staying = (record for record in serving_beside(mine, nodes) if stays(record))
     return with_layers(staying, range(mine.start, mine.end))
 
 
@@ -130,12 +156,12 @@ def _is_there(record: NodeRecord, wanted: Mapping[str, tuple[int, int]]) -> bool
 
 
 def _announced(
-    plan: Plan, mine: NodeRecord, nodes: Mapping[str, NodeRecord], *states: NodeState
+    mine: NodeRecord, nodes: Mapping[str, NodeRecord], *states: NodeState
 ) -> Iterator[NodeRecord]:
-    """The records of other planned peers in these states."""
-    planned = {a.peer_id for a in plan.assignments} - {mine.peer_id}
+    """The records of other peers of the same model in these states."""
     for peer_id, record in nodes.items():
-        if peer_id in planned and record.state in states:
+        same = peer_id != mine.peer_id and record.model.serves_with(mine.model)
+        if same and record.state in states:
             yield record
 
 

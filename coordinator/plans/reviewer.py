@@ -4,16 +4,14 @@ import asyncio
 import random
 from collections.abc import Iterable
 
-from coordinator.failure.liveness import ask_ping
+from coordinator.failure.liveness import answers_ping
 from coordinator.plans.review import KNOWN_FOR_S, Opinion, Verdict, review
-from dht.errors import NetworkError, PeerError
 from dht.messages.types import NodeRecord, NodeState, Plan
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
 
 PINGED_MAX = 16
 """Maximum peers that one review pings: peers that a plan leaves out may be dead."""
-PING_S = 3.0
 
 
 class Reviewer:
@@ -74,12 +72,7 @@ class Reviewer:
         )
 
     async def _answers(self, record: NodeRecord) -> bool:
-        try:
-            async with asyncio.timeout(PING_S):
-                await ask_ping(self._transport, record.peer_id, record.addresses)
-        except (NetworkError, PeerError, TimeoutError):
-            return False
-        return True
+        return await answers_ping(self._transport, record.peer_id, record.addresses)
 
 
 def _left_out(plan: Plan, nodes: dict[str, NodeRecord], me: str) -> list[NodeRecord]:

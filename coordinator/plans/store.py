@@ -46,6 +46,7 @@ WANTING_S: dict[Opinion, float] = {
 """Minimum time, by opinion, for which an author's plans must be found wanting, in ``LOOKS_MAX``
 reviews or more, before one is refused for good: records may lag."""
 REFUSED_MAX = 256
+"""Maximum heads that are remembered as refused."""
 
 
 Review = Callable[[Plan, Plan | None], Awaitable[Verdict]]
@@ -90,8 +91,9 @@ class PlanStore:
     """The newest plan this peer has seen and checked. Any peer may ask it for bodies.
 
     ``review`` judges plans of a right shape before they are adopted; without it they are adopted
-    without a review. ``model`` is the model that plans must be for, where it is
-    known here. ``coordinators`` are the only peers whose plans count; empty: everybody's count.
+    without a review. ``model`` is the model that plans must be for, where it is known here.
+    ``coordinators`` are the only peers whose plans count; empty: everybody's may. Of these, once
+    there is an election here, those count that hold the lease or made the running plan.
     """
 
     def __init__(
@@ -111,11 +113,16 @@ class PlanStore:
         self._wanting: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self.trust = Trust()
         self.leader: str | None = None
-        """The peer whose head is followed first."""
+        """The elected peer, as the election here sees it; set beside ``elected``."""
+        self.elected = False
+        """Whether there is an election here, so that nobody but ``leader`` and the author of the
+        running plan makes plans. Without one, as at an observer, everybody does."""
         self.witness: Callable[[str], bool | None] = lambda peer_id: None
         """Whether a peer answers this one, for other peers that ask; None: unknown."""
         self._bodies: OrderedDict[str, bytes] = OrderedDict()
         self._refused: OrderedDict[str, None] = OrderedDict()
+        self._unelected: OrderedDict[str, None] = OrderedDict()
+        """Heads whose authors did not coordinate when they were seen."""
         self._retry: dict[str, tuple[float, float]] = {}
         self._changed = asyncio.Condition()
         self.newest: Plan | None = None
@@ -175,8 +182,8 @@ class PlanStore:
             for head in heads.values()
             if head.version > self.version
             and plausible(head.version, self._transport.now())
-            and (not self._coordinators or head.peer_id in self._coordinators)
             and head.peer_id not in distrusted
+            and self._may_plan(head)
         ]
         self._retry = {
             head.sha256: self._retry[head.sha256] for head in newer if head.sha256 in self._retry
@@ -194,6 +201,23 @@ class PlanStore:
                 return
             _, pause_s = self._retry.get(head.sha256, (0.0, RETRY_S))
             self._retry[head.sha256] = (loop.time() + pause_s, min(RETRY_MAX_S, 2 * pause_s))
+
+    def _may_plan(self, head: PlanHead) -> bool:
+        """Whether plans of this head's author count here: anybody can publish a head.
+
+        One that does not count now may later, once its author is elected; it is counted once.
+        """
+        author = head.peer_id
+        if self._coordinators and author not in self._coordinators:
+            return False
+        running = None if self.newest is None else self.newest.coordinator
+        if not self.elected or author in {self.leader, running, self._transport.peer_id}:
+            return True
+        if head.sha256 not in self._unelected:
+            self.counters["refused"] += 1
+            logger.info("plan %s of %s, who does not coordinate", head.version, author)
+        _remember(self._unelected, head.sha256)
+        return False
 
     async def _by_promise(self, heads: list[PlanHead]) -> list[PlanHead]:
         """The heads in order: the leader's, then those that most peers adopted, then the newest."""
@@ -270,9 +294,7 @@ class PlanStore:
     def _refuse(self, head: PlanHead, reason: str, *, strikes: int) -> None:
         """Never ask for this plan again, and hold it against its author."""
         self.counters["refused"] += 1
-        self._refused[head.sha256] = None
-        while len(self._refused) > REFUSED_MAX:
-            self._refused.popitem(last=False)
+        _remember(self._refused, head.sha256)
         if strikes and head.peer_id != self._transport.peer_id:
             now_s = asyncio.get_running_loop().time()
             self.trust.strike(head.peer_id, now_s, times=strikes)
@@ -296,3 +318,10 @@ class PlanStore:
             if self.newest is None:
                 raise RuntimeError("a version without a plan")
             return self.newest
+
+
+def _remember(seen: OrderedDict[str, None], sha256: str) -> None:
+    """Add a head's hash; the oldest of more than ``REFUSED_MAX`` is forgotten."""
+    seen[sha256] = None
+    while len(seen) > REFUSED_MAX:
+        seen.popitem(last=False)

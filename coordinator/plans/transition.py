@@ -1,6 +1,6 @@
 """Decides when to plan again and whether a new plan is worth its moves. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.plans.waves import can_be_reached, keepers, waves
@@ -44,7 +44,9 @@ class TransitionConfig:
     tried_gain_min: float = 1.05
     """The same where simulated runs show it: they err less than the estimate."""
     move_every_s: float = 300.0
-    """Minimum time between two moves of a peer, unless layers have no holder."""
+    """Minimum time between two moves of a peer, unless layers have no holder; and time after a loss
+    for which nobody moves while every layer has ``HOLDERS_WANTED``: who leaves often comes back,
+    and another often leaves next, as where an owner restarts machines in turn."""
     loss_max: float = 0.98
     """Minimum share of the kept plan's throughput of one that is chosen for its replicas."""
 
@@ -158,6 +160,27 @@ def replication(assignments: Sequence[Assignment], layers: int) -> int:
     return min(holders)
 
 
+def carried_out(
+    plan: Plan, usable: Mapping[str, NodeRecord], counted: Collection[str] | None = None
+) -> Plan:
+    """``plan`` as its peers carry it out: those that serve other layers, because they wait for
+    their turn or for a holder, with these.
+
+    Peers that are gone stay in it, so that their loss is seen; of those in ``usable``, only those
+    in ``counted`` do (None: all).
+    """
+    assignments = []
+    for a in plan.assignments:
+        record = usable.get(a.peer_id)
+        if record is not None and counted is not None and a.peer_id not in counted:
+            continue
+        if record is not None and record.state is NodeState.SERVING and record.start < record.end:
+            assignments.append(replace(a, start=record.start, end=record.end))
+        else:
+            assignments.append(a)
+    return replace(plan, assignments=tuple(assignments))
+
+
 def moved(old: Sequence[Assignment], new: Sequence[Assignment]) -> frozenset[str]:
     """Peers whose span in ``new`` differs from their span in ``old``."""
     before = {a.peer_id: (a.start, a.end) for a in old}
@@ -230,6 +253,7 @@ def choose_plan(
     gain: float | None = None,
     *,
     tried: bool = False,
+    lost_lately: bool = False,
 ) -> tuple[Plan, str] | None:
     """The plan to run next and the reason; None: stay with ``old``.
 
@@ -237,15 +261,20 @@ def choose_plan(
     where there is no such plan. Plans are compared by what they would serve: by ``gain``, which is
     ``best``'s tokens/s as a multiple of ``kept``'s, in a simulated run if ``tried``, or else by the
     estimates. ``best`` is worth its moves if it serves 10% more (5% where that was tried), or about
-    as much with a second holder of every layer, or with replicas that were lost, and, where
-    ``kept`` moves nobody, if it moves no peer that has just moved and none has to wait for ever.
+    as much with a second holder of every layer, or with replicas that were lost; if none of its
+    peers has to wait for ever, or ``kept`` has such, too; and, where ``kept`` moves nobody, if it
+    moves no peer that has just moved.
     Otherwise ``kept`` is chosen, also when a peer left: one death must not make all survivors fetch
-    their weights again. Holders are counted among :func:`settled` peers.
+    their weights again. Where a settled peer was ``lost_lately``, nobody moves as long as every
+    layer has two holders: another may leave next. Holders are counted among :func:`settled` peers.
     """
-    plan, gains = _chosen(old, best, kept, usable, cfg, now_unix_s, gain, tried=tried)
+    joined, lost = difference(old, usable)
+    rests = lost_lately or bool(lost)
+    plan, gains = _chosen(
+        old, best, kept, usable, cfg, now_unix_s, gain, tried=tried, lost_lately=rests
+    )
     if old is None:
         return plan, "there was no plan"
-    joined, lost = difference(old, usable)
     if lost:
         return plan, f"{len(lost)} peer{'s' if len(lost) > 1 else ''} left"
     now = {(a.peer_id, a.start, a.end) for a in old.assignments}
@@ -269,6 +298,7 @@ def _chosen(
     gain: float | None,
     *,
     tried: bool,
+    lost_lately: bool,
 ) -> tuple[Plan, str]:
     """The plan that is worth its moves, and its gain in words ("": nobody moves)."""
     if kept is None:
@@ -278,16 +308,21 @@ def _chosen(
     stays = not moved(held, kept.assignments)  # otherwise reviewers would find it too poor
     if stays and movers & moved_lately(usable, now_unix_s, cfg):
         return kept, ""
-    if stays and not can_be_reached(_serving(usable), best.assignments):
-        return kept, ""
-    gain = _gain(best, kept) if gain is None else gain
-    if gain >= (cfg.tried_gain_min if tried else cfg.gain_min):
-        return best, _times(gain) if movers else ""
+    serving = _serving(usable)
+    if not can_be_reached(serving, best.assignments) and (
+        stays or can_be_reached(serving, kept.assignments)
+    ):
+        return kept, ""  # nobody gives up layers that no other holds, whatever else is lost
     stay = settled(usable, now_unix_s, cfg)
     have, will = (
         replication([a for a in plan.assignments if a.peer_id in stay], best.model.layers)
         for plan in (kept, best)
     )
+    if stays and lost_lately and have >= HOLDERS_WANTED:
+        return kept, ""
+    gain = _gain(best, kept) if gain is None else gain
+    if gain >= (cfg.tried_gain_min if tried else cfg.gain_min):
+        return best, _times(gain) if movers else ""
     wanted = max(HOLDERS_WANTED, replication(held, best.model.layers))
     if have < min(wanted, will) and gain >= cfg.loss_max:
         return best, f"{will} holders of every layer, not {have}"

@@ -38,6 +38,15 @@ from dht.messages.types import (
 
 Name = TypeVar("Name", str, int, PlanVersion)
 Freeness = Callable[[NodeRecord], float]
+Credit = Callable[[NodeRecord], float]
+"""The part of what a peer announces that it can do that is believed, in ``(0, 1]``."""
+
+
+def all_of_it(record: NodeRecord) -> float:
+    """The credit of one whose word is taken."""
+    del record
+    return 1.0
+
 
 GOLDEN_SECTION = (5**0.5 - 1) / 2
 """Part of the circle between two turns of a wheel: no other spreads any number of turns better."""
@@ -128,11 +137,19 @@ def begin_of(identity: str, *names: str) -> float:
 class Router:
     """Draws routes over one plan. Its wheels go on turning from draw to draw."""
 
-    def __init__(self, plan: Plan, identity: str = "", freeness: Freeness | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        identity: str = "",
+        freeness: Freeness | None = None,
+        credit: Credit = all_of_it,
+    ) -> None:
         """``identity`` is whose routes these are: it decides where the wheels begin. ``freeness``
-        tells how free a peer is by its record; without it, all are alike."""
+        tells how free a peer is by its record; without it, all are alike. By ``credit``, peers get
+        fewer turns than the plan's flow, which follows what they announced, has for them."""
         self.plan = plan
         self._freeness = freeness
+        self._credit = credit
         weights: dict[str, dict[str, float]] = {}
         into: dict[str, float] = {}
         for edge in plan.edges:
@@ -192,7 +209,7 @@ class Router:
         for name, weight in self._weights.get(vertex, {}).items():
             record = usable.get(name)
             if record is not None and record.holds(layer, self._ends.get(name, 0)):
-                able[name] = weight
+                able[name] = weight * self._credit(record)
         told = self._freeness
         freeness = None if told is None else lambda name: told(usable[name])
         for name in self._wheel(vertex).order(able, freeness):
@@ -213,10 +230,16 @@ class FollowedRouter:
     takes no more from the others than its followers could by announcing the same without it.
     """
 
-    def __init__(self, identity: str = "", freeness: Freeness | None = None) -> None:
+    def __init__(
+        self,
+        identity: str = "",
+        freeness: Freeness | None = None,
+        credit: Credit = all_of_it,
+    ) -> None:
         """``identity`` is whose routes these are; see :class:`Router`."""
         self._identity = identity
         self._freeness = freeness
+        self._credit = credit
         self._routers: dict[PlanVersion, Router] = {}
         self._shares: Wheel[PlanVersion] = Wheel(begin_of(identity))
 
@@ -226,7 +249,7 @@ class FollowedRouter:
         self._routers = {
             version: known[version]
             if version in known and known[version].plan is plan
-            else Router(plan, self._identity, self._freeness)
+            else Router(plan, self._identity, self._freeness, self._credit)
             for version, plan in plans.items()
         }
 

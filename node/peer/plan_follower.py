@@ -6,13 +6,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from coordinator.failure.liveness import answers_ping
 from coordinator.heuristics.uncoordinated import span_to_take
 from coordinator.plans.move_waits import (
     MoveWait,
     MoveWaitConfig,
     WaitFor,
+    covers,
     layers_of,
     other_holders,
+    serving_beside,
     why_wait,
     with_layers,
 )
@@ -57,6 +60,8 @@ class FollowConfig:
     """Time without a coordinator after which a peer without layers takes some by itself."""
     waits: MoveWaitConfig = field(default_factory=MoveWaitConfig)
     """How long a peer waits for others before it gives up layers."""
+    asked_max: int = 16
+    """Maximum pings of one look at who holds the other layers: records may be made up."""
     pinned: Assignment | None = None
     """Layers that this peer serves whatever the plan says."""
 
@@ -294,7 +299,40 @@ class PlanFollower:
         mine = self._announcer.record
         held = range(mine.start, mine.end)
         proven = await self._checker.proven(other_holders(plan, mine, nodes), held, held)
-        return why_wait(plan, mine, nodes, proven, self._transport.now(), self._config.waits)
+        answering = await self._answering(plan, mine, nodes)
+        now_s = self._transport.now()
+        return why_wait(plan, mine, nodes, proven, answering, now_s, self._config.waits)
+
+    async def _answering(
+        self, plan: Plan, mine: NodeRecord, nodes: dict[str, NodeRecord]
+    ) -> frozenset[str]:
+        """Peers that answer this one, of those that announce layers.
+
+        As few are asked as cover all layers, ``asked_max`` at most, those of the plan first.
+        """
+        left = sorted(
+            serving_beside(mine, nodes),
+            key=lambda r: (plan.assignment_of(r.peer_id) is None, r.peer_id),
+        )
+        found: list[NodeRecord] = []
+        asked = 0
+        while left and asked < self._config.asked_max and not covers(plan, mine, found):
+            asking: list[NodeRecord] = []
+            seen = set(layers_of(found))
+            for record in left:
+                new = set(range(record.start, record.end)) - seen
+                if new and len(asking) < self._config.asked_max - asked:
+                    asking.append(record)
+                    seen |= new
+            if not asking:
+                break
+            answers = await asyncio.gather(
+                *(answers_ping(self._transport, r.peer_id, r.addresses) for r in asking)
+            )
+            found += [record for record, there in zip(asking, answers, strict=True) if there]
+            asked += len(asking)
+            left = [record for record in left if record not in asking]
+        return frozenset(record.peer_id for record in found)
 
     async def is_spare(self) -> bool:
         """Whether others have shown that they hold all layers that this peer serves.

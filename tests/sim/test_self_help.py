@@ -23,6 +23,7 @@ from coordinator.plans.store import PlanStore
 from coordinator.plans.transition import replication
 from coordinator.runtime import Coordinator, CoordinatorConfig
 from dht.errors import MachineError, UserError
+from dht.identity.peer_id import Identity
 from dht.messages.types import SINK, SOURCE, Assignment, DeviceSpec, FlowEdge, NodeRecord, NodeState
 from dht.records.directory import Directory
 from dht.supervision import Supervisor
@@ -81,9 +82,11 @@ class LoadingEngine(PaperEngine):
         self.serving = False
 
 
-def record_of(transport: MemoryTransport, layers: int, rate: float) -> NodeRecord:
+def record_of(
+    transport: MemoryTransport, layers: int, rate: float, fall: float = 1.0
+) -> NodeRecord:
     """The record of a peer that waits, with memory for this number of layers and one end of the
-    model."""
+    model; its rate falls with the number of layers to the power of ``fall``."""
     return NodeRecord(
         peer_id=transport.peer_id,
         name="paper",
@@ -92,7 +95,7 @@ def record_of(transport: MemoryTransport, layers: int, rate: float) -> NodeRecor
         model=SPEC,
         memory_bytes=layers * LAYER_BYTES + 1,
         kv_tokens_min=KV_TOKENS_MIN,
-        tokens_per_s=tuple(rate / j for j in range(1, LAYERS + 1)),
+        tokens_per_s=tuple(rate / j**fall for j in range(1, LAYERS + 1)),
         state=NodeState.WAITING,
         joined_unix_s=transport.now(),
     )
@@ -108,6 +111,8 @@ class Living:
     engine: LoadingEngine
     out: io.StringIO
     parts: Supervisor
+    events: list[tuple[float, str, dict[str, Any]]]
+    """What its coordinator reported, and when by the event loop's clock."""
     task: "asyncio.Task[None]" = field(init=False)
 
     def start(self) -> None:
@@ -119,12 +124,14 @@ class Living:
 
 
 class World:
-    """Peers that come and go; only ``leader`` may coordinate."""
+    """Peers that come and go; only ``leader`` may coordinate, or anybody."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, anybody_leads: bool = False, fall: float = 1.0) -> None:
         self.network = MemoryNetwork(random.Random(seed))
         self.peers: list[Living] = []
         self.leader = ""
+        self.anybody_leads = anybody_leads
+        self.fall = fall
 
     def join(
         self,
@@ -132,12 +139,13 @@ class World:
         rate: float = 100.0,
         machine: LooksAtMachine | None = None,
         traffic: LentTraffic | None = None,
+        identity: Identity | None = None,
     ) -> Living:
         """A peer with memory for this number of layers and one end of the model.
 
-        With ``machine``, it makes way for other work there.
+        With ``machine``, it makes way for other work there; with ``identity``, it comes back.
         """
-        transport = self.network.transport()
+        transport = self.network.transport(identity)
         self.leader = self.leader or transport.peer_id
         directory = Directory(transport, NETWORK, SPEC.key)
         plans = PlanStore(transport, directory, model=SPEC)
@@ -152,8 +160,10 @@ class World:
             addresses_of=directory.addresses_of,
         )
         out = io.StringIO()
-        config = CoordinatorConfig(coordinators=frozenset({self.leader}))
-        record = record_of(transport, layers, rate)
+        clock, events = asyncio.get_running_loop(), list[tuple[float, str, dict[str, Any]]]()
+        leaders = frozenset() if self.anybody_leads else frozenset({self.leader})
+        config = CoordinatorConfig(coordinators=leaders)
+        record = record_of(transport, layers, rate, self.fall)
         engine_of_any: Any = engine  # as much of a LocalEngine as a peer needs
         peer = Peer(
             transport=transport,
@@ -166,7 +176,7 @@ class World:
                 plans,
                 model=SPEC,
                 config=config,
-                on_event=lambda _name, **_fields: None,
+                on_event=lambda name, **fields: events.append((clock.time(), name, fields)),
                 solve=solve_here,
                 parts=parts,
             ),
@@ -178,7 +188,7 @@ class World:
             measured=MeasuredLinks(),
             parts=parts,
         )
-        living = Living(transport, peer, plans, engine, out, parts)
+        living = Living(transport, peer, plans, engine, out, parts, events)
         living.start()
         self.peers.append(living)
         return living

@@ -39,6 +39,8 @@ WAYS = {
     "streams that hold descriptors": {"idle_streams"},
     "sessions in another's name": {"opens_in_anothers_name"},
     "plans that steer clients": {"plan_for_itself"},
+    "plans that leave layers without a holder": {"plan_without_last_holders"},
+    "speeds that draw all who are new": {"says_it_is_far_faster"},
     "a model described by the many": {"made_up_models"},
     "dials on order": {"dials_on_order"},
     "a leader made to look bad": {"deaf_to_the_leader"},

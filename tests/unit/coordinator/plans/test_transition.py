@@ -8,6 +8,7 @@ from coordinator.plans.transition import (
     PERIODIC,
     Change,
     TransitionConfig,
+    carried_out,
     choose_plan,
     elders,
     left_out,
@@ -162,6 +163,52 @@ def test_lost_replicas_are_worth_a_move(make, usable):
     assert chosen == (best, "1 peer left")
     poor = replace(best, flow_tokens_per_s=9.0)
     assert choose_plan(old, poor, kept, usable, CONFIG, NOW_S) == (kept, "1 peer left")
+
+
+def test_a_repair_that_nobody_can_carry_out_is_not_chosen_where_another_can_be(make):
+    """Layers 6 and 7 are lost, and both peers may give theirs up only for the other."""
+    usable = {"a": make.record("a", 2, 6), "b": make.record("b", 0, 2)}
+    old = make.plan([make.span("a", 2, 6), make.span("b", 0, 2), make.span("c", 6, 8)], [])
+    best = make.plan([make.span("a", 0, 4), make.span("b", 4, 8)], [], flow=20.0)
+    kept = make.plan([make.span("b", 0, 4), make.span("a", 4, 8)], [], flow=10.0)
+    assert choose_plan(old, best, kept, usable, CONFIG, NOW_S) == (kept, "1 peer left")
+    assert choose_plan(old, best, None, usable, CONFIG, NOW_S) == (best, "1 peer left")
+
+
+def test_a_death_that_leaves_two_holders_of_every_layer_moves_nobody_for_a_while(make):
+    usable = {name: make.record(name) for name in "abd"}
+    whole = [make.span("a", 0, 8), make.span("b", 0, 8)]
+    old = make.plan([*whole, make.span("c", 0, 8)], [], flow=15.0)
+    kept = make.plan(whole, [], flow=10.0)
+    thin = make.plan([make.span("a", 0, 4), make.span("b", 4, 8)], [], flow=20.0)
+    assert choose_plan(old, thin, kept, usable, CONFIG, NOW_S) == (kept, "1 peer left")
+    # Nor for a while after that, whoever leads then, and not when somebody joins; later they do.
+    assert choose_plan(kept, thin, kept, usable, CONFIG, NOW_S, lost_lately=True) is None
+    more = replace(kept, assignments=(*kept.assignments, make.span("d", 0, 8)))
+    chosen = choose_plan(kept, thin, more, usable, CONFIG, NOW_S, lost_lately=True)
+    assert chosen == (more, "1 peer joined, nobody moves")
+    chosen = choose_plan(kept, thin, kept, usable, CONFIG, NOW_S)
+    assert chosen == (thin, "2.00 times the tokens/s")
+    # Where a layer has one holder, or none, peers move as ever.
+    half = make.plan([make.span("a", 0, 8), make.span("b", 0, 4)], [], flow=10.0)
+    old = make.plan([*half.assignments, make.span("c", 0, 8)], [], flow=15.0)
+    assert choose_plan(old, thin, half, usable, CONFIG, NOW_S) == (thin, "1 peer left")
+    assert choose_plan(old, thin, None, usable, CONFIG, NOW_S) == (thin, "1 peer left")
+
+
+def test_another_s_plan_counts_as_far_as_it_is_carried_out(make):
+    """``a`` waits to give up its layers to ``s``, which has just come and says that it has them."""
+    plan = make.plan([make.span("s", 0, 4), make.span("a", 4, 8), make.span("c", 0, 8)], [])
+    usable = {"s": make.record("s", 0, 4), "a": make.record("a", 0, 4)}
+    loading = {"a": replace(make.record("a", 4, 8), state=NodeState.LOADING)}
+    c = make.span("c", 0, 8)  # is gone, and its loss is seen
+    assert carried_out(plan, usable, {"a"}).assignments == (make.span("a", 0, 4), c)
+    assert carried_out(plan, usable).assignments == (
+        make.span("s", 0, 4),
+        make.span("a", 0, 4),
+        c,
+    )
+    assert carried_out(plan, usable | loading).assignments == plan.assignments
 
 
 def test_a_second_holder_of_every_layer_is_worth_moves_at_about_equal_throughput(make):
