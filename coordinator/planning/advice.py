@@ -10,7 +10,8 @@ from coordinator.evaluation.max_flow import capacities, edge_capacity
 from coordinator.planning.placement import Placement, best_placement, of_chains
 from coordinator.problem.service import CONTEXT_TYPICAL, Service
 from coordinator.routing.quickest import LOOKS_MAX
-from coordinator.search.chain_search import Judge, as_chains, improved
+from coordinator.search.chain_judge import Judge
+from coordinator.search.chain_search import as_chains, improved
 from dht.identity.peer_id import short_name
 from dht.messages.types import SINK, SOURCE, Assignment, PlannerNode, Problem
 

@@ -20,7 +20,14 @@ from coordinator.heuristics import heuristics, peer_cells
 from coordinator.plans.waves import can_be_reached
 from coordinator.problem.service import Service
 from coordinator.search.chain_dp import Chains
-from coordinator.search.chain_search import MOVES_MAX, Judge, as_chains, search, until
+from coordinator.search.chain_judge import Judge
+from coordinator.search.chain_search import (
+    MOVES_MAX,
+    as_chains,
+    search,
+    until,
+)
+from coordinator.search.generation import Searched
 from coordinator.simulator.judge import judge
 from dht.errors import SwarmError
 from dht.messages.types import (
@@ -92,6 +99,8 @@ class Placement:
     """Number of layers with a single holder, whose loss would stop the swarm."""
     cells: "tuple[Placement, ...]" = ()
     """The placements of cells of which this one is made."""
+    searched: Searched | None = None
+    """What OR-Tools did in the search that found this placement; None: there was no search."""
 
     @property
     def value(self) -> float:
@@ -163,15 +172,17 @@ def _best(
         return _best_with_spares(problem, better, service) if better else cells
     clock = peer_cells.ends_at(spent, TRIALS_FROM if trials else SEARCH_SHARE)
     found = _heuristics(problem, service, clock)
-    found += _unless_it_fails(lambda: _searched(problem, service, found, seed, clock))
-    if service is None:
+    if service is not None:
+        found += _unless_it_fails(lambda: _searched(problem, service, found, seed, clock))
+    else:
         found += _unless_it_fails(
             lambda: _by_flow(problem, found, choose(found), time_limit_s, seed, clock)
         )
     found = adoptable(problem, found) or found
     if service is not None and trials:
         found = _unless_it_fails(lambda: [_tried(problem, service, found, spent)]) or found
-    return _best_with_spares(problem, found, service)
+    searched = next((placement.searched for placement in found if placement.searched), None)
+    return replace(_best_with_spares(problem, found, service), searched=searched)
 
 
 def adoptable(problem: Problem, found: Sequence[Placement]) -> list[Placement]:
@@ -274,6 +285,7 @@ def together(found: Sequence[Placement], service: Service | None) -> Placement:
         latency_s=sum(p.value * p.latency_s for p in found) / max(value, 1e-9),
         moved_layers=sum(placement.moved_layers for placement in found),
         lone_layers=0 if len(found) > 1 else found[0].lone_layers,
+        searched=sum((p.searched for p in found if p.searched is not None), Searched()),
         cells=tuple(cell for placement in found for cell in placement.cells or (placement,)),
     )
 
@@ -352,7 +364,7 @@ def _with_spares_in_cells(
 
 def _searched(
     problem: Problem,
-    service: Service | None,
+    service: Service,
     heuristics_: Sequence[Placement],
     seed: int,
     spent: Callable[[], float] | None,
@@ -364,14 +376,15 @@ def _searched(
     made = search(judge, seeds=seeds, seed=seed, spent=spent)
     depths: set[int] = set()
     kept = []
-    for number, found in enumerate(made):
+    for number, found in enumerate(made.found):
         depth = _depth([a for chain in found.chains for a in chain])
         if number < KEPT or depth not in depths:
             kept.append(found)
         depths.add(depth)
+    names = [f"{found.planner}, moved" if found.refined else found.planner for found in kept]
     return [
-        of_chains(judge, found.chains, "chains by dp, moved" if found.refined else "chains by dp")
-        for found in kept
+        replace(of_chains(judge, found.chains, name), searched=made.searched)
+        for found, name in zip(kept, names, strict=True)
     ]
 
 

@@ -9,7 +9,7 @@ machine at any load.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations, permutations, zip_longest
 from typing import Any, TypeVar
 
@@ -210,20 +210,6 @@ class Row:
                 return None
         return None
 
-    def priced(
-        self, flows: Sequence[float], prices: Mapping[str, float], ratio: float
-    ) -> list[tuple[float, float, Chain]]:
-        """The cheapest chains for ``flows``, the one first that is worth the most more than its peers' prices."""
-        found = {}
-        for least in (1, HOLDERS):
-            for flow in flows:
-                chain = self.cheapest(flow, prices, least)
-                if chain is not None:
-                    gain = ratio * flow - sum(prices.get(a.peer_id, 0.0) for a in chain)
-                    if chain not in found or found[chain][0] < gain:
-                        found[chain] = (gain, flow, chain)
-        return sorted(found.values(), key=lambda each: -each[0])
-
     def cheapest(
         self, flow: float, prices: Mapping[str, float], peers_min: int = 1
     ) -> Chain | None:
@@ -231,63 +217,37 @@ class Row:
 
         Peers between stages may stay unused; within a stage all are used. None: there is no chain.
         """
-        count, layers = len(self._order), self._layers
+        layers = self._layers
         first, middle, last, whole = self._stages(flow, peers_min)
         paid = np.cumsum([0.0, *(prices.get(node.peer_id, 0.0) for node in self._order)])
+        tables = _Tables.empty(len(self._order), layers)
         levels = np.arange(layers + 1)
-        # At [j, l]: the least cost of l layers, held by a last stage that ends before peer j, and
-        # that stage's first peer; and of such a stage that ends before j or earlier, and its end.
-        cost = np.full((count + 1, layers + 1), math.inf)
-        begin = np.zeros((count + 1, layers + 1), dtype=int)
-        opening = np.zeros((count + 1, layers + 1), dtype=bool)
-        held = np.full((count + 1, layers + 1), math.inf)
-        ended = np.zeros((count + 1, layers + 1), dtype=int)
-        least = np.full((count + 1, layers + 1), math.inf)
         best: float = math.inf
         ends: tuple[int, int, int] | None = None
-        for j in range(1, count + 1):
+        for j in range(1, len(self._order) + 1):
             spent = paid[j] - paid[:j]
             complete = np.where(whole[:j, j] >= layers, spent, math.inf)
             if complete.min() < best:
                 best, ends = float(complete.min()), (int(complete.argmin()), j, layers)
             from_layers = levels[None, :] - middle[:j, j, None]
-            grown = np.take_along_axis(held[:j], np.maximum(from_layers, 0), axis=1)
+            grown = np.take_along_axis(tables.held[:j], np.maximum(from_layers, 0), axis=1)
             grown = np.where((from_layers > 0) & (middle[:j, j, None] > 0), grown, math.inf)
             grown += spent[:, None]
-            cost[j], begin[j] = grown.min(axis=0), grown.argmin(axis=0)
-            alone, alone_begin = np.full(layers + 1, math.inf), np.zeros(layers + 1, dtype=int)
-            alone[first[:j, j]] = spent  # the fewest peers come last, and win
-            alone_begin[first[:j, j]] = np.arange(j)
-            alone[0] = math.inf
-            opening[j] = alone < cost[j]
-            cost[j] = np.where(opening[j], alone, cost[j])
-            begin[j] = np.where(opening[j], alone_begin, begin[j])
+            tables.enter(j, first[:j, j], spent, grown)
             lasts = last[:j, j]
-            closed = least[np.arange(j), np.maximum(1, layers - lasts)] + spent
+            closed = tables.least[np.arange(j), np.maximum(1, layers - lasts)] + spent
             closed = np.where(lasts > 0, closed, math.inf)
             if closed.min() < best:
                 i = int(closed.argmin())
                 best, ends = float(closed[i]), (i, j, int(lasts[i]))
-            better = cost[j] < held[j - 1]
-            held[j] = np.where(better, cost[j], held[j - 1])
-            ended[j] = np.where(better, j, ended[j - 1])
-            least[j, :layers] = np.minimum.accumulate(held[j, :layers][::-1])[::-1]
         if ends is None:
             return None
-        stages = [ends]
         i, _, longest = ends
         if longest == layers:
-            return self._placed(stages)
+            return self._placed([ends])
         wanted = max(1, layers - longest)
-        level = wanted + int(held[i, wanted:layers].argmin())
-        while True:
-            j = int(ended[i, level])
-            i = int(begin[j, level])
-            if opening[j, level]:
-                stages.append((i, j, int(first[i, j])))
-                return self._placed(stages[::-1])
-            stages.append((i, j, int(middle[i, j])))
-            level -= stages[-1][2]
+        level = wanted + int(tables.held[i, wanted:layers].argmin())
+        return self._placed([*tables.back(i, level, first, middle), ends])
 
     def _stages(self, flow: float, peers_min: int) -> tuple[_Table, _Table, _Table, _Table]:
         """The most layers that peers i to j - 1 hold side by side at ``flow``: at the beginning,
@@ -329,6 +289,66 @@ class Row:
             ]
             at += length
         return tuple(spans)
+
+
+@dataclass(slots=True)
+class _Tables:
+    """The least costs of a number of layers, held by stages over the first peers of an order.
+
+    Indices are the number of peers and of layers, from 0 to all of them.
+    """
+
+    begin: _Table
+    """The first peer of the last stage, where that ends before this peer."""
+    opening: _Table
+    """Whether that stage is the first one, too."""
+    held: _Table
+    """The least cost of a last stage that ends before this peer or earlier."""
+    ended: _Table
+    """Where that stage ends."""
+    least: _Table
+    """The least cost of at least so many layers, but not of all."""
+
+    @classmethod
+    def empty(cls, peers: int, layers: int) -> "_Tables":
+        shape = peers + 1, layers + 1
+        return cls(
+            begin=np.zeros(shape, dtype=int),
+            opening=np.zeros(shape, dtype=bool),
+            held=np.full(shape, math.inf),
+            ended=np.zeros(shape, dtype=int),
+            least=np.full(shape, math.inf),
+        )
+
+    def enter(self, j: int, first: _Table, spent: _Table, grown: _Table) -> None:
+        """Enter the stages that end before peer ``j``: by their first peer, the layers that they
+        hold as ``first`` stages, what they cost (``spent``), and the costs of all before and them,
+        by layers (``grown``)."""
+        layers = self.held.shape[1] - 1
+        cost, begin = grown.min(axis=0), grown.argmin(axis=0)
+        alone, alone_begin = np.full(layers + 1, math.inf), np.zeros(layers + 1, dtype=int)
+        alone[first] = spent  # the fewest peers come last, and win
+        alone_begin[first] = np.arange(j)
+        alone[0] = math.inf
+        self.opening[j] = alone < cost
+        cost = np.where(self.opening[j], alone, cost)
+        self.begin[j] = np.where(self.opening[j], alone_begin, begin)
+        better = cost < self.held[j - 1]
+        self.held[j] = np.where(better, cost, self.held[j - 1])
+        self.ended[j] = np.where(better, j, self.ended[j - 1])
+        self.least[j, :layers] = np.minimum.accumulate(self.held[j, :layers][::-1])[::-1]
+
+    def back(self, i: int, level: int, first: _Table, middle: _Table) -> list[tuple[int, int, int]]:
+        """The stages of ``level`` layers that end before peer ``i``, in their order."""
+        stages: list[tuple[int, int, int]] = []
+        while True:
+            j = int(self.ended[i, level])
+            i = int(self.begin[j, level])
+            if self.opening[j, level]:
+                stages.append((i, j, int(first[i, j])))
+                return stages[::-1]
+            stages.append((i, j, int(middle[i, j])))
+            level -= stages[-1][2]
 
 
 def _within(reach: _Table, caps: _Table) -> _Table:

@@ -4,88 +4,86 @@ Each known chain is a column; a peer is in one chosen column at most. GLOP solve
 relaxation, whose duals are prices of peers: a further chain helps only if it is worth more than its
 peers' prices together, and the dynamic program looks for such chains
 (:meth:`coordinator.search.chain_dp.Row.cheapest`). CP-SAT then chooses whole columns. The method is
-Gilmore and Gomory's (1961). A column is worth the rate of its slowest stage until it is chosen, and
-what the estimate says from then on, as that takes a hundred times as long to find out.
+Gilmore and Gomory's (1961). A column counts with a guess until the estimate has judged it, as that
+takes a hundred times as long.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from coordinator.search.chain_dp import Chain, Chains
 
-WORK_S = 0.3
-"""Deterministic time of CP-SAT for one choice, in its seconds."""
-UNITS = 10**9
-"""Units into which the best column's worth is divided: CP-SAT takes whole numbers."""
-RATIO_FIRST = 1.0
-"""What the estimate says of a chain, as a share of its slowest stage's rate, before any is known."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Searched:
-    """What a search did, for those who ask how a plan was found."""
+class MasterConfig:
+    """How long and how exactly columns are chosen."""
 
-    columns: int = 0
-    """Chains that were offered to the master problem."""
-    judged: int = 0
-    """Chains whose worth was estimated."""
-    masters: int = 0
-    """Solves of the master problem, by GLOP and by CP-SAT."""
+    work_s: float = 0.3
+    """Deterministic time of CP-SAT for one choice, in its seconds."""
+    units: int = 10**9
+    """Units into which the best column's worth is divided: CP-SAT takes whole numbers."""
 
 
 class Master:
-    """The chains known so far, and which of them serve the most together."""
+    """The chains known so far, and which of them serve the most together.
 
-    def __init__(self) -> None:
-        from ortools.math_opt.python import mathopt
+    OR-Tools is imported here. Whatever that, or its solvers, raise is the caller's to catch.
+    """
 
+    def __init__(self, config: MasterConfig | None = None) -> None:
+        from ortools.math_opt.python import mathopt  # which takes 0.4 s
+
+        self._config = config or MasterConfig()
         self._mathopt = mathopt
         self._program = mathopt.Model()
         self._program.objective.is_maximize = True
         self._relaxed = mathopt.IncrementalSolver(self._program, mathopt.SolverType.GLOP)
         self._variables: dict[Chain, Any] = {}
         self._peers: dict[str, Any] = {}
-        self._rate: dict[Chain, float] = {}
+        self._guess: dict[Chain, float] = {}
         self._worth: dict[Chain, float] = {}
-        self._ratio = RATIO_FIRST
-        self.masters = 0
+        self._ratio = 1.0
+        self.solves = 0
+        """Solves so far, by GLOP and by CP-SAT."""
 
-    @property
-    def searched(self) -> Searched:
-        """What was done so far."""
-        return Searched(columns=len(self._variables), judged=len(self._worth), masters=self.masters)
+    def __len__(self) -> int:
+        return len(self._variables)
 
-    def offer(self, chain: Chain, rate: float) -> bool:
-        """Offer a chain whose slowest stage keeps up with ``rate`` tokens/s; False: it is known."""
-        if chain in self._variables or rate <= 0:
+    def offer(self, chain: Chain, guess: float) -> bool:
+        """Offer a chain that serves about ``guess`` tokens/s; False: it is known, or worthless."""
+        if chain in self._variables or guess <= 0:
             return False
-        self._rate[chain] = rate
-        variable = self._program.add_variable(lb=0.0, ub=1.0)
-        self._variables[chain] = variable
-        self._program.objective.set_linear_coefficient(variable, self._ratio * rate)
+        self._guess[chain] = guess
+        self._variables[chain] = variable = self._program.add_variable(lb=0.0, ub=1.0)
+        self._program.objective.set_linear_coefficient(variable, self.worth(chain, guess))
         for held in chain:
             if held.peer_id not in self._peers:
                 self._peers[held.peer_id] = self._program.add_linear_constraint(ub=1.0)
             self._peers[held.peer_id].set_coefficient(variable, 1.0)
         return True
 
-    def settle(self, chain: Chain, rate: float, worth: float) -> None:
-        """Say what a chain would serve by itself, in tokens/s."""
-        self.offer(chain, max(rate, worth, 1e-9))
+    def settle(self, chain: Chain, worth: float) -> None:
+        """Say what a chain serves by itself, in tokens/s."""
         self._worth[chain] = worth
-        self._program.objective.set_linear_coefficient(self._variables[chain], worth)
+        if not self.offer(chain, worth) and chain in self._variables:
+            self._program.objective.set_linear_coefficient(self._variables[chain], worth)
 
     def settled(self, chain: Chain) -> bool:
-        """Whether a chain's worth is known."""
+        """Whether it is known what a chain serves."""
         return chain in self._worth
 
     def trust(self, ratio: float) -> None:
-        """Take chains of unknown worth for ``ratio`` times their slowest stage's rate."""
+        """Count chains that are not settled with ``ratio`` times their guess."""
         self._ratio = ratio
         for chain, variable in self._variables.items():
             if chain not in self._worth:
-                self._program.objective.set_linear_coefficient(variable, ratio * self._rate[chain])
+                self._program.objective.set_linear_coefficient(variable, self.worth(chain, 0.0))
+
+    def worth(self, chain: Chain, guess: float) -> float:
+        """What a chain counts with, in tokens/s; ``guess`` is for one that was not offered."""
+        known = self._worth.get(chain)
+        return self._ratio * self._guess.get(chain, guess) if known is None else known
 
     def prices(self) -> Mapping[str, float]:
         """Tokens/s that one more of each peer would be worth, by the linear relaxation's duals.
@@ -99,39 +97,32 @@ class Master:
     def chosen(self) -> Chains:
         """The chains that serve the most together, by CP-SAT; empty: none is known.
 
-        Raises RuntimeError where CP-SAT finds nothing in ``WORK_S``.
+        Raises RuntimeError where CP-SAT finds nothing in its time.
         """
-        most = max((self._value(chain) for chain in self._variables), default=0.0)
+        worths = {chain: self.worth(chain, 0.0) for chain in self._variables}
+        most = max(worths.values(), default=0.0)
         if most <= 0:
             return ()
         mathopt = self._mathopt
         program = mathopt.Model()
         program.objective.is_maximize = True
-        chosen = {}
+        taken = {chain: program.add_binary_variable() for chain in worths}
         peers: dict[str, list[Any]] = {}
-        for chain in self._variables:
-            chosen[chain] = variable = program.add_binary_variable()
-            units = round(UNITS * self._value(chain) / most)
+        for chain, variable in taken.items():
+            units = round(self._config.units * worths[chain] / most)
             program.objective.set_linear_coefficient(variable, units)
             for held in chain:
                 peers.setdefault(held.peer_id, []).append(variable)
-        for taken in peers.values():
-            program.add_linear_constraint(mathopt.fast_sum(taken) <= 1)
+        for each in peers.values():
+            program.add_linear_constraint(mathopt.fast_sum(each) <= 1)
         parameters = mathopt.SolveParameters(threads=1, random_seed=0)
-        parameters.cp_sat.max_deterministic_time = WORK_S
+        parameters.cp_sat.max_deterministic_time = self._config.work_s
         result = mathopt.solve(program, mathopt.SolverType.CP_SAT, params=parameters)
         self._counted(result)
-        return tuple(c for c, variable in chosen.items() if result.variable_values(variable) > 0.5)
-
-    def value(self, chain, rate_of):
-        if chain in self._worth: return self._worth[chain]
-        return self._ratio * rate_of(chain)
-
-    def _value(self, chain: Chain) -> float:
-        return self._worth.get(chain, self._ratio * self._rate[chain])
+        return tuple(c for c, variable in taken.items() if result.variable_values(variable) > 0.5)
 
     def _counted(self, result: Any) -> None:
-        self.masters += 1
+        self.solves += 1
         reason, reasons = result.termination.reason, self._mathopt.TerminationReason
         if reason not in {reasons.OPTIMAL, reasons.FEASIBLE}:
             raise RuntimeError(f"the master problem ended as {reason.name.lower()}")
