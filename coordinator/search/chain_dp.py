@@ -31,9 +31,7 @@ ALONE_MAX = 3
 ORDERED_REGIONS_MAX = 3
 """Maximum regions that are tried in every order; more are tried in one order only."""
 SETS_MAX = 24
-COMBINATIONS_MAX = 2_000
-COMBINED_MAX = 6
-"""Maximum combinations of chains over disjoint sets of peers, yielded per pass."""
+"""Maximum sets of peers over which chains are looked for."""
 HOLDERS = 2
 """Minimum peers per stage in the chains that give each layer a second holder."""
 NONE = -(10**6)
@@ -50,10 +48,11 @@ _Table = Any
 def chains_by_dp(
     problem: Problem, *, judge: BoundedWorth, go_on: Callable[[int], bool]
 ) -> Iterator[Chains]:
-    """Chains over all peers, and chains side by side over disjoint sets of them.
+    """The best chains over all peers, and over sets of them; each by itself.
 
-    Sets are devices of one sort, regions, and pairs of those. The search ends when
-    ``go_on(chains judged)`` is false.
+    Sets are devices of one sort, regions, and pairs of those: the judge remembers the chains of
+    every set, which the master problem then combines. The search ends when ``go_on(chains judged)``
+    is false.
     """
     best: dict[frozenset[str], tuple[float, Chain]] = {}
     judged = 0
@@ -76,27 +75,6 @@ def chains_by_dp(
                     best[peers] = worth, chain
         for chosen in sorted(best, key=lambda chosen: -best[chosen][0])[:ALONE_MAX]:
             yield (best[chosen][1],)
-        worths = {peers: worth for peers, (worth, _) in best.items()}
-        for parts in disjoint(worths, COMBINED_MAX):
-            yield tuple(best[part][1] for part in parts)
-
-
-def disjoint(values: dict[frozenset[T], float], count: int) -> Iterator[tuple[frozenset[T], ...]]:
-    """The ``count`` combinations of disjoint sets with the largest sum of values, best first."""
-    ordered = sorted(values, key=lambda chosen: (-values[chosen], sorted(map(str, chosen))))
-    found: list[tuple[float, tuple[frozenset[T], ...]]] = []
-
-    def extend(at: int, parts: tuple[frozenset[T], ...], taken: frozenset[T], sum_: float) -> None:
-        if len(parts) > 1:
-            found.append((sum_, parts))
-        for index in range(at, len(ordered)):
-            part = ordered[index]
-            if len(found) < COMBINATIONS_MAX and not taken & part:
-                extend(index + 1, (*parts, part), taken | part, sum_ + values[part])
-
-    extend(0, (), frozenset(), 0.0)
-    for _, parts in sorted(found, key=lambda each: -each[0])[:count]:
-        yield parts
 
 
 def _sets(problem: Problem, region_of: Mapping[str, int]) -> list[frozenset[str]]:

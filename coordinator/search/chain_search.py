@@ -28,9 +28,9 @@ REFINED = 3
 """Number of the best candidates that are improved by moves."""
 TIMES_MIN = 3
 """Minimum chains judged, however late it is."""
-ROWS_SHARE = 0.2
+ROWS_SHARE = 0.4
 """Share of the time that is gone when the dynamic program over sets of peers ends."""
-COLUMNS_SHARE = 0.6
+COLUMNS_SHARE = 0.7
 """Share of the time that is gone when column generation ends and moves by the estimate begin."""
 BY_DP, BY_COLUMNS = "chains by dp", "chains by OR-Tools"
 """Who found chains, as plans say it."""

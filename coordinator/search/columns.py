@@ -8,7 +8,7 @@ Gilmore and Gomory's (1961). A column counts with a guess until the estimate has
 takes a hundred times as long.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,23 @@ class Master:
         known = self._worth.get(chain)
         return self._ratio * self._guess.get(chain, guess) if known is None else known
 
+    def best(self, count: int) -> list[Chain]:
+        """The settled chains that are worth the most, best first."""
+        return sorted(self._worth, key=lambda chain: -self._worth[chain])[:count]
+
+    def packed(self, first: Chain, *, settled: bool = False) -> Chains:
+        """``first``, and beside it the chains that count the most, one after the other; or of the
+        settled ones alone."""
+        taken, packed = {a.peer_id for a in first}, [first]
+        for chain in sorted(
+            self._worth if settled else self._variables, key=lambda chain: -self.worth(chain, 0.0)
+        ):
+            peers = {a.peer_id for a in chain}
+            if not peers & taken:
+                taken |= peers
+                packed.append(chain)
+        return in_order(packed)
+
     def prices(self) -> Mapping[str, float]:
         """Tokens/s that one more of each peer would be worth, by the linear relaxation's duals.
 
@@ -119,10 +136,16 @@ class Master:
         parameters.cp_sat.max_deterministic_time = self._config.work_s
         result = mathopt.solve(program, mathopt.SolverType.CP_SAT, params=parameters)
         self._counted(result)
-        return tuple(c for c, variable in taken.items() if result.variable_values(variable) > 0.5)
+        values = result.variable_values
+        return in_order(chain for chain, variable in taken.items() if values(variable) > 0.5)
 
     def _counted(self, result: Any) -> None:
         self.solves += 1
         reason, reasons = result.termination.reason, self._mathopt.TerminationReason
         if reason not in {reasons.OPTIMAL, reasons.FEASIBLE}:
             raise RuntimeError(f"the master problem ended as {reason.name.lower()}")
+
+
+def in_order(chains: Iterable[Chain]) -> Chains:
+    """The chains in an order of their own, so that equal sets are equal."""
+    return tuple(sorted(chains, key=lambda chain: [(a.start, a.peer_id) for a in chain]))

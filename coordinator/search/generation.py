@@ -15,7 +15,7 @@ from typing import TypeVar
 from coordinator.evaluation.estimate import chains_bound
 from coordinator.evaluation.max_flow import upper_bound
 from coordinator.heuristics.peer_regions import regions
-from coordinator.search.chain_dp import FLOWS, HOLDERS, Chains, Row, orders
+from coordinator.search.chain_dp import FLOWS, HOLDERS, Chain, Chains, Row, orders
 from coordinator.search.chain_judge import Judge
 from coordinator.search.columns import Master
 from coordinator.search.local_moves import improve_by_moves
@@ -46,6 +46,8 @@ class GenerationConfig:
     """Maximum choices in a row whose chains are not all judged."""
     freed_max: int = 2
     """Maximum chosen chains whose peers a neighbourhood frees."""
+    packings: int = 12
+    """Number of the best chains around which others are packed, for moves to begin from."""
     hope_share: float = 0.75
     """Chains are hoped to be as good, beside the guess, as this share of those judged lately was
     at most: a column that is taken for too little is never chosen, nor judged."""
@@ -91,6 +93,10 @@ class Generation:
         self._master: Master | None = None
         self._rng = random.Random(seed)  # noqa: S311 - a search, not a secret
         self._ratios: list[float] = []
+        self._fresh: list[Chain] = []
+        """Chains priced since the last choice."""
+        self._begun: set[Chains] = set()
+        """What moves have begun from."""
         self._failed = ""
 
     @property
@@ -147,7 +153,10 @@ class Generation:
                 chains = self._moved(master, lambda turn=turn: go_on(turn))  # type: ignore[misc]
                 made[chains] = self._judge(chains)
             if not go_on(turn):
-                return
+                break
+        for chain in master.best(config.packings):
+            chains = master.packed(chain, settled=True)
+            made[chains] = self._judge(chains)
 
     def _chosen(self, master: Master) -> Chains:
         """The best choice, once all of its chains were judged by the estimate."""
@@ -195,26 +204,38 @@ class Generation:
         for peers_min in (1, HOLDERS):
             for flow in flows:
                 chain = row.cheapest(flow, prices, peers_min)
-                if chain is not None:
-                    master.offer(chain, self._judge.guess(chain))
+                if chain is not None and master.offer(chain, self._judge.guess(chain)):
+                    self._fresh.append(chain)
 
     def _moved(self, master: Master, in_time: Callable[[], bool]) -> Chains:
-        """The choice among all columns, after moves of the present one were offered, too."""
-        config, guess, worth = self._config, self._judge.guess, master.worth
-        chains = master.chosen()
-        if chains:
-            moved, _ = improve_by_moves(
-                self._judge.problem,
-                chains,
-                judge=lambda chains, _: sum(worth(chain, guess(chain)) for chain in chains),
-                seed=self._rng.randrange(1 << 30),
-                go_on=lambda moves: (
-                    moves < config.moves and (moves % config.moves_per_look != 0 or in_time())
-                ),
-            )
-            for chain in moved:
-                master.offer(chain, guess(chain))
+        """The choice among all columns, after moves by the guess from the choice before them, if
+        that is new, and from chains around one that was priced since."""
+        starts = [master.chosen()]
+        if starts[0] in self._begun:
+            starts.clear()
+        if self._fresh:
+            starts.append(master.packed(self._rng.choice(self._fresh)))
+        self._fresh.clear()
+        for chains in starts:
+            if not chains or not in_time():
+                continue
+            self._begun.add(chains)
+            for chain in self._improved(master, chains, in_time):
+                master.offer(chain, self._judge.guess(chain))
         return self._chosen(master)
+
+    def _improved(self, master: Master, chains: Chains, in_time: Callable[[], bool]) -> Chains:
+        """The chains after moves by the guess alone."""
+        config, guess = self._config, self._judge.guess
+        return improve_by_moves(
+            self._judge.problem,
+            chains,
+            judge=lambda chains, _: sum(master.worth(chain, guess(chain)) for chain in chains),
+            seed=self._rng.randrange(1 << 30),
+            go_on=lambda moves: (
+                moves < config.moves and (moves % config.moves_per_look != 0 or in_time())
+            ),
+        )[0]
 
 
 def _shuffled(
