@@ -80,17 +80,15 @@ def test_routes_follow_the_edges_of_a_placement_file(
     cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All flow over one of two peers that hold the same."""
-    spans = {"a": [0, 4], "b": [0, 4], "c": [4, 8]}
-    edges = [["source", "b", 1.0], ["b", "c", 1.0], ["c", "sink", 1.0]]
     plan = tmp_path / "plan.json"
-    busy = []
-    for found in ({"placement": spans}, {"placement": spans, "edges": edges}):
-        plan.write_text(json.dumps(found))
+    for first in "ab":
+        spans = {"a": [0, 4], "b": [0, 4], "c": [4, 8]}
+        edges = [["source", first, 1.0], [first, "c", 1.0], ["c", "sink", 1.0]]
+        plan.write_text(json.dumps({"placement": spans, "edges": edges}))
         code, out, _ = run(capsys, cluster, *QUICK, "--placement", plan, "--json")
         assert code == 0
         peers = json.loads(out)["peers"]
-        busy.append({name for name, use in peers.items() if use["busy"] > 0})
-    assert busy == [{"a", "b", "c"}, {"b", "c"}]
+        assert {name for name, use in peers.items() if use["busy"] > 0} == {first, "c"}
 
 
 def test_tables_for_people(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
