@@ -37,6 +37,8 @@ from coordinator.planning.placement import (
 from coordinator.planning.solve import SolveAnswer, SolveRequest, gain_of, solve_request
 from coordinator.plans.transition import TransitionConfig
 from coordinator.problem.service import announced_service
+from coordinator.search.chain_dp import Chains
+from coordinator.search.columns import Master
 from coordinator.simulator.judge import judge
 from dht.messages.types import Assignment, Plan, PlanVersion, Problem
 from tests.examples import examples
@@ -257,6 +259,36 @@ class TestSolve:
         assert set(answer.kept.assignments) == {span("a", 0, 2), span("b", 0, 2)}
         assert answer.best.flow_tokens_per_s == pytest.approx(9)
         assert answer.kept.flow_tokens_per_s == pytest.approx(2)
+
+    @pytest.mark.parametrize("broken", [False, True])
+    def test_or_tools_places_the_layers_of_a_quick_solve(
+        self, broken: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Eight peers: the plan's chains are columns whose variables are 1 in the last choice; and
+        where OR-Tools fails, the answer says so, and there is a plan all the same."""
+        choices: list[Chains] = []
+        choose = Master.chosen
+
+        def chosen(master: Master) -> Chains:
+            if broken:
+                raise RuntimeError("the solver is ill")
+            choices.append(choose(master))
+            return choices[-1]
+
+        monkeypatch.setattr(Master, "chosen", chosen)
+        nodes = tuple(node(f"p{n}", steady(10 + 3 * n, 5)) for n in range(8))
+        answer = solved(request(Problem(model=model(8), nodes=nodes)))
+        assert answer.best is not None
+        assert answer.searched is not None
+        if broken:
+            assert answer.searched.failed == "RuntimeError: the solver is ill"
+            return
+        assert not answer.searched.failed
+        assert answer.searched.masters > 0
+        assert "OR-Tools" in answer.best.planner
+        placed_ = {a for chain in choices[-1] for a in chain}
+        assert placed_
+        assert placed_ <= set(answer.best.assignments)
 
     def test_no_placement_is_an_answer(self) -> None:
         answer = solve_request(request(Problem(model=model(3), nodes=(node("a", [9]),))))
