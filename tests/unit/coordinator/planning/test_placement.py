@@ -277,7 +277,9 @@ class TestSolve:
 
         monkeypatch.setattr(Master, "chosen", chosen)
         nodes = tuple(node(f"p{n}", steady(10 + 3 * n, 5)) for n in range(8))
-        answer = solved(request(Problem(model=model(8), nodes=nodes)))
+        steps = count()
+        asked = request(Problem(model=model(8), nodes=nodes))
+        answer = solve_request(asked, lambda: next(steps) / 2000)
         assert answer.best is not None
         assert answer.searched is not None
         if broken:
