@@ -14,7 +14,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,17 +26,11 @@ from coordinator.experiments.swarm_file import read_file
 from coordinator.explain.weak_points import weak_points
 from coordinator.explain.words import sentences
 from coordinator.planning.advice import one_answer_s, one_more
-from coordinator.planning.placement import (
-    EXACT_PEERS_MAX,
-    NoPlacementError,
-    Placement,
-    make_plan,
-    why_uncoverable,
-)
-from coordinator.planning.planners import PLANNERS, Effort
+from coordinator.planning.placement import Placement, best_placement, make_plan
 from coordinator.plans.transition import fetch_bytes
 from coordinator.problem.cluster_file import read_cluster
 from coordinator.problem.service import Service
+from coordinator.search.generation import Searched
 from dht.command_line import (
     EXIT_DONE,
     EXIT_USER,
@@ -49,7 +43,6 @@ from dht.invitation import is_invitation
 from dht.messages.types import Assignment, Plan, PlanVersion, Problem, span_text
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
 EXAMPLE = """example, the two nodes in docs/cluster-format.md as two.json:
@@ -76,26 +69,19 @@ class PlannerResult:
 
 
 def plan_offline(
-    problem: Problem,
-    service: Service,
-    *,
-    planner: str = "ours",
-    time_limit_s: float,
-    seed: int,
+    problem: Problem, service: Service, *, time_limit_s: float, seed: int
 ) -> PlannerResult:
-    """The best plan found in time, checked. Raises NoPlacementError when there is none."""
-    shortage = why_uncoverable(problem)
-    if shortage is not None:
-        raise NoPlacementError(shortage)
+    """The best plan found in time, checked: by the planner that swarms run while nothing changes,
+    with its trials. Raises NoPlacementError when there is none."""
     started_s = time.monotonic()
-    effort = Effort(
+    placement = best_placement(
+        problem,
         time_limit_s=time_limit_s,
         seed=seed,
         spent=lambda: (time.monotonic() - started_s) / time_limit_s,
+        service=service,
+        trials=True,
     )
-    placement = PLANNERS[planner](problem, service, effort)
-    if placement is None:
-        raise NoPlacementError(f"{planner} found no placement in {time_limit_s:g} s")
     plan = make_plan(
         problem,
         placement,
@@ -122,7 +108,7 @@ def fetched_bytes(answer: PlannerResult) -> int:
 
 def plans_json(answer: PlannerResult) -> dict[str, object]:
     """The command's JSON contract."""
-    plan = answer.plan
+    plan, done = answer.plan, answer.placement.searched or Searched()
     return {
         "planner": plan.planner,
         "placement": {a.peer_id: [a.start, a.end] for a in _in_order(plan)},
@@ -132,6 +118,13 @@ def plans_json(answer: PlannerResult) -> dict[str, object]:
         "estimate_tokens_per_s": plan.estimate_tokens_per_s or 0.0,
         "one_answer_tokens_per_s": _alone(answer),
         "fetch_bytes": fetched_bytes(answer),
+        "search": {
+            "columns": done.columns,
+            "judged": done.judged,
+            "master_solves": done.masters,
+            "bound_tokens_per_s": done.bound_tokens_per_s,
+            "failed": done.failed,
+        },
         "seconds": plan.solve_s,
     }
 
@@ -164,8 +157,8 @@ def print_plan(answer: PlannerResult, *, advise_s: float, seed: int) -> None:
         f" {plan.bound_tokens_per_s:.1f} (gap {1 - share:.0%}); by {plan.planner}"
         f" in {plan.solve_s:.2f} s"
     )
-    if len(answer.problem.nodes) <= EXACT_PEERS_MAX and advise_s > 0:
-        _print_most_flow(answer, console, limit_s=advise_s, seed=seed)
+    for line in _searched(answer):
+        console.print(line)
     console.print(f"weights to fetch: {fetched_bytes(answer) / 2**30:.3g} GiB")
     for sentence in sentences(weak_points(answer.problem, plan.assignments), short_name):
         console.print(sentence)
@@ -183,22 +176,22 @@ def print_plan(answer: PlannerResult, *, advise_s: float, seed: int) -> None:
         console.print(f"Planned anew, one more peer like {short_name(name)} would give {gain:+.0%}")
 
 
-def _print_most_flow(
-    answer: PlannerResult, console: "Console", *, limit_s: float, seed: int
-) -> None:
-    """Print what a plan for flow alone would carry and serve, if it carries more."""
-    started_s = time.monotonic()
-    effort = Effort(
-        time_limit_s=limit_s,
-        seed=seed,
-        spent=lambda: (time.monotonic() - started_s) / limit_s,
-    )
-    found = PLANNERS["ours-flow"](answer.problem, answer.service, effort)
-    if found is not None and found.flow_tokens_per_s > answer.plan.flow_tokens_per_s:
-        console.print(
-            f"a plan for flow alone (--planner ours-flow) carries"
-            f" {found.flow_tokens_per_s:.3f} tokens/s and would serve about"
-            f" {found.estimate_tokens_per_s or 0.0:.1f}"
+def _searched(answer: PlannerResult) -> Iterator[str]:
+    """What OR-Tools did for the plan, and how far it is from the best at most, in words."""
+    done, served = answer.placement.searched, answer.plan.estimate_tokens_per_s
+    if done is None:
+        return
+    if done.failed:
+        yield f"OR-Tools failed: {done.failed}; placed by the heuristics"
+    if done.masters:
+        yield (
+            f"OR-Tools: {done.columns} chains priced, {done.judged} judged by the estimate,"
+            f" {done.masters} solves of the master problem"
+        )
+    if done.bound_tokens_per_s and served:
+        yield (
+            f"no placement of chains can serve more than {done.bound_tokens_per_s:.1f} tokens/s"
+            f" by the estimate, {done.bound_tokens_per_s / served:.2f} times as much"
         )
 
 
@@ -303,20 +296,9 @@ def add_search_options(parser: Parser) -> None:
         help="seconds for the search (default 10)",
     )
     parser.add_argument(
-        "--planner",
-        choices=sorted(PLANNERS),
-        default="ours",
-        metavar="P",
-        help=f"ours (default), as swarms plan; to compare it with: {', '.join(_others())}",
-    )
-    parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="same seed, same search (0)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object, with whole peer ids")
-
-
-def _others() -> list[str]:
-    return sorted(PLANNERS.keys() - {"ours"})
 
 
 def _problem(arguments: argparse.Namespace) -> tuple[Problem, Service]:
@@ -350,7 +332,6 @@ def plan_and_print(problem: Problem, service: Service, arguments: argparse.Names
     found = plan_offline(
         problem,
         service,
-        planner=arguments.planner,
         time_limit_s=arguments.time_limit,
         seed=arguments.seed,
     )

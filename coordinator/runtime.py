@@ -58,6 +58,7 @@ ReportEvent = Callable[..., None]
 """A callback for an event's name and fields."""
 IDLE_MAX = 64
 """Maximum idle coordinators that are remembered."""
+FALLEN_BACK = "OR-Tools failed: %s; placed by the heuristics"
 Solver = Callable[[SolveRequest, float], Awaitable[SolveAnswer]]
 """Solves a request within a limit in seconds."""
 
@@ -432,6 +433,8 @@ class Coordinator:
             self._say("no_plan", reason=answer.error, peers=len(problem.nodes))
             return
         self._solved = problem, self._standing(usable)
+        if answer.searched is not None and answer.searched.failed:
+            logger.warning(FALLEN_BACK, answer.searched.failed)
         best, kept = answer.best, answer.kept
         if best is None:
             logger.error("the solver found no plan that passes the checker")

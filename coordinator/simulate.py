@@ -2,7 +2,8 @@
 
 Cluster files are described in :mod:`coordinator.problem.cluster_file`, their profiles in
 :mod:`coordinator.experiments.swarm_file`. A placement file is the output of ``python -m
-coordinator.plan --json``, or any object with ``placement: {node: [start, end]}``.
+coordinator.plan --json``, or any object with ``placement: {node: [start, end]}``; with ``edges``,
+routes follow them.
 
 Exit codes: 0 done; 2 the caller's mistake, or a cluster that cannot hold the model; 130
 interrupted.
@@ -21,7 +22,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from coordinator.evaluation.plan_check import uncovered
+from coordinator.evaluation.plan_check import check_shape, uncovered
 from coordinator.experiments.full_load import (
     SCHEDULERS,
     WIRES,
@@ -38,9 +39,18 @@ from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.core.report import SimulationReport
 from coordinator.simulator.core.swarm import AS_CHOSEN
 from coordinator.simulator.core.trace import Request, as_in_papers, read_trace, resampled, typical
+from coordinator.simulator.plans import plan_of
 from dht.command_line import EXIT_DONE, EXIT_USER, Parser, exit_code_of
 from dht.errors import SwarmError, UserError
-from dht.messages.types import LAYERS_MAX, Assignment, Problem
+from dht.messages.types import (
+    LAYERS_MAX,
+    PLAN_EDGES_MAX,
+    Assignment,
+    FlowEdge,
+    Plan,
+    Problem,
+    Rate,
+)
 
 EXAMPLE = """example, 500 tokens/s for the two nodes in docs/cluster-format.md as two.json:
   %(prog)s two.json --mode online --rate 500 --duration 90
@@ -56,6 +66,7 @@ Layer = Annotated[int, Meta(ge=0, le=LAYERS_MAX)]
 
 class _PlacementFile(msgspec.Struct):
     placement: dict[str, tuple[Layer, Layer]]
+    edges: Annotated[list[tuple[str, str, Rate]], Meta(max_length=PLAN_EDGES_MAX)] = []
 
 
 def options(prog: str, schedulers: Sequence[str] = SCHEDULERS, example: str = EXAMPLE) -> Parser:
@@ -139,26 +150,39 @@ def _seconds(text: str) -> float:
     return value
 
 
-def read_placement(path: Path, problem: Problem) -> tuple[Assignment, ...]:
-    """A placement file, checked against the problem; raises UserError."""
+def read_placement(path: Path, problem: Problem) -> Plan:
+    """A placement file, checked against the problem; without edges, it gets its max flow. Raises
+    UserError."""
     try:
-        found = msgspec.json.decode(read_file(path), type=_PlacementFile).placement
+        file = msgspec.json.decode(read_file(path), type=_PlacementFile)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise UserError(f"{path} is no placement: {error}") from error
     nodes = {node.peer_id for node in problem.nodes}
-    for name, (start, end) in found.items():
+    for name, (start, end) in file.placement.items():
         if name not in nodes:
             raise UserError(f"{path} places {name}, which is no node of the cluster")
         if not start <= end <= problem.model.layers:
             raise UserError(
                 f"{path}: [{start}, {end}) is no range of {problem.model.layers} layers"
             )
-    return tuple(Assignment(peer_id=n, start=a, end=b) for n, (a, b) in found.items())
+    placed = tuple(Assignment(peer_id=n, start=a, end=b) for n, (a, b) in file.placement.items())
+    _check_covers(placed, problem)
+    edges = [FlowEdge(tail=a, head=b, tokens_per_s=flow) for a, b, flow in file.edges]
+    plan = plan_of(problem, placed, edges or None)
+    if edges and (wrong := check_shape(plan)):
+        raise UserError(f"{path}: {wrong[0]}")
+    return plan
+
+
+def _check_covers(placed: Sequence[Assignment], problem: Problem) -> None:
+    gaps = uncovered(placed, problem.model.layers)
+    if gaps:
+        raise UserError(f"the placement leaves layers without a holder: {gaps}")
 
 
 def simulated_placement(
     choice: str, problem: Problem, profiles: Profiles, seed: int
-) -> Placement | tuple[Assignment, ...]:
+) -> Placement | Plan | tuple[Assignment, ...]:
     """The placement that ``--placement`` names; raises UserError or SwarmError."""
     if choice == "plan":
         started_s = time.monotonic()
@@ -167,23 +191,21 @@ def simulated_placement(
             time_limit_s=10.0,
             seed=seed,
             spent=lambda: (time.monotonic() - started_s) / 10.0,
-            service=service_of(problem, profiles),
+            service=service_of(problem, profiles, hub=False),
+            trials=True,
         )
-    if choice in HEURISTICS:
-        found = HEURISTICS[choice](problem)
-        if found is None:
-            raise SwarmError(f"{choice} finds no placement here")
-    else:
-        found = read_placement(Path(choice), problem)
-    gaps = uncovered(found, problem.model.layers)
-    if gaps:
-        raise UserError(f"the placement leaves layers without a holder: {gaps}")
+    if choice not in HEURISTICS:
+        return read_placement(Path(choice), problem)
+    found = HEURISTICS[choice](problem)
+    if found is None:
+        raise SwarmError(f"{choice} finds no placement here")
+    _check_covers(found, problem)
     return found
 
 
 def read(
     arguments: argparse.Namespace,
-) -> tuple[Problem, Profiles, Placement | tuple[Assignment, ...], Sequence[Request]]:
+) -> tuple[Problem, Profiles, Placement | Plan | tuple[Assignment, ...], Sequence[Request]]:
     """The swarm, its placement, and the requests that the arguments name: the trace to draw from
     for ``--mode offline``, otherwise requests at their arrival times. Raises UserError and
     SwarmError."""

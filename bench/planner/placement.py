@@ -19,11 +19,11 @@ from typing import Any
 
 from bench import report
 from bench.papers.full_load import offline
+from bench.planner.planners import PLANNERS, Effort
 from coordinator.evaluation.max_flow import balanced_flow, flow_parts, solve_flow, upper_bound
 from coordinator.experiments.planner_view import read_service
 from coordinator.experiments.swarm_file import read_swarm
 from coordinator.planning.placement import Placement, make_plan, score
-from coordinator.planning.planners import PLANNERS, Effort
 from coordinator.problem.cluster_file import read_cluster
 from coordinator.problem.service import Service
 from coordinator.simulator.core.trace import as_in_papers, read_trace
@@ -53,7 +53,7 @@ def load(cluster: str, model: str) -> tuple[Problem, Service]:
     """A cluster of Helix's with its machines."""
     path = DATA / "clusters" / f"{cluster}.json"
     problem = read_cluster(path.read_bytes(), model)
-    return problem, read_service(path, problem)
+    return problem, read_service(path, problem, hub=True)
 
 
 def published(cluster: str, model: str) -> tuple[Assignment, ...] | None:

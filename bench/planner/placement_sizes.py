@@ -23,6 +23,7 @@ from typing import Any
 
 from bench import report
 from bench.planner.placement import load
+from bench.planner.planners import PLANNERS, Effort
 from coordinator.evaluation.max_flow import upper_bound
 from coordinator.evaluation.plan_check import check_plan
 from coordinator.planning.placement import HEURISTICS, Placement, best_placement, make_plan, score
@@ -144,16 +145,21 @@ def _answered(name: str, answer: SolveAnswer, took_s: float) -> dict[str, Any]:
 
 
 def _solved(
-    problem: Problem, service: Service | None, spent: Callable[[], float], limit_s: float
+    problem: Problem, service: Service, spent: Callable[[], float], limit_s: float
 ) -> tuple[Placement, float]:
     started_s = time.perf_counter()
     found = best_placement(problem, time_limit_s=limit_s, seed=0, spent=spent, service=service)
     return found, time.perf_counter() - started_s
 
 
-def _within(problem: Problem, service: Service | None, limit_s: float) -> tuple[Placement, float]:
+def _within(problem: Problem, service: Service, limit_s: float) -> tuple[Placement, float]:
+    return _solved(problem, service, _clock(limit_s), limit_s)
+
+
+def _clock(limit_s: float) -> Callable[[], float]:
+    """The share of ``limit_s`` that is gone from now on."""
     started_s = time.perf_counter()
-    return _solved(problem, service, lambda: (time.perf_counter() - started_s) / limit_s, limit_s)
+    return lambda: (time.perf_counter() - started_s) / limit_s
 
 
 def size(count: int, cluster: str | None, model: str, limit_s: float) -> dict[str, Any]:
@@ -179,7 +185,9 @@ def size(count: int, cluster: str | None, model: str, limit_s: float) -> dict[st
     bound = upper_bound(problem)
     by_flow = None
     if count <= FLOW_PEERS_MAX:
-        by_flow, _ = _within(problem, None, limit_s)
+        by_flow = PLANNERS["by-flow"](
+            problem, service, Effort(time_limit_s=limit_s, spent=_clock(limit_s))
+        )
     heuristics = {}
     for name, heuristic in HEURISTICS.items() if count <= HEURISTIC_PEERS_MAX else ():
         spans = heuristic(problem)

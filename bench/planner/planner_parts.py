@@ -56,6 +56,7 @@ OPTIONAL = [name for name in placement.HEURISTICS if name not in placement.FIRST
 PARTS: dict[str, Without] = {
     WHOLE: contextlib.nullcontext,
     "dynamic program": lambda: patch.object(chain_search, "chains_by_dp", _nothing),
+    "column generation": lambda: patch.object(chain_search, "COLUMNS_SHARE", 0.0),
     "moves": lambda: patch.object(chain_search, "REFINED", 0),
     TRIALS: contextlib.nullcontext,
     "all heuristics": without_heuristics(*OPTIONAL),

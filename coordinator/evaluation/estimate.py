@@ -145,6 +145,37 @@ def ceiling(held: Assignment, service: Service) -> float:
     return 1 / max(run * layer_token_s(machine, service.workload), 1e-12)
 
 
+def chains_bound(problem: Problem, service: Service) -> float:
+    """Tokens/s that no placement of chains can exceed by the estimate.
+
+    Each layer of a chain is held by peers whose ceilings add up to the chain's rate at least, and
+    whose KV room takes the chain's sessions: by Little's law the rate times the time around the
+    ring, which is at least that of the quickest peers over the shortest links. So over all chains
+    and layers, rates times layers are at most what peers can give: the layers that each holds times
+    its ceiling at so many, and its KV room.
+    """
+    model, load = problem.model, service.workload
+    given = room = 0.0
+    span_max, layer_s = 1, math.inf
+    for node in problem.nodes:
+        machine, most = service.machines[node.peer_id], 0.0
+        spans = range(1, min(len(node.tokens_per_s), model.layers) + 1)
+        decode_s = _decode(machine, load).at(1.0)
+        for held in spans:
+            span = Assignment(peer_id=node.peer_id, start=0, end=held)
+            most = max(most, held * ceiling(span, service))
+            layer_s = min(layer_s, machine.stretch_of(held) * decode_s)
+            span_max = max(span_max, held)
+        given += most
+        room += max((held * service.kv_tokens(node.peer_id, held) for held in spans), default=0.0)
+    stages = math.ceil(model.layers / span_max)
+    hops = 0 if stages == 1 else stages - bool(service.hub_delay_s)
+    hop_s = min((link.rtt_s for link in problem.links), default=math.inf) / 2
+    ring_s = model.layers * layer_s + hops * min(hop_s, problem.default_rtt_s / 2)
+    sessions = (1 - HEADROOM_SHARE) * room / model.layers / load.kv_tokens
+    return min(given / model.layers, sessions / ring_s if ring_s > 0 else math.inf)
+
+
 def layer_token_s(machine: PeerSpeed, load: Workload) -> float:
     """The least time of a layer for each decoded token: the token's own, or that of its share of
     the prompts, whichever is more."""

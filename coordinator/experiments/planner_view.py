@@ -11,17 +11,17 @@ from coordinator.simulator.core.profiles import PeerProfile, Points, Profiles
 from dht.messages.types import SINK, SOURCE, Problem
 
 
-def read_service(path: Path, problem: Problem) -> Service:
+def read_service(path: Path, problem: Problem, *, hub: bool = False) -> Service:
     """The service of the cluster file at ``path``, whose ``problem`` was read before.
 
     Layer times of ``helix-cluster/1`` are in a folder ``profiles`` beside that of the file. Without
-    it, and for other schemas, the service is derived from T_j. Raises UserError for malformed
-    files.
+    it, and for other schemas, the service is derived from T_j. ``hub``: as in :func:`service_of`;
+    live peers close the ring themselves. Raises UserError for malformed files.
     """
     schema = msgspec.json.decode(read_file(path), type=dict[str, object]).get("schema")
     if schema != HELIX_SCHEMA or not (path.parent.parent / "profiles").is_dir():
         return service_from_rates(problem)
-    return service_of(problem, read_swarm(path, problem.model.name)[1])
+    return service_of(problem, read_swarm(path, problem.model.name)[1], hub=hub)
 
 
 def service_of(

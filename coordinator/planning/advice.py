@@ -9,7 +9,8 @@ from coordinator.explain.weak_points import with_twin
 from coordinator.planning.placement import Placement, best_placement, of_chains
 from coordinator.problem.service import CONTEXT_TYPICAL, Service
 from coordinator.routing.quickest import LOOKS_MAX
-from coordinator.search.chain_search import Judge, as_chains, improved
+from coordinator.search.chain_judge import Judge
+from coordinator.search.chain_search import as_chains, improved
 from dht.messages.types import Assignment, PlannerNode, Problem
 
 KINDS_MAX = 6

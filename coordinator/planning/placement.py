@@ -15,12 +15,16 @@ from coordinator.evaluation.max_flow import (
     upper_bound,
 )
 from coordinator.evaluation.plan_check import FLOW_USED_MIN, flow_wasted, uncovered
-from coordinator.helix import flow_search, helix_cpsat
 from coordinator.heuristics import heuristics, peer_cells
 from coordinator.plans.waves import can_be_reached
 from coordinator.problem.service import Service
 from coordinator.search.chain_dp import Chains
-from coordinator.search.chain_search import MOVES_MAX, Judge, as_chains, search, until
+from coordinator.search.chain_judge import Judge
+from coordinator.search.chain_search import (
+    as_chains,
+    search,
+)
+from coordinator.search.generation import Searched
 from coordinator.simulator.judge import judge
 from dht.errors import SwarmError
 from dht.messages.types import (
@@ -38,10 +42,6 @@ from dht.messages.types import (
 
 logger = logging.getLogger(__name__)
 
-EXACT_PEERS_MAX = 12
-"""Maximum peers for the exact program; with more, the heuristics' best is improved."""
-EXACT_SPANS_MAX = 40_000
-"""Maximum possible spans for the exact program; writing that many takes a second or two."""
 VALUE_WITHIN = 0.98
 """Share of the best throughput from which placements count as equal."""
 LATENCY_WITHIN = 1.1
@@ -92,6 +92,8 @@ class Placement:
     """Number of layers with a single holder, whose loss would stop the swarm."""
     cells: "tuple[Placement, ...]" = ()
     """The placements of cells of which this one is made."""
+    searched: Searched | None = None
+    """What OR-Tools did in the search that found this placement; None: there was no search."""
 
     @property
     def value(self) -> float:
@@ -116,19 +118,18 @@ def best_placement(
     time_limit_s: float,
     seed: int,
     spent: Callable[[], float] | None = None,
-    service: Service | None = None,
+    service: Service,
     trials: bool = False,
 ) -> Placement:
     """The best placement of all heuristics, a dynamic program's chains and the search from there.
 
-    Placements are judged by the estimate under ``service``; without it, by max flow, and then the
-    exact program is tried too for few peers, for ``time_limit_s`` at most. With ``trials``, the
-    best of every depth are tried by short simulated runs, for ``CELLS_ABOVE`` peers at most.
-    ``spent()`` returns the share of the time that is gone, and the work ends at 1; without it, the
-    work ends after a fixed amount. The result is never worse than the best heuristic, except for
-    the 2% of throughput that a shorter ring is worth. Peers that the flow does not need become
-    spare replicas of the least served layers. The order of peers and links does not matter. Raises
-    NoPlacementError when the layers cannot be covered.
+    Placements are judged by the estimate under ``service``. With ``trials``, the best of every
+    depth are tried by short simulated runs, for ``CELLS_ABOVE`` peers at most. ``spent()`` returns
+    the share of the time that is gone, and the work ends at 1; without it, the work ends after a
+    fixed amount. The result is never worse than the best heuristic, except for the 2% of throughput
+    that a shorter ring is worth. Peers that the flow does not need become spare replicas of the
+    least served layers. The order of peers and links does not matter. Raises NoPlacementError when
+    the layers cannot be covered.
     """
     shortage = why_uncoverable(problem)
     if shortage is not None:
@@ -146,7 +147,7 @@ def _best(
     time_limit_s: float,
     seed: int,
     spent: Callable[[], float] | None,
-    service: Service | None,
+    service: Service,
     *,
     trials: bool = False,
 ) -> Placement:
@@ -164,14 +165,11 @@ def _best(
     clock = peer_cells.ends_at(spent, TRIALS_FROM if trials else SEARCH_SHARE)
     found = _heuristics(problem, service, clock)
     found += _unless_it_fails(lambda: _searched(problem, service, found, seed, clock))
-    if service is None:
-        found += _unless_it_fails(
-            lambda: _by_flow(problem, found, choose(found), time_limit_s, seed, clock)
-        )
     found = adoptable(problem, found) or found
-    if service is not None and trials:
-        found = _unless_it_fails(lambda: [_tried(problem, service, found, spent)]) or found
-    return _best_with_spares(problem, found, service)
+    if trials:
+        found = _unless_it_fails(lambda: [tried_best(problem, service, found, spent)]) or found
+    searched = next((placement.searched for placement in found if placement.searched), None)
+    return replace(_best_with_spares(problem, found, service), searched=searched)
 
 
 def adoptable(problem: Problem, found: Sequence[Placement]) -> list[Placement]:
@@ -202,7 +200,7 @@ def _unless_it_fails(planner: Callable[[], list[Placement]]) -> list[Placement]:
 
 
 def _heuristics(
-    problem: Problem, service: Service | None, spent: Callable[[], float] | None
+    problem: Problem, service: Service, spent: Callable[[], float] | None
 ) -> list[Placement]:
     """The placements of all heuristics, or only of those in ``FIRST`` where the time is over."""
     found: list[Placement] = []
@@ -218,15 +216,13 @@ def _heuristics(
         if assignments not in scored:
             scored[assignments] = score(problem, assignments, name, service=service)
         found.append(replace(scored[assignments], planner=name))
-        if name == "greedy" and service is not None:  # also with the flow that reviewers assume
+        if name == "greedy":  # also with the flow that reviewers assume
             edges = solve_flow(problem, assignments).edges
             found.append(score(problem, assignments, name, service=service, edges=edges))
     return found
 
 
-def _best_with_spares(
-    problem: Problem, found: Sequence[Placement], service: Service | None
-) -> Placement:
+def _best_with_spares(problem: Problem, found: Sequence[Placement], service: Service) -> Placement:
     """The best placement with spares placed; the next best where spares cost the best one flow."""
     left, spared = list(found), []
     while left:
@@ -244,7 +240,7 @@ def _by_cells(
     time_limit_s: float,
     seed: int,
     spent: Callable[[], float] | None,
-    service: Service | None,
+    service: Service,
 ) -> Placement:
     """The placement of cells planned one after the other."""
     found = [
@@ -260,7 +256,7 @@ def _by_cells(
     return together(found, service)
 
 
-def together(found: Sequence[Placement], service: Service | None) -> Placement:
+def together(found: Sequence[Placement], service: Service) -> Placement:
     """Placements that share no peer, as one; flow stays inside each."""
     value = sum(placement.value for placement in found)
     return Placement(
@@ -268,42 +264,16 @@ def together(found: Sequence[Placement], service: Service | None) -> Placement:
         flow_tokens_per_s=sum(placement.flow_tokens_per_s for placement in found),
         planner=f"{len(found)} cells",
         edges=tuple(edge for placement in found for edge in placement.edges or ()),
-        estimate_tokens_per_s=(
-            sum(placement.estimate_tokens_per_s or 0.0 for placement in found) if service else None
-        ),
+        estimate_tokens_per_s=sum(p.estimate_tokens_per_s or 0.0 for p in found),
         latency_s=sum(p.value * p.latency_s for p in found) / max(value, 1e-9),
         moved_layers=sum(placement.moved_layers for placement in found),
         lone_layers=0 if len(found) > 1 else found[0].lone_layers,
+        searched=sum((p.searched for p in found if p.searched is not None), Searched()),
         cells=tuple(cell for placement in found for cell in placement.cells or (placement,)),
     )
 
 
-def _by_flow(
-    problem: Problem,
-    found: Sequence[Placement],
-    best: Placement,
-    time_limit_s: float,
-    seed: int,
-    spent: Callable[[], float] | None,
-) -> list[Placement]:
-    """Placements of more flow: by the exact program for few peers, else by moves from the best."""
-    if len(problem.nodes) <= EXACT_PEERS_MAX and _spans_max(problem) <= EXACT_SPANS_MAX:
-        left_s = SEARCH_SHARE * time_limit_s * max(0.1, 1 - spent() if spent else 1.0)
-        exact = helix_cpsat.solve_by_cpsat(
-            problem, time_limit_s=left_s, seed=seed, hint=best.assignments
-        )
-        return [] if exact is None else [score(problem, exact, "cp-sat")]
-    most = max(found, key=lambda placement: placement.flow_tokens_per_s)
-    improved = flow_search.improve(
-        problem,
-        heuristics.fill(problem, most.assignments),
-        seed=seed,
-        go_on=until(spent, 1.0, MOVES_MAX),
-    )
-    return [score(problem, improved, f"{most.planner}+moves")]
-
-
-def with_spares(problem: Problem, placement: Placement, service: Service | None) -> Placement:
+def with_spares(problem: Problem, placement: Placement, service: Service) -> Placement:
     """The placement with spare replicas on all other peers that can hold a layer.
 
     Spares carry flow where that serves more, or where the flow would otherwise use less than
@@ -317,7 +287,7 @@ def with_spares(problem: Problem, placement: Placement, service: Service | None)
         filled = heuristics.fill(problem, placement.assignments)
         idle = counted(problem, replace(placement, assignments=filled))
     planner, filled = placement.planner, idle.assignments
-    if service is None or placement.edges is None:
+    if placement.edges is None:
         return score(problem, filled, planner, service=service)
     if len(problem.nodes) > WHOLE_PEERS_MAX and not flow_wasted(
         problem, filled, idle.flow_tokens_per_s
@@ -333,9 +303,7 @@ def with_spares(problem: Problem, placement: Placement, service: Service | None)
     return score(problem, filled, planner, service=service, edges=flow.edges, served=served)
 
 
-def _with_spares_in_cells(
-    problem: Problem, placement: Placement, service: Service | None
-) -> Placement:
+def _with_spares_in_cells(problem: Problem, placement: Placement, service: Service) -> Placement:
     """The placement of cells, with each peer that is in none as a spare in the nearest."""
     members = [{a.peer_id for a in cell.assignments} for cell in placement.cells]
     joined = peer_cells.with_nearest(problem, members)
@@ -352,7 +320,7 @@ def _with_spares_in_cells(
 
 def _searched(
     problem: Problem,
-    service: Service | None,
+    service: Service,
     heuristics_: Sequence[Placement],
     seed: int,
     spent: Callable[[], float] | None,
@@ -364,14 +332,15 @@ def _searched(
     made = search(judge, seeds=seeds, seed=seed, spent=spent)
     depths: set[int] = set()
     kept = []
-    for number, found in enumerate(made):
+    for number, found in enumerate(made.found):
         depth = _depth([a for chain in found.chains for a in chain])
         if number < KEPT or depth not in depths:
             kept.append(found)
         depths.add(depth)
+    names = [f"{found.planner}, moved" if found.refined else found.planner for found in kept]
     return [
-        of_chains(judge, found.chains, "chains by dp, moved" if found.refined else "chains by dp")
-        for found in kept
+        replace(of_chains(judge, found.chains, name), searched=made.searched)
+        for found, name in zip(kept, names, strict=True)
     ]
 
 
@@ -410,7 +379,7 @@ def finalists(found: Sequence[Placement]) -> list[Placement]:
     return [placement for pair in pairs for placement in pair if placement is not None]
 
 
-def _tried(
+def tried_best(
     problem: Problem,
     service: Service,
     found: Sequence[Placement],
@@ -430,11 +399,6 @@ def _tried(
         )
         tried.append((served, placement))
     return max(tried, key=itemgetter(0))[1]
-
-
-def _spans_max(problem: Problem) -> int:
-    layers = problem.model.layers
-    return sum(layers * min(len(node.tokens_per_s), layers) for node in problem.nodes)
 
 
 def score(
@@ -478,10 +442,17 @@ def counted(problem: Problem, placement: Placement) -> Placement:
     return replace(
         placement,
         moved_layers=sum(
-            helix_cpsat.fetched(held.get(a.peer_id), a.start, a.end) for a in placement.assignments
+            _fetched(held.get(a.peer_id), a.start, a.end) for a in placement.assignments
         ),
         lone_layers=holders.count(1),
     )
+
+
+def _fetched(held: Assignment | None, start: int, end: int) -> int:
+    """The number of layers of ``[start, end)`` that the peer does not hold yet."""
+    if held is None:
+        return end - start
+    return end - start - max(0, min(end, held.end) - max(start, held.start))
 
 
 def choose(found: Sequence[Placement]) -> Placement:

@@ -31,6 +31,7 @@ from coordinator.planning.placement import (
     with_spares,
 )
 from coordinator.problem.service import Service, announced_service
+from coordinator.search.generation import Searched
 from coordinator.simulator.judge import judge
 from dht.messages.types import Assignment, FlowEdge, Plan, PlanVersion, Problem
 
@@ -82,6 +83,8 @@ class SolveAnswer:
     tried: bool = False
     """Whether a short simulated run showed ``gain``; otherwise it is estimated."""
     error: str = ""
+    searched: Searched | None = None
+    """What OR-Tools did for ``best``, and whether it failed; None: there was no search."""
 
 
 def solve_request(request: SolveRequest, spent: Callable[[], float] | None = None) -> SolveAnswer:
@@ -109,8 +112,9 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
     solve_s = spent() * request.time_limit_s
     with_all = placement if core is whole else with_spares(whole, placement, service)
     best = _checked(_plan(request, with_all, solve_s), whole)
+    searched = placement.searched
     if kept_spans is None:
-        return SolveAnswer(best=best)
+        return SolveAnswer(best=best, searched=searched)
     kept_placement = _kept(whole, kept_spans, standing)
     kept = _checked(_plan(request, kept_placement, 0.0), whole)
     if kept is not None and best is not None:
@@ -123,7 +127,7 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
     ):
         alone, tried = gain_of(request, core, placement, before, service)
         gain = min(alone, _ratio(with_all.value, kept_placement.value))
-    return SolveAnswer(best=best or kept, kept=kept, gain=gain, tried=tried)
+    return SolveAnswer(best=best or kept, kept=kept, gain=gain, tried=tried, searched=searched)
 
 
 def _planned(
@@ -170,7 +174,7 @@ def _where_it_changed(
         before = _kept_by(core, kept_placement, standing)
         alone = _ratio(found.value, before.value - stay if before else 0.0)
         gain = min(alone, _ratio(with_all.value - stay, kept_placement.value - stay))
-    return SolveAnswer(best=best or kept, kept=kept, gain=gain)
+    return SolveAnswer(best=best or kept, kept=kept, gain=gain, searched=found.searched)
 
 
 def _core(request: SolveRequest) -> Problem:

@@ -7,8 +7,9 @@ ladder of F, from the bound down, gives deep narrow chains and short wide ones, 
 machine at any load.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations, permutations, zip_longest
 from typing import Any, TypeVar
 
@@ -30,9 +31,7 @@ ALONE_MAX = 3
 ORDERED_REGIONS_MAX = 3
 """Maximum regions that are tried in every order; more are tried in one order only."""
 SETS_MAX = 24
-COMBINATIONS_MAX = 2_000
-COMBINED_MAX = 6
-"""Maximum combinations of chains over disjoint sets of peers, yielded per pass."""
+"""Maximum sets of peers over which chains are looked for."""
 HOLDERS = 2
 """Minimum peers per stage in the chains that give each layer a second holder."""
 NONE = -(10**6)
@@ -49,10 +48,11 @@ _Table = Any
 def chains_by_dp(
     problem: Problem, *, judge: BoundedWorth, go_on: Callable[[int], bool]
 ) -> Iterator[Chains]:
-    """Chains over all peers, and chains side by side over disjoint sets of them.
+    """The best chains over all peers, and over sets of them; each by itself.
 
-    Sets are devices of one sort, regions, and pairs of those. The search ends when
-    ``go_on(chains judged)`` is false.
+    Sets are devices of one sort, regions, and pairs of those: the judge remembers the chains of
+    every set, which the master problem then combines. The search ends when ``go_on(chains judged)``
+    is false.
     """
     best: dict[frozenset[str], tuple[float, Chain]] = {}
     judged = 0
@@ -75,27 +75,6 @@ def chains_by_dp(
                     best[peers] = worth, chain
         for chosen in sorted(best, key=lambda chosen: -best[chosen][0])[:ALONE_MAX]:
             yield (best[chosen][1],)
-        worths = {peers: worth for peers, (worth, _) in best.items()}
-        for parts in disjoint(worths, COMBINED_MAX):
-            yield tuple(best[part][1] for part in parts)
-
-
-def disjoint(values: dict[frozenset[T], float], count: int) -> Iterator[tuple[frozenset[T], ...]]:
-    """The ``count`` combinations of disjoint sets with the largest sum of values, best first."""
-    ordered = sorted(values, key=lambda chosen: (-values[chosen], sorted(map(str, chosen))))
-    found: list[tuple[float, tuple[frozenset[T], ...]]] = []
-
-    def extend(at: int, parts: tuple[frozenset[T], ...], taken: frozenset[T], sum_: float) -> None:
-        if len(parts) > 1:
-            found.append((sum_, parts))
-        for index in range(at, len(ordered)):
-            part = ordered[index]
-            if len(found) < COMBINATIONS_MAX and not taken & part:
-                extend(index + 1, (*parts, part), taken | part, sum_ + values[part])
-
-    extend(0, (), frozenset(), 0.0)
-    for _, parts in sorted(found, key=lambda each: -each[0])[:count]:
-        yield parts
 
 
 def _sets(problem: Problem, region_of: Mapping[str, int]) -> list[frozenset[str]]:
@@ -121,7 +100,7 @@ def _ladder(
 ) -> Iterator[Chain]:
     """Chains over ``nodes`` in several orders, from the most flow to the fewest stages."""
     bound = upper_bound(replace(problem, nodes=tuple(nodes), links=()))
-    for order in _orders(nodes, region_of):
+    for order in orders(nodes, region_of):
         row = Row(problem, order)
         for peers_min in (1, HOLDERS):
             for step in steps:
@@ -130,7 +109,7 @@ def _ladder(
                     yield chain
 
 
-def _orders(
+def orders(
     nodes: Sequence[PlannerNode], region_of: Mapping[str, int]
 ) -> Iterator[tuple[PlannerNode, ...]]:
     """Orders of the peers by region; within one, largest first, and large and small in turn."""
@@ -173,6 +152,7 @@ class Row:
         self._middle = _least([r.middle for r in reaches])
         self._last = _least([r.last for r in reaches])
         self._whole = _least([self._layers * r.whole for r in reaches])
+        self._known: dict[tuple[float, int], tuple[_Table, _Table, _Table, _Table]] = {}
 
     def chain(self, flow: float, peers_min: int = 1) -> Chain | None:
         """The chain of fewest stages that holds all layers at ``flow`` tokens/s; None: none does.
@@ -208,6 +188,56 @@ class Row:
                 return None
         return None
 
+    def cheapest(
+        self, flow: float, prices: Mapping[str, float], peers_min: int = 1
+    ) -> Chain | None:
+        """The chain of the least sum of ``prices`` that holds all layers at ``flow`` tokens/s.
+
+        Peers between stages may stay unused; within a stage all are used. None: there is no chain.
+        """
+        layers = self._layers
+        first, middle, last, whole = self._stages(flow, peers_min)
+        paid = np.cumsum([0.0, *(prices.get(node.peer_id, 0.0) for node in self._order)])
+        tables = _Tables.empty(len(self._order), layers)
+        levels = np.arange(layers + 1)
+        best: float = math.inf
+        ends: tuple[int, int, int] | None = None
+        for j in range(1, len(self._order) + 1):
+            spent = paid[j] - paid[:j]
+            complete = np.where(whole[:j, j] >= layers, spent, math.inf)
+            if complete.min() < best:
+                best, ends = float(complete.min()), (int(complete.argmin()), j, layers)
+            from_layers = levels[None, :] - middle[:j, j, None]
+            grown = np.take_along_axis(tables.held[:j], np.maximum(from_layers, 0), axis=1)
+            grown = np.where((from_layers > 0) & (middle[:j, j, None] > 0), grown, math.inf)
+            grown += spent[:, None]
+            tables.enter(j, first[:j, j], spent, grown)
+            lasts = last[:j, j]
+            closed = tables.least[np.arange(j), np.maximum(1, layers - lasts)] + spent
+            closed = np.where(lasts > 0, closed, math.inf)
+            if closed.min() < best:
+                i = int(closed.argmin())
+                best, ends = float(closed[i]), (i, j, int(lasts[i]))
+        if ends is None:
+            return None
+        i, _, longest = ends
+        if longest == layers:
+            return self._placed([ends])
+        wanted = max(1, layers - longest)
+        level = wanted + int(tables.held[i, wanted:layers].argmin())
+        return self._placed([*tables.back(i, level, first, middle), ends])
+
+    def _stages(self, flow: float, peers_min: int) -> tuple[_Table, _Table, _Table, _Table]:
+        """The most layers that peers i to j - 1 hold side by side at ``flow``: at the beginning,
+        in the middle, at the end, and as all layers."""
+        key = flow, peers_min
+        if key not in self._known:
+            reach = self._reach(flow, peers_min)
+            caps = (self._first, self._middle, self._last, self._whole)
+            first, middle, last, whole = (np.maximum(_within(reach, cap), 0) for cap in caps)
+            self._known[key] = first, middle, last, whole
+        return self._known[key]
+
     def _reach(self, flow: float, peers_min: int) -> _Table:
         """The most layers at which peers i to j - 1 reach ``flow`` side by side; 0: at none."""
         ends = np.arange(self._sums.shape[1])
@@ -237,6 +267,66 @@ class Row:
             ]
             at += length
         return tuple(spans)
+
+
+@dataclass(slots=True)
+class _Tables:
+    """The least costs of a number of layers, held by stages over the first peers of an order.
+
+    Indices are the number of peers and of layers, from 0 to all of them.
+    """
+
+    begin: _Table
+    """The first peer of the last stage, where that ends before this peer."""
+    opening: _Table
+    """Whether that stage is the first one, too."""
+    held: _Table
+    """The least cost of a last stage that ends before this peer or earlier."""
+    ended: _Table
+    """Where that stage ends."""
+    least: _Table
+    """The least cost of at least so many layers, but not of all."""
+
+    @classmethod
+    def empty(cls, peers: int, layers: int) -> "_Tables":
+        shape = peers + 1, layers + 1
+        return cls(
+            begin=np.zeros(shape, dtype=int),
+            opening=np.zeros(shape, dtype=bool),
+            held=np.full(shape, math.inf),
+            ended=np.zeros(shape, dtype=int),
+            least=np.full(shape, math.inf),
+        )
+
+    def enter(self, j: int, first: _Table, spent: _Table, grown: _Table) -> None:
+        """Enter the stages that end before peer ``j``: by their first peer, the layers that they
+        hold as ``first`` stages, what they cost (``spent``), and the costs of all before and them,
+        by layers (``grown``)."""
+        layers = self.held.shape[1] - 1
+        cost, begin = grown.min(axis=0), grown.argmin(axis=0)
+        alone, alone_begin = np.full(layers + 1, math.inf), np.zeros(layers + 1, dtype=int)
+        alone[first] = spent  # the fewest peers come last, and win
+        alone_begin[first] = np.arange(j)
+        alone[0] = math.inf
+        self.opening[j] = alone < cost
+        cost = np.where(self.opening[j], alone, cost)
+        self.begin[j] = np.where(self.opening[j], alone_begin, begin)
+        better = cost < self.held[j - 1]
+        self.held[j] = np.where(better, cost, self.held[j - 1])
+        self.ended[j] = np.where(better, j, self.ended[j - 1])
+        self.least[j, :layers] = np.minimum.accumulate(self.held[j, :layers][::-1])[::-1]
+
+    def back(self, i: int, level: int, first: _Table, middle: _Table) -> list[tuple[int, int, int]]:
+        """The stages of ``level`` layers that end before peer ``i``, in their order."""
+        stages: list[tuple[int, int, int]] = []
+        while True:
+            j = int(self.ended[i, level])
+            i = int(self.begin[j, level])
+            if self.opening[j, level]:
+                stages.append((i, j, int(first[i, j])))
+                return stages[::-1]
+            stages.append((i, j, int(middle[i, j])))
+            level -= stages[-1][2]
 
 
 def _within(reach: _Table, caps: _Table) -> _Table:

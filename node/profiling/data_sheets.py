@@ -1,10 +1,12 @@
 """The speed of GPUs that nobody has measured, from their data sheets. Pure.
 
-A layer's step takes as long as reading its weights, and each session's KV, from memory, or as its
-multiplications, whichever is longer. No kernel reaches what a data sheet says; ``MEMORY_SHARE`` and
-``COMPUTE_SHARE`` are what serving software was measured to reach
-(``tests/unit/node/profiling/test_data_sheets.py`` compares them with four GPUs' times). What a peer
-announces of itself is measured (:mod:`node.profiling.layer_profile`), never this.
+A layer's step reads its weights, and each session's KV, from memory, and multiplies; no kernel
+reaches what a data sheet says, and each has to be launched. :class:`SheetConfig` says what this
+project's kernels reach: fitted to every time that was measured of them on an H100 and an H200
+(``bench/results/gpu_check*.json``) and to Helix's of an A100, L4, T4 and V100, none of which it
+misses by a quarter (``tests/unit/node/profiling/test_data_sheets.py``). No consumer card was
+measured. What a peer announces of itself is measured (:mod:`node.profiling.layer_profile`), never
+this.
 """
 
 import re
@@ -15,8 +17,38 @@ from dht.messages.types import PEERS_MAX, ModelSpec, PlannerNode, kv_tokens_leas
 from node.profiling.layer_fit import Timing
 from node.profiling.layer_profile import BATCHES, CHUNK_CONTEXTS, CHUNKS, CONTEXTS, Profile, rates
 
-MEMORY_SHARE = 0.77
-COMPUTE_SHARE = 0.5
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SheetConfig:
+    """What of a data sheet the kernels of a layer reach, and what they cost beside."""
+
+    memory_share: float = 0.85
+    """Share of the bandwidth at which weights and KV are read."""
+    compute_share: float = 0.6
+    """Share of the rate of multiplications that plain products of 16 bits reach."""
+    experts_share: float = 0.6
+    """Share of that which products grouped by experts reach."""
+    packed_share: float = 0.24
+    """Share of the rate that products with packed weights reach: for some rows, not for one."""
+    unpack_operations: float = 160.0
+    """Operations that unpacking a weight within such a product takes, at the data sheet's rate."""
+    unpacked_bytes: int = 4
+    """Bytes written and read of each weight that is unpacked to 16 bits before a plain product."""
+    launch_s: float = 2.7e-6
+    """Time of a kernel's start."""
+    launches: int = 20
+    """Kernels of a dense layer."""
+    launches_of_experts: int = 5
+    """Further kernels of a layer with experts."""
+    overlap: float = 3.0
+    """Exponent with which the times of reading and multiplying add up; endless: the longer one."""
+
+
+CONFIG = SheetConfig()
+
+
+PACKED_BYTES_MAX = 1.5
+"""Bytes per weight below which most are packed: 16 bits take two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,25 +108,54 @@ class LayerWork:
     active_share: float = 1.0
     """Share of the routed experts that a token passes."""
 
-    def read_bytes(self, rows: int) -> float:
-        """Bytes of weights that a step of ``rows`` rows reads; rows choose experts at random."""
+    @property
+    def packed(self) -> bool:
+        """Whether most weights are stored in fewer bits than 16."""
+        return self.weight_bytes < PACKED_BYTES_MAX * self.parameters
+
+    def used_share(self, rows: int) -> float:
+        """Share of the weights that a step of ``rows`` rows needs: they draw experts at random."""
         used = 1 - (1 - self.active_share) ** rows
-        return self.weight_bytes * (1 - self.expert_share * (1 - used))
+        return 1 - self.expert_share * (1 - used)
+
+    def read_bytes(self, rows: int) -> float:
+        """Bytes of weights that a step of ``rows`` rows reads."""
+        return self.weight_bytes * self.used_share(rows)
 
     def operations(self, rows: int) -> float:
         """Multiplications and additions of ``rows`` rows."""
         return 2 * self.parameters * rows * (1 - self.expert_share * (1 - self.active_share))
 
 
+def layer_s(
+    sheet: DataSheet, work: LayerWork, rows: int, kv_tokens: float, config: SheetConfig = CONFIG
+) -> float:
+    """Seconds of a layer in a step of ``rows`` rows that look at ``kv_tokens`` tokens in all."""
+    byte_s = 1 / (config.memory_share * sheet.memory_gb_per_s * 1e9)
+    operation_s = 1 / (sheet.tflops * 1e12)
+    read_s = (work.read_bytes(rows) + kv_tokens * work.kv_bytes_per_token) * byte_s
+    multiply_s = work.operations(rows) * operation_s / config.compute_share
+    launches = config.launches + (config.launches_of_experts if work.expert_share else 0)
+    start_s = launches * config.launch_s
+    in_16_bits_s = multiply_s / (config.experts_share if work.expert_share else 1.0)
+    power = config.overlap
+    plain_s: float = (read_s**power + in_16_bits_s**power) ** (1 / power) + start_s
+    if not work.packed:
+        return plain_s
+    if rows == 1:
+        return read_s + start_s
+    weights = work.parameters * work.used_share(rows)
+    unpack_s = weights * config.unpack_operations * operation_s
+    before_s = (work.weight_bytes + work.parameters * config.unpacked_bytes) * byte_s
+    within_s = read_s + unpack_s + work.operations(rows) * operation_s / config.packed_share
+    return min(within_s + start_s, plain_s + before_s)
+
+
 def profile_of(sheet: DataSheet, work: LayerWork) -> Profile:
     """What :func:`node.profiling.layer_profile.measure` would about find on such a GPU."""
-    read_s = 1 / (MEMORY_SHARE * sheet.memory_gb_per_s * 1e9)
-    compute_s = 1 / (COMPUTE_SHARE * sheet.tflops * 1e12)
 
     def timing(rows: int, context_tokens: int, sessions: int) -> Timing:
-        kv_bytes = sessions * context_tokens * work.kv_bytes_per_token
-        read = (work.read_bytes(rows) + kv_bytes) * read_s
-        seconds = max(read, work.operations(rows) * compute_s)
+        seconds = layer_s(sheet, work, rows, sessions * context_tokens)
         return Timing(batch=rows, context_tokens=context_tokens, seconds=seconds)
 
     return Profile(

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from coordinator.links.bandwidth_estimator import DeliveryEstimator
+from coordinator.links.token_bucket import Allowance
 from dht.messages.types import LINK_FRESH_MAX_S, Link, LinksRecord, NodeRecord
 from dht.transport.interface import Transport
 from node.links.lent_traffic import LentTraffic
@@ -100,6 +102,38 @@ def test_who_was_away_is_probed_as_at_first(monkeypatch: pytest.MonkeyPatch) -> 
     back = next(at for at, time_s in enumerate(times_s) if time_s > 3 * HOUR_S)
     assert times_s[back] < 3.1 * HOUR_S
     assert times_s[back + 1] - times_s[back] == pytest.approx(HOUR_S / 3, rel=0.03)
+
+
+@pytest.mark.parametrize(("up_mbit", "told"), [(None, 3e6), (8, 1e6)])
+def test_a_busy_link_is_announced_as_its_frames_found_it(
+    up_mbit: float | None, told: float
+) -> None:
+    """Its round trip in seconds, and its rate up to what the owner lends."""
+    delivery = DeliveryEstimator()
+    for at_us in range(0, 2_000_000, 10_000):  # 30 KB every 10 ms, acknowledged 40 ms later
+        if at_us >= 40_000:
+            delivery.acknowledged((at_us - 30_000) // 10_000 * 30_000, at_us)
+        delivery.sent(30_000, at_us, limited=False)
+    assert delivery.known
+    up = Allowance() if up_mbit is None else Allowance(up_mbit * 125_000)
+    flow = SimpleNamespace(links=lambda: {"b": SimpleNamespace(delivery=delivery)})
+    stage: Any = SimpleNamespace(traffic=LentTraffic(up=up), flow=flow)
+    directory = PaperDirectory()
+
+    async def scenario() -> str:
+        here: Any = directory
+        transport = MemoryNetwork(random.Random(1)).transport()
+        task = asyncio.create_task(LinkKeeper(transport, here, stage, MeasuredLinks()).run())
+        await asyncio.sleep(3 * EVERY_S)
+        task.cancel()
+        return transport.peer_id
+
+    me = run_virtual(scenario(), limit_s=HOUR_S)
+    links = [link for record in directory.published for link in record.links if link.source == me]
+    assert links
+    assert {link.target for link in links} == {"b"}
+    assert all(link.rtt_s == pytest.approx(0.04, rel=0.01) for link in links)
+    assert all(link.bandwidth_bytes_per_s == pytest.approx(told, rel=0.05) for link in links)
 
 
 def test_small_differences_are_none() -> None:

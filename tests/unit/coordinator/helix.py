@@ -17,7 +17,7 @@ def problem_of(cluster: str, model: str) -> Problem:
 
 def service_of(cluster: str, model: str) -> Service:
     """Profiles and KV room of a cluster's peers; rings close through Helix's coordinator."""
-    return read_service(DATA / "clusters" / f"{cluster}.json", problem_of(cluster, model))
+    return read_service(DATA / "clusters" / f"{cluster}.json", problem_of(cluster, model), hub=True)
 
 
 def published(cluster: str, model: str, planner: str) -> tuple[Assignment, ...]:

@@ -76,6 +76,21 @@ def test_a_placement_file_is_followed(
     assert set(json.loads(out)["peers"]) == {"b", "c"}
 
 
+def test_routes_follow_the_edges_of_a_placement_file(
+    cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All flow over one of two peers that hold the same."""
+    plan = tmp_path / "plan.json"
+    for first in "ab":
+        spans = {"a": [0, 4], "b": [0, 4], "c": [4, 8]}
+        edges = [["source", first, 1.0], [first, "c", 1.0], ["c", "sink", 1.0]]
+        plan.write_text(json.dumps({"placement": spans, "edges": edges}))
+        code, out, _ = run(capsys, cluster, *QUICK, "--placement", plan, "--json")
+        assert code == 0
+        peers = json.loads(out)["peers"]
+        assert {name for name, use in peers.items() if use["busy"] > 0} == {first, "c"}
+
+
 def test_tables_for_people(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, cluster, *QUICK, "--placement", "chain")
     assert code == 0
@@ -110,6 +125,8 @@ def test_times_and_shares_have_fitting_units() -> None:
         ({"placement": {"a": [0, 9]}}, "of 8 layers"),
         ({"placement": {"a": [0, 4]}}, "without a holder"),
         ({"spans": []}, "is no placement"),
+        ({"placement": {"a": [0, 8]}, "edges": [["source", "z", 1.0]]}, "cannot carry flow"),
+        ({"placement": {"a": [0, 8]}, "edges": [["source", "a", -1.0]]}, "is no placement"),
     ],
 )
 def test_a_wrong_placement_is_one_line(

@@ -6,16 +6,16 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 
+from bench.planner.planners import PLANNERS, Effort
 from coordinator.evaluation.max_flow import solve_flow, upper_bound
 from coordinator.evaluation.plan_check import check_plan, check_shape
 from coordinator.heuristics.peer_cells import cells
 from coordinator.planning.placement import best_placement, make_plan
-from coordinator.planning.planners import PLANNERS, Effort
 from coordinator.problem.service import service_from_rates
 from dht.messages.types import PlanVersion, Problem
 from tests.examples import examples
 from tests.unit.coordinator.helix import problem_of, published
-from tests.unit.coordinator.problems import brute_force_flow, model, node, problems, steady
+from tests.unit.coordinator.problems import model, node, problems, steady
 
 QUICK = ("petals", "swarm", "separate", "cp-sat")
 
@@ -106,25 +106,3 @@ def test_one_more_peer_never_costs_more_than_a_tenth() -> None:
         )
         values.append(found.value)
     assert all(after >= 0.9 * before for before, after in pairwise(values))
-
-
-@pytest.mark.property
-@examples(8)
-@given(problems(peers_max=3, layers_max=4))
-def test_by_flow_it_is_the_optimum_where_all_can_be_tried(problem: Problem) -> None:
-    best = brute_force_flow(problem)
-    found = PLANNERS["ours-flow"](problem, None, Effort(time_limit_s=2.0))
-    if found is None:
-        assert best == 0
-        return
-    # 2% of the flow may go for a shorter ring.
-    assert found.flow_tokens_per_s >= 0.98 * best * (1 - 1e-6)
-
-
-def test_by_flow_single24_carries_most_of_its_bound() -> None:
-    problem = problem_of("single24", "70b")
-    clock = iter(range(30))
-    effort = Effort(time_limit_s=1.0, spent=lambda: next(clock, 30) / 30)
-    found = PLANNERS["ours-flow"](problem, None, effort)
-    assert found is not None
-    assert found.flow_tokens_per_s >= 0.85 * upper_bound(problem)

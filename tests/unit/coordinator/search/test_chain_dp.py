@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import uncovered
 from coordinator.problem.service import service_from_rates
-from coordinator.search.chain_dp import Row, chains_by_dp, disjoint
-from coordinator.search.chain_search import Judge
+from coordinator.search.chain_dp import Chain, Row, chains_by_dp, disjoint
+from coordinator.search.chain_judge import Judge
 from dht.messages.types import Problem, fits
 from tests.examples import examples
 from tests.unit.coordinator.helix import problem_of, service_of
@@ -40,13 +40,56 @@ def test_chains_fit_cover_and_carry_their_flow(problem: Problem, flow: float, le
     chain = Row(problem, problem.nodes).chain(flow, least)
     if chain is None:
         return
+    carries(problem, chain, flow)
+
+
+def carries(problem: Problem, chain: Chain, flow: float) -> None:
+    """Check that a chain fits, covers the model, and carries the flow where links are free."""
     nodes = {peer.peer_id: peer for peer in problem.nodes}
     assert all(fits(problem.model, nodes[a.peer_id], a.start, a.end) for a in chain)
     assert not uncovered(chain, problem.model.layers)
-    free = replace(problem, links=(), client_bandwidth_bytes_per_s=1e12)
     unlimited = (replace(n, up_bytes_per_s=None, down_bytes_per_s=None) for n in problem.nodes)
-    free = replace(free, default_bandwidth_bytes_per_s=1e12, nodes=tuple(unlimited))
+    free = replace(
+        problem,
+        links=(),
+        nodes=tuple(unlimited),
+        client_bandwidth_bytes_per_s=1e12,
+        default_bandwidth_bytes_per_s=1e12,
+    )
     assert solve_flow(free, chain).flow_tokens_per_s >= flow * (1 - 1e-6)
+
+
+@pytest.mark.property
+@examples(60)
+@given(problems(), st.floats(0.1, 300.0), st.integers(1, 2), st.lists(st.floats(0, 9), min_size=9))
+def test_the_cheapest_chain_is_valid_and_no_dearer_than_the_shortest(
+    problem: Problem, flow: float, least: int, costs: list[float]
+) -> None:
+    row = Row(problem, problem.nodes)
+    prices = {peer.peer_id: cost for peer, cost in zip(problem.nodes, costs, strict=False)}
+
+    def price(chain: Chain) -> float:
+        return sum(prices.get(a.peer_id, 0.0) for a in chain)
+
+    cheapest, shortest = row.cheapest(flow, prices, least), row.chain(flow, least)
+    if shortest is not None:
+        assert cheapest is not None
+        assert price(cheapest) <= price(shortest) + 1e-6
+    if cheapest is not None:
+        carries(problem, cheapest, flow)
+
+
+def test_a_dear_peer_is_left_out_where_others_will_do() -> None:
+    peers = tuple(node(name, steady(12, 6)) for name in "abcd")
+    row = Row(Problem(model=model(6), nodes=peers), peers)
+    for dear in "abcd":
+        chain = row.cheapest(1.0, {name: 9.0 if name == dear else 1.0 for name in "abcd"})
+        assert chain is not None
+        assert len(chain) == 1
+        assert chain[0].peer_id != dear
+    two = row.cheapest(1.0, {"a": 1.0, "b": 9.0, "c": 1.0, "d": 1.0}, peers_min=2)
+    assert two is not None
+    assert {a.peer_id for a in two} == {"c", "d"}, "neighbours alone share a stage"
 
 
 def test_disjoint_sets_are_worth_their_sum() -> None:

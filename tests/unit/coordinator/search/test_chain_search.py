@@ -1,51 +1,88 @@
-"""The search over chains: what it makes with no time left, what it adds with time, and without a
-service."""
+"""The search over chains: what it makes with no time left, what it adds with time, and what is left
+of it without OR-Tools."""
+
+from itertools import count
+from typing import Never
 
 import pytest
 
+from coordinator.evaluation.estimate import chains_bound
 from coordinator.evaluation.plan_check import uncovered
-from coordinator.search.chain_search import Judge, search
-from dht.messages.types import SINK
+from coordinator.search.chain_judge import Judge
+from coordinator.search.chain_search import Search, search
+from coordinator.search.columns import Master
+from dht.messages.types import Problem
 from tests.unit.coordinator.helix import problem_of, service_of
 
 
-def test_no_time_left_still_gives_chains() -> None:
-    problem, service = problem_of("single24", "70b"), service_of("single24", "70b")
-    judge = Judge(problem, service)
-    late = search(judge, seed=0, spent=lambda: 1.0)
-    assert late
-    assert late[0].value > 0
-    for found in late:
-        for chain in found.chains:
+def judge_of(size: str) -> Judge:
+    return Judge(problem_of("single24", size), service_of("single24", size))
+
+
+def searched(judge: Judge, looks: int = 400) -> Search:
+    """By the clock of a fixed number of looks."""
+    steps = count()
+    return search(judge, seed=0, spent=lambda: next(steps) / looks)
+
+
+def check(problem: Problem, found: Search) -> None:
+    """Chains cover the model, those found together share no peer, and the best is first."""
+    values = [each.value for each in found.found]
+    assert values == sorted(values, reverse=True)
+    assert values[0] > 0
+    for each in found.found:
+        peers = [a.peer_id for chain in each.chains for a in chain]
+        assert len(peers) == len(set(peers))
+        for chain in each.chains:
             assert not uncovered(chain, problem.model.layers)
 
 
-def test_moves_take_what_the_program_leaves() -> None:
-    """By the clock of a fixed number of looks: best first, and no worse than without moves."""
-    problem, service = problem_of("single24", "30b"), service_of("single24", "30b")
-    looks = iter(range(400))
-    found = search(Judge(problem, service), seed=0, spent=lambda: next(looks, 400) / 400)
-    values = [each.value for each in found]
-    assert values == sorted(values, reverse=True)
-    refined = [each.value for each in found if each.refined]
-    assert refined
-    assert max(refined) >= max(each.value for each in found if not each.refined)
+def test_no_time_left_still_gives_chains() -> None:
+    judge = judge_of("70b")
+    late = search(judge, seed=0, spent=lambda: 1.0)
+    check(judge.problem, late)
+    assert late.searched.masters == 0
+
+
+def test_the_best_was_chosen_by_or_tools_of_all_that_was_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen, choose = [], Master.chosen
+    monkeypatch.setattr(Master, "chosen", lambda self: chosen.append(choose(self)) or chosen[-1])
+    judge = judge_of("30b")
+    found = searched(judge)
+    check(judge.problem, found)
+    refined = [each.value for each in found.found if each.refined]
+    assert max(refined) >= max(each.value for each in found.found if not each.refined)
+    assert set(found.found[0].chains) == set(chosen[-1])
+    assert found.found[0].value == pytest.approx(sum(judge.known[c] for c in chosen[-1]))
+    done = found.searched
+    assert done.columns > 20
+    assert done.masters > 5
+    assert done.judged > 20
+    assert not done.failed
+    assert (
+        found.found[0].value < done.bound_tokens_per_s == chains_bound(judge.problem, judge.service)
+    )
+
+
+@pytest.mark.parametrize("broken", ["__init__", "prices", "chosen"])
+def test_without_or_tools_the_others_search_and_it_is_said(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> Never:
+        raise RuntimeError("the solver is ill")
+
+    monkeypatch.setattr(Master, broken, fails)
+    judge = judge_of("30b")
+    found = searched(judge)
+    check(judge.problem, found)
+    assert any(each.refined for each in found.found)
+    assert found.searched.failed == "RuntimeError: the solver is ill"
 
 
 def test_a_seed_is_among_what_is_found() -> None:
-    problem, service = problem_of("single24", "30b"), service_of("single24", "30b")
-    judge = Judge(problem, service)
-    seed = search(judge, seed=0, spent=lambda: 1.0)[-1].chains
-    assert seed in [each.chains for each in search(judge, seeds=[seed], seed=0, spent=lambda: 1.0)]
-
-
-def test_without_a_service_chains_are_judged_by_flow_and_not_moved() -> None:
-    problem = problem_of("single24", "70b")
-    judge = Judge(problem, None)
-    found = search(judge, seed=0, spent=lambda: 0.0)
-    assert found
-    assert not any(each.refined for each in found)
-    edges, served = judge.flow(found[0].chains)
-    assert served is None
-    arriving = sum(edge.tokens_per_s for edge in edges if edge.head == SINK)
-    assert arriving == pytest.approx(found[0].value)
+    judge = judge_of("30b")
+    seed = search(judge, seed=0, spent=lambda: 1.0).found[-1].chains
+    again = search(judge, seeds=[seed], seed=0, spent=lambda: 1.0)
+    assert seed in [each.chains for each in again.found]

@@ -1,9 +1,95 @@
-"""Speeds from data sheets, beside those that were measured on four GPUs."""
+"""Speeds from data sheets, beside all that were measured."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dht.errors import UserError
-from node.profiling.data_sheets import GPUS, LayerWork, parse_gpus, profile_of
+from node.profiling.data_sheets import GPUS, LayerWork, layer_s, parse_gpus, profile_of
+
+RESULTS = Path(__file__).parents[4] / "bench" / "results"
+
+
+def mixture(attention: int, experts: int, chosen: float, bytes_: int, kv_bytes: float) -> LayerWork:
+    """A layer's parts in weights, the share of experts that a token passes, and bytes."""
+    return LayerWork(
+        weight_bytes=bytes_,
+        parameters=attention + experts,
+        kv_bytes_per_token=round(kv_bytes),
+        expert_share=experts / (attention + experts),
+        active_share=chosen,
+    )
+
+
+def dense(parameters: int, bytes_each: float) -> LayerWork:
+    return LayerWork(
+        weight_bytes=round(bytes_each * parameters), parameters=parameters, kv_bytes_per_token=4096
+    )
+
+
+LLAMA_8B = 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336
+LLAMA_70B = 2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28672
+QWEN = 2 * 2048 * 4096 + 2 * 2048 * 512 + 2048 * 128, 128 * 3 * 2048 * 768, 8 / 128
+GPT_OSS = 2 * 2880 * 4096 + 2 * 2880 * 512, 32 * 3 * 2880**2, 4 / 32
+WINDOWED = 2048 / 3
+"""KV that a token reads of gpt-oss: two of the three layers measured look at 128 tokens."""
+SCALED = 1 / 2 + 2 / 128, 1 / 2 + 1 / 32
+"""Bytes of a weight of 4 bits: with a scale of 16 bits for 128, and one of 8 for 32."""
+WORK = {
+    "llama-3-8b": dense(LLAMA_8B, 2),
+    "llama-3-70b": dense(LLAMA_70B, 2),
+    "llama-3-8b-int4": dense(LLAMA_8B, SCALED[0]),
+    "llama-3-8b-fp8": dense(LLAMA_8B, 1),
+    "qwen3-30b-a3b": mixture(*QWEN, 2 * (QWEN[0] + QWEN[1]), 2048),
+    "qwen3-30b-a3b-fp8": mixture(*QWEN, QWEN[0] + QWEN[1], 2048),
+    "gpt-oss-20b": mixture(*GPT_OSS, 2 * (GPT_OSS[0] + GPT_OSS[1]), WINDOWED),
+    "gpt-oss-20b-mxfp4": mixture(
+        *GPT_OSS, round(2 * GPT_OSS[0] + SCALED[1] * GPT_OSS[1]), WINDOWED
+    ),
+}
+"""What a layer of each measured shape does."""
+
+
+def measured(gpu: str, result: str) -> Iterator[tuple[str, str, str, float]]:
+    """``(gpu, shape, step, µs)``: kernels of a layer, or where these were not timed the layer in a
+    step. Times below what the reading takes cannot be, and are left out."""
+    for name, part in json.loads((RESULTS / result).read_text())["parts"].items():
+        if not name.startswith("engine") or "without" in name:
+            continue
+        shapes: dict[str, dict[str, Any]] = part.get("found", {}).get("shapes", {})
+        for shape, points in shapes.items():
+            for step, told in points.items():
+                if not isinstance(told, dict) or not step.startswith(("decode_", "prefill_")):
+                    continue
+                rate = told.get("layer_tokens_per_s")
+                us = told.get("kernels_us", 1e6 * int(step.split("_")[1]) / rate if rate else None)
+                if us is not None and us >= told.get("floor_us", 0.0):
+                    yield gpu, shape, step, us
+
+
+ROWS = [*measured("h100", "gpu_check.json"), *measured("h200", "gpu_check_h200.json")]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "shape", "step", "us"), ROWS, ids=["-".join(row[:3]) for row in ROWS]
+)
+def test_no_measured_layer_is_missed_by_a_quarter(
+    gpu: str, shape: str, step: str, us: float
+) -> None:
+    """By precision, experts, rows and context."""
+    kind, rows, *context = step.split("_")
+    looked_at = int(rows) * int(context[0]) if kind == "decode" else int(rows) / 2
+    told = layer_s(GPUS[gpu], WORK[shape], int(rows), looked_at)
+    assert 1e6 * told == pytest.approx(us, rel=0.25)
+
+
+def test_every_kind_of_layer_was_measured() -> None:
+    assert {shape for _, shape, _, _ in ROWS} == set(WORK)
+    assert len(ROWS) > 100
+
 
 MEASURED_MS = {
     # A layer of LLaMA 30B and 70B: 2 decode rows, and a prompt's chunk of 1000 tokens, as Helix

@@ -28,7 +28,7 @@ def improve(
     Its flow is at least that of ``placed``. The same seed and number of moves give the same
     placement.
     """
-    rng = random.Random(seed)  # noqa: S311 - a search, not a secret
+    rng = random.Random(seed)
     best = {a.peer_id: a for a in placed}
     solution = solve_flow(problem, placed)
     nodes = {node.peer_id: node for node in problem.nodes}
