@@ -91,8 +91,23 @@ def settings_of(
     """``config``, which transformers made of a file, with all else that the file says.
 
     ``said``: the file's values by key behind its architecture's name. ``names``: of its tensors.
-    Raises UserError for what cannot be said in a configuration of transformers.
+    Raises UserError for what cannot be said in a configuration of transformers, and for values
+    that are missing or of no use, such as a text where a number belongs.
     """
+    try:
+        return _settings(where, config, said, names, factors)
+    except UserError:
+        raise
+    except KeyError as error:
+        raise UserError(f"{where} cannot be served: its file does not say {error}") from error
+    except Exception as error:  # whatever strange values make of sums and of transformers
+        told = " ".join(str(error).split())[:200]
+        raise UserError(f"{where} cannot be served: its settings are not sound: {told}") from error
+
+
+def _settings(
+    where: str, config: Values, said: Values, names: Sequence[str], factors: Factors
+) -> dict[str, Any]:
     from transformers import CONFIG_MAPPING
 
     kind = config["model_type"]
