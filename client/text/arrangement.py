@@ -22,6 +22,7 @@ Rewrite = Callable[[Sequence[Message]], list[Message]]
 DEVELOPER = "developer"
 BETWEEN = "\n\n"
 """Between texts that become one."""
+CALLS_NAME = "the name of a call"
 CALL_ID_CHARS = 9
 """Some templates take ids of calls of this length alone."""
 THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")
@@ -71,7 +72,7 @@ def arranged(
     skeleton, words = _skeleton(given)
     stubs = None if tools is None else [_stub(tool) for tool in tools]
 
-    def fault(rewrites: Sequence[Rewrite]) -> UserError | None:
+    def fault(rewrites: Sequence[Rewrite], *but: str) -> UserError | None:
         try:
             text = template.render(
                 _rewritten(skeleton, rewrites),
@@ -81,7 +82,8 @@ def arranged(
             )
         except UserError as error:
             return error
-        missing = next(((at, what) for word, (at, what) in words.items() if word not in text), None)
+        wanted = ((word, told) for word, told in words.items() if told[1] not in but)
+        missing = next((told for word, told in wanted if word not in text), None)
         return None if missing is None else LeftOut(*missing)
 
     first = fault(always)
@@ -95,7 +97,10 @@ def arranged(
         if fault(chosen) is None:
             break
     else:
-        raise first
+        # A template that shows no call's name anywhere is what its model was trained with.
+        if fault(always, CALLS_NAME) is not None:
+            raise first
+        return _rewritten(given, always)
     for at in reversed(range(len(always), len(chosen) - 1)):
         fewer = [*chosen[:at], *chosen[at + 1 :]]
         if fault(fewer) is None:
@@ -142,7 +147,7 @@ def _skeleton(messages: Sequence[Message]) -> tuple[list[Message], dict[str, tup
 
 
 def _call_of(call: Message, at: int, word: Callable[[int, str], str]) -> Message:
-    name, arguments = word(at, "the name of a call"), call["function"]["arguments"]
+    name, arguments = word(at, CALLS_NAME), call["function"]["arguments"]
     if not arguments:
         arguments = Arguments()
     elif isinstance(arguments, str):

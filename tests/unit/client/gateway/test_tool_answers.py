@@ -29,6 +29,7 @@ from client.gateway.structured.call_formats import (
     LISTED_JSON,
     MARKED_JSON,
     NUMBERED_JSON,
+    NUMBERED_SECTION_JSON,
     SEED_FUNCTION_TAGS,
     SEPARATED_JSON,
     TAGGED_JSON,
@@ -306,6 +307,10 @@ CALLS = {
     SEPARATED_JSON: (
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>clock<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
         "<｜tool▁calls▁end｜>"
+    ),
+    NUMBERED_SECTION_JSON: (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.clock:0"
+        "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
     ),
     CHANNEL_JSON: "<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{}",
 }
