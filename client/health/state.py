@@ -434,9 +434,12 @@ def _weak_points(seen: SwarmSnapshot, spec: ModelSpec | None, peers: list[Json])
         Assignment(peer_id=peer_id, start=record.start, end=record.end)
         for peer_id, record in held.items()
     ]
-    problem = problem_of(spec, held, links)
-    ageless = tuple(replace(link, measured_unix_s=0.0) for link in problem.links)
-    found = _asked(replace(problem, links=ageless), tuple(spans))
+    try:
+        problem = problem_of(spec, held, links)
+        ageless = tuple(replace(link, measured_unix_s=0.0) for link in problem.links)
+        found = _asked(replace(problem, links=ageless), tuple(spans))
+    except ModuleNotFoundError:
+        return ()  # a client's installation has neither networkx nor numpy
     if found.missing:
         return ()  # which layers these are, and what brings them back, is said without the graph
     names = {each.record.peer_id: str(peer["name"]) for each, peer in shown}
