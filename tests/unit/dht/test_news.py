@@ -55,6 +55,7 @@ def test_a_warning_that_repeats_is_written_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("dht.command_line.time.monotonic", lambda: now_s[0])
     log, handler = logging.getLogger("test.news"), StderrHandler()
     log.propagate = False
+    log.setLevel(logging.WARNING)  # whatever commands that ran before set for all
     log.addHandler(handler)
     try:
         for second in range(int(AGAIN_S) + 1):
