@@ -196,6 +196,9 @@ def _settings(architecture: str, model: Any) -> dict[str, Any]:
     theta = (rotary.get("full_attention") or rotary).get("rope_theta", 1e4)
     found = {key: getattr(config, name, None) for key, name in keys.items() if name}
     found |= {"rope.freq_base": theta if rotary else None, "vocab_size": None}
+    width, heads = getattr(config, "head_dim", None), getattr(config, "num_attention_heads", None)
+    if width and heads and width != config.hidden_size // heads:
+        found.setdefault("attention.key_length", width)  # as llama.cpp's converter states it
     if architecture == "lfm2":
         heads = config.num_key_value_heads
         found["attention.head_count_kv"] = [
