@@ -36,14 +36,11 @@ CONFIGURATIONS = ("config.json", "tokenizer_config.json")
 
 
 def without_code(config: Mapping[str, Any], *, paths: bool = False) -> dict[str, Any]:
-    """A configuration without :data:`CODE_KEYS`; with ``paths``, also without names of files.
-
-    Raises ValueError for a number of layers that no model of a swarm has.
-    """
+    """A configuration without :data:`CODE_KEYS`; with ``paths``, also without names of files."""
 
     def kept(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {k: kept(v) for k, v in value.items() if not dropped(k) and _few(k, v)}
+            return {k: kept(v) for k, v in value.items() if not dropped(k)}
         return [kept(each) for each in value] if isinstance(value, list) else value
 
     def dropped(key: str) -> bool:
@@ -53,11 +50,14 @@ def without_code(config: Mapping[str, Any], *, paths: bool = False) -> dict[str,
     return found
 
 
-def _few(key: str, value: Any) -> bool:
-    """True; raises ValueError where the number of layers under ``key`` is absurd."""
-    if key.endswith(LAYER_KEYS) and isinstance(value, int) and not -1 <= value <= LAYERS_MAX:
-        raise ValueError(f"it says {key[:40]} {str(value)[:40]}; the limit is {LAYERS_MAX}")
-    return True
+def check_layers(config: Any) -> None:
+    """Raise ValueError for a number of layers, at any depth, that no model of a swarm has."""
+    for key, value in config.items() if isinstance(config, Mapping) else ():
+        if key.endswith(LAYER_KEYS) and isinstance(value, int) and not -1 <= value <= LAYERS_MAX:
+            raise ValueError(f"it says {key[:40]} {str(value)[:40]}; the limit is {LAYERS_MAX}")
+        check_layers(value)
+    for each in config if isinstance(config, list) else ():
+        check_layers(each)
 
 
 @contextmanager
@@ -75,6 +75,7 @@ def read_by_library(directory: Path, names: Collection[str]) -> Iterator[Path]:
                 continue
             if name in CONFIGURATIONS:
                 said = without_code(read_object(file), paths=name != "config.json")
+                check_layers(said)
                 (copy / name).write_text(json.dumps(said))
             else:
                 shutil.copyfile(file, copy / name)

@@ -15,7 +15,7 @@ import msgspec
 from dht.errors import UserError
 from dht.hub import HubListing, notes_directory
 from dht.json_file import decode_json, read_object
-from dht.library_files import read_by_library, without_code
+from dht.library_files import check_layers, read_by_library, without_code
 from dht.messages.types import fingerprint_of
 from dht.text_files import digest_of, text_hashes
 
@@ -149,10 +149,7 @@ def read_config(directory: Path, name: str = "") -> dict[str, Any]:
         raise UserError(f"{path} does not describe a model: it has no model_type")
     if "auto_map" in config and library_type(config) is None:
         raise UserError(f"{name} needs code of its own to run; that is never executed here")
-    try:
-        return without_code(config)
-    except ValueError as error:
-        raise UserError(f"{path} cannot be used: {error}") from error
+    return without_code(config)
 
 
 def library_type(config: Mapping[str, Any]) -> str | None:
@@ -190,6 +187,7 @@ def library_config(directory: Path) -> Any:
         if kind is None or kind == config["model_type"]:
             with read_by_library(directory, ("config.json",)) as cleaned:
                 return AutoConfig.from_pretrained(cleaned, trust_remote_code=False)
+        check_layers(config)
         borrowed = {key: value for key, value in config.items() if key != "auto_map"}
         return CONFIG_MAPPING[kind].from_dict({**borrowed, "model_type": kind})
     except KeyError as error:
