@@ -92,7 +92,7 @@ def scaled(
         told = "no block is named" if block is None else f"blocks of {rows} x {columns}"
         down, across = scales.shape[-2:]
         raise ValueError(
-            f"a grid of {down} x {across} scales in a matrix of {outs} x {ins}, where {told}"
+            f"{down} x {across} scales do not fit a matrix of {outs} x {ins}, where {told}"
         )
     packing = Packing(code=code, rows=rows, columns=columns)
     return PackedTensor(packing, {"codes": codes, "scales": scales, **beside}, turned=turned)
