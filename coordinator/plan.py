@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """example, the two nodes in docs/cluster-format.md as two.json:
   %(prog)s two.json
-  > about 1731.5 decoded tokens/s under full load
+  > about 1732.3 decoded tokens/s under full load
   > max flow 2250.000 tokens/s, 100%% of the upper bound 2250.0
 With --json, estimate_tokens_per_s is what the plan would serve under full
 load, by coordinator.evaluation.estimate.
