@@ -43,8 +43,9 @@ async def identity_of(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     context.set_alpn_protocols(["libp2p"])
     with suppress(OSError, asyncio.IncompleteReadError, ValueError):
         writer.write(TLS)
-        if await reader.readexactly(len(TLS)) != TLS:
-            return None
+        size = await reader.readexactly(1)
+        if size + await reader.readexactly(size[0]) != TLS:
+            return None  # light peers offer noise alone
         await writer.start_tls(context)
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         return None if shown is None else peer_of_certificate(shown)
