@@ -521,6 +521,8 @@ def printable(text: str) -> str:
 
 class _Printable(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        if record.levelno == logging.WARNING:  # hivemind renames it for the whole process
+            record = logging.makeLogRecord({**record.__dict__, "levelname": "WARNING"})
         return printable(super().format(record))
 
 

@@ -49,11 +49,15 @@ def test_a_join_that_waits_writes_one_line(peers: tuple[int, ...]) -> None:
     assert out.getvalue().count("\n") == 2
 
 
-def test_a_warning_that_repeats_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("level", ["WARNING", "WARN"])
+def test_a_warning_that_repeats_is_written_once(
+    monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
     stderr, now_s = io.StringIO(), [0.0]
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setattr("dht.command_line.time.monotonic", lambda: now_s[0])
     log, handler = logging.getLogger("test.news"), StderrHandler()
+    monkeypatch.setitem(logging._levelToName, logging.WARNING, level)  # hivemind renames it
     log.propagate = False
     log.setLevel(logging.WARNING)  # whatever commands that ran before set for all
     log.addHandler(handler)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import uncovered
 from coordinator.problem.service import service_from_rates
-from coordinator.search.chain_dp import Chain, Row, chains_by_dp, disjoint
+from coordinator.search.chain_dp import Chain, Row, chains_by_dp
 from coordinator.search.chain_judge import Judge
 from dht.messages.types import Problem, fits
 from tests.examples import examples
@@ -90,15 +90,6 @@ def test_a_dear_peer_is_left_out_where_others_will_do() -> None:
     two = row.cheapest(1.0, {"a": 1.0, "b": 9.0, "c": 1.0, "d": 1.0}, peers_min=2)
     assert two is not None
     assert {a.peer_id for a in two} == {"c", "d"}, "neighbours alone share a stage"
-
-
-def test_disjoint_sets_are_worth_their_sum() -> None:
-    values = {frozenset("ab"): 5.0, frozenset("c"): 2.0, frozenset("bc"): 6.0, frozenset("a"): 1.5}
-    found = list(disjoint(values, 2))
-    assert [set(parts) for parts in found] == [
-        {frozenset("bc"), frozenset("a")},
-        {frozenset("ab"), frozenset("c")},
-    ]
 
 
 @pytest.mark.parametrize(("cluster", "size", "served"), [("single24", "30b", 340.0)])

@@ -122,14 +122,11 @@ def on(terminal: Terminal) -> Reporter:
 def logged() -> Iterator[logging.Logger]:
     """A logger that logs as commands do, with the stderr that is there when the command starts."""
     log, handler = logging.getLogger("test.panel"), StderrHandler()
-    name = logging.getLevelName(logging.WARNING)  # hivemind calls it WARN
-    logging.addLevelName(logging.WARNING, "WARNING")
     log.addHandler(handler)
     log.propagate = False
     try:
         yield log
     finally:
-        logging.addLevelName(logging.WARNING, name)
         log.removeHandler(handler)
         log.propagate = True
 
