@@ -18,12 +18,13 @@ from client.health.drawing import (
     throughput_drawing,
 )
 from client.health.words import FLAGS, told
-from client.pages.fixed import HEADERS, fixed_file
+from client.pages.fixed import HEADERS, fixed_file, page_files
 from dht.invitation import SCHEME
 from dht.json_file import Json
 from dht.supervision import Supervisor
 
 HERE = Path(__file__).parent
+FILES = page_files(HERE / "static")
 MATRIX_PEERS_MAX = 10
 INCIDENTS_OPEN = 5
 """Incidents that stand there without a click."""
@@ -118,8 +119,7 @@ class Page:
                 web.get("/api/v1/state", self._api),
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics),
-                web.get("/static/page.css", self._file),
-                web.get("/static/page.js", self._file),
+                *(web.get(path, self._file) for path in FILES),
             ]
         )
 
@@ -183,7 +183,7 @@ class Page:
         )
 
     async def _file(self, request: web.Request) -> web.Response:
-        return fixed_file(HERE / "static" / request.path.rpartition("/")[2])
+        return fixed_file(FILES[request.path], request)
 
 
 def metrics_text(state: Json, parts: Supervisor) -> bytes:
