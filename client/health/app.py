@@ -1,4 +1,4 @@
-"""The health page's HTTP side: page, API, metrics, health; headers that allow no foreign code."""
+"""The health page's HTTP side: page, badge, API, metrics; headers that allow no foreign code."""
 
 import time
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from client.health.badge import badge_svg
 from client.health.drawing import (
     coverage_drawing,
     flow_drawing,
@@ -46,6 +47,11 @@ def milliseconds(seconds: float | None) -> str:
         return "–"
     value = 1000 * seconds
     return f"{value:.1f} ms" if value < 9.95 else f"{value:.0f} ms"
+
+
+def rate(seconds_each: float | None) -> str:
+    """Tokens/s of something that takes so long for each: ``24.4``; a dash without a value."""
+    return f"{1 / seconds_each:.3g}" if seconds_each else "–"
 
 
 def megabits(bytes_per_s: float | None) -> str:
@@ -106,6 +112,7 @@ class Page:
             long_duration=long_duration,
             milliseconds=milliseconds,
             megabits=megabits,
+            rate=rate,
             ago=ago,
             weekday_time=weekday_time,
             told=told,
@@ -117,6 +124,7 @@ class Page:
             [
                 web.get("/", self._page),
                 web.get("/api/v1/state", self._api),
+                web.get("/badge.svg", self._badge),
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics),
                 *(web.get(path, self._file) for path in FILES),
@@ -169,6 +177,9 @@ class Page:
 
     async def _api(self, request: web.Request) -> web.Response:
         return _json(self._state())
+
+    async def _badge(self, request: web.Request) -> web.Response:
+        return web.Response(text=badge_svg(self._state()), content_type="image/svg+xml")
 
     async def _health(self, request: web.Request) -> web.Response:
         """200 where the swarm is healthy, 503 with the reasons where it is not."""
