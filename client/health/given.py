@@ -16,7 +16,7 @@ ALL = ""
 GIVEN_DAYS = 30
 """Days that the page's sum goes back."""
 STEP_S_MAX = 60.0
-"""Between two states that are further apart, as after a pause of the machine, nothing is counted."""
+"""Between states that are further apart, as after a pause of the machine, nothing is counted."""
 
 
 def thanked_of(words: list[str]) -> dict[str, str]:

@@ -4,7 +4,7 @@ import { coloured } from "./colours.js";
 import { copyText, make } from "./dom.js";
 import { formula } from "./formulas.js";
 
-const RICH_CHARS_MAX = 1 << 18; // What is longer goes on as plain text.
+const RICH_CHARS_MAX = 1 << 17; // What is longer goes on as plain text.
 const DEPTH_MAX = 8; // Of lists and quotes in one another.
 const OPEN_MARKS_MAX = 16; // Emphasis and links that are open at a time; the oldest is text then.
 const RUN_MAX = 6; // A longer run of * or _ is text.
@@ -501,7 +501,7 @@ export async function tellCopied(button, text) {
 // A text that grows, drawn into an element. Blocks that can no longer change are not read again, and
 // those that did not change keep their elements: a selection further up stays.
 export function markdownView(into) {
-  let settled = 0, fixed = 0, shown = [], level = 2, plain = null, written = RICH_CHARS_MAX;
+  let settled = 0, shown = [], level = 2, plain = null, written = RICH_CHARS_MAX;
 
   function writePlain(text) {
     if (!plain) into.append(plain = make("p", "plain"));
@@ -520,17 +520,15 @@ export function markdownView(into) {
       const key = `${each.kind} ${levels.last} ${sources[at]}`;
       if (shown[at]?.key === key) { levels.last = shown[at].level; return; }
       const made = element(each, levels);
-      if (into.children[fixed + at]) into.children[fixed + at].replaceWith(made); else into.append(made);
-      shown[at] = { key, level: levels.last };
+      if (shown[at]) shown[at].made.replaceWith(made); else into.append(made);
+      shown[at] = { key, made, level: levels.last };
     });
-    shown.length = blocks.length;
-    while (into.children.length > fixed + blocks.length) into.lastChild.remove();
+    for (const each of shown.splice(blocks.length)) each.made.remove();
     if (text.length > RICH_CHARS_MAX) { writePlain(text); return; }
     // The last line may be written on and become something else; what began before it goes on.
     const open = blocks.findLastIndex((each) => each.line < lines.length - 1);
     if (open < 1) return;
     settled += text.slice(settled).split("\n", blocks[open].line).join("\n").length + 1;
-    fixed += open;
     level = shown[open - 1].level;
     shown = shown.slice(open);
   }

@@ -41,7 +41,9 @@ def test_the_files_hold_nothing_that_the_policy_would_stop() -> None:
     styles = "".join(text for path, text in texts.items() if path.endswith(".css"))
     assert not re.search(r"@import|url\((?!mark\.svg\))", styles)
     script = "".join(text for path, text in texts.items() if path.endswith(".js"))
-    markup = r"innerHTML|outerHTML|insertAdjacent|setHTML|DOMParser|document\.write|\beval|Function\("
+    markup = (
+        r"innerHTML|outerHTML|insertAdjacent|setHTML|DOMParser|document\.write|\beval|Function\("
+    )
     assert not re.search(markup, script)
     hosts = set(re.findall(r"https?://[\w.]+", script))
     assert hosts == {"http://www.w3.org"}, "names of SVG and MathML, which nobody fetches"
