@@ -67,6 +67,7 @@ function settled(request) {
   return new Promise((done, failed) => {
     request.onsuccess = () => done(request.result);
     request.onerror = () => failed(request.error);
+    request.onblocked = () => failed(new Error("another tab holds the chats"));
   });
 }
 
