@@ -6,6 +6,7 @@ Nothing in them was measured; they show how the page looks when a swarm is in su
 import math
 from dataclasses import replace
 
+from client.health.given import ALL
 from client.health.past import SPANS, Incident, Past, Span
 from client.health.state import Probe, SeenPeer, SwarmSnapshot, TokenTime, build_state
 from coordinator.catalogue.served import served_model
@@ -231,6 +232,8 @@ def observed(
         token_time=TokenTime(computed_s=0.011, waited_s=0.0004, way_s=0.031),
         versions=versions,
         models=models,
+        given={ALL: 3600.0 * 61_440, **{each.peer_id: 3600.0 * 9_800 for each in records[:2]}},
+        thanked={each.peer_id: each.name for each in records[:2] if each.name in NAMES},
         invitation=INVITATION,
     )
 

@@ -23,6 +23,30 @@ SAYS = (
     "An anabranch leaves its river and finds it again further down.\n\n"
     "So does an answer here: where one bed runs dry, it takes another."
 )
+MARKDOWN = r"""## Binary search
+
+It halves a **sorted** list until one place is left: at most $\lceil \log_2 (n+1) \rceil$ steps.
+
+$$T(n) = T\left(\frac{n}{2}\right) + O(1) = O(\log n)$$
+
+```python
+def search(values: list[int], wanted: int) -> int | None:
+    '''The place of `wanted`, or None.'''
+    low, high = 0, len(values)  # half-open
+    while low < high:
+        middle = (low + high) // 2
+        if values[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < len(values) else None
+```
+
+| Case | Steps for 1,000,000 | Memory |
+|:-----|------:|:------:|
+| best | 1 | constant |
+| worst | 20 | constant |
+"""
 SHOTS: tuple[tuple[str, Callable[[], Json], int, str, bool], ...] = (
     ("healthy", paper_health.healthy, 1280, "light", True),
     ("dark", paper_health.healthy, 1280, "dark", False),
@@ -77,6 +101,24 @@ def chat(directory: Path) -> Path:
     return path
 
 
+def chat_markdown(directory: Path) -> Path:
+    """Write the picture of an answer with Markdown in the gateway's chat; returns its path."""
+    path = directory / "chat-markdown.png"
+    with gateway_beside(context_tokens=8192) as gateway, browser() as opened:
+        gateway.do(lambda: gateway.swarm.serve(CHAT_PEERS))
+        gateway.swarm.says = MARKDOWN
+        page = opened.new_page(viewport={"width": 1280, "height": 1180})
+        page.goto(gateway.url)
+        page.locator("#model option", has_text="brook").wait_for(state="attached")
+        page.locator("#box").fill("How does binary search work? Show it in Python.")
+        page.keyboard.press("Enter")
+        page.locator(".text[aria-busy=false]").wait_for()
+        page.locator("#chats .open").wait_for()
+        page.screenshot(path=path)
+    _shrink(path)
+    return path
+
+
 def _shrink(path: Path) -> None:
     """Fewer colours, the rare ones kept; as it is where Pillow is not installed."""
     try:
@@ -98,8 +140,9 @@ def main() -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     for path, first_view_ms in take(arguments.out).items():
         print(f"{path}: {path.stat().st_size / 1024:.0f} KiB, seen after {first_view_ms:.0f} ms")
-    path = chat(arguments.out)
-    print(f"{path}: {path.stat().st_size / 1024:.0f} KiB")
+    for picture in (chat, chat_markdown):
+        path = picture(arguments.out)
+        print(f"{path}: {path.stat().st_size / 1024:.0f} KiB")
     return 0
 
 

@@ -52,6 +52,13 @@ def parse() -> argparse.Namespace:
         help=f"invitation in the commands that visitors copy, or {NO_INVITATION}"
         " (to the public ones of the addresses given)",
     )
+    add(
+        "--thank",
+        nargs="+",
+        default=[],
+        metavar="ID=NAME",
+        help="name these peers, whose owners asked for it, with the layers and hours seen here",
+    )
     arguments = parser.parse_args()
     settle_swarm(arguments, model="")
     return arguments
@@ -62,6 +69,7 @@ async def main(arguments: argparse.Namespace) -> int:
     from aiohttp import web
 
     from client.health.app import Page
+    from client.health.given import thanked_of
     from client.health.history import History
     from client.health.prober import Prober, ProberConfig
     from client.health.state import aged
@@ -71,13 +79,14 @@ async def main(arguments: argparse.Namespace) -> int:
         raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
     if not 1 <= arguments.every <= 86_400:
         raise UserError(f"--every is {arguments.every}; it must be between 1 and 86400")
+    thanked = thanked_of(arguments.thank)
     if arguments.invite not in (None, NO_INVITATION):
         read_invitation(arguments.invite)
     async with settled_swarm(arguments, wait_s=0.0) as swarm:
         remember_swarm(arguments, swarm)
         history = History(arguments.data)
         invitation = _invitation(arguments, swarm.text.name)
-        config = ProberConfig(every_s=arguments.every, invitation=invitation)
+        config = ProberConfig(every_s=arguments.every, invitation=invitation, thanked=thanked)
         prober = Prober(swarm, history, config)
         limit_s = STALE_ROUNDS * arguments.every + STALE_S
         parts = swarm.reader.parts

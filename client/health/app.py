@@ -1,4 +1,4 @@
-"""The health page's HTTP side: page, API, metrics, health; headers that allow no foreign code."""
+"""The health page's HTTP side: page, badge, API, metrics; headers that allow no foreign code."""
 
 import time
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from client.health.badge import badge_svg
 from client.health.drawing import (
     coverage_drawing,
     flow_drawing,
@@ -18,12 +19,13 @@ from client.health.drawing import (
     throughput_drawing,
 )
 from client.health.words import FLAGS, told
-from client.pages.fixed import HEADERS, fixed_file
+from client.pages.fixed import HEADERS, fixed_file, page_files
 from dht.invitation import SCHEME
 from dht.json_file import Json
 from dht.supervision import Supervisor
 
 HERE = Path(__file__).parent
+FILES = page_files(HERE / "static")
 MATRIX_PEERS_MAX = 10
 INCIDENTS_OPEN = 5
 """Incidents that stand there without a click."""
@@ -45,6 +47,11 @@ def milliseconds(seconds: float | None) -> str:
         return "–"
     value = 1000 * seconds
     return f"{value:.1f} ms" if value < 9.95 else f"{value:.0f} ms"
+
+
+def rate(seconds_each: float | None) -> str:
+    """Tokens/s of something that takes so long for each: ``24.4``; a dash without a value."""
+    return f"{1 / seconds_each:.3g}" if seconds_each else "–"
 
 
 def megabits(bytes_per_s: float | None) -> str:
@@ -105,6 +112,7 @@ class Page:
             long_duration=long_duration,
             milliseconds=milliseconds,
             megabits=megabits,
+            rate=rate,
             ago=ago,
             weekday_time=weekday_time,
             told=told,
@@ -116,10 +124,10 @@ class Page:
             [
                 web.get("/", self._page),
                 web.get("/api/v1/state", self._api),
+                web.get("/badge.svg", self._badge),
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics),
-                web.get("/static/page.css", self._file),
-                web.get("/static/page.js", self._file),
+                *(web.get(path, self._file) for path in FILES),
             ]
         )
 
@@ -170,6 +178,9 @@ class Page:
     async def _api(self, request: web.Request) -> web.Response:
         return _json(self._state())
 
+    async def _badge(self, request: web.Request) -> web.Response:
+        return web.Response(text=badge_svg(self._state()), content_type="image/svg+xml")
+
     async def _health(self, request: web.Request) -> web.Response:
         """200 where the swarm is healthy, 503 with the reasons where it is not."""
         swarm = self._state()["swarm"]
@@ -183,7 +194,7 @@ class Page:
         )
 
     async def _file(self, request: web.Request) -> web.Response:
-        return fixed_file(HERE / "static" / request.path.rpartition("/")[2])
+        return fixed_file(FILES[request.path], request)
 
 
 def metrics_text(state: Json, parts: Supervisor) -> bytes:

@@ -2,17 +2,19 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from client.health.given import GIVEN_DAYS
 from client.health.past import INCIDENTS_SHOWN_MAX, SPANS, SWARM, Incident, Past, Span
 from client.health.served import ServedCounts
 from client.health.state import PROBES_S, VERSIONS_SHOWN_MAX, Probe
 from dht.errors import UserError
 from dht.messages.types import Plan
 
-KEPT_S = 90 * 86_400.0
+DAY_S = 86_400
+KEPT_S = 90.0 * DAY_S
 INCIDENTS_KEPT_MAX = 1000
 SERVED_STEP_S = 60
 """What the swarm served is kept in sums over this time."""
@@ -67,6 +69,10 @@ class History:
                 " what TEXT NOT NULL, since_unix_s REAL NOT NULL, until_unix_s REAL,"
                 " PRIMARY KEY (key, since_unix_s))"
             )
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS given (day INTEGER NOT NULL, key TEXT NOT NULL,"
+                " layer_s REAL NOT NULL, PRIMARY KEY (day, key))"
+            )
             self._db.commit()
         except sqlite3.Error as error:
             raise UserError(f"--data {path} cannot be used: {error}") from None
@@ -97,6 +103,30 @@ class History:
                 " answers = answers + excluded.answers, tokens = tokens + excluded.tokens",
                 row,
             )
+
+    async def add_given(self, layer_s: Mapping[str, float], now_unix_s: float) -> None:
+        """Add layer-seconds to the sums of this day; forget those of over 90 days ago."""
+        async with self._lock:
+            await asyncio.to_thread(self._add_given, layer_s, now_unix_s)
+
+    def _add_given(self, layer_s: Mapping[str, float], now_unix_s: float) -> None:
+        day = int(now_unix_s // DAY_S)
+        with self._db:
+            self._db.execute("DELETE FROM given WHERE day < ?", (day - KEPT_S // DAY_S,))
+            self._db.executemany(
+                "INSERT INTO given VALUES (?, ?, ?) ON CONFLICT (day, key) DO UPDATE SET"
+                " layer_s = layer_s + excluded.layer_s",
+                [(day, key, value) for key, value in layer_s.items()],
+            )
+
+    async def given(self, now_unix_s: float) -> dict[str, float]:
+        """Layer-seconds by key, of the last days."""
+        async with self._lock:
+            return await asyncio.to_thread(self._given, int(now_unix_s // DAY_S) - GIVEN_DAYS)
+
+    def _given(self, after_day: int) -> dict[str, float]:
+        query = "SELECT key, SUM(layer_s) FROM given WHERE day > ? GROUP BY key"
+        return dict(self._db.execute(query, (after_day,)).fetchall())
 
     async def past(self, now_unix_s: float) -> tuple[Past, ...]:
         """The page's own requests and what the whole swarm served, for each of the spans."""

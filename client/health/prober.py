@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import math
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from client.answer.generation import GenerationOptions
 from client.errors import UnavailableError
+from client.health.given import GivenTally
 from client.health.history import History
 from client.health.past import IncidentWatch
 from client.health.served import ServedTally
@@ -44,6 +46,8 @@ class ProberConfig:
     answer_s: float = 20.0
     prompt_ids: tuple[int, ...] = (1, 2, 3, 4)
     new_tokens: int = 8
+    thanked: Mapping[str, str] = field(default_factory=dict)
+    """Names of those who asked to be thanked, by peer id."""
     invitation: str = ""
     """Shown to visitors in the commands that ask and join; empty: none is."""
 
@@ -71,6 +75,7 @@ class Prober:
         self._models: tuple[ServedModel, ...] = ()
         self._models_unix_s = -math.inf
         self._tally = ServedTally()
+        self._given = GivenTally(named=frozenset(config.thanked))
         self._watch: IncidentWatch | None = None
         self._changed = asyncio.Event()
         self._parts = swarm.reader.parts
@@ -167,6 +172,8 @@ class Prober:
             token_time=self._token_time,
             versions=await self._history.plans(),
             models=self._models,
+            given=await self._history.given(now_unix_s),
+            thanked=self._config.thanked,
             invitation=self._config.invitation,
         )
         state = await asyncio.to_thread(build_state, seen)
@@ -176,6 +183,7 @@ class Prober:
             await self._history.add_incidents(changed)
             incidents = await self._history.incidents(now_unix_s)
             state = await asyncio.to_thread(build_state, replace(seen, incidents=incidents))
+        self._given.look(state)
         self.state = state
 
     def _with_beat(self, peer_id: str) -> SeenPeer:
@@ -208,6 +216,7 @@ class Prober:
         self._pinger.watch({key: seen.record.addresses for key, seen in self._peers.items()})
         await self._history.add_served(self._tally.look(nodes.values(), now_unix_s), now_unix_s)
         self._tally.forget(self._peers)
+        await self._history.add_given(self._given.take(), now_unix_s)
 
     def _seen(self, peer_id: str, record: NodeRecord, now_unix_s: float) -> SeenPeer:
         before = self._peers.get(peer_id)

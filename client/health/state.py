@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from client.errors import missing_text
+from client.health.given import given_json
 from client.health.models import held_verdict, models_json
 from client.health.network import (
     fresh_links,
@@ -137,6 +138,10 @@ class SwarmSnapshot:
     """Plans that the page saw, the newest first."""
     models: tuple[ServedModel, ...] = ()
     """All models of the network, the watched one among them."""
+    given: Mapping[str, float] = field(default_factory=dict)
+    """Layer-seconds that the page saw held, as :class:`client.health.given.GivenTally` counts."""
+    thanked: Mapping[str, str] = field(default_factory=dict)
+    """Names of those who asked for it, by peer id."""
     invitation: str = ""
     """Shown to visitors within the commands that ask and join; empty: none is."""
 
@@ -186,6 +191,7 @@ def build_state(seen: SwarmSnapshot) -> Json:
         "token_time": None if seen.token_time is None else asdict(seen.token_time),
         "help": help_text,
         "weak_points": [each for each in weak if each != help_text],
+        "given": given_json(seen.given, seen.thanked),
         "models": models_json(seen.models, spec, counts, seen.invitation),
     }
 

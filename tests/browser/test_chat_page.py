@@ -9,7 +9,7 @@ import pytest
 from client.gateway.keys import plain_keys
 from client.gateway.web.app import GatewayConfig
 from dht.errors import SwarmError
-from tests.browser.conftest import HIT, contrast, serious_findings
+from tests.browser.conftest import HIT, contrast, findings
 from tests.unit.client.gateway.beside import GatewayBeside, gateway_beside
 
 pytestmark = pytest.mark.browser
@@ -23,6 +23,10 @@ PAYLOADS = (
     "`<img src=x onerror=x()>`",
 )
 PEERS = {"birch": (0, 3), "attic-3060": (3, 6), "uni-lab-2": (6, 8), "kestrel": (0, 3)}
+RICH = (
+    "# One\n\n#### Deep\n\n| a | b |\n|---|--:|\n| $x^2$ | 1 |\n\n> - [x] *done*\n\n"
+    "```python\ndef f(): return 'a'  # b\n```\n\n1. [link](https://example.org/a)"
+)
 SAYS = "One morning:\n\n```python\nprint(1)\n```\n\nThat `is` all."
 WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
@@ -81,12 +85,12 @@ def test_a_conversation_by_keyboard_alone(opened: Any, gateway: GatewayBeside) -
     page.locator(".event", has_text="prompt is on its way").wait_for()
     page.keyboard.press("Escape")
     ended(page, 2)
-    assert "stopped" in page.locator(".foot").nth(1).inner_text()
+    assert "stopped" in page.locator(".figures").nth(1).inner_text()
     assert gateway.swarm.served == served + 1
     gateway.swarm.gate = None
     # All that can be used is reached by Tab, and shows that it is.
     reached = []
-    for _ in range(12):
+    for _ in range(40):
         page.keyboard.press("Shift+Tab")
         reached.append(
             page.evaluate("document.activeElement.id || document.activeElement.className")
@@ -97,7 +101,7 @@ def test_a_conversation_by_keyboard_alone(opened: Any, gateway: GatewayBeside) -
         )
         if page.evaluate("document.activeElement !== document.body"):
             assert page.evaluate(shown), reached[-1]
-    assert {"new", "model", "again"} <= set(reached)
+    assert {"new", "seek", "model", "set", "quiet again", "quiet editing"} <= set(reached)
     page.locator("#new").focus()
     page.keyboard.press("Enter")
     assert page.locator(".answer").count() == 0
@@ -177,7 +181,7 @@ def test_a_model_without_a_chat_template_goes_on_writing(opened: Any) -> None:
         say(page, "Once")
         ended(page)
         assert page.inner_text(".text").strip() == "there was a river."
-        assert "goes on writing" in page.inner_text(".foot")
+        assert "goes on writing" in page.inner_text(".figures")
         assert page.locator(".stage").count() == 1
 
 
@@ -219,19 +223,27 @@ def test_it_scrolls_down_only_at_every_width_in_light_and_dark(
         page.emulate_media(color_scheme=scheme)
         assert page.evaluate(WIDE) == 0
         assert page.evaluate(f"{inside}.every(e => e.getBoundingClientRect().right <= innerWidth)")
-    size = "Math.min(...[...document.querySelectorAll('.stage .layers, .foot')]"
+    size = "Math.min(...[...document.querySelectorAll('.stage .layers, .figures')]"
     assert page.evaluate(f"{size}.map(e => parseFloat(getComputedStyle(e).fontSize)))") >= 12
 
 
-def test_axe_finds_nothing_serious(opened: Any, gateway: GatewayBeside) -> None:
-    page = look(opened, gateway)
-    for message in ("", "Hi"):
-        if message:
-            say(page, message)
+@pytest.mark.parametrize("width", [390, 1280])
+def test_axe_finds_nothing(opened: Any, gateway: GatewayBeside, width: int) -> None:
+    gateway.swarm.says = RICH
+    page = look(opened, gateway, viewport={"width": width, "height": 844})
+    for step in ("empty", "answered", "settings", "editing"):
+        if step == "answered":
+            say(page, "Hi")
             ended(page)
+        elif step == "settings":
+            page.locator("#set").click()
+        elif step == "editing":
+            page.locator("#done").click()
+            page.locator("#menu:visible, #side:visible").first.click()
+            page.locator(".editing").dispatch_event("click")
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
-            assert serious_findings(page) == [], (message, scheme)
+            assert findings(page) == [], (step, scheme)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -259,3 +271,186 @@ def test_text_stands_out_in_light_and_dark(
         assert contrast(ink, card) >= 4.5, (text, ink, card)
     gateway.do(gateway.swarm.mended.set)
     ended(page)
+
+
+def drawn(page: Any, text: str, size: int) -> str:
+    """The elements of a Markdown text that comes in pieces of ``size`` characters."""
+    return page.evaluate(
+        """async ([text, size]) => {
+          const { markdownView } = await import("/static/markdown.js");
+          const into = document.createElement("div"), view = markdownView(into);
+          for (let at = size; at < text.length + size; at += size) view.write(text.slice(0, at));
+          into.querySelectorAll("[dir]").forEach((each) => each.removeAttribute("dir"));
+          into.querySelectorAll("annotation").forEach((each) => each.remove());
+          return into.innerHTML;
+        }""",
+        [text, size],
+    )
+
+
+LINK = 'target="_blank" rel="noopener noreferrer nofollow"'
+MARKDOWN = {
+    "**a** *b* ***c*** ~~d~~ `e*` f_g_h 2 * 3": (
+        "<p><strong>a</strong> <em>b</em> <em><strong>c</strong></em> <s>d</s> <code>e*</code>"
+        " f_g_h 2 * 3</p>"
+    ),
+    "# A\n### B\n##### C": (
+        '<h3 class="size1">A</h3><h4 class="size3">B</h4><h5 class="size4">C</h5>'
+    ),
+    "- a\n  - b\n\n1. c\nd\n2) e": (
+        '<ul class="tight"><li>a<ul class="tight"><li>b</li></ul></li></ul>'
+        '<ol class="tight"><li>c\nd</li></ol><ol class="tight" start="2"><li>e</li></ol>'
+    ),
+    "a\n---\n> b\n>\n> c": "<p>a</p><hr><blockquote><p>b</p><p>c</p></blockquote>",
+    "a | b\n:-:|--\n`x\\|y`": (
+        '<div class="scrolls" tabindex="0" role="region" aria-label="Table"><table><thead><tr>'
+        '<th class="center">a</th><th>b</th></tr></thead><tbody><tr><td class="center">'
+        "<code>x|y</code></td><td></td></tr></tbody></table></div>"
+    ),
+    "[a](https://b.c/d) [e](javascript:x()) [f](data:text/html,x)": (
+        f'<p><a href="https://b.c/d" {LINK} title="https://b.c/d">a</a>'
+        '<span class="host"> (b.c)</span> [e](javascript:x()) [f](data:text/html,x)</p>'
+    ),
+    "![a](//b.c/d) &lt;b&gt;<br><b onclick=x()>": (
+        "<p>![a](//b.c/d) &lt;b&gt;<br>&lt;b onclick=x()&gt;</p>"
+    ),
+    "it costs $5 or $10": "<p>it costs $5 or $10</p>",
+    "$\\frac{a}{2}$ \\(\\constructor\\) $\\frac{$": (
+        "<p><math><semantics><mrow><mfrac><mi>a</mi><mn>2</mn></mfrac></mrow></semantics></math>"
+        " <math><semantics><mrow><mtext>\\constructor</mtext></mrow></semantics></math>"
+        ' <code class="tex">\\frac{</code></p>'
+    ),
+    "```js\nlet a = '<b>' // c": (
+        '<figure class="code"><figcaption>js<button class="quiet" type="button">Copy</button>'
+        '</figcaption><pre tabindex="0"><code><span class="of-word">let</span> a = '
+        "<span class=\"of-string\">'&lt;b&gt;'</span> "
+        '<span class="of-comment">// c</span></code></pre></figure>'
+    ),
+}
+
+
+def test_markdown_becomes_elements_alike_in_whatever_pieces_it_comes(
+    opened: Any, gateway: GatewayBeside
+) -> None:
+    page = look(opened, gateway)
+    for text, elements in MARKDOWN.items():
+        assert drawn(page, text, len(text)) == elements
+    whole = "\n\n".join([*MARKDOWN, RICH])
+    assert {drawn(page, whole, size) for size in (1, 7, len(whole))} == {drawn(page, whole, 64)}
+
+
+HOSTILE = (
+    "[",
+    "](",
+    "*a **b ",
+    "`a``",
+    "$a",
+    "\\[\n",
+    "> ",
+    "- ",
+    "~~a",
+    "<",
+    "https://x.",
+    "# a\n",
+)
+
+
+def test_a_hostile_megabyte_neither_nests_without_end_nor_runs(
+    opened: Any, gateway: GatewayBeside
+) -> None:
+    page = look(opened, gateway)
+    page.on("pageerror", lambda error: pytest.fail(str(error)))
+    nested = [
+        "$" + "{" * 3000 + "$",
+        "**a *b " * 99 + "c* d** " * 99,
+        "|a" * 9000 + "\n" + "|-" * 9000,
+    ]
+    for unit in (*nested, *HOSTILE):
+        depth, length = page.evaluate(
+            """async ([unit, times]) => {
+              const { markdownView } = await import("/static/markdown.js");
+              const into = document.createElement("div");
+              markdownView(into).write(unit.repeat(times));
+              let depth = 0;
+              const walker = document.createTreeWalker(into, NodeFilter.SHOW_ELEMENT);
+              for (let each = walker.nextNode(); each; each = walker.firstChild()) depth += 1;
+              return [depth, into.textContent.length];
+            }""",
+            [unit, (1 << 20) // len(unit)],
+        )
+        assert depth < 100, unit[:9]
+        assert length > 0
+    assert page.evaluate("window.hit.length") == 0
+
+
+def test_chats_are_kept_edited_and_asked_again(opened: Any, gateway: GatewayBeside) -> None:
+    page = look(opened, gateway)
+    sent: list[Any] = []
+    page.on("request", lambda asked: asked.method == "POST" and sent.append(asked.post_data_json))
+    page.locator("#set").click()
+    page.locator("#system").fill("Be brief.")
+    page.locator("#temperature").fill("0.5")
+    page.locator("#done").click()
+    page.locator("#box").focus()
+    say(page, "First")
+    ended(page)
+    system = {"role": "system", "content": "Be brief."}
+    assert sent[-1]["messages"] == [system, {"role": "user", "content": "First"}]
+    assert sent[-1]["temperature"] == 0.5
+    page.keyboard.press("ArrowUp")
+    page.keyboard.type(" of all")
+    page.keyboard.press("Enter")
+    ended(page)
+    page.locator(".versions", has_text="2/2").wait_for()
+    assert sent[-1]["messages"][1:] == [{"role": "user", "content": "First of all"}]
+    page.locator(".again").click()
+    page.locator(".answer .versions", has_text="2/2").wait_for()
+    ended(page)
+    say(page, "Second")
+    ended(page, 2)
+    assert [each["role"] for each in sent[-1]["messages"]] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+    ]
+    page.reload()
+    page.locator("#chats .open").click()
+    page.locator(".mine", has_text="Second").wait_for()
+    assert page.locator(".mine").all_inner_texts() == ["First of all", "Second"]
+    assert page.locator(".answer pre").count() == 2
+    page.locator(".said .versions button").first.click()
+    page.locator(".mine", has_text="First").wait_for()
+    assert page.locator(".mine").all_inner_texts() == ["First"], "the branch that was left is there"
+    page.locator("#set").click()
+    with page.expect_download() as told:
+        page.locator("#asmarkdown").click()
+    exported = told.value.path().read_text("utf-8")
+    assert exported.startswith("# First\n\n> Be brief.\n\n## You\n\nFirst\n\n## brook\n\nOne")
+    page.locator("#done").click()
+    page.get_by_role("button", name="Rename First").click()
+    page.keyboard.type("<b>Mine")
+    page.keyboard.press("Enter")
+    page.locator("#chats .open", has_text="<b>Mine").wait_for()
+    page.get_by_role("button", name="Delete <b>Mine").click()
+    page.locator("#chats .open").wait_for(state="detached")
+    assert page.locator(".mine").count() == 0
+    page.get_by_role("button", name="Undo").click()
+    page.locator("#chats .open").click()
+    assert page.locator(".mine").all_inner_texts() == ["First"]
+
+
+def test_on_a_phone_enter_begins_a_line(opened: Any, gateway: GatewayBeside) -> None:
+    size = {"width": 390, "height": 844}
+    page = look(opened, gateway, viewport=size, has_touch=True, is_mobile=True)
+    page.locator("#box").tap()
+    page.keyboard.type("Once")
+    page.keyboard.press("Enter")
+    page.keyboard.type("more")
+    assert page.locator(".answer").count() == 0
+    page.locator("#send").tap()
+    ended(page)
+    assert page.inner_text(".mine") == "Once\nmore"
+    page.locator("#menu").tap()
+    page.locator("#chats .open", has_text="Once more").tap()
+    page.locator("#side").wait_for(state="hidden")

@@ -1,51 +1,62 @@
-"use strict";
 // A chat over this gateway's own /v1. What peers, models and people wrote becomes text nodes alone.
-const KEY = "anabranch-key";
-const NEAR_END_PX = 90;
-const PLAIN_TOKENS = 256;
-const find = (id) => document.getElementById(id);
-const talk = find("talk"), box = find("box"), send = find("send"), models = find("model");
-// Other visitors of this gateway cannot learn from the time whether this one asked the same.
-const salt = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16)).join("");
-let conversation = { messages: [] };
-let running = null;
-let ready = false;
+import { answer, hasKey, keepKey, modelNames } from "./asking.js";
+import { addNode, asMarkdown, Chats, messagesOf, newChat, pathOf, titleOf, turnTo, versionsOf } from "./chats.js";
+import { make } from "./dom.js";
+import { markdownView, tellCopied } from "./markdown.js";
+import { routeView } from "./route.js";
 
-function make(tag, kind = "", text = "") {
-  const made = document.createElement(tag);
-  if (kind) made.className = kind;
-  if (text) made.textContent = text;
+const SETTINGS = "anabranch-settings";
+const NEAR_END_PX = 90;
+const SAVE_MS = 1500; // While an answer comes, what came is kept this often.
+const SLOW_SHARE = 4; // Of a writer's time, one part of this many is spent on drawing.
+const UNDO_MS = 8000;
+const WEEK_MS = 7 * 86_400_000;
+const find = (id) => document.getElementById(id);
+const talk = find("talk"), box = find("box"), send = find("send"), models = find("model"), blank = find("empty");
+// A phone's keyboard has no Shift+Enter: there Enter begins a line, and the button sends.
+const byFinger = matchMedia("(pointer: coarse)").matches && !matchMedia("(any-pointer: fine)").matches;
+const chats = await Chats.open();
+const running = new Map(); // The answer that is being made, by chat.
+let settings = { system: "", temperature: null, keeps: true };
+let chat = newChat(), ready = false, toastEnds = 0;
+
+function icon(name) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const used = document.createElementNS("http://www.w3.org/2000/svg", "use");
+  used.setAttribute("href", `#i-${name}`);
+  made.setAttribute("class", "icon");
+  made.setAttribute("aria-hidden", "true");
+  made.append(used);
   return made;
 }
 
-// The key lives as long as the tab; where a browser keeps nothing, as long as the page.
-let key = "";
-try { key = sessionStorage.getItem(KEY) || ""; } catch { /* kept in this page alone */ }
-
-function keep(text) {
-  key = text;
-  try { sessionStorage.setItem(KEY, text); } catch { /* kept in this page alone */ }
+function button(text, kind, action) {
+  const made = make("button", kind, text);
+  made.type = "button";
+  made.addEventListener("click", action);
+  return made;
 }
 
-function ask(path, options = {}) {
-  const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-  return fetch(path, { ...options, headers });
-}
-
-async function refusal(response) {
-  let text = `the gateway answered ${response.status}`, code = null;
-  try {
-    const { error } = await response.json();
-    text = String(error.message) || text;
-    code = error.code;
-  } catch { /* no JSON */ }
-  return Object.assign(new Error(text), { status: response.status, code });
+function iconButton(name, label, action) {
+  const made = button("", "bare", action);
+  made.setAttribute("aria-label", label);
+  made.append(icon(name));
+  return made;
 }
 
 function notice(text) {
   find("notice").textContent = text;
   find("notice").hidden = !text;
 }
+
+function toast(text, label, action) {
+  clearTimeout(toastEnds);
+  const close = () => find("toast").replaceChildren();
+  find("toast").replaceChildren(make("span", "", text), button(label, "", () => { close(); action(); }));
+  toastEnds = setTimeout(close, UNDO_MS);
+}
+
+// Models and the key
 
 function showKey(open) {
   find("key").hidden = false;
@@ -56,14 +67,7 @@ function showKey(open) {
 
 async function listModels() {
   try {
-    const response = await ask("v1/models");
-    if (response.status === 401) {
-      if (key) notice("This key is not valid here.");
-      showKey(true);
-      return;
-    }
-    if (!response.ok) throw await refusal(response);
-    const names = (await response.json()).data.map((each) => String(each.id));
+    const names = await modelNames();
     models.replaceChildren(...names.map((name) => {
       const option = make("option", "", name);
       option.value = name;
@@ -72,190 +76,283 @@ async function listModels() {
     models.disabled = names.length < 2;
     ready = true;
     notice("");
-    if (key) showKey(false);
+    if (hasKey()) showKey(false);
   } catch (error) {
-    notice(`The gateway’s models cannot be read: ${error.message}`);
+    if (error.status !== 401) notice(`The gateway’s models cannot be read: ${error.message}`);
+    else {
+      if (hasKey()) notice("This key is not valid here.");
+      showKey(true);
+    }
   }
   settle();
 }
 
-// Paragraphs, fenced code and `code`: the rest of Markdown stays as it was written.
-function blocks(text) {
-  const found = [];
-  text.split(/^```/m).forEach((part, at) => {
-    if (at % 2) {
-      const end = part.indexOf("\n");
-      found.push(["pre", end < 0 ? "" : part.slice(end + 1).replace(/\n$/, "")]);
-    } else {
-      const plain = at ? part.replace(/^[^\n]*\n?/, "") : part;
-      plain.split(/\n{2,}/).forEach((each) => { if (each.trim()) found.push(["p", each.replace(/^\n+|\n+$/g, "")]); });
-    }
-  });
-  return found;
+function useKey() {
+  const text = find("keyfield").value.trim();
+  if (!text) return;
+  find("keyfield").value = "";
+  keepKey(text);
+  listModels();
 }
 
-function block([tag, text]) {
-  const made = make(tag);
-  if (tag === "pre") {
-    made.append(make("code", "", text));
-    made.tabIndex = 0;
-  } else {
-    text.split(/`([^`\n]+)`/).forEach((part, at) => {
-      if (part) made.append(at % 2 ? make("code", "", part) : part);
-    });
+// The list of chats
+
+async function save(one = chat) {
+  if (!one.nodes.length) return;
+  try {
+    await chats.save(one, settings.keeps);
+  } catch (error) {
+    notice(`This browser does not keep this chat: ${error.message}`);
   }
+}
+
+function ageOf(updated) {
+  if (new Date(updated).toDateString() === new Date().toDateString()) return "Today";
+  return Date.now() - updated < WEEK_MS ? "Last 7 days" : "Earlier";
+}
+
+async function listChats() {
+  const wanted = find("seek").value.trim().toLowerCase();
+  const found = (await chats.list()).filter((each) => each.title.toLowerCase().includes(wanted));
+  const groups = new Map();
+  for (const each of found) groups.set(ageOf(each.updated), [...(groups.get(ageOf(each.updated)) || []), each]);
+  find("chats").replaceChildren(...[...groups].flatMap(([age, heads]) => {
+    const list = make("ul");
+    list.append(...heads.map(chatEntry));
+    return [make("h2", "", age), list];
+  }));
+  const kept = chats.db && settings.keeps ? "Kept in this browser alone." : "Kept until you close this page.";
+  find("keptwhere").textContent = found.length || wanted ? kept : `No chats yet. ${kept}`;
+}
+
+function chatEntry(head) {
+  const entry = make("li", head.id === chat.id ? "here" : ""), open = button(head.title, "open", () => openChat(head.id));
+  open.title = head.title;
+  if (head.id === chat.id) open.setAttribute("aria-current", "page");
+  entry.append(open, iconButton("rename", `Rename ${head.title}`, () => renameChat(entry, head)),
+    iconButton("delete", `Delete ${head.title}`, () => deleteChat(head.id)));
+  return entry;
+}
+
+function renameChat(entry, head) {
+  const field = make("input");
+  field.value = head.title;
+  field.setAttribute("aria-label", "The chat’s name");
+  let over = false;
+  const end = async (keeps) => {
+    if (over) return;
+    over = true;
+    const title = titleOf(field.value), one = head.id === chat.id ? chat : await chats.read(head.id);
+    if (keeps && title && one) { one.title = title; await save(one); }
+    await listChats();
+  };
+  field.addEventListener("keydown", (event) => {
+    if (event.isComposing || !["Enter", "Escape"].includes(event.key)) return;
+    event.stopPropagation();
+    end(event.key === "Enter");
+  });
+  field.addEventListener("blur", () => end(true));
+  entry.replaceChildren(field);
+  field.select();
+}
+
+async function deleteChat(id) {
+  const gone = id === chat.id ? chat : await chats.read(id);
+  running.get(id)?.control.abort();
+  await chats.remove(id);
+  if (id === chat.id) show(newChat(settings));
+  await listChats();
+  toast("Chat deleted.", "Undo", async () => { await save(gone); show(gone); listChats(); });
+}
+
+async function openChat(id) {
+  showList(false);
+  const found = running.get(id)?.chat || await chats.read(id);
+  if (found) show(found);
+  listChats();
+  if (!byFinger) box.focus();
+}
+
+function showList(open) {
+  document.body.classList.toggle("listing", open);
+  find("menu").setAttribute("aria-expanded", String(open));
+  if (open) find("new").focus();
+}
+
+// The conversation
+
+function show(one) {
+  chat = one;
+  draw();
+  talk.scrollTop = talk.scrollHeight;
+  notice("");
+  find("set").classList.toggle("changed", Boolean(chat.system) || chat.temperature !== null);
+  settle();
+}
+
+function draw() {
+  const path = pathOf(chat);
+  talk.replaceChildren(...(path.length ? path.map(messageBox) : [blank]));
+  document.title = chat.title ? `${chat.title} – Anabranch chat` : "Anabranch chat";
+  find("title").textContent = chat.title || "New chat";
+}
+
+function messageBox(place) {
+  const run = running.get(chat.id);
+  if (run?.place === place) return run.view.box;
+  return chat.nodes[place].role === "user" ? questionBox(place) : answerBox(place);
+}
+
+function versionsBox(one, place) {
+  const all = versionsOf(one, place), at = all.indexOf(place), box = make("span", "versions");
+  if (all.length < 2) return [];
+  const turn = (to) => {
+    if (running.has(one.id)) return;
+    turnTo(one, all[to]);
+    save(one);
+    follow(draw);
+  };
+  const before = button("‹", "quiet", () => turn(at - 1)), after = button("›", "quiet", () => turn(at + 1));
+  before.setAttribute("aria-label", "The version before");
+  after.setAttribute("aria-label", "The next version");
+  before.disabled = !at;
+  after.disabled = at === all.length - 1;
+  box.append(before, make("span", "", `${at + 1}/${all.length}`), after);
+  return [box];
+}
+
+function copyButton(text) {
+  const made = button("Copy", "quiet copy", () => tellCopied(made, text));
   return made;
 }
 
-// Writes anew what changed alone, so that a selection further up stays.
-function writeBlocks(into, shown, text) {
-  const wanted = blocks(text.trimStart());
-  wanted.forEach((each, at) => {
-    if (shown[at] && shown[at][0] === each[0] && shown[at][1] === each[1]) return;
-    if (into.children[at]) into.children[at].replaceWith(block(each)); else into.append(block(each));
+function questionBox(place) {
+  const { text } = chat.nodes[place], made = make("article", "said"), tools = make("div", "tools");
+  made.dataset.place = place;
+  const said = make("p", "mine", text);
+  said.dir = "auto";
+  tools.append(...versionsBox(chat, place), copyButton(text), button("Edit", "quiet editing", () => edit(made, place)));
+  made.append(make("h2", "unseen", "You"), said, tools);
+  return made;
+}
+
+function edit(made, place) {
+  if (running.has(chat.id)) return;
+  const form = make("div", "edit"), field = make("textarea"), row = make("div", "row");
+  const end = () => { made.replaceWith(questionBox(place)); box.focus(); };
+  const resend = () => {
+    const text = field.value.trim();
+    if (!text || running.has(chat.id)) return;
+    const parent = addNode(chat, chat.nodes[place].parent, { role: "user", text, at: Date.now() });
+    draw();
+    makeAnswer(parent);
+  };
+  field.value = chat.nodes[place].text;
+  field.setAttribute("aria-label", "Edit your message");
+  field.addEventListener("input", () => grow(field));
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") { event.stopPropagation(); end(); }
+    if (sends(event)) { event.preventDefault(); resend(); }
   });
-  while (into.children.length > wanted.length) into.lastChild.remove();
-  return wanted;
+  row.append(button("Cancel", "", end), button("Send", "main resend", resend));
+  form.append(field, row);
+  made.replaceChildren(make("h2", "unseen", "You"), form);
+  grow(field);
+  field.focus();
+  field.setSelectionRange(field.value.length, field.value.length);
 }
 
-const place = (stage) => `${stage.peer} ${stage.start} ${stage.end}`;
-const listed = (peers) => peers.map((each) => String(each.name)).join(", ");
-
-function routeView() {
-  const box = make("details", "route"), line = make("summary", "", "Route");
-  const stages = make("ol", "stages"), event = make("p", "event");
-  event.setAttribute("role", "status");
-  box.append(line, stages, event);
-  box.open = true;
-  box.hidden = true;
-  let before = null, fresh = new Set(), lost = [], rerouted = [], wasOpen = false;
-
-  function tell(text, kind) {
-    event.textContent = text;
-    event.className = `event ${kind}`;
-  }
-
-  function say(route) {
-    const waits = route.waits_for ? ` Waiting: ${route.waits_for}` : "";
-    if (route.state === "open") {
-      if (rerouted.length) tell(`Rerouted around ${listed(rerouted)}.`, "over");
-      else tell(wasOpen ? "" : "Through these volunteers; the prompt is on its way…", "");
-    } else if (lost.length && wasOpen) {
-      tell(`${listed(lost)} left; rerouting…${waits}`, "now");
-    } else if (lost.length) {
-      tell(`${listed(lost)} did not take it; looking for another route…${waits}`, "now");
-    } else {
-      tell(`Looking for a route…${waits}`, waits ? "now" : "");
-    }
-  }
-
-  function draw(route) {
-    const gone = new Set(route.state === "open" ? [] : route.lost.map((each) => each.peer));
-    stages.replaceChildren(...route.stages.map((each) => {
-      const stage = make("li", "stage"), layers = each.end - each.start;
-      stage.classList.toggle("gone", gone.has(each.peer));
-      stage.classList.toggle("fresh", fresh.has(place(each)));
-      stage.style.flexGrow = String(Math.max(1, layers));
-      stage.title = `${each.name}: layers ${each.start} to ${each.end - 1}`;
-      const span = layers === 1 ? `layer ${each.start}` : `layers ${each.start}–${each.end - 1}`;
-      stage.append(make("span", "water"), make("span", "name", String(each.name)), make("span", "layers", span));
-      return stage;
-    }));
-    const count = route.stages.length, times = route.failovers;
-    line.textContent = (count ? `Route over ${count} ${count === 1 ? "volunteer" : "volunteers"}` : "Route")
-      + (times ? ` · ${times === 1 ? "one" : times} left on the way` : "");
-  }
-
-  function show(route) {
-    box.hidden = false;
-    if (route.lost.length) lost = route.lost;
-    if (route.state === "open") {
-      // One that only moved, or was asked too early, may be on the route again.
-      const here = new Set(route.stages.map((each) => each.peer));
-      if (wasOpen && lost.length) rerouted = lost.filter((each) => !here.has(each.peer));
-      lost = [];
-      const places = route.stages.map(place);
-      if (before && before.join() !== places.join()) fresh = new Set(places.filter((each) => !before.includes(each)));
-      before = places;
-    } else {
-      fresh = new Set();
-    }
-    say(route);
-    draw(route);
-    stages.classList.toggle("flowing", route.state === "open");
-    stages.classList.toggle("seeking", route.state !== "open");
-    wasOpen = wasOpen || route.state === "open";
-  }
-
-  function flows() {
-    if (!rerouted.length) tell("", "");
-  }
-
-  function end(failed) {
-    stages.classList.remove("flowing");
-    if (failed) tell(event.textContent.replace("; rerouting…", "."), "");
-    else flows();
-  }
-  return { box, show, flows, end };
+function editLast() {
+  const place = pathOf(chat).findLast((at) => chat.nodes[at].role === "user");
+  const made = place !== undefined && talk.querySelector(`.said[data-place="${place}"]`);
+  if (made) edit(made, place);
 }
 
+// An answer's parts; what it holds is written by `write`, `think` and `route.show`.
 function answerView() {
-  const box = make("article", "answer"), route = routeView();
-  const thoughts = make("details", "thoughts"), thought = make("p");
-  const text = make("div", "text"), foot = make("p", "foot");
-  box.setAttribute("aria-label", "Answer");
-  thoughts.append(make("summary", "", "Thoughts"), thought);
+  const made = make("article", "answer"), route = routeView();
+  const thoughts = make("details", "thoughts"), thought = make("p"), summary = make("summary", "", "Thinking…");
+  const text = make("div", "text"), foot = make("div", "tools"), markdown = markdownView(text);
+  thoughts.append(summary, thought);
   thoughts.hidden = true;
   text.setAttribute("aria-live", "polite");
   text.setAttribute("aria-busy", "true");
-  box.append(route.box, thoughts, text, foot);
-  let shown = [], source = "", wanted = false;
+  made.append(make("h2", "unseen", "Answer"), route.box, thoughts, text, foot);
+  let source = "", wanted = false;
 
-  function draw() {
+  function drawText() {
     wanted = false;
-    follow(() => { shown = writeBlocks(text, shown, source); });
+    const began = performance.now();
+    follow(() => markdown.write(source.trimStart()));
+    return performance.now() - began;
   }
   function write(more) {
+    if (!source) summary.textContent = "Thoughts";
     source += more;
     if (wanted) return;
     wanted = true;
-    requestAnimationFrame(draw);
+    requestAnimationFrame(() => {
+      if (!wanted) return;
+      const spent = drawText();
+      if (spent < 16) return;
+      wanted = true; // One that takes long is drawn less often.
+      setTimeout(() => { if (wanted) drawText(); }, SLOW_SHARE * spent);
+    });
   }
   function think(more) {
     thoughts.hidden = false;
     thought.append(more);
   }
   function end(failed) {
-    draw();
+    drawText();
+    summary.textContent = "Thoughts";
     text.setAttribute("aria-busy", "false");
     route.end(failed);
   }
-  function fail(message) {
-    const note = make("p", "note", message);
+  return { box: made, route, foot, write, think, end };
+}
+
+function answerBox(place) {
+  const node = chat.nodes[place], view = answerView();
+  if (node.route) view.route.show(node.route);
+  view.route.box.open = false;
+  if (node.thoughts) view.think(node.thoughts);
+  view.write(node.text);
+  finish(view, place, chat);
+  return view.box;
+}
+
+// What stands below an answer that has ended.
+function finish(view, place, one) {
+  const node = one.nodes[place], parts = [node.figures, node.ended ? "" : "broken off"];
+  view.end(Boolean(node.note));
+  if (node.note) {
+    const note = make("p", "note", node.note);
     note.setAttribute("role", "alert");
-    box.insertBefore(note, foot);
+    view.box.insertBefore(note, view.foot);
   }
-  return { box, route, foot, write, think, end, fail };
+  view.foot.replaceChildren(...versionsBox(one, place), ...(node.text ? [copyButton(node.text)] : []),
+    button(node.text ? "Regenerate" : "Try again", "quiet again", () => again(place)),
+    make("span", "figures", parts.filter(Boolean).join(" · ")));
+}
+
+// Another answer to the same question; one that came to nothing is replaced.
+function again(place) {
+  if (running.has(chat.id)) return;
+  const { parent, text } = chat.nodes[place];
+  chat.leaf = parent;
+  box.focus({ preventScroll: true });
+  makeAnswer(parent, text ? -1 : place);
 }
 
 // Stays at the end of the conversation, unless its reader scrolled up.
+const nearEnd = () => talk.scrollHeight - talk.scrollTop - talk.clientHeight < NEAR_END_PX;
+
 function follow(change) {
-  const near = talk.scrollHeight - talk.scrollTop - talk.clientHeight < NEAR_END_PX;
+  const near = nearEnd();
   change();
   if (near) talk.scrollTop = talk.scrollHeight;
-}
-
-// The data of server-sent events; fields other than data are not used here.
-async function* events(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const line of lines) if (line.startsWith("data: ")) yield line.slice(6).trimEnd();
-  }
+  find("down").hidden = nearEnd();
 }
 
 function figures(usage, started, first, ended) {
@@ -272,155 +369,163 @@ function figures(usage, started, first, ended) {
   return parts.join(" · ");
 }
 
-// Models without a chat template, as this gateway said; they go on writing the text.
-const plain = new Set();
-
-async function request(model, messages, signal) {
-  const [path, said] = plain.has(model)
-    ? ["v1/completions", { prompt: messages.map((each) => each.content).join(""), max_tokens: PLAIN_TOKENS }]
-    : ["v1/chat/completions", { messages }];
-  const body = { ...said, model, stream: true, cache_salt: salt,
-    stream_options: { include_usage: true, include_route: true } };
-  const response = await ask(path, { method: "POST", signal,
-    headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
-  if (response.ok) return response;
-  const error = await refusal(response);
-  if (error.code !== "no_chat_template" || plain.has(model)) throw error;
-  plain.add(model);
-  return request(model, messages, signal);
-}
-
-async function stream(view, messages, signal) {
-  const heard = { content: "", usage: null, finish: null, first: 0, plain: false };
-  const model = models.value, response = await request(model, messages, signal);
-  heard.plain = plain.has(model);
-  let whole = false;
-  try {
-    for await (const data of events(response.body)) {
-      if (data === "[DONE]") { whole = true; continue; }
-      take(view, heard, JSON.parse(data));
-    }
-    if (!whole) throw new Error("the gateway broke the answer off");
-  } catch (error) {
-    throw Object.assign(error, { heard });
-  }
-  return heard;
-}
-
-function take(view, heard, chunk) {
-  if (chunk.error) throw new Error(String(chunk.error.message));
-  if (chunk.usage) heard.usage = chunk.usage;
-  if (chunk.route) follow(() => view.route.show(chunk.route));
-  for (const choice of chunk.choices || []) {
-    const { content, reasoning_content: thought } = choice.delta || { content: choice.text };
-    if (choice.finish_reason) heard.finish = choice.finish_reason;
-    if (!content && !thought) continue;
-    if (!heard.first) view.route.flows();
-    heard.first = heard.first || performance.now();
-    if (thought) view.think(thought);
-    if (content) { heard.content += content; view.write(content); }
-  }
-}
-
-async function answer(asked) {
-  const mine = conversation, at = mine.messages.length, started = performance.now();
-  const view = answerView(), control = new AbortController();
-  running = control;
-  settle();
-  talk.querySelectorAll(".again").forEach((each) => each.remove());
-  talk.querySelectorAll(".route[open]").forEach((each) => { each.open = false; });
-  talk.append(view.box);
+// The answer to the message at `parent`, as a new node, or in place of one that came to nothing.
+async function makeAnswer(parent, instead = -1) {
+  const one = chat, started = performance.now(), control = new AbortController(), view = answerView();
+  const messages = messagesOf(one, parent), model = models.value;
+  const fresh = { role: "assistant", text: "", thoughts: "", model, at: Date.now(), ended: false };
+  let place = instead;
+  if (place < 0) place = addNode(one, parent, fresh);
+  else { one.nodes[place] = { ...fresh, parent }; one.leaf = place; }
+  const node = one.nodes[place];
+  one.updated = Date.now();
+  running.set(one.id, { chat: one, place, control, view });
+  draw();
   talk.scrollTop = talk.scrollHeight;
-  let heard = null, failed = null;
+  settle();
+  save(one).then(listChats);
+  let first = 0, saved = performance.now(), ending = null, failed = null;
+  const comes = () => {
+    if (!first) { first = performance.now(); view.route.flows(); }
+    if (performance.now() - saved > SAVE_MS) { saved = performance.now(); save(one); }
+  };
   try {
-    heard = await stream(view, [...mine.messages, asked], control.signal);
+    ending = await answer(model, messages, one.temperature, control.signal, {
+      route: (route) => { node.route = route; follow(() => view.route.show(route)); },
+      thought: (more) => { comes(); node.thoughts += more; follow(() => view.think(more)); },
+      text: (more) => { comes(); node.text += more; view.write(more); },
+    });
   } catch (error) {
     failed = error;
-    heard = error.heard || { content: "", usage: null, first: 0 };
   }
-  const ended = performance.now();
-  if (heard.content) mine.messages.push(asked, { role: "assistant", content: heard.content });
-  follow(() => finish());
-  if (running === control) running = null;
+  const stopped = control.signal.aborted, parts = [figures(ending?.usage, started, first, performance.now())];
+  if (ending?.plain) parts.push("no chat model: it goes on writing your text");
+  if (ending?.finish === "length") parts.push("cut at the length limit");
+  if (stopped) parts.push("stopped");
+  Object.assign(node, { ended: true, figures: parts.filter(Boolean).join(" · ") });
+  if (failed && !stopped) node.note = failed.message;
+  running.delete(one.id);
+  follow(() => finish(view, place, one));
+  if (failed?.status === 401) showKey(true);
   settle();
-
-  function finish() {
-    const parts = [figures(heard.usage, started, heard.first, ended)];
-    if (heard.plain) parts.push("no chat model: it goes on writing your text");
-    if (heard.finish === "length") parts.push("cut at the length limit");
-    if (control.signal.aborted) parts.push("stopped");
-    view.end(Boolean(failed));
-    view.foot.textContent = parts.filter(Boolean).join(" · ");
-    if (!failed) return;
-    if (!control.signal.aborted) {
-      view.fail(failed.message);
-      if (failed.status === 401) showKey(true);
-    }
-    const again = make("button", "again", "Try again");
-    again.type = "button";
-    again.addEventListener("click", () => {
-      if (running) return;
-      mine.messages.length = at;
-      view.box.remove();
-      box.focus();
-      answer(asked);
-    });
-    view.foot.append(again);
-  }
+  if (await chats.read(one.id)) await save(one);
+  listChats();
 }
+
+// What is written and sent
 
 function settle() {
-  send.textContent = running ? "Stop" : "Send";
-  send.classList.toggle("stop", Boolean(running));
-  send.disabled = !running && !(ready && box.value.trim());
+  const busy = running.has(chat.id);
+  send.replaceChildren(icon(busy ? "stop" : "send"));
+  send.setAttribute("aria-label", busy ? "Stop" : "Send");
+  send.classList.toggle("stop", busy);
+  send.disabled = !busy && !(ready && box.value.trim());
 }
 
-function grow() {
-  box.style.height = "auto";
-  box.style.height = `${box.scrollHeight}px`;
+function grow(field) {
+  field.style.height = "auto";
+  field.style.height = `${field.scrollHeight}px`;
+}
+
+function sends(event) {
+  return event.key === "Enter" && !event.shiftKey && !event.isComposing && (!byFinger || event.ctrlKey);
 }
 
 function submit() {
   const text = box.value.trim();
-  if (running || !text || send.disabled) return;
+  if (running.has(chat.id) || !text || send.disabled) return;
   box.value = "";
-  grow();
-  find("empty")?.remove();
-  talk.append(make("p", "mine", text));
-  answer({ role: "user", content: text });
+  grow(box);
+  chat.leaf = addNode(chat, chat.leaf, { role: "user", text, at: Date.now() });
+  makeAnswer(chat.leaf);
+  if (byFinger) box.blur();
 }
 
-send.addEventListener("click", () => { if (running) running.abort(); else submit(); box.focus(); });
-box.addEventListener("input", () => { grow(); settle(); });
+function stop() {
+  running.get(chat.id)?.control.abort();
+}
+
+function startAnew() {
+  showList(false);
+  show(newChat(settings));
+  listChats();
+  box.focus();
+}
+
+// Settings and export
+
+function readSettings() {
+  try { settings = { ...settings, ...JSON.parse(localStorage.getItem(SETTINGS) || "{}") }; } catch { /* as at first */ }
+  chat = newChat(settings);
+}
+
+async function useSettings() {
+  const typed = find("temperature").value.trim(), degree = Number(typed);
+  chat.system = find("system").value.trim();
+  chat.temperature = typed && degree >= 0 && degree <= 2 ? degree : null;
+  settings = { system: chat.system, temperature: chat.temperature, keeps: find("keeps").checked };
+  try { localStorage.setItem(SETTINGS, JSON.stringify(settings)); } catch { /* for this page alone */ }
+  find("set").classList.toggle("changed", Boolean(chat.system) || chat.temperature !== null);
+  if (!settings.keeps) await chats.remove(chat.id);
+  await save();
+  listChats();
+}
+
+function showSettings() {
+  find("system").value = chat.system;
+  find("temperature").value = chat.temperature ?? "";
+  find("keeps").checked = settings.keeps;
+  find("asmarkdown").disabled = find("asjson").disabled = !chat.nodes.length;
+  find("settings").showModal();
+}
+
+function download(text, kind, ending) {
+  const link = make("a"), name = (chat.title || "chat").replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40);
+  link.href = URL.createObjectURL(new Blob([text], { type: kind }));
+  link.download = `${name}.${ending}`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 0);
+}
+
+async function clearAll() {
+  running.forEach((run) => run.control.abort());
+  running.clear();
+  await chats.clear();
+  find("settings").close();
+  startAnew();
+}
+
+send.addEventListener("click", () => { if (running.has(chat.id)) stop(); else submit(); if (!byFinger) box.focus(); });
+box.addEventListener("input", () => { grow(box); settle(); });
 box.addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  submit();
+  if (sends(event)) { event.preventDefault(); submit(); }
+  if (event.key === "ArrowUp" && !box.value && !event.isComposing) { event.preventDefault(); editLast(); }
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && running && !event.isComposing) running.abort();
+  if (event.key !== "Escape" || event.isComposing) return;
+  if (document.body.classList.contains("listing")) { showList(false); find("menu").focus(); } else if (!find("settings").open) stop();
 });
-const blank = find("empty");
-find("new").addEventListener("click", () => {
-  if (running) running.abort();
-  running = null;
-  conversation = { messages: [] };
-  settle();
-  talk.replaceChildren(blank);
-  notice("");
-  box.focus();
-});
+talk.addEventListener("scroll", () => { find("down").hidden = nearEnd(); }, { passive: true });
+find("down").addEventListener("click", () => { talk.scrollTop = talk.scrollHeight; });
+find("new").addEventListener("click", startAnew);
+find("menu").addEventListener("click", () => showList(true));
+find("scrim").addEventListener("click", () => showList(false));
+find("seek").addEventListener("input", listChats);
 find("key").addEventListener("click", () => showKey(find("keybox").hidden));
 find("keysave").addEventListener("click", useKey);
 find("keyfield").addEventListener("keydown", (event) => { if (event.key === "Enter") useKey(); });
+find("set").addEventListener("click", showSettings);
+find("settings").addEventListener("change", useSettings);
+find("settings").addEventListener("close", useSettings);
+find("done").addEventListener("click", () => find("settings").close());
+find("clear").addEventListener("click", clearAll);
+find("asmarkdown").addEventListener("click", () => download(asMarkdown(chat), "text/markdown", "md"));
+find("asjson").addEventListener("click", () => download(JSON.stringify(chat, null, 2), "application/json", "json"));
+addEventListener("focus", listChats); // Another tab may have kept some.
 
-function useKey() {
-  const text = find("keyfield").value.trim();
-  if (!text) return;
-  find("keyfield").value = "";
-  keep(text);
-  listModels();
-}
-
-if (matchMedia("(pointer: fine)").matches) box.focus();
+readSettings();
+box.enterKeyHint = byFinger ? "enter" : "send";
+if (!byFinger) box.focus();
 listModels();
+listChats();
+settle();

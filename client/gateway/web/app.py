@@ -38,7 +38,7 @@ from client.gateway.protocols.blocks import AnswerWriter, AsItIs
 from client.gateway.protocols.requests import ChatRequest, CompletionRequest, parse_request
 from client.gateway.web.openapi import document
 from client.gateway.web.request_log import HUNG_UP, Asked
-from client.pages.fixed import fixed_file
+from client.pages.fixed import fixed_file, page_files
 from client.swarm.swarm import Swarm
 from coordinator.routing.routes import NoRoute
 from dht.errors import UserError
@@ -50,8 +50,8 @@ requests = logging.getLogger(f"{__name__}.requests")
 """A line per request, without anything that a client wrote."""
 
 CHAT = Path(__file__).parents[1] / "static"
-CHAT_FILES = {"/": "chat.html", "/static/chat.css": "chat.css", "/static/chat.js": "chat.js"}
-"""The page to chat on, by path."""
+CHAT_FILES = {"/": CHAT / "chat.html", **page_files(CHAT)}
+"""The page to chat on: its files, by path."""
 OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json", *CHAT_FILES})
 """Paths that need no key, as with vLLM; the page asks its visitor for one."""
 PREFLIGHT_S = 600
@@ -590,7 +590,7 @@ class Gateway:
         )
 
     async def _chat_page(self, request: web.Request) -> web.Response:
-        return fixed_file(CHAT / CHAT_FILES[request.path])
+        return fixed_file(CHAT_FILES[request.path], request)
 
     async def _openapi(self, request: web.Request) -> web.Response:
         return _json(document(with_keys=bool(self._keys)))

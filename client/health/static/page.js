@@ -1,11 +1,17 @@
-"use strict";
 // The server renders; this asks for a newer page and takes the parts of it that differ.
+import { copyText } from "./dom.js";
+
 const LOOK_MS = 3000, ANSWER_MS = 10000;
 let shown = document.documentElement.dataset.state;
 
 function take(fresh) {
   const chosen = document.querySelector("input:checked");
   if (chosen && fresh.getElementById(chosen.id)) fresh.getElementById(chosen.id).checked = true;
+  // What a reader opened or scrolled stays as it is.
+  for (const each of document.querySelectorAll("details[open]")) {
+    const again = fresh.getElementById(each.id);
+    if (again) again.open = true;
+  }
   const before = [...document.querySelector("main").children];
   const after = [...fresh.querySelector("main").children];
   if (before.length !== after.length) {
@@ -13,9 +19,6 @@ function take(fresh) {
     return;
   }
   before.forEach((part, at) => {
-    // What a reader opened or scrolled stays as it is.
-    const opened = [...part.querySelectorAll("details")].map((each) => each.open);
-    [...after[at].querySelectorAll("details")].forEach((each, n) => { each.open = Boolean(opened[n]); });
     if (part.outerHTML === after[at].outerHTML) return;
     const scrolled = [...part.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
     part.replaceWith(after[at]);
@@ -56,14 +59,8 @@ async function look() {
   setTimeout(look, LOOK_MS);
 }
 
-// A browser lends its clipboard to pages of https and of this machine; others copy a selection.
 async function copy(button) {
-  try {
-    await navigator.clipboard.writeText(button.dataset.copy);
-  } catch (error) {
-    getSelection().selectAllChildren(button.previousElementSibling);
-    if (!document.execCommand("copy")) return;
-  }
+  if (!(await copyText(button.dataset.copy))) return;
   button.classList.add("done");
   setTimeout(() => button.classList.remove("done"), LOOK_MS);
 }

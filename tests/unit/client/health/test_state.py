@@ -25,7 +25,7 @@ from client.health.state import (
 )
 from client.health.words import told
 from client.pages.clean import clean_name
-from client.pages.fixed import CSP
+from client.pages.fixed import CSP, SHARED
 from client.status import screen
 from dht.json_file import Json
 from dht.messages.types import (
@@ -205,19 +205,17 @@ def test_a_plans_bottleneck_is_not_drawn_as_a_fault() -> None:
 
 def test_the_page_has_the_chats_mark_name_and_colours() -> None:
     client = Path(app.__file__).parents[1]
-    brands, colours = [], []
+    base = (SHARED / "base.css").read_text("utf-8")
+    shared = set(re.findall(r"(--\w+):", base))
+    assert base.count("--river:") == 2, "in light and dark"
     for html, css in (
         (client / "health/templates/page.html", client / "health/static/page.css"),
         (client / "gateway/static/chat.html", client / "gateway/static/chat.css"),
     ):
-        brands += re.findall(r'<p class="brand">.*</p>', html.read_text("utf-8"))
-        styles = css.read_text("utf-8")
-        colours.append(re.findall(r"--(?:river|shade): #\w+", styles))
-        colours[-1] += re.findall(r"\.brand (?:svg|path \+ path) {.*}", styles)
-    assert brands[0] == brands[1]
-    assert len(brands) == 2
-    assert colours[0] == colours[1]
-    assert len(colours[0]) == 6, "in light and dark"
+        page, styles = html.read_text("utf-8"), css.read_text("utf-8")
+        assert '<p class="brand"><span>anabranch</span></p>' in page
+        assert page.index("static/base.css") < page.index(f"static/{css.name}")
+        assert not shared & set(re.findall(r"(--\w+):", styles)), "a colour is said once"
 
 
 def test_a_peer_that_refuses_what_it_announces_lies() -> None:

@@ -9,7 +9,7 @@ import pytest
 from client.answer.generation import GenerationOptions
 from client.gateway.answering.answers import PIECES_QUEUED_MAX, ChoiceTask
 from client.gateway.keys import plain_keys
-from client.gateway.web.app import CHAT, CHAT_FILES, GatewayConfig, hosts_of
+from client.gateway.web.app import CHAT_FILES, GatewayConfig, hosts_of
 from client.pages.fixed import HEADERS
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
 from tests.unit.client.gateway.test_answers import stream
@@ -36,11 +36,32 @@ def test_the_page_is_open_to_all_and_its_headers_keep_foreign_code_out() -> None
 
 
 def test_the_files_hold_nothing_that_the_policy_would_stop() -> None:
-    html, css, script = ((CHAT / name).read_text("utf-8") for name in CHAT_FILES.values())
-    assert not re.search(r"<script(?! src=)|<style|\son\w+=|\sstyle=|https?:", html)
-    assert not re.search(r"@import|url\(", css)
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval|https?:", script)
-    assert "localStorage" not in script, "a key lives as long as its tab"
+    texts = {path: file.read_text("utf-8") for path, file in CHAT_FILES.items()}
+    assert not re.search(r"<script(?! src=)|<style|\son\w+=|\sstyle=|https?:", texts["/"])
+    styles = "".join(text for path, text in texts.items() if path.endswith(".css"))
+    assert not re.search(r"@import|url\((?!mark\.svg\))", styles)
+    script = "".join(text for path, text in texts.items() if path.endswith(".js"))
+    markup = (
+        r"innerHTML|outerHTML|insertAdjacent|setHTML|DOMParser|document\.write|\beval|Function\("
+    )
+    assert not re.search(markup, script)
+    hosts = set(re.findall(r"https?://[\w.]+", script))
+    assert hosts == {"http://www.w3.org"}, "names of SVG and MathML, which nobody fetches"
+    assert "localStorage" not in texts["/static/asking.js"], "a key lives as long as its tab"
+
+
+def test_a_browser_that_has_a_file_is_not_sent_it_again() -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            url = f"{gateway.url}/static/markdown.js"
+            async with gateway.http.get(url) as response:
+                etag, size = response.headers["ETag"], len(await response.read())
+                assert int(response.headers["Content-Length"]) < size / 2, "compressed"
+            async with gateway.http.get(url, headers={"If-None-Match": etag}) as response:
+                assert (response.status, await response.read()) == (304, b"")
+                assert HEADERS.items() <= response.headers.items()
+
+    asyncio.run(scenario())
 
 
 async def asked(gateway: PaperGateway, host: str, origin: str) -> int:

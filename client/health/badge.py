@@ -1,0 +1,52 @@
+"""A badge for READMEs: the swarm's state and speed as a small SVG. Pure.
+
+Nothing that a peer chose is in it, and it never says more than the page: what was not measured
+lately is unknown.
+"""
+
+from dht.json_file import Json
+
+HEIGHT, FONT_SIZE, PAD = 20, 11, 7
+CHAR_WIDTH = 6.4
+"""Of a usual character at this size; ``textLength`` makes the text exactly as wide."""
+COLOURS = {
+    "healthy": "#17704a",
+    "healthy, but fragile": "#8f5206",
+    "not healthy": "#ab2f29",
+    "unknown": "#52636d",
+}
+"""Behind white text, with a contrast of more than 4.5."""
+
+
+def badge_words(state: Json) -> tuple[str, str]:
+    """The state, and all that the badge says: ``healthy``, ``healthy · 22 tokens/s``."""
+    verdict = state["swarm"]["verdict"]
+    if verdict not in COLOURS:
+        return "unknown", "unknown"
+    parts = [verdict]
+    if state["swarm"]["healthy"]:
+        if tpot_s := state["probes"]["tpot_p50_s"]:
+            parts.append(f"{1 / tpot_s:.0f} tokens/s")
+        serving = state["swarm"]["serving"]
+        parts.append(f"{serving} {'peer' if serving == 1 else 'peers'}")
+    return verdict, " · ".join(parts)
+
+
+def badge_svg(state: Json) -> str:
+    """The badge; its styles are attributes, since pages that show it allow no others."""
+    verdict, words = badge_words(state)
+    label = "anabranch"
+    left, right = (len(text) * CHAR_WIDTH for text in (label, words))
+    edge, width = left + 2 * PAD, left + right + 4 * PAD
+    text = (
+        f'<text x="{{x:.1f}}" y="14" textLength="{{length:.1f}}" fill="#fff"'
+        f' font-family="Verdana,DejaVu Sans,sans-serif" font-size="{FONT_SIZE}">{{text}}</text>'
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{HEIGHT}" role="img"'
+        f' aria-label="{label}: {words}"><title>{label}: {words}</title>'
+        f'<rect width="{width:.1f}" height="{HEIGHT}" rx="4" fill="{COLOURS[verdict]}"/>'
+        f'<path d="M4 0h{edge - 4:.1f}v{HEIGHT}H4a4 4 0 0 1-4-4V4a4 4 0 0 1 4-4z" fill="#14222a"/>'
+        f"{text.format(x=PAD, length=left, text=label)}"
+        f"{text.format(x=edge + PAD, length=right, text=words)}</svg>\n"
+    )
