@@ -14,8 +14,10 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -509,6 +511,39 @@ def _say(error: Exception, code: int) -> int:
     text = " ".join(str(error).split())
     sys.stderr.write(f"error: {printable(text)}\n")
     return code
+
+
+def cut_between_words(text: str, width: int) -> str:
+    """``text`` in lines of at most ``width`` characters; a longer word has a line of its own, so
+    that it can be copied."""
+    lines = text.split("\n")
+    return "\n".join(
+        line
+        if len(line) <= width
+        else textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+        for line in lines
+    )
+
+
+def print_lines(text: str) -> None:
+    """Print text of others' words; a terminal gets it cut between words."""
+    text = printable(text)
+    if sys.stdout.isatty():
+        text = cut_between_words(text, shutil.get_terminal_size().columns)
+    print(text, flush=True)
+
+
+@contextmanager
+def saying(text: str) -> Iterator[None]:
+    """Show on a terminal, for as long as the context lasts, what the command is doing."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(text):
+        yield
 
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
