@@ -24,6 +24,8 @@ COMMANDS = (
     "client.health",
     "client.status",
     "client.models",
+    "client.networks",
+    "anabranch.update",
     "client.invite",
     "client.forget",
     "coordinator.plan",
