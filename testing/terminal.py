@@ -19,6 +19,8 @@ CONTROL = re.compile(
     r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"  # titles
     r"|\x1b[@-Z\\-_=>]|([\r\n])|[\x00-\x08\x0b\x0c\x0e-\x1f]"
 )
+LIMIT_S = 600.0
+"""Time for what a command is waited for: it comes in seconds on a machine that is not busy."""
 CTRL_C, CTRL_D = "\x03", "\x04"
 
 
@@ -96,12 +98,12 @@ class Terminal:
         self._data += data
         return bool(data)
 
-    def wait_for(self, pattern: str, *, limit_s: float = 200.0) -> re.Match[str]:
+    def wait_for(self, pattern: str, *, limit_s: float | None = None) -> re.Match[str]:
         """Where ``pattern`` is in :attr:`text`, once it is there.
 
         Raises AssertionError, with what was shown, where the command ends or time runs out before.
         """
-        until_s, goes_on = time.monotonic() + limit_s, True
+        until_s, goes_on = time.monotonic() + (limit_s or LIMIT_S), True
         while True:
             found = re.compile(pattern, re.MULTILINE).search(self.text)
             if found is not None:
@@ -114,8 +116,9 @@ class Terminal:
         """Press keys; a line ends with ``\\n``."""
         os.write(self._master, keys.encode())
 
-    def wait(self, limit_s: float = 60.0) -> int:
+    def wait(self, limit_s: float | None = None) -> int:
         """The exit code, once the command has ended. Raises AssertionError where it does not."""
+        limit_s = limit_s or LIMIT_S
         until_s = time.monotonic() + limit_s
         while self._read(0.2):
             if time.monotonic() > until_s:

@@ -22,7 +22,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built_wheel(tmp_path_factory.mktemp("wheel"))
+    return built_wheel(tmp_path_factory.mktemp("wheel"), with_own_tools=True)
 
 
 def test_the_wheel_has_all_parts_the_bundled_model_and_whole_metadata(wheel: Path) -> None:

@@ -23,6 +23,7 @@ from testing.terminal import CTRL_C, CTRL_D, Terminal
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(sys.platform == "win32", reason="no terminals of Unix"),
 ]
 SMALL, LARGE = {"columns": 80, "lines": 24}, {"columns": 120, "lines": 40}
