@@ -108,7 +108,7 @@ def help_text() -> str:
         f"usage: {COMMAND} COMMAND [options]\n\n"
         "Many people's GPUs serve one large language model together.\n\n"
         f"{lines}\n"
-        f"{COMMAND} COMMAND --help says more of each; {COMMAND} --version\n\n"
+        f"{COMMAND} COMMAND --help says more of each; {COMMAND} --version\n"
         f"example: {COMMAND} ask anabranch:… --prompt 'One morning'\n"
     )
 

@@ -97,7 +97,7 @@ def add_generation(
         "priority",
         choices=tuple(Priority),
         default=argparse.SUPPRESS,
-        help="high may use room that full peers keep free, and is run first (normal)",
+        help="high may use memory that full peers keep free, and is run first (normal)",
     )
     for name, type_, metavar, text in numbers:
         add(name, type=type_, default=argparse.SUPPRESS, metavar=metavar, help=text)

@@ -55,3 +55,34 @@ def commands(page: Path) -> list[Typed]:
         if words:
             found.append(Typed(page.name, tuple(words)))
     return found
+
+
+def prose(text: str) -> list[str]:
+    """The paragraphs, list items and table cells of Markdown, without code."""
+    text = re.sub(r"^```.*?^```\s*$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    found = []
+    for block in re.split(r"\n\s*\n", text):
+        lines = block.splitlines()
+        if all(line.startswith("    ") for line in lines):
+            continue
+        if lines[0].startswith("|"):
+            found += [cell for line in lines for cell in line.strip("|").split("|")]
+            continue
+        item = ""
+        for line in lines:
+            if re.match(r"\s*([-*>#]+|\d+\.)\s", line):
+                found.append(item)
+                item = re.sub(r"^\s*([-*>#]+|\d+\.)\s", "", line)
+            else:
+                item = f"{item} {line.strip()}"
+        found.append(item)
+    return [re.sub(r"`[^`]*`", "X", re.sub(r"\]\([^)]*\)", "]", each)) for each in found]
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of Markdown; a colon or semicolon ends one, code counts as a word."""
+    return [
+        sentence
+        for each in prose(text)
+        for sentence in re.split(r"(?<=[.!?:;])[)*]*\s+", each.strip())
+    ]

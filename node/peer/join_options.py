@@ -149,7 +149,7 @@ def join_parser() -> Parser:
         choices=("off", "prefill", "all"),
         default="off",
         metavar="R",
-        help="send rows of prompts (prefill) or all in int8 (off)",
+        help="send activations of prompts (prefill) or all in int8 (off)",
     )
     rare("--anew", action="store_true", help="lend by these flags alone, not as last time")
     rare("--threads", type=int, metavar="N", help="CPU threads (all cores that it may use)")
