@@ -54,8 +54,9 @@ def parse() -> argparse.Namespace:
 def update() -> int:
     """Run the steps and say which version is there; raises UserError and MachineError."""
     arguments = parse()
+    source = source_of(Path(sys.prefix))
     before = metadata.version(COMMAND)
-    for step in steps(source_of(Path(sys.prefix)), sys.executable):
+    for step in steps(source, sys.executable):
         print(" ".join(step), flush=True)
         if arguments.dry_run:
             continue

@@ -106,7 +106,7 @@ async def answer_of(entry: Entry, kind: TransportKind, turn: asyncio.Semaphore) 
                 models = await served_models(transport, entry.name, specs)
             finally:
                 await transport.close()
-    except (NetworkError, SwarmError, TimeoutError):
+    except (NetworkError, SwarmError, UserError, TimeoutError):
         return ""
     # Anybody may announce other models in it, or other weights under this name.
     digits = entry.said.fingerprint

@@ -29,6 +29,5 @@ def test_what_was_installed_otherwise_is_left_alone(
     with pytest.raises(UserError, match="not installed by install"):
         source_of(tmp_path)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setattr("anabranch.update.metadata.version", lambda _: "0.1.0")
     monkeypatch.setattr("sys.argv", ["anabranch update"])
     assert run() == 2
