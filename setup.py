@@ -7,5 +7,4 @@ ROOMS = ("anabranch*", "dht*", "coordinator*", "node*", "client*")
 setup(
     packages=[*find_packages(include=ROOMS), "anabranch.brook"],
     package_dir={"anabranch.brook": "models/brook"},
-    package_data={"anabranch.brook": ["*", "draft/*"]},
 )

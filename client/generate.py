@@ -40,8 +40,7 @@ def parse() -> argparse.Namespace:
         prog="python -m client.generate",
         usage="%(prog)s [anabranch:…] --prompt TEXT [options]",
         description="Ask a swarm for text. The text streams to stdout, figures go to stderr.",
-        epilog="example: %(prog)s anabranch:… --model models/brook"
-        ' --prompt "One morning" --temperature 0.8 --seed 1',
+        epilog='example: %(prog)s anabranch:… --prompt "One morning"',
         exit_codes="0 done, 2 your mistake, 3 not served now, 130 interrupted",
     )
     add_swarm(parser)
@@ -49,9 +48,7 @@ def parse() -> argparse.Namespace:
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="what you ask; - reads it from stdin")
     prompt.add_argument("--prompt-ids", metavar="1,2,3", help="token ids instead of text")
-    parser.add_argument(
-        "--raw", action="store_true", help="continue the text, also where the model can chat"
-    )
+    parser.add_argument("--raw", action="store_true", help="continue the text instead of chatting")
     add_generation(parser)
     parser.add_argument(
         "--wait",

@@ -79,6 +79,9 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
+_OF_HELP = (_HelpAll, argparse._HelpAction)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser with errors in one plain line and a ``--help`` that fits a screen.
 
@@ -87,11 +90,12 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *, exit_codes: str = "", **named: Any) -> None:
         """``prog`` is what starts the command where :data:`COMMAND` did not."""
-        self._exit_codes = f"\nexit codes: {exit_codes}\n" if exit_codes else ""
+        self._exit_codes = f"exit codes: {exit_codes}\n" if exit_codes else ""
         if sys.argv[0].startswith(f"{COMMAND} "):
             named["prog"] = sys.argv[0]
         named.setdefault("formatter_class", partial(argparse.HelpFormatter, max_help_position=36))
         super().__init__(**named)
+        self._positionals = self._optionals  # one list of what can be typed
         self._rare: dict[argparse.Action, str] = {}
         if self.add_help:
             self._all = self.add_argument("--help-all", action=_HelpAll, help=argparse.SUPPRESS)
@@ -103,10 +107,18 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """The help with common options, and a hint to ``--help-all``."""
-        text = super().format_help() + self._exit_codes
-        if self._rare:
-            text += f"\n--help-all shows {len(self._rare)} more options\n"
-        return text
+        if not self._rare:
+            return super().format_help() + self._exit_codes
+        of_help = [each for each in self._actions if isinstance(each, _OF_HELP)]
+        said = {action: action.help for action in of_help}
+        for action in of_help:  # the last line says it
+            action.help = argparse.SUPPRESS
+        try:
+            text = super().format_help()
+        finally:
+            for action in of_help:
+                action.help = said[action]
+        return f"{text}{self._exit_codes}--help-all shows {len(self._rare)} more options\n"
 
     def format_help_all(self) -> str:
         """The help with every option."""
@@ -177,23 +189,23 @@ def add_swarm(parser: Parser) -> None:
         help="invitation, as join prints it",
     )
     parser.add_argument(
+        "--local",
+        action="store_true",
+        help="find each other on this local network",
+    )
+    parser.add_rare(
         "--initial-peers",
         nargs="+",
         default=[],
         metavar="ADDR",
         help=f"peers' addresses or an invitation (${PEERS_VARIABLE}, or as last)",
     )
-    parser.add_argument(
-        "--local",
-        action="store_true",
-        help="find each other on this local network",
-    )
-    parser.add_argument(
+    parser.add_rare(
         "--network",
         metavar="NAME",
         help=f"name of the network ({DEFAULT_NETWORK})",
     )
-    parser.add_argument(
+    parser.add_rare(
         "--transport",
         type=TransportKind,
         choices=tuple(TransportKind),
