@@ -221,7 +221,7 @@ def add_model(parser: Parser) -> None:
     parser.add_argument(
         "--model",
         metavar="M",
-        help="its directory, GGUF file, hub id org/name[@revision][:file], or name",
+        help="directory, .gguf, hub id org/name[:file], or its name",
     )
     parser.add_rare(
         "--fingerprint",
