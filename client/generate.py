@@ -23,6 +23,7 @@ from dht.command_line import (
     add_model,
     add_swarm,
     command_of,
+    print_lines,
     printable,
     settle_swarm,
 )
@@ -162,7 +163,7 @@ def show(text: str) -> None:
 
 def print_note(text: str) -> None:
     """Write a line to stderr, beside the answer."""
-    print(printable(text), file=sys.stderr, flush=True)
+    print_lines(text, sys.stderr)
 
 
 def answer_json(answer: Answer) -> str:

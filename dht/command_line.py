@@ -256,7 +256,7 @@ def nearest(word: str, known: Sequence[str]) -> str:
 
 
 def _note(text: str) -> None:
-    print(printable(text), file=sys.stderr, flush=True)
+    print_lines(text, sys.stderr)
 
 
 def settle_swarm(
@@ -537,12 +537,13 @@ def cut_between_words(text: str, width: int) -> str:
     )
 
 
-def print_lines(text: str) -> None:
-    """Print text of others' words; a terminal gets it cut between words."""
-    text = printable(text)
-    if sys.stdout.isatty():
+def print_lines(text: str, out: TextIO | None = None) -> None:
+    """Print text of others' words, to stdout if ``out`` is None; a terminal gets it cut between
+    words."""
+    out, text = out or sys.stdout, printable(text)
+    if out.isatty():
         text = cut_between_words(text, shutil.get_terminal_size().columns)
-    print(text, flush=True)
+    print(text, file=out, flush=True)
 
 
 @contextmanager
