@@ -70,7 +70,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
             join_line = founding.wait_for(r"^(\S.* join anabranch:.*)$")[1]
             ask_line = founding.wait_for(r"^(\S.* ask anabranch:.*)$")[1]
             founding.wait_for(SERVING)
-            with second.pasted(join_line + "".join(second.alone), **LARGE) as joining:
+            with second.pasted(" ".join((join_line, *second.alone)), **LARGE) as joining:
                 joining.wait_for(r"Go\? \[Y/n\]")
                 joining.type("\n")
                 joining.wait_for(SERVING)
