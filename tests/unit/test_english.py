@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 GUIDES = (
     *("README.md", "docs/start.md", "docs/ask.md", "docs/lend-a-gpu.md", "docs/private-swarm.md"),
     *("docs/public-page.md", "docs/how-it-works.md", "docs/what-works.md", "docs/agents.md"),
-    "docs/weights.md",
+    *("docs/weights.md", "docs/index.md", "CONTRIBUTING.md", "SECURITY.md"),
 )
 WORDS_MAX = 30
 PRIVATE = re.compile(r"\b(reckon\w*|mend\w*|laws?|rooms?|beside|rounds?)\b", re.IGNORECASE)
