@@ -55,7 +55,7 @@ async def main(arguments: argparse.Namespace) -> int:
 
 CAPTION = (
     "Capacity is in tokens/s, all users together.\n"
-    "Free and wanted are tokens of KV cache: what sessions may still take, and wait for."
+    "Free and wanted are tokens of context that sessions may still take, or wait for."
 )
 
 
