@@ -103,7 +103,7 @@ def test_who_lends_by_the_one_line_is_told_what_comes_next(walk: Walk) -> None:
     for said in (
         "No network is known here, and no model was named.",
         "Founding a network with the bundled model",
-        "brook is a toy, to see how it works. Next: a bigger model.",
+        "brook is a toy, to see how it works. Next: a bigger model",
         f"/tcp/{PORT_DEFAULT}",
     ):
         assert said in " ".join(text.split()) or said in text, text
