@@ -6,8 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LIGHT := .venv-light
 LENT := .venv-join
+SITE := .venv-docs
 
-.PHONY: demo join quick test fuzz guided light-test swarm lint format lock clean bench gpu-check
+.PHONY: demo join quick test fuzz guided light-test wheel-test docs-site docs-serve swarm lint format \
+	lock clean bench gpu-check
 
 demo: $(READY)  ## three peers hold one model together; drafts; one is killed in mid-sentence
 	$(BIN)/python -m bench.demo
@@ -56,6 +58,15 @@ light-test: $(READY) $(LIGHT)/.ready  ## peers without the daemon, where hivemin
 	! $(LIGHT)/bin/python -c 'import hivemind' 2>/dev/null
 	ANABRANCH_LIGHT_PYTHON=$(CURDIR)/$(LIGHT)/bin/python \
 		$(BIN)/python -m pytest tests/e2e/test_light_*.py
+
+wheel-test:  ## the wheel in an empty environment: minutes, and 2 GB
+	$(PYTHON) -m testing.wheel
+
+docs-site: $(SITE)/.ready  ## the documents as a site with search, in site/
+	$(SITE)/bin/mkdocs build
+
+docs-serve: $(SITE)/.ready  ## the same at http://127.0.0.1:8000/, anew whenever a page changes
+	$(SITE)/bin/mkdocs serve
 
 lint: $(READY)  ## linter, formatter, types and the contract between rooms
 	$(BIN)/ruff check .
@@ -133,5 +144,14 @@ $(LIGHT)/.ready: pyproject.toml $(READY)
 		--constraint locks/dev.txt
 	@touch $@
 
+$(SITE)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --upgrade pip
+	$(PYTHON) -c 'import tomllib; \
+		project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		print(*project["optional-dependencies"]["docs"], sep="\n")' > $(SITE)/requirements.txt
+	$(SITE)/bin/python -m pip install --quiet --requirement $(SITE)/requirements.txt
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(LIGHT) $(LENT) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LIGHT) $(LENT) $(SITE) site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

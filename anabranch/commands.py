@@ -35,12 +35,14 @@ COMMANDS = {
     "page": Command("client.health.__main__:run", "serve the public page on a network's health"),
     "status": Command("client.status:run", "show who serves what, and whether it is healthy"),
     "models": Command("client.models:run", "list the models that a network serves"),
+    "networks": Command("client.networks:run", "list public networks, or announce yours"),
     "alive": Command("node.alive:run", "say whether this machine's peer is well"),
     "doctor": Command("node.doctor:run", "say what this machine lacks, and what to do"),
     "invite": Command("client.invite:run", "print an invitation to the remembered network"),
     "forget": Command("client.forget:run", "forget that network"),
     "plan": Command("node.plan:run", "say which peer, or GPU on paper, would get which layers"),
     "simulate": Command("coordinator.simulate:main", "say what a network on paper would serve"),
+    "update": Command("anabranch.update:run", "install the newest version, as install.sh did"),
     "completion": Command(
         "anabranch.commands:completion", "print what bash or zsh needs to complete this"
     ),
@@ -106,7 +108,7 @@ def help_text() -> str:
         f"usage: {COMMAND} COMMAND [options]\n\n"
         "Many people's GPUs serve one large language model together.\n\n"
         f"{lines}\n"
-        f"{COMMAND} COMMAND --help says more of each; {COMMAND} --version\n\n"
+        f"{COMMAND} COMMAND --help says more of each; {COMMAND} --version\n"
         f"example: {COMMAND} ask anabranch:… --prompt 'One morning'\n"
     )
 

@@ -23,6 +23,7 @@ from dht.command_line import (
     add_model,
     add_swarm,
     command_of,
+    print_lines,
     printable,
     settle_swarm,
 )
@@ -40,8 +41,7 @@ def parse() -> argparse.Namespace:
         prog="python -m client.generate",
         usage="%(prog)s [anabranch:…] --prompt TEXT [options]",
         description="Ask a swarm for text. The text streams to stdout, figures go to stderr.",
-        epilog="example: %(prog)s anabranch:… --model models/brook"
-        ' --prompt "One morning" --temperature 0.8 --seed 1',
+        epilog='example: %(prog)s anabranch:… --prompt "One morning"',
         exit_codes="0 done, 2 your mistake, 3 not served now, 130 interrupted",
     )
     add_swarm(parser)
@@ -49,9 +49,7 @@ def parse() -> argparse.Namespace:
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="what you ask; - reads it from stdin")
     prompt.add_argument("--prompt-ids", metavar="1,2,3", help="token ids instead of text")
-    parser.add_argument(
-        "--raw", action="store_true", help="continue the text, also where the model can chat"
-    )
+    parser.add_argument("--raw", action="store_true", help="continue the text instead of chatting")
     add_generation(parser)
     parser.add_argument(
         "--wait",
@@ -97,7 +95,7 @@ def add_generation(
         "priority",
         choices=tuple(Priority),
         default=argparse.SUPPRESS,
-        help="high may use room that full peers keep free, and is run first (normal)",
+        help="high may use memory that full peers keep free, and is run first (normal)",
     )
     for name, type_, metavar, text in numbers:
         add(name, type=type_, default=argparse.SUPPRESS, metavar=metavar, help=text)
@@ -165,7 +163,7 @@ def show(text: str) -> None:
 
 def print_note(text: str) -> None:
     """Write a line to stderr, beside the answer."""
-    print(printable(text), file=sys.stderr, flush=True)
+    print_lines(text, sys.stderr)
 
 
 def answer_json(answer: Answer) -> str:

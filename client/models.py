@@ -14,7 +14,7 @@ from dht.command_line import (
     Parser,
     add_swarm,
     command_of,
-    printable,
+    print_lines,
     settle_swarm,
 )
 from dht.connecting import observe
@@ -49,13 +49,13 @@ async def main(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([model.figures for model in models]))
     else:
-        print(printable(table(models, arguments.network)))
+        print_lines(table(models, arguments.network))
     return EXIT_DONE if any(model.replicas for model in models) else EXIT_SWARM
 
 
 CAPTION = (
     "Capacity is in tokens/s, all users together.\n"
-    "Room is in tokens: what sessions may still take, and wait for."
+    "Free and wanted are tokens of context that sessions may still take, or wait for."
 )
 
 
@@ -63,15 +63,15 @@ def table(models: Sequence[ServedModel], network: str) -> str:
     """The models as lines for people, those that are served first."""
     if not models:
         return f"Nobody in network {network} announces a model."
-    width = max(len(model.name) for model in models)
-    head = f"{'peers':>6}{'capacity':>10}{'free':>10}{'wanted':>10}  {'fingerprint':<18}computed in"
-    lines = [f"{'model':<{width}}  {'served':<24}{head}"]
-    lines += [
-        f"{model.name:<{width}}  {_served(model):<24}{model.peers:>6}{model.tokens_per_s:>10.0f}"
-        f"{model.kv_tokens_free:>10}{model.kv_tokens_wanted:>10}"
-        f"  {model.spec.fingerprint[:DIGITS_MIN]:<18}{', '.join(model.precisions) or '–'}"
-        for model in sorted(models, key=lambda each: (each.replicas == 0, each.name))
-    ]
+    head = f"{'peers':>6}{'capacity':>10}{'free':>10}{'wanted':>10}  computed in"
+    lines = [f"{'  served':<26}{head}"]
+    for model in sorted(models, key=lambda each: (each.replicas == 0, each.name)):
+        lines += [
+            f"{model.name}, fingerprint {model.spec.fingerprint[:DIGITS_MIN]}",
+            f"  {_served(model):<24}{model.peers:>6}{model.tokens_per_s:>10.0f}"
+            f"{model.kv_tokens_free:>10}{model.kv_tokens_wanted:>10}"
+            f"  {', '.join(model.precisions) or '–'}",
+        ]
     return "\n".join([*lines, CAPTION])
 
 

@@ -19,7 +19,7 @@ from dht.command_line import (
     add_model,
     add_swarm,
     command_of,
-    printable,
+    print_lines,
     settle_swarm,
 )
 from dht.json_file import Json
@@ -57,7 +57,7 @@ async def main(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(state, ensure_ascii=False))
     else:
-        print(printable(screen(state, arguments.network)))
+        print_lines(screen(state, arguments.network))
     return EXIT_DONE if state["swarm"]["healthy"] else EXIT_SWARM
 
 

@@ -36,6 +36,7 @@ from dht.command_line import (
     EXIT_USER,
     Parser,
     exit_code_of,
+    saying,
     settle_swarm,
 )
 from dht.identity.peer_id import short_name
@@ -47,8 +48,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """example, the two nodes in docs/cluster-format.md as two.json:
   %(prog)s two.json
-  > about 1732.3 decoded tokens/s under full load
-  > max flow 2250.000 tokens/s, 100%% of the upper bound 2250.0
+  > capacity, all users together: about 1732.3 tokens/s
 With --json, estimate_tokens_per_s is what the plan would serve under full
 load, by coordinator.evaluation.estimate.
 """
@@ -145,18 +145,12 @@ def print_plan(answer: PlannerResult, *, advise_s: float, seed: int) -> None:
 
     console, plan = Console(highlight=False), answer.plan
     console.print(_stages(answer))
-    share = plan.flow_tokens_per_s / plan.bound_tokens_per_s if plan.bound_tokens_per_s else 0.0
     console.print(
-        f"about {plan.estimate_tokens_per_s or 0.0:.1f} decoded tokens/s under full load"
-        " (estimated from batches, queues, links and KV room)"
+        f"capacity, all users together: about {plan.estimate_tokens_per_s or 0.0:.1f} tokens/s"
+        " (estimated from batches, queues, links and memory)"
     )
     if alone := _alone(answer):
-        console.print(f"about {alone:.1f} tokens/s for one answer that is alone")
-    console.print(
-        f"max flow {plan.flow_tokens_per_s:.3f} tokens/s, {share:.0%} of the upper bound"
-        f" {plan.bound_tokens_per_s:.1f} (gap {1 - share:.0%}); by {plan.planner}"
-        f" in {plan.solve_s:.2f} s"
-    )
+        console.print(f"one answer that is alone: about {alone:.1f} tokens/s")
     for line in _searched(answer):
         console.print(line)
     console.print(f"weights to fetch: {fetched_bytes(answer) / 2**30:.3g} GiB")
@@ -165,33 +159,29 @@ def print_plan(answer: PlannerResult, *, advise_s: float, seed: int) -> None:
     if advise_s <= 0:
         return
     started_s = time.monotonic()
-    gains = one_more(
-        answer.problem,
-        answer.placement,
-        answer.service,
-        seed=seed,
-        spent=lambda: (time.monotonic() - started_s) / advise_s,
-    )
+    with saying(f"looking for {advise_s:.0f} s at what one more peer would bring"):
+        gains = one_more(
+            answer.problem,
+            answer.placement,
+            answer.service,
+            seed=seed,
+            spent=lambda: (time.monotonic() - started_s) / advise_s,
+        )
     for name, gain in gains[:ADVICE_MAX]:
         console.print(f"Planned anew, one more peer like {short_name(name)} would give {gain:+.0%}")
 
 
 def _searched(answer: PlannerResult) -> Iterator[str]:
-    """What OR-Tools did for the plan, and how far it is from the best at most, in words."""
+    """Whether the search went through, and how far it is from the best at most, in words."""
     done, served = answer.placement.searched, answer.plan.estimate_tokens_per_s
     if done is None:
         return
     if done.failed:
-        yield f"OR-Tools failed: {done.failed}; placed by the heuristics"
-    if done.masters:
-        yield (
-            f"OR-Tools: {done.columns} chains priced, {done.judged} judged by the estimate,"
-            f" {done.masters} solves of the master problem"
-        )
+        yield f"the search failed ({done.failed}); simpler rules placed the layers"
     if done.bound_tokens_per_s and served:
         yield (
-            f"no placement of chains can serve more than {done.bound_tokens_per_s:.1f} tokens/s"
-            f" by the estimate, {done.bound_tokens_per_s / served:.2f} times as much"
+            f"by the same estimate no plan serves more than {done.bound_tokens_per_s:.1f} tokens/s,"
+            f" {done.bound_tokens_per_s / served:.2f} times as much"
         )
 
 
@@ -329,12 +319,13 @@ def plan_and_print(problem: Problem, service: Service, arguments: argparse.Names
 
     ``arguments`` are those of :func:`add_search_options`.
     """
-    found = plan_offline(
-        problem,
-        service,
-        time_limit_s=arguments.time_limit,
-        seed=arguments.seed,
-    )
+    with saying(f"searching for the best plan, {arguments.time_limit:g} s at most"):
+        found = plan_offline(
+            problem,
+            service,
+            time_limit_s=arguments.time_limit,
+            seed=arguments.seed,
+        )
     if arguments.json:
         print(json.dumps(plans_json(found)))
     else:

@@ -14,8 +14,10 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -77,6 +79,9 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
+_OF_HELP = (_HelpAll, argparse._HelpAction)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser with errors in one plain line and a ``--help`` that fits a screen.
 
@@ -85,11 +90,12 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *, exit_codes: str = "", **named: Any) -> None:
         """``prog`` is what starts the command where :data:`COMMAND` did not."""
-        self._exit_codes = f"\nexit codes: {exit_codes}\n" if exit_codes else ""
+        self._exit_codes = f"exit codes: {exit_codes}\n" if exit_codes else ""
         if sys.argv[0].startswith(f"{COMMAND} "):
             named["prog"] = sys.argv[0]
         named.setdefault("formatter_class", partial(argparse.HelpFormatter, max_help_position=36))
         super().__init__(**named)
+        self._positionals = self._optionals  # one list of what can be typed
         self._rare: dict[argparse.Action, str] = {}
         if self.add_help:
             self._all = self.add_argument("--help-all", action=_HelpAll, help=argparse.SUPPRESS)
@@ -101,10 +107,18 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """The help with common options, and a hint to ``--help-all``."""
-        text = super().format_help() + self._exit_codes
-        if self._rare:
-            text += f"\n--help-all shows {len(self._rare)} more options\n"
-        return text
+        if not self._rare:
+            return super().format_help() + self._exit_codes
+        of_help = [each for each in self._actions if isinstance(each, _OF_HELP)]
+        said = {action: action.help for action in of_help}
+        for action in of_help:  # the last line says it
+            action.help = argparse.SUPPRESS
+        try:
+            text = super().format_help()
+        finally:
+            for action in of_help:
+                action.help = said[action]
+        return f"{text}{self._exit_codes}--help-all shows {len(self._rare)} more options\n"
 
     def format_help_all(self) -> str:
         """The help with every option."""
@@ -175,23 +189,23 @@ def add_swarm(parser: Parser) -> None:
         help="invitation, as join prints it",
     )
     parser.add_argument(
+        "--local",
+        action="store_true",
+        help="find each other on this local network",
+    )
+    parser.add_rare(
         "--initial-peers",
         nargs="+",
         default=[],
         metavar="ADDR",
         help=f"peers' addresses or an invitation (${PEERS_VARIABLE}, or as last)",
     )
-    parser.add_argument(
-        "--local",
-        action="store_true",
-        help="find each other on this local network",
-    )
-    parser.add_argument(
+    parser.add_rare(
         "--network",
         metavar="NAME",
         help=f"name of the network ({DEFAULT_NETWORK})",
     )
-    parser.add_argument(
+    parser.add_rare(
         "--transport",
         type=TransportKind,
         choices=tuple(TransportKind),
@@ -207,7 +221,7 @@ def add_model(parser: Parser) -> None:
     parser.add_argument(
         "--model",
         metavar="M",
-        help="its directory, GGUF file, hub id org/name[@revision][:file], or name",
+        help="directory, .gguf, hub id org/name[:file], or its name",
     )
     parser.add_rare(
         "--fingerprint",
@@ -242,7 +256,7 @@ def nearest(word: str, known: Sequence[str]) -> str:
 
 
 def _note(text: str) -> None:
-    print(printable(text), file=sys.stderr, flush=True)
+    print_lines(text, sys.stderr)
 
 
 def settle_swarm(
@@ -509,6 +523,40 @@ def _say(error: Exception, code: int) -> int:
     text = " ".join(str(error).split())
     sys.stderr.write(f"error: {printable(text)}\n")
     return code
+
+
+def cut_between_words(text: str, width: int) -> str:
+    """``text`` in lines of at most ``width`` characters; a longer word has a line of its own, so
+    that it can be copied."""
+    lines = text.split("\n")
+    return "\n".join(
+        line
+        if len(line) <= width
+        else textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+        for line in lines
+    )
+
+
+def print_lines(text: str, out: TextIO | None = None) -> None:
+    """Print text of others' words, to stdout if ``out`` is None; a terminal gets it cut between
+    words."""
+    out, text = out or sys.stdout, printable(text)
+    if out.isatty():
+        text = cut_between_words(text, shutil.get_terminal_size().columns)
+    print(text, file=out, flush=True)
+
+
+@contextmanager
+def saying(text: str) -> Iterator[None]:
+    """Show on a terminal, for as long as the context lasts, what the command is doing."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(text):
+        yield
 
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

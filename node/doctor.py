@@ -20,7 +20,7 @@ from dht.command_line import (
     Parser,
     add_swarm,
     command_of,
-    printable,
+    print_lines,
     settle_swarm,
 )
 from dht.errors import NetworkError, UserError
@@ -78,7 +78,7 @@ async def main(arguments: argparse.Namespace) -> int:
 
     def tell(finding: Finding) -> None:
         levels.add(finding.level)
-        print(printable(str(finding)), flush=True)
+        print_lines(str(finding))
 
     tell(Finding(level=Level.OK, text=f"Python {sys.version.split()[0]}"))
     for name in PACKAGES:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from coordinator.plan import add_search_options, main, plan_and_print
 from coordinator.planning.placement import NoPlacementError, why_uncoverable
 from coordinator.problem.service import announced_service
-from dht.command_line import EXIT_USER, Parser, exit_code_of
+from dht.command_line import EXIT_USER, Parser, exit_code_of, saying
 from dht.hub import served_name
 from dht.messages.types import ModelSpec, Problem, mean_layer_bytes
 from node.device.hardware import GPU_SHARE
@@ -175,7 +175,8 @@ def plan_named() -> int:
     """
     arguments = parse()
     named = parse_gpus(arguments.gpus)
-    spec, work = studied(arguments.model, arguments.quantize)
+    with saying(f"reading the sizes of {arguments.model}"):
+        spec, work = studied(arguments.model, arguments.quantize)
 
     def problem_of(gpus: tuple[str, ...]) -> Problem:
         return named_problem(gpus, spec, work, mbit=arguments.mbit, ms=arguments.ms)

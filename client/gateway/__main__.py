@@ -39,6 +39,14 @@ if TYPE_CHECKING:
     from dht.grammars.trials import GrammarTrials
 
 KEYS_VARIABLE = "ANABRANCH_API_KEYS"
+PUBLIC = """\
+to announce this network to everybody:
+  1. its founder's port must be open to the internet (`anabranch doctor` there);
+  2. on the founder's machine, while no peer runs there, sign an entry for the list:
+       anabranch networks --announce --contact https://example.org/about
+  3. add it to client/networks.toml by a pull request (docs/public-page.md);
+  4. for this interface: a web server with TLS before it, and keys (--api-key-file).
+Say to everybody that peers can read the prompts that they serve."""
 
 
 def parse() -> argparse.Namespace:
@@ -106,6 +114,9 @@ def parse() -> argparse.Namespace:
         "--log-requests",
         action="store_true",
         help="a line per request on stderr: key, tokens, seconds; nothing of its text",
+    )
+    parser.add_rare(
+        "--public", action="store_true", help="say what is needed to announce it to everybody"
     )
     parser.add_rare(
         "--chat-tokens",
@@ -268,14 +279,9 @@ async def serve(arguments: argparse.Namespace) -> int:
             ) as port:
                 host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
                 url = f"http://{host}:{port}/v1"
-                names = ", ".join((swarm.text.name, *others))
-                print(f"serving {names} at {url} (Ctrl-C stops)", flush=True)
-                print(f"chat in a browser at {url.removesuffix('v1')}", flush=True)
-                named, has_keys = swarm.text.name, bool(config.keys)
-                print(f"in other programs:\n{settings(url, named, with_keys=has_keys)}", flush=True)
-                if arguments.program is not None:
-                    told = settings_for(arguments.program, url, named, with_keys=has_keys)
-                    print(f"for {arguments.program}:\n\n{told}\n", flush=True)
+                names = (swarm.text.name, *others)
+                for text in _how_to_ask(arguments, url, names, with_keys=bool(config.keys)):
+                    print(text, flush=True)
                 await interrupts.get()
                 if answers.requests:
                     _say(f"requests being finished: {answers.requests} (Ctrl-C ends them)")
@@ -285,6 +291,20 @@ async def serve(arguments: argparse.Namespace) -> int:
                 await end_all((ending, again))
         await models.close()
     return EXIT_DONE
+
+
+def _how_to_ask(
+    arguments: argparse.Namespace, url: str, names: tuple[str, ...], *, with_keys: bool
+) -> Iterator[str]:
+    """What to tell the owner of a gateway at ``url`` that serves these models."""
+    yield f"serving {', '.join(names)} at {url} (Ctrl-C stops)"
+    yield f"chat in a browser at {url.removesuffix('v1')}"
+    if arguments.public:
+        yield PUBLIC
+    yield f"in other programs:\n{settings(url, names[0], with_keys=with_keys)}"
+    if arguments.program is not None:
+        told = settings_for(arguments.program, url, names[0], with_keys=with_keys)
+        yield f"for {arguments.program}:\n\n{told}\n"
 
 
 async def take_text(swarm: Swarm) -> None:

@@ -4,7 +4,6 @@ import importlib
 import io
 import json
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from dht.command_line import printable
+from dht.command_line import cut_between_words, printable
 from dht.messages.types import NodeState, layers_text
 from dht.news import News
 
@@ -76,9 +75,7 @@ class Reporter:
             return
         text = printable(text)
         if self._console.is_terminal:
-            text = "\n".join(
-                cut_between_words(line, self._console.width) for line in text.split("\n")
-            )
+            text = cut_between_words(text, self._console.width)
         self._console.print(text, markup=False)
 
     def paste(self, line: str) -> None:
@@ -233,11 +230,6 @@ def progress_sentence(done_bytes: int, total_bytes: int, bytes_per_s: float) -> 
         return text
     left_s = round((total_bytes - done_bytes) / bytes_per_s)
     return f"{text}, {gibibytes(bytes_per_s)}/s, {left_s // 60}:{left_s % 60:02} left"
-
-
-def cut_between_words(text: str, width: int) -> str:
-    """``text`` in lines of at most ``width`` characters; a longer word has a line of its own."""
-    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def gibibytes(size_bytes: float) -> str:

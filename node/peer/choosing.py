@@ -16,6 +16,7 @@ from dht.hub import HubId, local_path, served_name
 from dht.messages.types import layers_text, stage_bytes
 from dht.model_files import directory_root
 from dht.transport.interface import Transport
+from node.peer.first_steps import BUNDLED
 
 SHOWN_MAX = 4
 LOOKED_AT_MAX = 16
@@ -56,7 +57,8 @@ class Choice:
 
 
 def files_of(name: str, allowed: Sequence[str]) -> str | None:
-    """Where the files of the model ``name`` are: an ``allowed`` path, or the hub id.
+    """Where the files of the model ``name`` are: an ``allowed`` path, the bundled ones, or the hub
+    id.
 
     None where the model is not allowed, or its files are not known. A path here that only happens
     to have the model's name does not count.
@@ -64,6 +66,8 @@ def files_of(name: str, allowed: Sequence[str]) -> str | None:
     for entry in allowed:
         if local_path(entry) and served_name(entry) == name:
             return entry
+    if name == BUNDLED.name and not allowed and BUNDLED.is_dir():
+        return str(BUNDLED)
     listed = name in allowed or not allowed
     return name if listed and HubId.parse(name) is not None and not Path(name).exists() else None
 

@@ -11,15 +11,23 @@ from pathlib import Path
 
 from dht.command_line import COMMAND, settle_swarm
 from dht.errors import NetworkError, UserError
-from dht.hub import served_name
+from dht.hub import local_path, served_name
 from dht.remembered import shown
 from node.owner.reporter import Reporter
 
-BUNDLED = Path(__file__).parents[2] / "models" / "brook"
-"""The model that comes with a clone of this software."""
+_HOME = Path(__file__).parents[2]
+_CLONED = _HOME / "models" / "brook"
+BUNDLED = _CLONED if _CLONED.is_dir() else _HOME / "anabranch" / "brook"
+"""The model that comes with this software: in a clone of it, or as it was installed."""
 BUNDLED_LEND_BYTES = 1 << 30
 """Most that is lent where nobody said a model: the bundled one, with room for many sessions."""
 WHICH = "which model? give --model: its directory, GGUF file or hub id"
+
+
+def is_bundled(model: str) -> bool:
+    """Whether ``model``, a value of ``--model``, is the bundled one, which everybody has."""
+    path = local_path(model)
+    return path is not None and path.resolve() == BUNDLED.resolve()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +80,13 @@ async def begin_alone(arguments: argparse.Namespace, reporter: Reporter) -> None
     """Settle on a network and a model for ``arguments`` that name neither: those offered on this
     local network, else a network of one's own with the bundled model.
 
-    Raises UserError where it is not clear which offer is meant, and where no model is bundled.
+    Raises UserError where it is not clear which offer is meant, where no model is bundled, and
+    where this machine does not have the GPU.
     """
+    if arguments.gpu is not None:
+        from node.device.hardware import machine_of
+
+        await asyncio.to_thread(machine_of, arguments.gpu, arguments.memory, or_less=True)
     reporter.say("No network is known here, and no model was named.")
     arguments.local, arguments.network, arguments.model = True, arguments.typed_network, None
     try:

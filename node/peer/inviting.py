@@ -20,6 +20,7 @@ from dht.messages.types import ModelSpec
 from dht.records.directory import Directory
 from dht.transport.config import ANY_HOSTS, TransportKind
 from node.owner.reporter import Reporter
+from node.peer.first_steps import is_bundled
 from node.peer.naming import machine_name
 
 ALONE_LOOK_S = 5.0
@@ -66,7 +67,8 @@ def invite(
         )
         return
     command = _command()
-    at_home = " --model FILES" if local_path(arguments.model) else ""
+    is_here_alone = local_path(arguments.model) and not is_bundled(arguments.model)
+    at_home = " --model FILES" if is_here_alone else ""
     reporter.say(f"This peer's address is {addresses[0]}")
     reporter.say("Invite others (on this machine with an --identity FILE of their own):")
     reporter.paste(f"{command} join {text}{at_home}")

@@ -80,9 +80,10 @@ def join_parser() -> Parser:
         allow_abbrev=False,
     )
     add, rare = parser.add_argument, parser.add_rare
-    add("--config", type=Path, metavar="FILE", help="these flags in TOML; typed ones go before")
+    add_swarm(parser)
+    rare("--config", type=Path, metavar="FILE", help="these flags in TOML; typed ones go before")
     add("--model", metavar="M", help="directory, .gguf, or hub id org/name[:file]")
-    add(
+    rare(
         "--models",
         nargs="+",
         default=[],
@@ -103,22 +104,23 @@ def join_parser() -> Parser:
     )
     device.add_argument("--cpu", action="store_true", help="compute on the CPU")
     add("--memory", type=float, metavar="GIB", help="memory to lend (85%% of the free; CPU: 50%%)")
-    add("--max-vram", type=float, metavar="GIB", help="most of the GPU's memory to lend")
+    rare("--max-vram", type=float, metavar="GIB", help="most of the GPU's memory to lend")
     rare("--power-limit", type=float, metavar="W", help="power limit of the GPU meanwhile")
-    add_swarm(parser)
-    add("--port", type=int, metavar="P", help=f"TCP port (as last time, or from {PORT_DEFAULT} on)")
+    rare(
+        "--port", type=int, metavar="P", help=f"TCP port (as last time, or from {PORT_DEFAULT} on)"
+    )
     rare("--host", metavar="H", help="IP address to listen on (0.0.0.0 or ::, all of them)")
     reached = "others reach it there, as behind a forwarded port (as found)"
     rare("--announce", nargs="+", default=[], metavar="HOST:PORT", help=reached)
     identity = f"its secret key, made when missing ({DEFAULT_IDENTITY})"
-    add("--identity", type=Path, default=DEFAULT_IDENTITY, metavar="FILE", help=identity)
+    rare("--identity", type=Path, default=DEFAULT_IDENTITY, metavar="FILE", help=identity)
     add("--name", metavar="NAME", help="shown to others (this machine's name)")
     add("--test", action="store_true", help="serve nobody: measure, say what it would do")
     rare("--coordinators", nargs="+", default=[], metavar="ID", help="follow plans of these only")
     rare("--layers", metavar="START:END", help="serve these whatever the plan says")
     add("--idle-only", action="store_true", help="step aside while it or its keyboard is used")
     aside = "step aside while such a program (game) runs"
-    add("--pause-on-process", nargs="+", default=[], metavar="P", help=aside)
+    rare("--pause-on-process", nargs="+", default=[], metavar="P", help=aside)
     times = "serve only then: 22:00-07:30 (local time)"
     add("--schedule", nargs="+", default=[], metavar="T", help=times)
     rare(
@@ -131,7 +133,7 @@ def join_parser() -> Parser:
         metavar="D",
         help=f"{', '.join(dtypes)} (GPU: second; CPU: first, with few bits the quicker of both)",
     )
-    add(
+    rare(
         "--quantize",
         choices=("int8", "int4"),
         metavar="Q",
@@ -149,7 +151,7 @@ def join_parser() -> Parser:
         choices=("off", "prefill", "all"),
         default="off",
         metavar="R",
-        help="send rows of prompts (prefill) or all in int8 (off)",
+        help="send activations of prompts (prefill) or all in int8 (off)",
     )
     rare("--anew", action="store_true", help="lend by these flags alone, not as last time")
     rare("--threads", type=int, metavar="N", help="CPU threads (all cores that it may use)")

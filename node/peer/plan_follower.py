@@ -210,7 +210,7 @@ class PlanFollower:
         )
         self._reporter.say(
             f"{layers_sentence(mine.start, mine.end, total, NodeState.SERVING)}"
-            f" ({gibibytes(loaded_bytes)} read, room for {self._engine.kv_tokens} tokens)"
+            f" ({gibibytes(loaded_bytes)} read, memory for {self._engine.kv_tokens} tokens)"
         )
 
     async def help_oneself(self) -> None:

@@ -64,6 +64,7 @@ def test_help_names_every_command_and_imports_none() -> None:
     for name, command in COMMANDS.items():
         assert f"  {name:<12}{command.about}\n" in shown
     assert max(map(len, shown.splitlines())) <= 80
+    assert len(shown.splitlines()) < 24, "with the prompt below it, it fills a terminal"
 
 
 def test_version_is_that_of_the_package() -> None:

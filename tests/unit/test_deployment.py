@@ -317,11 +317,26 @@ def test_the_windows_script_stops_where_a_step_fails() -> None:
     assert all("$LASTEXITCODE" in after for after in steps)
 
 
-def test_the_windows_script_is_balanced_and_uses_flags_that_exist() -> None:
-    text = (ROOT / "windows/join-wsl2.ps1").read_text()
+@pytest.mark.parametrize("name", ["windows/join-wsl2.ps1", "install.ps1"])
+def test_the_windows_scripts_are_balanced_and_read_by_powershell(name: str) -> None:
+    text = (ROOT / name).read_text()
     bare = re.sub(r"<#.*?#>|#[^\n]*|\"[^\"\n]*\"|'[^'\n]*'", "", text, flags=re.DOTALL)
     for opening, closing in ("{}", "()", "[]"):
         assert bare.count(opening) == bare.count(closing)
+    if shutil.which("pwsh") is not None:
+        read = f"[scriptblock]::Create((Get-Content -Raw '{ROOT / name}')) | Out-Null"
+        subprocess.run(["pwsh", "-NoProfile", "-Command", read], check=True)
+
+
+def test_install_ps1_stops_where_a_step_fails() -> None:
+    text = (ROOT / "install.ps1").read_text()
+    steps = re.findall(r"^& .*\n(.*)$", text, re.MULTILINE)
+    assert len(steps) == 4
+    assert all("$LASTEXITCODE" in after for after in steps)
+
+
+def test_the_windows_script_uses_flags_that_exist() -> None:
+    text = (ROOT / "windows/join-wsl2.ps1").read_text()
     (command,) = re.findall(r"-m node\.join ([^\"]+)\"", text)
     read = join_options.join_parser().parse_args(re.sub(r"\$\w+", "1", command).split())
     assert read.port == 1
@@ -346,6 +361,6 @@ def test_the_guides_files_flags_and_links_exist() -> None:
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_the_linter_finds_no_fault_in_our_own_shell_scripts() -> None:
-    scripts = [ROOT / ".ci" / "run", *ROOT.glob("docker/*.sh")]
+    scripts = [ROOT / ".ci" / "run", ROOT / "install.sh", *ROOT.glob("docker/*.sh")]
     done = subprocess.run(["shellcheck", *map(str, scripts)], capture_output=True, check=False)
     assert done.returncode == 0, done.stdout.decode()

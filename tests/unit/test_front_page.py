@@ -58,7 +58,7 @@ def test_the_commands_of_a_page_are_commands(name: str) -> None:
 
 
 def test_each_cell_about_others_is_dated_and_no_row_is_short() -> None:
-    table = README.partition("## Beside others")[2].partition("## ")[0]
+    table = README.partition("## Compared with others")[2].partition("## ")[0]
     assert re.search(r"as of \w+ 20\d\d", table)
     rows = [line for line in table.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in rows} == {7}

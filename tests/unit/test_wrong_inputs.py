@@ -84,7 +84,13 @@ WRONG = {
     "join --config {tmp}/list.toml": "{tmp}/list.toml: model takes one value, not a list",
     "join --config {tmp}/word.toml": "{tmp}/word.toml: idle-only is 'yes'; give true or false",
     "join --config {tmp}/number.toml": "{tmp}/number.toml: argument --memory: '8GB' is no number",
+    "networks --list {tmp}/none.toml": "{tmp}/none.toml cannot be read",
+    "networks --list {tmp}/no-toml": "this is no list of networks",
     # commands
+    "networks --announce": "--announce and --contact go together",
+    "networks anabranch:nonsense": "an invitation goes with --announce",
+    "update": "was not installed by install.sh",
+    "update --dryrun": "did you mean --dry-run?",
     "jion": "'jion' is no command; did you mean join?",
     "--modell": "'--modell' is no command",
     "completion fish": "'fish' is not known: bash and zsh are",

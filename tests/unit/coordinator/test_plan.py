@@ -144,8 +144,17 @@ def test_helix_clusters(write, capsys):
 def test_the_table_is_honest_about_its_estimate(write, capsys):
     assert main([write(OWN), "--model", "tiny", "--time-limit", "1"]) == 0
     out = capsys.readouterr().out
-    assert "max flow 30.000 tokens/s" in out
-    assert "decoded tokens/s under full load (estimated" in out.replace("\n", " ")
+    assert re.search(
+        r"capacity, all users together: about [\d.]+ tokens/s \(estimated", " ".join(out.split())
+    )
+
+
+def test_people_read_no_names_of_algorithms(write, capsys):
+    assert main([write(OWN), "--model", "tiny", "--time-limit", "1"]) == 0
+    shown = capsys.readouterr()
+    internals = "max flow|OR-Tools|chains|columns|master|gap|moved|keep|heuristic"
+    assert not re.search(rf"\b({internals})\b", shown.out)
+    assert not shown.err, "what it does is said on terminals alone"
 
 
 def without(key: str) -> dict:
@@ -225,18 +234,15 @@ def test_help_says_what_the_estimate_is(capsys):
     )
 
 
-def test_what_or_tools_did_is_said_and_how_far_from_the_best_it_can_be(write, capsys):
+def test_how_far_from_the_best_it_can_be_is_said_and_programs_get_the_search(write, capsys):
     assert main([write(OWN), "--time-limit", "2"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    said = r"OR-Tools: (\d+) chains priced, (\d+) judged .* (\d+) solves of the master"
-    found = re.search(said, out)
-    assert found, out
-    assert all(int(count) > 0 for count in found.groups())
-    assert re.search(r"no placement of chains can serve more than [\d.]+ tokens/s", out)
+    assert re.search(r"no plan serves more than [\d.]+ tokens/s", out)
     assert main([write(OWN), "--time-limit", "2", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     done = answer["search"]
     assert done["columns"] > 0
+    assert done["judged"] > 0
     assert done["master_solves"] > 0
     assert done["bound_tokens_per_s"] >= answer["estimate_tokens_per_s"]
     assert done["failed"] == ""
@@ -249,7 +255,7 @@ def test_without_or_tools_the_heuristics_place_and_it_is_said(write, capsys, mon
     monkeypatch.setattr(Master, "chosen", fails)
     assert main([write(OWN), "--time-limit", "2"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "OR-Tools failed: RuntimeError: no license; placed by the heuristics" in out
+    assert "the search failed (RuntimeError: no license); simpler rules placed the layers" in out
 
 
 def test_people_read_what_holds_it_back_and_what_would_help(write, capsys):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dht.command_line import command_of, loop_factory, printable
+from dht.command_line import command_of, cut_between_words, loop_factory, print_lines, printable
 from dht.errors import SwarmError
 
 TITLE = "no room\x1b]0;owned\x07\x9b2J\u202eback\r"
@@ -65,3 +65,18 @@ def test_a_command_raises_its_limit_on_descriptors(soft: int, hard: int, allowed
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == [str(allowed), str(hard)]
+
+
+def test_lines_are_cut_between_words_and_what_is_to_be_copied_is_whole() -> None:
+    word = "anabranch:" + "x" * 90
+    text = f"  a table    row\n{'several words ' * 8}\n{word} --model FILES"
+    cut = cut_between_words(text, 40).split("\n")
+    assert cut[0] == "  a table    row"
+    assert word in cut
+    assert max(len(line) for line in cut if line != word) <= 40
+    assert "".join("".join(cut).split()) == "".join(text.split())
+
+
+def test_what_is_piped_is_cut_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    print_lines("word " * 40 + "\x1b[2J")
+    assert capsys.readouterr().out == "word " * 40 + "\N{REPLACEMENT CHARACTER}[2J\n"

@@ -14,6 +14,7 @@ from dht.messages.types import ModelRecord, ModelSpec
 from dht.records.directory import Directory
 from node.peer import join_options
 from node.peer.choosing import Choice, agreed, choices, files_of
+from node.peer.first_steps import BUNDLED
 from testing.network import MemoryNetwork
 from tests.unit.records import MODEL, record_of
 
@@ -51,6 +52,13 @@ def test_it_goes_where_holders_are_fewest_and_the_owner_allows() -> None:
     (allowed,) = asyncio.run(found([(OFTEN, 2), (RARE, 1)], ("org/often",)))
     assert allowed.files == "org/often"
     assert "about" in allowed.sentence()
+
+
+def test_files_of_the_bundled_model_are_here_and_nobody_elses_are_taken_for_them() -> None:
+    assert files_of("brook", ()) == str(BUNDLED)
+    assert files_of("brook", ("org/name",)) is None
+    with pytest.raises(UserError, match="files here have other weights"):
+        asyncio.run(found([(replace(MODEL, name="brook"), 1)]))
 
 
 def test_why_there_is_no_choice() -> None:

@@ -6,6 +6,7 @@ import io
 import random
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from dht.messages.types import ModelSpec
 from dht.records.directory import Directory
 from dht.transport.config import TransportKind
 from node.owner.reporter import Reporter
+from node.peer.first_steps import BUNDLED
 from node.peer.inviting import (
     ALONE_LOOK_S,
     invite,
@@ -128,3 +130,13 @@ def test_an_announced_address_that_nothing_answers_at_is_named() -> None:
         assert f"--announce 127.0.0.1:{port}: nothing answers there" in out.getvalue()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("bundled", [True, False])
+def test_only_who_lacks_the_files_is_told_to_name_them(bundled: bool, tmp_path: Path) -> None:
+    arguments = inviting("127.0.0.1")
+    arguments.model = str(BUNDLED if bundled else tmp_path)
+    out = io.StringIO()
+    invite(arguments, [LOOPBACK], MODEL, Reporter(json_log=False, out=out))
+    (line,) = [each for each in out.getvalue().splitlines() if " join anabranch:" in each]
+    assert line.endswith(" --model FILES") is not bundled

@@ -1,0 +1,139 @@
+"""A command on a terminal of a given size, as a person has it: what it shows, and keys for it."""
+
+import fcntl
+import os
+import re
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from testing.local_swarm import end_group
+
+CONTROL = re.compile(
+    r"\x1b\[([0-?]*)[ -/]*([@-~])"  # colours, and where the cursor goes
+    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"  # titles
+    r"|\x1b[@-Z\\-_=>]|([\r\n])|[\x00-\x08\x0b\x0c\x0e-\x1f]"
+)
+LIMIT_S = 600.0
+"""Time for what a command is waited for: it comes in seconds on a machine that is not busy."""
+CTRL_C, CTRL_D = "\x03", "\x04"
+
+
+def shown(written: str) -> str:
+    """What is left on a terminal of what was ``written``: lines are erased, and written anew.
+
+    Lines stay as long as they were written, as they do when somebody copies them.
+    """
+    lines, row, column, at = [""], 0, 0, 0
+
+    def write(text: str) -> None:
+        nonlocal column
+        line = lines[row].ljust(column)
+        lines[row] = line[:column] + text + line[column + len(text) :]
+        column += len(text)
+
+    for found in CONTROL.finditer(written):
+        write(written[at : found.start()])
+        at = found.end()
+        number, letter, end = found.groups()
+        if end == "\r":
+            column = 0
+        elif end == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif letter == "A":
+            row = max(0, row - int(number or 1))
+        elif letter == "K":
+            lines[row] = "" if number == "2" else lines[row][:column]
+        elif letter == "J":
+            lines[row], lines[row + 1 :] = lines[row][:column], []
+    write(written[at:])
+    return "\n".join(line.rstrip() for line in lines)
+
+
+class Terminal:
+    """A command in a session of its own, whose terminal this is; use as a context manager."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        directory: Path,
+        columns: int,
+        lines: int,
+    ) -> None:
+        self.columns, self.lines = columns, lines
+        self._master, slave = os.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", *command],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=directory,
+            env={"TERM": "xterm-256color", **environment},
+        )
+        os.close(slave)
+        self._data = b""
+
+    @property
+    def text(self) -> str:
+        """What was shown so far and was not erased."""
+        return shown(self._data.decode(errors="replace"))
+
+    def _read(self, wait_s: float) -> bool:
+        """Take what has come; False once nothing will."""
+        if not select.select([self._master], [], [], wait_s)[0]:
+            return True
+        try:
+            data = os.read(self._master, 1 << 16)
+        except OSError:  # the last process that had the terminal has ended
+            return False
+        self._data += data
+        return bool(data)
+
+    def wait_for(self, pattern: str, *, limit_s: float | None = None) -> re.Match[str]:
+        """Where ``pattern`` is in :attr:`text`, once it is there.
+
+        Raises AssertionError, with what was shown, where the command ends or time runs out before.
+        """
+        until_s, goes_on = time.monotonic() + (limit_s or LIMIT_S), True
+        while True:
+            found = re.compile(pattern, re.MULTILINE).search(self.text)
+            if found is not None:
+                return found
+            if not goes_on or time.monotonic() > until_s:
+                raise AssertionError(f"no {pattern!r} in:\n{self.text[-4000:]}")
+            goes_on = self._read(0.2)
+
+    def type(self, keys: str) -> None:
+        """Press keys; a line ends with ``\\n``."""
+        os.write(self._master, keys.encode())
+
+    def wait(self, limit_s: float | None = None) -> int:
+        """The exit code, once the command has ended. Raises AssertionError where it does not."""
+        limit_s = limit_s or LIMIT_S
+        until_s = time.monotonic() + limit_s
+        while self._read(0.2):
+            if time.monotonic() > until_s:
+                raise AssertionError(f"it does not end:\n{self.text[-4000:]}")
+        return self.process.wait(limit_s)
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.wait(20.0)
+            except (AssertionError, subprocess.TimeoutExpired):
+                end_group(self.process.pid)
+                self.process.wait()
+        os.close(self._master)
