@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from bench.papers.link_policies import OVERTAKING_MAX, DecodeProfile, InOrder, MoLink
 from coordinator.links.scheduler import LinkScheduler, TrafficClass
-from tests.examples import examples
 from tests.unit.coordinator.links.paper_link import OFFERS, PaperLink, all_arrive
 from tests.unit.node.links.ends import Ends, frames_arrive_whole
 
@@ -29,7 +28,6 @@ def profile() -> DecodeProfile:
 
 
 @pytest.mark.property
-@examples(100)
 @given(
     name=st.sampled_from(["molink", "fifo"]),
     offers=OFFERS,

@@ -80,7 +80,7 @@ def transitions(draw: st.DrawFn):
 
 
 @pytest.mark.property
-@examples(300)
+@examples(100)
 @given(transitions())
 def test_every_transition_passes_the_checker_and_every_moment(transition):
     old, new, keeping = transition
@@ -91,7 +91,7 @@ def test_every_transition_passes_the_checker_and_every_moment(transition):
 
 
 @pytest.mark.property
-@examples(300)
+@examples(100)
 @given(transitions())
 def test_nothing_breaks_when_any_order_allows_it(transition):
     old, new, keeping = transition
@@ -105,7 +105,7 @@ def test_two_peers_cannot_change_places_unless_a_third_holds_the_layers_of_one()
 
 
 @pytest.mark.property
-@examples(300)
+@examples(100)
 @given(transitions())
 def test_a_placement_is_reached_when_any_order_of_moves_leads_there(transition):
     """Peers that serve nothing while they load are no reason against it."""

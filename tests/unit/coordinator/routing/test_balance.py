@@ -288,7 +288,7 @@ SIZES = st.lists(st.lists(st.integers(50, 600), max_size=16), min_size=2, max_si
 
 
 @pytest.mark.property
-@examples(150)
+@examples(75)
 @given(sizes=SIZES, data=st.data())
 def test_a_move_never_widens_the_gap(sizes: list[list[int]], data: st.DataObject) -> None:
     """With what is true known to all: every single move brings its two peers closer together."""

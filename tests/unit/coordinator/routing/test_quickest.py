@@ -231,7 +231,7 @@ def swarms(draw: st.DrawFn):
 
 
 @pytest.mark.property
-@examples(200)
+@examples(100)
 @given(swarms())
 def test_no_ring_of_the_plan_is_quicker(swarm):
     edges, ends, times = swarm

@@ -87,7 +87,6 @@ def values(cls: type) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.property
-@examples(100)
 @given(drawn=values(SessionOpen))
 def test_an_open_verifies_wherever_it_travels(drawn: SessionOpen) -> None:
     granted = grant(replace(drawn, client=ME.peer_id), ME.sign, NOW_S)
@@ -99,7 +98,6 @@ def test_an_open_verifies_wherever_it_travels(drawn: SessionOpen) -> None:
 
 @pytest.mark.property
 @pytest.mark.parametrize("kind", [SessionFailed, SessionLeaving, SessionRefused])
-@examples(50)
 @given(data=st.data())
 def test_a_stages_word_verifies_wherever_it_travels(kind: type, data: st.DataObject) -> None:
     speaker = {"peer_id": ME.peer_id} if kind is SessionLeaving else {"by": ME.peer_id}

@@ -72,7 +72,6 @@ from dht.messages.types import (
     PlanVersion,
     RouteStage,
 )
-from tests.examples import examples
 
 S = "session-1"
 MODEL = ModelSpec(
@@ -657,7 +656,6 @@ class Bytes:
 
 
 @pytest.mark.property
-@examples(50)
 @given(st.lists(st.tuples(framed, st.binary(max_size=1000)), max_size=4))
 def test_frames_follow_one_another(frames: list[tuple[Any, bytes]]) -> None:
     async def body() -> None:
@@ -700,7 +698,6 @@ def test_a_frame_over_the_limit_is_never_made() -> None:
 
 
 @pytest.mark.property
-@examples(50)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_frame_an_end_or_malformed(data: bytes) -> None:
     async def body() -> None:
