@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis.internal.conjecture import providers
 from tests.examples import USUAL
 
 os.environ["ANABRANCH_MEMORY"] = ""  # tests neither read nor change what the user's commands keep
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each peer compiles every module again
+sys.dont_write_bytecode = False  # else each run, and each peer, compiles every module again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.pop("ANABRANCH_PEERS", None)
 
 settings.register_profile(
