@@ -25,6 +25,7 @@ from dht.messages.types import PlanVersion, Problem
 from tests.examples import examples
 from tests.unit.coordinator.problems import (
     brute_force_flow,
+    ends_after,
     every_placement,
     model,
     node,
@@ -49,15 +50,14 @@ def by_flow(problem: Problem) -> Placement | None:
     return PLANNERS["by-flow"](problem, service_from_rates(problem), effort)
 
 
-def best(problem: Problem, times: int = 200) -> Placement | None:
+def best(problem: Problem, looks: int = 60) -> Placement | None:
     """The planner's answer after a fixed amount of work."""
-    steps = iter(range(times))
     try:
         return best_placement(
             problem,
             time_limit_s=5.0,
             seed=1,
-            spent=lambda: next(steps, times) / times,
+            spent=ends_after(looks),
             service=service_from_rates(problem),
         )
     except NoPlacementError:
@@ -154,8 +154,7 @@ def test_one_more_peer_never_lowers_the_result(problem: Problem) -> None:
 @examples(4, **QUIET)
 @given(problem=problems(peers_max=4, layers_max=4))
 def test_every_planner_passes_the_checker(name: str, problem: Problem) -> None:
-    steps = iter(range(60))
-    effort = Effort(time_limit_s=2.0, seed=1, spent=lambda: next(steps, 60) / 60)
+    effort = Effort(time_limit_s=2.0, seed=1, spent=ends_after(60))
     found = PLANNERS[name](problem, service_from_rates(problem), effort)
     if found is None:
         return
