@@ -120,13 +120,16 @@ def ends_after(looks: int) -> Callable[[], float]:
     return lambda: next(steps) / looks
 
 
-def best_for(problem: Problem, *, looks: int = 60, seed: int = 1, **options: Any) -> Placement:
-    """The planner's answer to what peers announce, after a fixed number of looks at the clock."""
+def best_for(
+    problem: Problem, *, looks: int | None = 60, seed: int = 1, **options: Any
+) -> Placement:
+    """The planner's answer to what peers announce, after a number of looks at the clock; None: once
+    it has done all that it does without a clock."""
     return best_placement(
         problem,
         time_limit_s=1.0,
         seed=seed,
-        spent=ends_after(looks),
+        spent=None if looks is None else ends_after(looks),
         service=announced_service(problem),
         **options,
     )

@@ -12,10 +12,10 @@ import torch
 
 from dht.errors import UserError
 from dht.messages.session import Sampling
-from node.engine.engine import Engine, EngineConfig, WorkItem
+from node.engine.engine import Engine, WorkItem
 from node.model.linear import packed_linear
-from node.weights.store import WeightStore
 from testing.tiny_families import CONTEXT, FAMILIES, REFUSED, VOCAB, WINDOW, make
+from tests.unit.node.engines import loaded
 
 GREEDY = Sampling()
 NEW_TOKENS = 5
@@ -153,11 +153,7 @@ def greedy(model: Any, ids: tuple[int, ...], new: int) -> list[int]:
 
 
 def engine_of(directory: Path, start: int, end: int, device: str = "cpu") -> Engine:
-    store = WeightStore.open(str(directory))
-    config = EngineConfig(store=store, name="tiny", device=device, memory_bytes=64 << 20)
-    engine = Engine(config)
-    engine.load(start, end)
-    return engine
+    return loaded(directory, start, end, device=device)
 
 
 def rows_of(model: Any, prompt: tuple[int, ...], answer: list[int]) -> torch.Tensor:
