@@ -1,6 +1,7 @@
 """What the tests of a volunteer's machine share."""
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ from node.model import layer_range
 _STRUCTURES: dict[tuple[Any, ...], Any] = {}
 
 
-@pytest.fixture(autouse=True)
-def _structures_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def _structures_are_found_once() -> Iterator[None]:
     """To find a tiny model's structure takes nearly half of what its engine takes.
 
     It follows from the model's class and configuration, whatever its weights, and must be the same
@@ -27,4 +28,6 @@ def _structures_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
             _STRUCTURES[key] = inspect(model, stack, **given)
         return _STRUCTURES[key]
 
-    monkeypatch.setattr(layer_range, "inspect_model", remembered)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layer_range, "inspect_model", remembered)
+        yield
