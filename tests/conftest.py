@@ -1,5 +1,6 @@
 """For all tests: the same generated examples and sums in every run, on however busy a machine."""
 
+import gc
 import os
 import random
 import sys
@@ -33,6 +34,12 @@ def pytest_configure() -> None:
     if settings.default.derandomize:
         nothing = providers._local_constants
         providers._get_local_constants = lambda: nothing
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: no search for garbage need walk through all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup() -> None:

@@ -6,18 +6,22 @@ from xdist.workermanage import WorkerController
 PROCESSES = ("tests/browser/", "tests/e2e/")
 ALONE = ("tests/e2e/test_fleet.py", "tests/e2e/test_footprint.py")
 """Tests that measure what peers cost, or start enough of them to need every core."""
+PIECEWISE = ("tests/unit/node/model/test_families.py", "tests/unit/node/engine/test_fake_cuda.py")
+"""Files that take minutes, near the end, and whose tests share nothing: handed out test by test."""
 
 
 class ProcessesBesideFiles(LoadScopeScheduling):
     """``PROCESSES`` to the first worker, which share swarms and wait most of the time.
 
-    The other files, which compute, one by one to whoever is free. Once all that is over, ``ALONE``
-    to the first worker.
+    The other files, which compute, one by one to whoever is free, ``PIECEWISE`` in parts. Once all
+    that is over, ``ALONE`` to the first worker.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(ALONE):
             return "alone"
+        if nodeid.startswith(PIECEWISE):
+            return nodeid
         return "processes" if nodeid.startswith(PROCESSES) else str(super()._split_scope(nodeid))
 
     def _assign_work_unit(self, node: WorkerController) -> None:
