@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import cache
 from inspect import signature
 from itertools import count
 from typing import Any
@@ -282,7 +283,7 @@ class TestSolve:
         monkeypatch.setattr(Master, "chosen", chosen)
         nodes = tuple(node(f"p{n}", steady(10 + 3 * n, 5)) for n in range(8))
         asked = request(Problem(model=model(8), nodes=nodes))
-        answer = solve_request(asked, ends_after(2000))
+        answer = solve_request(asked, ends_after(400))
         assert answer.best is not None
         assert answer.searched is not None
         if broken:
@@ -495,7 +496,8 @@ class TestManyCells:
     """Beyond ``CELLS_ABOVE`` peers, what is kept flows inside the cells that there are, and after a
     change only cells that lost a layer are planned anew."""
 
-    def swarm(self, sites: int = 8) -> Problem:
+    @staticmethod
+    def swarm(sites: int = 8) -> Problem:
         """Peers at sites, with short links inside each."""
         names = [(site, at) for site in range(sites) for at in range(12)]
         links = tuple(
@@ -514,9 +516,11 @@ class TestManyCells:
             default_bandwidth_bytes_per_s=1e5,
         )
 
-    def first(self) -> tuple[Problem, Plan]:
+    @classmethod
+    @cache
+    def first(cls) -> tuple[Problem, Plan]:
         """The swarm, each of whose peers holds what its first plan gave it, and that plan."""
-        problem = self.swarm()
+        problem = cls.swarm()
         plan = solved(request(problem)).best
         assert plan is not None
         assert len(flow_parts(plan.edges)) > 2
