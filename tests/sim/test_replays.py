@@ -15,8 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CONTEXT = 3
 """Lines shown before the first that differs."""
-MARK = "run_virtual("
-"""A test outside this folder that says so runs simulations."""
+MARKS = ("run_virtual(", "mark.virtual(")
+"""A test outside this folder that says one of these runs simulations."""
 PAPER = "tests/unit/coordinator/simulator/test_simulator.py"
 """Swarms on paper (:mod:`coordinator.simulator`) have a clock of their own."""
 LONG = "tests/sim/test_back_pressure.py::test_prefill_waits_at_the_routes_head_and_not_before"
@@ -28,7 +28,11 @@ TOLD_MIN = 30
 def simulations() -> list[str]:
     """The files of all tests that run simulations."""
     here = Path(__file__)
-    units = (p for p in ROOT.glob("tests/unit/**/test_*.py") if MARK in p.read_text())
+    units = (
+        path
+        for path in ROOT.glob("tests/unit/**/test_*.py")
+        if any(mark in path.read_text() for mark in MARKS)
+    )
     files = [*here.parent.glob("test_*.py"), *units, ROOT / PAPER]
     return sorted(str(path.relative_to(ROOT)) for path in files if path != here)
 

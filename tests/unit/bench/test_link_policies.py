@@ -1,7 +1,5 @@
 """Link policies to compare with: they keep the laws of the link's scheduler, and their papers'."""
 
-import asyncio
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,12 +39,9 @@ def test_messages_arrive_whole_and_each_class_in_its_order(
 
 
 @pytest.mark.parametrize("scheduler", [InOrder, MoLink])
-def test_frames_of_all_sizes_arrive_whole(scheduler: type[LinkScheduler]) -> None:
-    async def run() -> None:
-        async with Ends(scheduler()) as ends:
-            await frames_arrive_whole(ends)
-
-    asyncio.run(run())
+async def test_frames_of_all_sizes_arrive_whole(scheduler: type[LinkScheduler]) -> None:
+    async with Ends(scheduler()) as ends:
+        await frames_arrive_whole(ends)
 
 
 @pytest.mark.parametrize("name", ["molink", "fifo"])
