@@ -41,7 +41,8 @@ def start(folder: Path, hash_seed: int, *options: str) -> "subprocess.Popen[str]
     folder.mkdir()
     command = [sys.executable, "-m", "pytest", "-q"]
     command += ["-p", "tests.sim.recording", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
-    command += ["--deselect", LONG, "-m", "not slow and not property and not netns"]
+    command += ["--deselect", LONG]
+    command += ["-m", "not slow and not property and not hypothesis and not netns"]
     return subprocess.Popen(
         [*command, "--record-to", str(folder), *options, *simulations()],
         cwd=ROOT,

@@ -25,7 +25,6 @@ def profile() -> DecodeProfile:
     )
 
 
-@pytest.mark.property
 @given(
     name=st.sampled_from(["molink", "fifo"]),
     offers=OFFERS,

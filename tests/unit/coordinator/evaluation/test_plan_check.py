@@ -154,7 +154,6 @@ class TestAgainstTheProblem:
         wrong = check_plan(scaled(sound(), 0.5), PROBLEM)
         assert any("could serve" in line for line in wrong), wrong
 
-    @pytest.mark.property
     @given(problems())
     def test_what_planners_make_passes(self, problem: Problem) -> None:
         for name, heuristic in HEURISTICS.items():

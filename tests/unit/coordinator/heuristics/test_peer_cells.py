@@ -68,7 +68,6 @@ def test_many_peers_are_planned_in_cells_and_the_plan_is_sound() -> None:
     assert plan.flow_tokens_per_s > 0.3 * upper_bound(problem)
 
 
-@pytest.mark.property
 @examples(10)
 @given(problems(peers_max=4, layers_max=4))
 def test_every_planner_passes_the_checker(problem: Problem) -> None:

@@ -73,7 +73,6 @@ def can_cover(problem: Problem) -> bool:
     return False
 
 
-@pytest.mark.property
 @examples(60)
 @given(seed=st.integers(0, 10**6), peers=st.integers(1, 5), layers=st.integers(1, 8))
 def test_coverage_is_exact_and_the_chain_finds_it(make, seed, peers, layers):
@@ -101,7 +100,6 @@ def test_coverage_is_exact_and_the_chain_finds_it(make, seed, peers, layers):
         assert all(fits(problem.model, nodes[a.peer_id], a.start, a.end) for a in spans)
 
 
-@pytest.mark.property
 @examples(60)
 @given(
     seed=st.integers(0, 10**6),
@@ -159,7 +157,6 @@ def test_many_kinds_of_layers_are_rounded_up(make):
     assert (alike.layer_bytes, alike.layer_sizes, alike.layer_kinds) == (7, (), b"")
 
 
-@pytest.mark.property
 @examples(25)
 @given(seed=st.integers(0, 10**6), peers=st.integers(1, 9), layers=st.integers(1, 12))
 def test_every_heuristic_passes_the_checker(make, seed, peers, layers):

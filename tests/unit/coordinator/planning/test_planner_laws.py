@@ -73,7 +73,6 @@ def brute_force_estimate(problem: Problem) -> float:
     )
 
 
-@pytest.mark.property
 @examples(10, **QUIET)
 @given(problems(peers_max=4, layers_max=4))
 def test_by_flow_the_exact_program_is_the_best_of_all_placements(problem: Problem) -> None:
@@ -95,7 +94,6 @@ def test_five_peers_and_five_layers_by_flow() -> None:
     assert found.flow_tokens_per_s >= 0.98 * brute_force_flow(problem) * (1 - 1e-6)
 
 
-@pytest.mark.property
 @examples(8, **QUIET)
 @given(problems(peers_max=3, layers_max=4))
 def test_by_the_estimate_ours_is_nearly_the_best_of_all_placements(problem: Problem) -> None:
@@ -106,7 +104,6 @@ def test_by_the_estimate_ours_is_nearly_the_best_of_all_placements(problem: Prob
         assert found.value >= ESTIMATE_WITHIN * most
 
 
-@pytest.mark.property
 @examples(8, **QUIET)
 @given(problems(peers_max=4, layers_max=5), st.randoms(use_true_random=False))
 def test_the_order_and_names_of_peers_do_not_matter(problem: Problem, random) -> None:
@@ -129,7 +126,6 @@ def test_the_order_and_names_of_peers_do_not_matter(problem: Problem, random) ->
         assert two.value == pytest.approx(one.value, rel=1 - ESTIMATE_WITHIN)
 
 
-@pytest.mark.property
 @examples(10, **QUIET)
 @given(problems(peers_max=4, layers_max=4))
 def test_one_more_peer_never_lowers_the_result(problem: Problem) -> None:
@@ -149,7 +145,6 @@ def test_one_more_peer_never_lowers_the_result(problem: Problem) -> None:
     assert after.value >= least * before.value * (1 - 1e-6)
 
 
-@pytest.mark.property
 @pytest.mark.parametrize("name", sorted(PLANNERS))
 @examples(4, **QUIET)
 @given(problem=problems(peers_max=4, layers_max=4))

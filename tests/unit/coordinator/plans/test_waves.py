@@ -2,7 +2,6 @@
 
 from itertools import product
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,7 +78,6 @@ def transitions(draw: st.DrawFn):
     return draw(placements(peers)), draw(placements(peers)), keeping
 
 
-@pytest.mark.property
 @examples(100)
 @given(transitions())
 def test_every_transition_passes_the_checker_and_every_moment(transition):
@@ -90,7 +88,6 @@ def test_every_transition_passes_the_checker_and_every_moment(transition):
         assert uncovered <= set(wave.breaks)
 
 
-@pytest.mark.property
 @examples(100)
 @given(transitions())
 def test_nothing_breaks_when_any_order_allows_it(transition):
@@ -104,7 +101,6 @@ def test_two_peers_cannot_change_places_unless_a_third_holds_the_layers_of_one()
     assert can_be_reached(old, (*new, *spans_of("c0-2")))
 
 
-@pytest.mark.property
 @examples(100)
 @given(transitions())
 def test_a_placement_is_reached_when_any_order_of_moves_leads_there(transition):

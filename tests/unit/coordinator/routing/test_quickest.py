@@ -230,7 +230,6 @@ def swarms(draw: st.DrawFn):
     return edges, ends, RingTimes(usable, {}, rtt_s)
 
 
-@pytest.mark.property
 @examples(100)
 @given(swarms())
 def test_no_ring_of_the_plan_is_quicker(swarm):

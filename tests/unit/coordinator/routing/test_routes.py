@@ -252,7 +252,6 @@ class TestRouter:
             RouteStage(peer_id="b", start=3, end=4),
         )
 
-    @pytest.mark.property
     @given(placed())
     def test_every_route_of_every_plan_runs_each_layer_once(
         self, case: tuple[Problem, tuple[Assignment, ...]]

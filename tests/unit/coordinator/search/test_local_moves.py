@@ -24,7 +24,6 @@ from tests.unit.coordinator.helix import problem_of, published, service_of
 from tests.unit.coordinator.problems import ends_after, model, node, placed, problems, span, steady
 
 
-@pytest.mark.property
 @examples(60)
 @given(placed())
 def test_a_balanced_flow_is_a_maximum_flow_that_fits(
@@ -91,7 +90,6 @@ def test_layouts_and_spans_are_two_ways_to_say_the_same() -> None:
     assert spans_of(layout_of(chains)) == chains
 
 
-@pytest.mark.property
 @examples(8)
 @given(problems(peers_max=4, layers_max=5))
 def test_under_an_estimate_no_heuristic_is_better_and_the_plan_passes(problem: Problem) -> None:

@@ -95,7 +95,6 @@ def test_an_answer_cut_anywhere_has_the_same_parts(text: str, parts: list[Answer
         assert read([text[:at], text[at:]]) == parts
 
 
-@pytest.mark.property
 @given(
     pieces=st.lists(
         st.sampled_from(

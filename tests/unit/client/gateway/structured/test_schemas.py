@@ -238,7 +238,6 @@ ANY_JSON = st.recursive(
 )
 
 
-@pytest.mark.property
 @pytest.mark.parametrize("form", [KEYS_AND_VALUES, TAGGED_JSON], ids=lambda form: form.title)
 @given(schema=st.dictionaries(st.sampled_from(KEYWORDS), ANY_JSON, max_size=6))
 @examples(100)
