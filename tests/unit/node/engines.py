@@ -9,7 +9,7 @@ from node.weights.store import WeightStore
 
 def opened(directory: Path, **config: Any) -> Engine:
     """An engine of the model in ``directory`` that has loaded no layer yet."""
-    given = {"name": "tiny", "memory_bytes": 64 << 20, **config}
+    given: dict[str, Any] = {"name": "tiny", "memory_bytes": 64 << 20, **config}
     return Engine(EngineConfig(store=WeightStore.open(str(directory)), **given))
 
 
