@@ -3,7 +3,7 @@
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-PROCESSES = ("tests/browser/", "tests/e2e/")
+PROCESSES = ("tests/browser/", "tests/e2e/", "tests/unit/test_mistakes.py")
 ALONE = ("tests/e2e/test_fleet.py", "tests/e2e/test_footprint.py")
 """Tests that measure what peers cost, or start enough of them to need every core."""
 PIECEWISE = ("tests/unit/node/model/test_families.py", "tests/unit/node/engine/test_fake_cuda.py")
@@ -11,7 +11,8 @@ PIECEWISE = ("tests/unit/node/model/test_families.py", "tests/unit/node/engine/t
 
 
 class ProcessesBesideFiles(LoadScopeScheduling):
-    """``PROCESSES`` to the first worker, which share swarms and wait most of the time.
+    """``PROCESSES`` to the first worker, which share swarms, and what :mod:`tests.forked` imports
+    once for each worker, and wait most of the time.
 
     The other files, which compute, one by one to whoever is free, ``PIECEWISE`` in parts. Once all
     that is over, ``ALONE`` to the first worker.
