@@ -44,6 +44,10 @@ class Process(Protocol):
     def kill(self) -> None: ...
 
 
+Start = Callable[[Sequence[str], Mapping[str, str], int], Process]
+"""Starts a process as :func:`spawned` does."""
+
+
 def spawned(command: Sequence[str], environment: Mapping[str, str], log: int) -> Process:
     """Start a command in a process group of its own.
 
@@ -166,7 +170,7 @@ class LocalSwarm:
         *,
         environment: dict[str, str] | None = None,
         extra: Sequence[str] = (),
-        start: Callable[[Sequence[str], Mapping[str, str], int], Process] = spawned,
+        start: Start = spawned,
     ) -> None:
         """``extra`` are options of every peer; ``start`` starts a process, as `spawned` does."""
         self.model = model

@@ -10,7 +10,7 @@ import pytest
 def python_with(package: str) -> str:
     """An interpreter that has a package of the ``compat`` extra; skips the test without one."""
     python = os.environ.get("ANABRANCH_COMPAT_PYTHON", sys.executable)
-    probe = subprocess.run([python, "-c", f"import {package}"], capture_output=True, check=False)
-    if probe.returncode:
+    found = f"import importlib.util as of, sys; sys.exit(not of.find_spec({package!r}))"
+    if subprocess.run([python, "-c", found], capture_output=True, check=False).returncode:
         pytest.skip(f"{package} is not installed (pip install '.[compat]')")
     return python

@@ -1,7 +1,11 @@
 """For all tests: the same generated examples and sums in every run, on however busy a machine."""
 
+import asyncio
+import gc
+import inspect
 import os
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -9,10 +13,12 @@ import torch
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
+from testing.clock import run_virtual
 from tests.examples import USUAL
 
 os.environ["ANABRANCH_MEMORY"] = ""  # tests neither read nor change what the user's commands keep
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each peer compiles every module again
+sys.dont_write_bytecode = False  # else each run, and each peer, compiles every module again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.pop("ANABRANCH_PEERS", None)
 
 settings.register_profile(
@@ -33,10 +39,31 @@ def pytest_configure() -> None:
         providers._get_local_constants = lambda: nothing
 
 
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: no search for garbage need walk through all of it."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup() -> None:
     """Every test draws the same numbers, whichever ran before."""
     torch.manual_seed(0)
     random.seed(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine: on a virtual clock where its mark says so, else on a loop."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    running = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+    mark = pyfuncitem.get_closest_marker("virtual")
+    if mark is None:
+        asyncio.run(running)
+    else:
+        run_virtual(running, **mark.kwargs)
+    return True
 
 
 @pytest.hookimpl(optionalhook=True)

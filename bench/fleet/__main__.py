@@ -28,6 +28,7 @@ from bench import report
 from bench.fleet.clients import Asked, Clients, expected_answers, figures, seconds_to_answer
 from bench.fleet.peers import SETTLE_S, Fleet, Member, quiet, spread, swarm_of
 from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED, loop_factory, on_interrupt
+from testing.local_swarm import Start, spawned
 
 BOTH = "kill leader and founder"
 STRIKES = ("join", "leave", "kill leader", "kill founder", BOTH, "kill another")
@@ -270,10 +271,13 @@ class Round:
 
 
 async def run_round(
-    options: FleetOptions, expected: dict[str, tuple[int, ...]], say: Console
+    options: FleetOptions,
+    expected: dict[str, tuple[int, ...]],
+    say: Console,
+    start: Start = spawned,
 ) -> dict[str, Any]:
     """One round with a fleet of its own, which is gone at its end however that comes."""
-    with swarm_of() as swarm:
+    with swarm_of(start=start) as swarm:
         fleet = Fleet(swarm, options.memory_gib)
         clients = Clients(fleet, expected, options.ask_every_s)
         try:

@@ -20,7 +20,7 @@ from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED
 from dht.errors import NetworkError
 from dht.messages.types import LINKS_MAX, NodeRecord, NodeState, Plan, Reach
 from dht.records.directory import DEFAULT_NETWORK
-from testing.local_swarm import ROOT, LocalPeer, LocalSwarm
+from testing.local_swarm import ROOT, LocalPeer, LocalSwarm, Start, spawned
 
 MODEL = ROOT / "models" / "brook"
 LOOK_S = 0.1
@@ -432,6 +432,6 @@ def by_purpose(pairs: list[tuple[Cost, Cost]], passed_s: float) -> dict[str, Any
     } or None
 
 
-def swarm_of(model: Path = MODEL) -> LocalSwarm:
+def swarm_of(model: Path = MODEL, start: Start = spawned) -> LocalSwarm:
     """An empty swarm whose peers compute on one thread each."""
-    return LocalSwarm(model, extra=("--threads", "1"))
+    return LocalSwarm(model, extra=("--threads", "1"), start=start)

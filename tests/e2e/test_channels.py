@@ -8,12 +8,13 @@ from dht.transport.channels import CHANNELS, LIBRARIES
 from testing.local_swarm import LocalSwarm
 from tests.e2e.conftest import MODEL
 from tests.e2e.light import HIDING, PYTHON, needs_libp2p, run_light
+from tests.forked import forked
 
 pytestmark = [pytest.mark.e2e, needs_libp2p]
 
 
 def test_every_channel_of_a_peer_has_a_row() -> None:
-    with LocalSwarm(MODEL, extra=("--threads", "1")) as swarm:
+    with LocalSwarm(MODEL, extra=("--threads", "1"), start=forked) as swarm:
         full = swarm.start_peer(name="full", extra=("--layers", "0:8"))
         full.wait_for("serving")
         light = swarm.start_peer(

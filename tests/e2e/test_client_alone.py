@@ -20,6 +20,8 @@ pytestmark = pytest.mark.e2e
 
 ALONE = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "e2e" / "client_alone")}
 MEGABYTES_MAX = 200
+THREE = pytest.mark.parametrize("swarm", [3], indirect=True)
+"""What a client's packages are does not depend on the number of peers."""
 
 
 def anabranch(*words: str) -> subprocess.CompletedProcess[str]:
@@ -35,6 +37,7 @@ def anabranch(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@THREE
 def test_a_client_alone_asks_lists_and_looks(swarm: LocalSwarm, reference: Reference) -> None:
     at = ("--initial-peers", *swarm.addresses)
     expected, _ = reference.greedy(reference.encode("One morning"), 12)
@@ -49,6 +52,7 @@ def test_a_client_alone_asks_lists_and_looks(swarm: LocalSwarm, reference: Refer
     assert "layers" in looked.stdout
 
 
+@THREE
 @pytest.mark.parametrize(("command", "path"), [("serve", "/v1/models"), ("page", "/api/v1/state")])
 def test_a_client_alone_serves_the_gateway_and_the_page(
     swarm: LocalSwarm, command: str, path: str

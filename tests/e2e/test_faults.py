@@ -70,26 +70,21 @@ def test_a_clock_that_was_hours_ahead_is_said_and_does_no_harm_after(tmp_path: P
         asyncio.run(_serving(swarm.peers[0].address, 2))
 
 
-def test_a_peer_whose_sockets_were_removed_ends_with_words(
+async def test_a_peer_whose_sockets_were_removed_ends_with_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dht.daemon.transport.SOCKETS_PERIOD_S", 0.1)
 
-    async def body() -> None:
-        identity = Identity.generate()
-        transport = await HivemindTransport.create(
-            TransportConfig(identity=identity, host="127.0.0.1")
-        )
-        try:
-            assert transport._daemon is not None
-            shutil.rmtree(transport._daemon.directory)
-            async with asyncio.timeout(LIMIT_S):
-                with pytest.raises(MachineError, match="removed by another program"):
-                    await transport.wait_ended()
-        finally:
-            await transport.close()
-
-    asyncio.run(body())
+    identity = Identity.generate()
+    transport = await HivemindTransport.create(TransportConfig(identity=identity, host="127.0.0.1"))
+    try:
+        assert transport._daemon is not None
+        shutil.rmtree(transport._daemon.directory)
+        async with asyncio.timeout(LIMIT_S):
+            with pytest.raises(MachineError, match="removed by another program"):
+                await transport.wait_ended()
+    finally:
+        await transport.close()
 
 
 LIVES = """

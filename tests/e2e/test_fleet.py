@@ -7,6 +7,7 @@ from rich.console import Console
 
 from bench.fleet.__main__ import BOTH, FleetOptions, run_round, summary
 from bench.fleet.clients import expected_answers
+from tests.forked import forked
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -14,8 +15,9 @@ PEERS = 12
 
 
 def test_a_dozen_peers_answer_before_and_after_leader_and_founder_are_killed() -> None:
-    options = FleetOptions(peers=PEERS, ask_every_s=1.0, quiet_s=0.0)
-    fleet = asyncio.run(run_round(options, expected_answers(), Console(stderr=True)))
+    options = FleetOptions(peers=PEERS, every_s=0.5, ask_every_s=1.0, quiet_s=0.0)
+    say = Console(stderr=True)
+    fleet = asyncio.run(run_round(options, expected_answers(), say, forked))
     seen = summary([fleet])
     [strike] = fleet["strikes"]
     killed = len(strike["peers"])

@@ -138,84 +138,73 @@ def test_three_peers_share_records_and_streams(loop: str, caplog: pytest.LogCapt
     assert not [r for r in caplog.records if r.name != "asyncio"]
 
 
-def test_client_reads_without_listening() -> None:
-    async def body() -> None:
-        async with swarm(2) as peers:
-            await peers[1].store(KEY, b"there", expires_unix_s=peers[1].now() + 60)
-            await peers[1].serve(ECHO, echo)
-            client = await start(peers[0], client_mode=True)
-            try:
-                assert client.addresses == ()
-                assert await client.get(KEY) == {peers[1].peer_id: b"there"}
-                assert await client.store(KEY, b"mine", expires_unix_s=client.now() + 60)
-                assert (await peers[0].get(KEY))[client.peer_id] == b"mine"
-                stream = await client.open_stream(
-                    peers[1].peer_id, ECHO, addresses=peers[1].addresses
+async def test_client_reads_without_listening() -> None:
+    async with swarm(2) as peers:
+        await peers[1].store(KEY, b"there", expires_unix_s=peers[1].now() + 60)
+        await peers[1].serve(ECHO, echo)
+        client = await start(peers[0], client_mode=True)
+        try:
+            assert client.addresses == ()
+            assert await client.get(KEY) == {peers[1].peer_id: b"there"}
+            assert await client.store(KEY, b"mine", expires_unix_s=client.now() + 60)
+            assert (await peers[0].get(KEY))[client.peer_id] == b"mine"
+            stream = await client.open_stream(peers[1].peer_id, ECHO, addresses=peers[1].addresses)
+            stream.write(bytes(1 << 16))
+            assert len(await stream.read_exactly(1 << 16)) == 1 << 16
+        finally:
+            await client.close()
+
+
+async def test_forged_records_neither_appear_nor_replace() -> None:
+    from hivemind.dht.node import DHTNode
+
+    async with swarm(2) as peers:
+        owner = peers[0]
+        await owner.store(KEY, b"true", expires_unix_s=owner.now() + 60)
+        attacker = await DHTNode.create(initial_peers=[owner.addresses[0]])
+        try:
+            until_s = owner.now() + 100
+            forger = Identity.generate()
+            forged = sign_record(forger, KEY, b"forged", until_s)
+            other_key = sign_record(forger, "test/other/nodes", b"moved", until_s)
+            plain = {"exclude_self": True}
+            for subkey, value in (
+                (None, b"plain value"),
+                (owner.peer_id, b"unsigned"),
+                (owner.peer_id, forged),
+                (forger.peer_id, other_key),
+                (forger.peer_id, "text"),
+                (7, forged),
+            ):
+                assert not await attacker.store(KEY, value, until_s, subkey=subkey, **plain)
+            # Signed well, but said to last longer than signed, and for ever.
+            for expires_s in (until_s + 1, float("inf")):
+                stored = await attacker.store(
+                    KEY, forged, expires_s, subkey=forger.peer_id, **plain
                 )
-                stream.write(bytes(1 << 16))
-                assert len(await stream.read_exactly(1 << 16)) == 1 << 16
-            finally:
-                await client.close()
-
-    asyncio.run(body())
-
-
-def test_forged_records_neither_appear_nor_replace() -> None:
-    async def body() -> None:
-        from hivemind.dht.node import DHTNode
-
-        async with swarm(2) as peers:
-            owner = peers[0]
-            await owner.store(KEY, b"true", expires_unix_s=owner.now() + 60)
-            attacker = await DHTNode.create(initial_peers=[owner.addresses[0]])
-            try:
-                until_s = owner.now() + 100
-                forger = Identity.generate()
-                forged = sign_record(forger, KEY, b"forged", until_s)
-                other_key = sign_record(forger, "test/other/nodes", b"moved", until_s)
-                plain = {"exclude_self": True}
-                for subkey, value in (
-                    (None, b"plain value"),
-                    (owner.peer_id, b"unsigned"),
-                    (owner.peer_id, forged),
-                    (forger.peer_id, other_key),
-                    (forger.peer_id, "text"),
-                    (7, forged),
-                ):
-                    assert not await attacker.store(KEY, value, until_s, subkey=subkey, **plain)
-                # Signed well, but said to last longer than signed, and for ever.
-                for expires_s in (until_s + 1, float("inf")):
-                    stored = await attacker.store(
-                        KEY, forged, expires_s, subkey=forger.peer_id, **plain
-                    )
-                    assert not stored
-                for peer in peers:
-                    assert await peer.get(KEY) == {owner.peer_id: b"true"}
-                    assert peer.rejected_records.total() > 0
-                # An honest record from a stock node is one like any other.
-                assert await attacker.store(KEY, forged, until_s, subkey=forger.peer_id, **plain)
-                assert (await peers[1].get(KEY))[forger.peer_id] == b"forged"
-            finally:
-                await attacker.shutdown()
-
-    asyncio.run(body())
+                assert not stored
+            for peer in peers:
+                assert await peer.get(KEY) == {owner.peer_id: b"true"}
+                assert peer.rejected_records.total() > 0
+            # An honest record from a stock node is one like any other.
+            assert await attacker.store(KEY, forged, until_s, subkey=forger.peer_id, **plain)
+            assert (await peers[1].get(KEY))[forger.peer_id] == b"forged"
+        finally:
+            await attacker.shutdown()
 
 
-def test_one_bad_entry_does_not_hide_the_others() -> None:
-    async def body() -> None:
-        from hivemind.dht.routing import DHTID
-        from hivemind.dht.storage import DictionaryDHTValue
+async def test_one_bad_entry_does_not_hide_the_others() -> None:
+    from hivemind.dht.routing import DHTID
+    from hivemind.dht.storage import DictionaryDHTValue
 
-        async with swarm(2) as peers:
-            await peers[0].store(KEY, b"true", expires_unix_s=peers[0].now() + 60)
-            # What a malicious replica would answer: a forged entry, lasting for ever.
-            storage = peers[0]._node.protocol.storage
-            held = storage.get(DHTID.generate(source=KEY)).value
-            assert isinstance(held, DictionaryDHTValue)
-            held.store(Identity.generate().peer_id, b"forged", float("inf"))
-            assert await peers[1].get(KEY) == {peers[0].peer_id: b"true"}
-
-    asyncio.run(body())
+    async with swarm(2) as peers:
+        await peers[0].store(KEY, b"true", expires_unix_s=peers[0].now() + 60)
+        # What a malicious replica would answer: a forged entry, lasting for ever.
+        storage = peers[0]._node.protocol.storage
+        held = storage.get(DHTID.generate(source=KEY)).value
+        assert isinstance(held, DictionaryDHTValue)
+        held.store(Identity.generate().peer_id, b"forged", float("inf"))
+        assert await peers[1].get(KEY) == {peers[0].peer_id: b"true"}
 
 
 def test_dead_addresses_are_named_at_once_or_within_the_limit(
@@ -269,21 +258,18 @@ def test_bad_places_to_listen_are_the_users_mistake(host: str, port: int) -> Non
         asyncio.run(HivemindTransport.create(config))
 
 
-def test_a_taken_port_is_the_users_mistake() -> None:
-    async def body() -> None:
-        first = await start()
-        try:
-            port = int(first.addresses[0].split("/")[4])
-            config = TransportConfig(identity=Identity.generate(), host="127.0.0.1", port=port)
-            with pytest.raises(UserError, match=str(port)):
-                await HivemindTransport.create(config)
-        finally:
-            await first.close()
-
-    asyncio.run(body())
+async def test_a_taken_port_is_the_users_mistake() -> None:
+    first = await start()
+    try:
+        port = int(first.addresses[0].split("/")[4])
+        config = TransportConfig(identity=Identity.generate(), host="127.0.0.1", port=port)
+        with pytest.raises(UserError, match=str(port)):
+            await HivemindTransport.create(config)
+    finally:
+        await first.close()
 
 
-def test_a_busy_peer_is_waited_for(
+async def test_a_busy_peer_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answering = RecordProtocol.rpc_ping
@@ -292,41 +278,35 @@ def test_a_busy_peer_is_waited_for(
         await asyncio.sleep(RPC_LIMIT_S + 0.5)
         return await answering(self, *asked)
 
-    async def body() -> None:
-        founder = await start()
-        try:
-            monkeypatch.setattr(RecordProtocol, "rpc_ping", late)
-            await (await start(founder)).close()
-            monkeypatch.setattr(transport, "OPEN_LIMIT_S", RPC_LIMIT_S)
-            with pytest.raises(NetworkError, match="did not answer within 3 s"):
-                await start(founder)
-        finally:
-            await founder.close()
-
-    asyncio.run(body())
+    founder = await start()
+    try:
+        monkeypatch.setattr(RecordProtocol, "rpc_ping", late)
+        await (await start(founder)).close()
+        monkeypatch.setattr(transport, "OPEN_LIMIT_S", RPC_LIMIT_S)
+        with pytest.raises(NetworkError, match="did not answer within 3 s"):
+            await start(founder)
+    finally:
+        await founder.close()
 
 
-def test_stream_to_oneself_and_to_nobody() -> None:
-    async def body() -> None:
-        async with swarm(2) as peers:
-            await peers[0].serve(ECHO, echo)
-            stream = await peers[0].open_stream(peers[0].peer_id, ECHO)
-            stream.write(bytes(1 << 20))
-            assert await stream.read_exactly(1 << 20) == bytes(1 << 20)
-            await stream.close()
-            with pytest.raises(NetworkError, match="does not serve"):
-                await peers[0].open_stream(peers[0].peer_id, "/nothing/1")
-            with pytest.raises(NetworkError, match=peers[1].peer_id):
-                await peers[0].open_stream(peers[1].peer_id, "/nothing/1")
-            stranger = Identity.generate().peer_id
-            with pytest.raises(NetworkError, match=stranger):
-                await peers[0].open_stream(
-                    stranger, ECHO, addresses=(f"/ip4/127.0.0.1/tcp/1/p2p/{stranger}",)
-                )
-            with pytest.raises(NetworkError):
-                await peers[0].open_stream("no peer id", ECHO)
-
-    asyncio.run(body())
+async def test_stream_to_oneself_and_to_nobody() -> None:
+    async with swarm(2) as peers:
+        await peers[0].serve(ECHO, echo)
+        stream = await peers[0].open_stream(peers[0].peer_id, ECHO)
+        stream.write(bytes(1 << 20))
+        assert await stream.read_exactly(1 << 20) == bytes(1 << 20)
+        await stream.close()
+        with pytest.raises(NetworkError, match="does not serve"):
+            await peers[0].open_stream(peers[0].peer_id, "/nothing/1")
+        with pytest.raises(NetworkError, match=peers[1].peer_id):
+            await peers[0].open_stream(peers[1].peer_id, "/nothing/1")
+        stranger = Identity.generate().peer_id
+        with pytest.raises(NetworkError, match=stranger):
+            await peers[0].open_stream(
+                stranger, ECHO, addresses=(f"/ip4/127.0.0.1/tcp/1/p2p/{stranger}",)
+            )
+        with pytest.raises(NetworkError):
+            await peers[0].open_stream("no peer id", ECHO)
 
 
 def test_a_failing_handler_ends_its_stream_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -352,45 +332,38 @@ def test_a_failing_handler_ends_its_stream_alone(caplog: pytest.LogCaptureFixtur
     assert "PeerError" not in caplog.text
 
 
-def test_a_protocol_that_is_served_again_has_a_new_handler() -> None:
+async def test_a_protocol_that_is_served_again_has_a_new_handler() -> None:
     async def says(word: bytes, stream: Stream) -> None:
         stream.write(word)
         await stream.drain()
         await stream.close()
 
-    async def body() -> None:
-        async with swarm(2) as (here, there):
-            for word in (b"first", b"again"):
-                await there.serve(ECHO, functools.partial(says, word))
-                stream = await here.open_stream(there.peer_id, ECHO)
-                assert await stream.read_exactly(5) == word
-                await stream.close()
-
-    asyncio.run(body())
-
-
-def test_a_registration_whose_answer_was_lost_can_be_made_again() -> None:
-    """Such as one that ran out of descriptors half way: the daemon has a handler already."""
-
-    async def body() -> None:
-        async with swarm(2) as (here, there):
-            register = there._p2p.add_binary_stream_handler
-
-            async def half(*given: Any) -> None:
-                await register(*given)
-                raise OSError(24, "Too many open files")
-
-            there._p2p.add_binary_stream_handler = half
-            with pytest.raises(NetworkError, match="Too many open files"):
-                await there.serve(ECHO, echo)
-            there._p2p.add_binary_stream_handler = register
-            await there.serve(ECHO, echo)
+    async with swarm(2) as (here, there):
+        for word in (b"first", b"again"):
+            await there.serve(ECHO, functools.partial(says, word))
             stream = await here.open_stream(there.peer_id, ECHO)
-            stream.write(bytes(1 << 16))
-            assert await stream.read_exactly(1 << 16) == bytes(1 << 16)
+            assert await stream.read_exactly(5) == word
             await stream.close()
 
-    asyncio.run(body())
+
+async def test_a_registration_whose_answer_was_lost_can_be_made_again() -> None:
+    """Such as one that ran out of descriptors half way: the daemon has a handler already."""
+    async with swarm(2) as (here, there):
+        register = there._p2p.add_binary_stream_handler
+
+        async def half(*given: Any) -> None:
+            await register(*given)
+            raise OSError(24, "Too many open files")
+
+        there._p2p.add_binary_stream_handler = half
+        with pytest.raises(NetworkError, match="Too many open files"):
+            await there.serve(ECHO, echo)
+        there._p2p.add_binary_stream_handler = register
+        await there.serve(ECHO, echo)
+        stream = await here.open_stream(there.peer_id, ECHO)
+        stream.write(bytes(1 << 16))
+        assert await stream.read_exactly(1 << 16) == bytes(1 << 16)
+        await stream.close()
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -424,212 +397,185 @@ def test_a_loop_of_the_transport_that_fails_is_set_up_again_or_ends_the_peer(
     asyncio.run(body())
 
 
-def test_a_slow_reader_holds_the_writer_back() -> None:
-    async def body() -> None:
-        released = asyncio.Event()
+async def test_a_slow_reader_holds_the_writer_back() -> None:
+    released = asyncio.Event()
 
-        async def wait(stream: Stream) -> None:
-            await released.wait()
-            await stream.read_exactly(1)
+    async def wait(stream: Stream) -> None:
+        await released.wait()
+        await stream.read_exactly(1)
 
-        async with swarm(2) as peers:
-            await peers[0].serve("/test/wait/1", wait)
-            stream = await peers[1].open_stream(peers[0].peer_id, "/test/wait/1")
-            written = 0
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(2.0):
-                    while written < 256 << 20:
-                        stream.write(bytes(1 << 20))
-                        await stream.drain()
-                        written += 1 << 20
-            assert written < 64 << 20
-            await stream.close()  # not held up by what nobody reads
-            released.set()
-
-    asyncio.run(body())
+    async with swarm(2) as peers:
+        await peers[0].serve("/test/wait/1", wait)
+        stream = await peers[1].open_stream(peers[0].peer_id, "/test/wait/1")
+        written = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2.0):
+                while written < 256 << 20:
+                    stream.write(bytes(1 << 20))
+                    await stream.drain()
+                    written += 1 << 20
+        assert written < 64 << 20
+        await stream.close()  # not held up by what nobody reads
+        released.set()
 
 
-def test_the_last_word_of_who_goes_is_heard() -> None:
-    async def body() -> None:
-        async with swarm(2) as (a, b):
-            await b.serve(LAST, last_word)
-            await hear(lambda: a.open_stream(b.peer_id, LAST))
-
-    asyncio.run(body())
+async def test_the_last_word_of_who_goes_is_heard() -> None:
+    async with swarm(2) as (a, b):
+        await b.serve(LAST, last_word)
+        await hear(lambda: a.open_stream(b.peer_id, LAST))
 
 
-def test_nothing_is_left_after_close() -> None:
-    async def body() -> None:
-        peer = await start()
-        pid, directory = peer.daemon_pid, peer._control_path.parent
-        assert alive(pid)
-        assert os.getpgid(pid) != os.getpgid(0)  # Ctrl-C reaches us alone
-        assert directory.stat().st_mode & 0o777 == 0o700
-        assert [p.name for p in directory.iterdir() if p.name == "identity"] == []
-        await peer.close()
-        await peer.close()
-        assert not alive(pid)
-        assert not directory.exists()
-        for use in (peer.get(KEY), peer.open_stream("x", ECHO), peer.serve(ECHO, echo)):
-            with pytest.raises(NetworkError, match="left"):
-                await use
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(body())
+async def test_nothing_is_left_after_close() -> None:
+    peer = await start()
+    pid, directory = peer.daemon_pid, peer._control_path.parent
+    assert alive(pid)
+    assert os.getpgid(pid) != os.getpgid(0)  # Ctrl-C reaches us alone
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert [p.name for p in directory.iterdir() if p.name == "identity"] == []
+    await peer.close()
+    await peer.close()
+    assert not alive(pid)
+    assert not directory.exists()
+    for use in (peer.get(KEY), peer.open_stream("x", ECHO), peer.serve(ECHO, echo)):
+        with pytest.raises(NetworkError, match="left"):
+            await use
+    assert len(asyncio.all_tasks()) == 1
 
 
-def test_a_founder_that_comes_back_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_founder_that_comes_back_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dht.daemon.transport.REJOIN_PERIOD_S", 0.5)
 
-    async def body() -> None:
-        identity = Identity.generate()
-        founder = await start()
-        port = int(founder.addresses[0].split("/")[4])
+    identity = Identity.generate()
+    founder = await start()
+    port = int(founder.addresses[0].split("/")[4])
+    await founder.close()
+    config = TransportConfig(identity=identity, host="127.0.0.1", port=port)
+    founder = await HivemindTransport.create(config)
+    others = [await start(founder), await start(founder)]
+    try:
         await founder.close()
-        config = TransportConfig(identity=identity, host="127.0.0.1", port=port)
-        founder = await HivemindTransport.create(config)
-        others = [await start(founder), await start(founder)]
-        try:
-            await founder.close()
-            assert await others[0].store(KEY, b"on", expires_unix_s=founder.now() + 60)
-            assert await others[1].get(KEY) == {others[0].peer_id: b"on"}
-            founder = await HivemindTransport.create(config)  # knows nobody
-            async with asyncio.timeout(40):
-                while not await founder.get(KEY):
-                    await others[0].store(KEY, b"on", expires_unix_s=founder.now() + 60)
-                    await asyncio.sleep(0.1)
-        finally:
-            await asyncio.gather(*(t.close() for t in (founder, *others)))
-
-    asyncio.run(body())
+        assert await others[0].store(KEY, b"on", expires_unix_s=founder.now() + 60)
+        assert await others[1].get(KEY) == {others[0].peer_id: b"on"}
+        founder = await HivemindTransport.create(config)  # knows nobody
+        async with asyncio.timeout(40):
+            while not await founder.get(KEY):
+                await others[0].store(KEY, b"on", expires_unix_s=founder.now() + 60)
+                await asyncio.sleep(0.1)
+    finally:
+        await asyncio.gather(*(t.close() for t in (founder, *others)))
 
 
-def test_who_was_met_is_greeted_again_though_the_founder_has_left(
+async def test_who_was_met_is_greeted_again_though_the_founder_has_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two peers that met through a founder lose each other, as in a cut of over a minute."""
     monkeypatch.setattr("dht.daemon.transport.REJOIN_PERIOD_S", 0.5)
 
-    async def body() -> None:
-        founder = await start()
-        one, other_identity = await start(founder), Identity.generate()
-        other = await HivemindTransport.create(
-            TransportConfig(
-                identity=other_identity, host="127.0.0.1", initial_peers=(founder.addresses[0],)
-            )
+    founder = await start()
+    one, other_identity = await start(founder), Identity.generate()
+    other = await HivemindTransport.create(
+        TransportConfig(
+            identity=other_identity, host="127.0.0.1", initial_peers=(founder.addresses[0],)
         )
-        port = int(other.addresses[0].split("/")[4])
+    )
+    port = int(other.addresses[0].split("/")[4])
 
-        async def seen(reader: HivemindTransport, author: HivemindTransport) -> None:
-            """Until the reader has a fresh record of the author."""
-            record = record_of(author.peer_id, 0, 8, addresses=author.addresses)
-            async with asyncio.timeout(60):
-                while author.peer_id not in await reader.get(KEY):
-                    until_s = author.now() + 2
-                    await author.store(KEY, codec.encode(record), expires_unix_s=until_s)
-                    await asyncio.sleep(0.1)
+    async def seen(reader: HivemindTransport, author: HivemindTransport) -> None:
+        """Until the reader has a fresh record of the author."""
+        record = record_of(author.peer_id, 0, 8, addresses=author.addresses)
+        async with asyncio.timeout(60):
+            while author.peer_id not in await reader.get(KEY):
+                until_s = author.now() + 2
+                await author.store(KEY, codec.encode(record), expires_unix_s=until_s)
+                await asyncio.sleep(0.1)
 
-        try:
-            await seen(one, other)
-            await founder.close()
-            await other.close()
-            async with asyncio.timeout(60):
-                heard: Mapping[str, bytes] = {other.peer_id: b""}
-                while other.peer_id in heard:
-                    await asyncio.sleep(0.1)
-                    heard = await one.get(KEY)
-            other = await HivemindTransport.create(  # it comes back, and knows nobody
-                TransportConfig(identity=other_identity, host="127.0.0.1", port=port)
-            )
-            await seen(other, one)
-            await seen(one, other)
-        finally:
-            await asyncio.gather(*(t.close() for t in (one, other)))
-
-    asyncio.run(body())
+    try:
+        await seen(one, other)
+        await founder.close()
+        await other.close()
+        async with asyncio.timeout(60):
+            heard: Mapping[str, bytes] = {other.peer_id: b""}
+            while other.peer_id in heard:
+                await asyncio.sleep(0.1)
+                heard = await one.get(KEY)
+        other = await HivemindTransport.create(  # it comes back, and knows nobody
+            TransportConfig(identity=other_identity, host="127.0.0.1", port=port)
+        )
+        await seen(other, one)
+        await seen(one, other)
+    finally:
+        await asyncio.gather(*(t.close() for t in (one, other)))
 
 
-def test_who_cannot_be_dialled_is_not_dialled_again_at_once_unless_it_comes_back(
+async def test_who_cannot_be_dialled_is_not_dialled_again_at_once_unless_it_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each failed dial has the daemon ask all others where the peer is."""
     monkeypatch.setattr("dht.daemon.transport.AGAIN_S", 600.0)
 
-    async def body() -> None:
-        asker = await start()
-        initial, host = (asker.addresses[0],), "127.0.0.1"
-        config = TransportConfig(identity=Identity.generate(), host=host, initial_peers=initial)
+    asker = await start()
+    initial, host = (asker.addresses[0],), "127.0.0.1"
+    config = TransportConfig(identity=Identity.generate(), host=host, initial_peers=initial)
+    asked = await HivemindTransport.create(config)
+    try:
+        where = asked.addresses
+        config = dataclasses.replace(config, port=int(where[0].split("/")[4]))
+        await asker.serve(ECHO, echo)
+        await asked.close()
+        with pytest.raises(NetworkError) as first:
+            await asker.open_stream(asked.peer_id, ECHO, addresses=where)
+        assert "a moment ago" not in str(first.value)
+        with pytest.raises(NetworkError, match="a moment ago"):
+            await asker.open_stream(asked.peer_id, ECHO, addresses=where)
         asked = await HivemindTransport.create(config)
-        try:
-            where = asked.addresses
-            config = dataclasses.replace(config, port=int(where[0].split("/")[4]))
-            await asker.serve(ECHO, echo)
-            await asked.close()
-            with pytest.raises(NetworkError) as first:
-                await asker.open_stream(asked.peer_id, ECHO, addresses=where)
-            assert "a moment ago" not in str(first.value)
-            with pytest.raises(NetworkError, match="a moment ago"):
-                await asker.open_stream(asked.peer_id, ECHO, addresses=where)
-            asked = await HivemindTransport.create(config)
-            await asked.serve(ECHO, echo)
-            stream = await asked.open_stream(asker.peer_id, ECHO, addresses=asker.addresses)
-            stream.write(bytes(1 << 16))
-            assert await stream.read_exactly(1 << 16) == bytes(1 << 16)
-            stream = await asker.open_stream(asked.peer_id, ECHO, addresses=where)
-            stream.write(bytes(1 << 16))
-            assert await stream.read_exactly(1 << 16) == bytes(1 << 16)
-        finally:
-            await asyncio.gather(asker.close(), asked.close())
-
-    asyncio.run(body())
+        await asked.serve(ECHO, echo)
+        stream = await asked.open_stream(asker.peer_id, ECHO, addresses=asker.addresses)
+        stream.write(bytes(1 << 16))
+        assert await stream.read_exactly(1 << 16) == bytes(1 << 16)
+        stream = await asker.open_stream(asked.peer_id, ECHO, addresses=where)
+        stream.write(bytes(1 << 16))
+        assert await stream.read_exactly(1 << 16) == bytes(1 << 16)
+    finally:
+        await asyncio.gather(asker.close(), asked.close())
 
 
-def test_giving_up_on_a_start_leaves_nothing() -> None:
-    async def body() -> None:
-        for pause_s in (0.0, 0.02, 0.1, 0.2):
-            creating = asyncio.create_task(start())
-            await asyncio.sleep(pause_s)
-            creating.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await (await creating).close()
-        assert not left_behind()
-
-    asyncio.run(body())
+async def test_giving_up_on_a_start_leaves_nothing() -> None:
+    for pause_s in (0.0, 0.02, 0.1, 0.2):
+        creating = asyncio.create_task(start())
+        await asyncio.sleep(pause_s)
+        creating.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await creating).close()
+    assert not left_behind()
 
 
-def test_giving_up_at_the_last_step_of_a_start_leaves_nothing(
+async def test_giving_up_at_the_last_step_of_a_start_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def body() -> None:
-        reached = asyncio.Event()
+    reached = asyncio.Event()
 
-        async def hang(*_: object) -> None:
-            reached.set()
-            await asyncio.Event().wait()
+    async def hang(*_: object) -> None:
+        reached.set()
+        await asyncio.Event().wait()
 
-        monkeypatch.setattr(HivemindTransport, "serve", hang)
-        creating = asyncio.create_task(start())
-        await reached.wait()
-        creating.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await creating
-        assert not left_behind()
-
-    asyncio.run(body())
+    monkeypatch.setattr(HivemindTransport, "serve", hang)
+    creating = asyncio.create_task(start())
+    await reached.wait()
+    creating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+    assert not left_behind()
 
 
-def test_a_dead_daemon_is_a_network_error() -> None:
-    async def body() -> None:
-        async with swarm(2) as peers:
-            os.kill(peers[0].daemon_pid, signal.SIGKILL)
-            await eventually(lambda: not alive(peers[0].daemon_pid))
-            await asyncio.sleep(0.1)
-            with pytest.raises(NetworkError):
-                await peers[0].open_stream(peers[1].peer_id, ECHO)
-            with pytest.raises(NetworkError):
-                await peers[0].get(KEY)
-
-    asyncio.run(body())
+async def test_a_dead_daemon_is_a_network_error() -> None:
+    async with swarm(2) as peers:
+        os.kill(peers[0].daemon_pid, signal.SIGKILL)
+        await eventually(lambda: not alive(peers[0].daemon_pid))
+        await asyncio.sleep(0.1)
+        with pytest.raises(NetworkError):
+            await peers[0].open_stream(peers[1].peer_id, ECHO)
+        with pytest.raises(NetworkError):
+            await peers[0].get(KEY)
 
 
 CHILD = """

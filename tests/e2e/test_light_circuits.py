@@ -107,31 +107,28 @@ class FullSide:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_calls_through_a_relay(case: str) -> None:
-    async def body() -> None:
-        relay = await HivemindTransport.create(
+async def test_calls_through_a_relay(case: str) -> None:
+    relay = await HivemindTransport.create(
+        TransportConfig(
+            identity=Identity.generate(), host="127.0.0.1", nat_traversal=True, relays=True
+        )
+    )
+    try:
+        caller = await HivemindTransport.create(
             TransportConfig(
-                identity=Identity.generate(), host="127.0.0.1", nat_traversal=True, relays=True
+                identity=Identity.generate(),
+                host="127.0.0.1",
+                nat_traversal=True,
+                initial_peers=relay.addresses,
             )
         )
         try:
-            caller = await HivemindTransport.create(
-                TransportConfig(
-                    identity=Identity.generate(),
-                    host="127.0.0.1",
-                    nat_traversal=True,
-                    initial_peers=relay.addresses,
-                )
-            )
-            try:
-                full = FullSide(relay, caller)
-                await full.start()
-                light = ["-m", "tests.e2e.light_circuits", case]
-                light += [full.address, caller.addresses[0]]
-                await asyncio.to_thread(run_light, light)
-            finally:
-                await caller.close()
+            full = FullSide(relay, caller)
+            await full.start()
+            light = ["-m", "tests.e2e.light_circuits", case]
+            light += [full.address, caller.addresses[0]]
+            await asyncio.to_thread(run_light, light)
         finally:
-            await relay.close()
-
-    asyncio.run(body())
+            await caller.close()
+    finally:
+        await relay.close()

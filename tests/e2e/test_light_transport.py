@@ -113,16 +113,13 @@ class FullPeer:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_streams_of_a_light_and_a_full_peer(case: str) -> None:
-    async def body() -> None:
-        transport = await HivemindTransport.create(
-            TransportConfig(identity=Identity.generate(), host="127.0.0.1")
-        )
-        try:
-            await FullPeer(transport).start()
-            light = ["-m", "tests.e2e.light_streams", case, transport.addresses[0]]
-            await asyncio.to_thread(run_light, light)
-        finally:
-            await transport.close()
-
-    asyncio.run(body())
+async def test_streams_of_a_light_and_a_full_peer(case: str) -> None:
+    transport = await HivemindTransport.create(
+        TransportConfig(identity=Identity.generate(), host="127.0.0.1")
+    )
+    try:
+        await FullPeer(transport).start()
+        light = ["-m", "tests.e2e.light_streams", case, transport.addresses[0]]
+        await asyncio.to_thread(run_light, light)
+    finally:
+        await transport.close()

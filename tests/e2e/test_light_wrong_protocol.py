@@ -39,35 +39,32 @@ async def asked(swarm: RealSwarm) -> tuple[int, ...]:
         return (await client.generate(PROMPT, max_new_tokens=50)).token_ids
 
 
-def test_a_stock_host_that_speaks_wrongly_is_cut_off_in_time(tmp_path: Path) -> None:
-    async def body() -> None:
-        swarm = RealSwarm()
-        try:
-            await serve_everything(swarm)
-            target = tmp_path / "target.json"
-            addresses = {peer.peer_id: peer.transport.addresses for peer in swarm.peers}
-            target.write_bytes(
-                msgspec.json.encode(
-                    {
-                        "route": swarm.route,
-                        "fingerprint": SPEC.fingerprint,
-                        "addresses": addresses,
-                    }
-                )
+async def test_a_stock_host_that_speaks_wrongly_is_cut_off_in_time(tmp_path: Path) -> None:
+    swarm = RealSwarm()
+    try:
+        await serve_everything(swarm)
+        target = tmp_path / "target.json"
+        addresses = {peer.peer_id: peer.transport.addresses for peer in swarm.peers}
+        target.write_bytes(
+            msgspec.json.encode(
+                {
+                    "route": swarm.route,
+                    "fingerprint": SPEC.fingerprint,
+                    "addresses": addresses,
+                }
             )
-            wrong = ["-m", "tests.e2e.light_wrong_protocol", str(target)]
-            going = asyncio.create_task(asyncio.to_thread(run_light, wrong))
-            while not going.done():
-                assert await asked(swarm) == answer_of(PROMPT, 50)
-            assert json.loads(going.result()) == {}
-            counted = Counter[str]()
-            for peer in swarm.peers:
-                counted += refusals(peer)
-                assert peer.transport.stream_errors.keys() <= NAMED
-            wanted = Counter(way.counted for way in QUICK_WAYS if way.counted not in {"", "ended"})
-            assert not wanted - counted
-            assert len(QUICK_WAYS) >= 50
-        finally:
-            await swarm.close()
-
-    asyncio.run(body())
+        )
+        wrong = ["-m", "tests.e2e.light_wrong_protocol", str(target)]
+        going = asyncio.create_task(asyncio.to_thread(run_light, wrong))
+        while not going.done():
+            assert await asked(swarm) == answer_of(PROMPT, 50)
+        assert json.loads(going.result()) == {}
+        counted = Counter[str]()
+        for peer in swarm.peers:
+            counted += refusals(peer)
+            assert peer.transport.stream_errors.keys() <= NAMED
+        wanted = Counter(way.counted for way in QUICK_WAYS if way.counted not in {"", "ended"})
+        assert not wanted - counted
+        assert len(QUICK_WAYS) >= 50
+    finally:
+        await swarm.close()

@@ -11,6 +11,7 @@ import pytest
 from dht.invitation import read_invitation
 from testing.local_swarm import ROOT, LocalSwarm
 from tests.e2e.conftest import MODEL
+from tests.forked import forked
 from tests.unit.test_anabranch import IMPORTED
 
 pytestmark = pytest.mark.e2e
@@ -39,7 +40,7 @@ def test_an_invitation_once_and_then_nothing(tmp_path: Path) -> None:
         assert not {"torch", "transformers", "node"} & set(names)
         return code, [line for line in shown if line], done.stderr
 
-    with LocalSwarm(MODEL, extra=("--threads", "1")) as swarm:
+    with LocalSwarm(MODEL, extra=("--threads", "1"), start=forked) as swarm:
         founder = swarm.start_peer()
         invitation = str(founder.wait_for("invitation")["text"])
         said = read_invitation(invitation)

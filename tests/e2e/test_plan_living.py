@@ -33,27 +33,22 @@ async def planned(address: str, *more: str) -> tuple[int, str, str]:
     return process.returncode or 0, out.decode(), err.decode()
 
 
-def test_peers_that_announce_themselves_are_planned():
-    async def body() -> None:
-        first = await opened()
-        second = await opened(first.addresses[0])
-        try:
-            for peer in (first, second):
-                record = replace(make_record(peer.peer_id, memory=500), addresses=peer.addresses)
-                assert await Directory(peer, "net", record.model.key).publish(record)
-            code, out, err = await planned(
-                first.addresses[0], "--model", "tiny", "--network", "net"
-            )
-            assert code == 0, err
-            placement = json.loads(out)["placement"]
-            assert set(placement) == {first.peer_id, second.peer_id}
-            assert sorted(placement.values())[0][0] == 0
-            assert max(end for _, end in placement.values()) == 8
-            code, out, err = await planned(first.addresses[0], "--model", "other")
-            assert (code, out) == (2, "")
-            assert err == "error: no peer announces other\n"
-        finally:
-            await second.close()
-            await first.close()
-
-    asyncio.run(body())
+async def test_peers_that_announce_themselves_are_planned():
+    first = await opened()
+    second = await opened(first.addresses[0])
+    try:
+        for peer in (first, second):
+            record = replace(make_record(peer.peer_id, memory=500), addresses=peer.addresses)
+            assert await Directory(peer, "net", record.model.key).publish(record)
+        code, out, err = await planned(first.addresses[0], "--model", "tiny", "--network", "net")
+        assert code == 0, err
+        placement = json.loads(out)["placement"]
+        assert set(placement) == {first.peer_id, second.peer_id}
+        assert sorted(placement.values())[0][0] == 0
+        assert max(end for _, end in placement.values()) == 8
+        code, out, err = await planned(first.addresses[0], "--model", "other")
+        assert (code, out) == (2, "")
+        assert err == "error: no peer announces other\n"
+    finally:
+        await second.close()
+        await first.close()

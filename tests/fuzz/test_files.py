@@ -73,7 +73,7 @@ def json_of(value: Any, drawn: Choices) -> bytes:
     return text.encode().replace(b'"@here@"', drawn.one_of(NOT_PYTHONS))
 
 
-@examples(150)
+@examples(75)
 @given(choices(120))
 def test_a_safetensors_header_is_right_or_refused(drawn: Choices) -> None:
     header = json_of(HEADER, drawn)
@@ -114,7 +114,7 @@ def gguf_bytes() -> bytes:
         return (Path(directory) / "m.gguf").read_bytes()
 
 
-@examples(150)
+@examples(75)
 @given(choices(120))
 def test_a_gguf_header_is_right_or_refused(drawn: Choices) -> None:
     raw = damaged_bytes(gguf_bytes(), drawn)

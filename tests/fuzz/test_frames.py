@@ -92,7 +92,6 @@ def test_a_damaged_message_is_within_its_bounds_or_malformed(kind: str, drawn: C
         assert codec.decode(codec.encode(message)) == message
 
 
-@examples(50)
 @given(choices(600))
 def test_damaged_frames_follow_one_another_until_one_is_malformed(drawn: Choices) -> None:
     kinds = sorted(codec._framed)
@@ -112,7 +111,6 @@ def test_damaged_frames_follow_one_another_until_one_is_malformed(drawn: Choices
     lawful(lambda: asyncio.run(read()), (MalformedError, NetworkError))
 
 
-@examples(50)
 @given(choices(100))
 def test_parts_of_frames_make_frames_or_are_malformed(drawn: Choices) -> None:
     near, far = stream_pair("near", "far")

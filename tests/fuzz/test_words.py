@@ -33,7 +33,6 @@ from dht.messages.peer import ReachAnswer
 from dht.messages.session import SessionLeaving, SessionOpen
 from node.links.dial_back_findings import Findings
 from tests.choices import Choices, choices
-from tests.examples import examples
 from tests.fuzz.laws import lawful
 from tests.fuzz.test_files import json_of
 from tests.fuzz.values import PEOPLE, damaged_bytes, value_of
@@ -50,7 +49,6 @@ ADDRESSES = (
 NOW_S = 1_700_000_000.0
 
 
-@examples(100)
 @given(choices(80))
 def test_an_address_is_parsed_or_no_address(drawn: Choices) -> None:
     sent = drawn.one_of(ADDRESSES).encode()
@@ -71,7 +69,6 @@ def test_an_address_is_parsed_or_no_address(drawn: Choices) -> None:
     lawful(parse, ())
 
 
-@examples(100)
 @given(choices(200))
 def test_what_a_dial_back_found_is_an_address_of_ours_or_nothing(drawn: Choices) -> None:
     """The host that others name gets into this peer's own announcement."""
@@ -86,7 +83,6 @@ def test_what_a_dial_back_found_is_an_address_of_ours_or_nothing(drawn: Choices)
     assert "%" not in findings.host
 
 
-@examples(50)
 @given(choices(300))
 def test_a_grant_counts_for_what_was_signed_alone(drawn: Choices) -> None:
     asked: SessionOpen = replace(value_of(SessionOpen, drawn), client=ALICE)
@@ -101,7 +97,6 @@ def test_a_grant_counts_for_what_was_signed_alone(drawn: Choices) -> None:
     lawful(lambda: is_own_word(value_of(SessionLeaving, drawn)), ())
 
 
-@examples(50)
 @given(choices(60))
 def test_scores_are_log_probabilities_or_malformed(drawn: Choices) -> None:
     body = bytes(drawn.below(256) for _ in range(drawn.one_of((0, 4, 12, 24, 40))))
@@ -125,7 +120,6 @@ BODIES = {
 
 
 @pytest.mark.parametrize("kind", BODIES)
-@examples(100)
 @given(drawn=choices(120))
 def test_a_body_is_a_request_or_names_its_fault(
     kind: type[ChatRequest] | type[CompletionRequest], drawn: Choices

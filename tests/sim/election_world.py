@@ -1,4 +1,4 @@
-"""A swarm of pure decisions, for a thousand seeds: elections, plans, waves and turns as in the
+"""A swarm of pure decisions, for hundreds of seeds: elections, plans, waves and turns as in the
 coordinator's shell, over a DHT that loses, lags and splits, with clocks that differ.
 
 Everything random comes from the seed, so that a seed replays identically. ``trace`` holds what

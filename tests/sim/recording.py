@@ -1,10 +1,12 @@
 """A plugin of pytest that writes what happens in every test's simulations, a file for each test.
 
 ``--record-to DIR`` runs some of each file's tests alone, the first case of each: a seed or setting.
-With ``--collect-nothing`` rubbish is never collected: nothing may hang on when it is.
+With ``--disturbed`` rubbish is never collected, and others have the processors first: nothing may
+hang on when either happens.
 """
 
 import gc
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +21,14 @@ EACH = 3
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-to", type=Path)
-    parser.addoption("--collect-nothing", action="store_true")
+    parser.addoption("--disturbed", action="store_true")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("collect_nothing"):
+    if config.getoption("disturbed"):
         gc.disable()
+        if hasattr(os, "nice"):
+            os.nice(10)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -30,7 +30,7 @@ def test_prefill_waits_at_the_routes_head_and_not_before_the_slow_stage() -> Non
                     await asyncio.sleep(0.01)
 
             watching = asyncio.create_task(watch())
-            prompts, each = 12, 1500
+            prompts, each = 4, 1500
             answers = await asyncio.gather(
                 *(
                     swarm.client.generate(

@@ -6,7 +6,6 @@ import pytest
 
 from client import Swarm
 from coordinator.routing.balance import load_of
-from testing.clock import run_virtual
 from tests.sim.paper_swarm import PaperPeer, PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import held, until
 
@@ -64,123 +63,116 @@ async def nothing_is_held(swarm: PaperSwarm) -> None:
     assert all(peer.stage.log_bytes == 0 for peer in swarm.peers)
 
 
+@pytest.mark.virtual(limit_s=900)
 @pytest.mark.parametrize("layers", [(0, 4), (4, 8)])
 @pytest.mark.parametrize("way", ["copy", "replay"])
-def test_who_joins_a_full_peer_takes_sessions_over(way: str, layers: tuple[int, int]) -> None:
-    async def scenario() -> None:
-        async with paper_swarm() as swarm, swarm.client() as client:
-            for span in ((0, 4), (4, 8)):
-                await swarm.add(*span, kv_tokens=KV_TOKENS)
-            full = next(peer for peer in swarm.peers if peer.engine.span == layers)
-            answers = Answers(client)
-            for number in range(10):
-                answers.ask(number)
-            await until(lambda: answers.tokens > 100)
-            fresh = await swarm.add(*layers, kv_tokens=KV_TOKENS)
-            if way == "replay":
-                fresh.bandwidth = 1.0
-            wide = spread([full, fresh])
-            swarm.balance(evens=True)
-            await until(lambda: full.stage.sessions <= 6)
-            assert full.stage.sessions + fresh.stage.sessions >= 10, "by moves, not by ends"
-            assert spread([full, fresh]) < wide / 2
-            assert fresh.stage.counters[f"move_by_{way}"] >= 4 or layers[0] == 0
-            before = moved(swarm)
-            await asyncio.sleep(5.0)
-            assert moved(swarm) <= before + 1, "it goes on although both are as full"
-            await answers.all_right()
-            await nothing_is_held(swarm)
-
-    run_virtual(scenario(), limit_s=900)
+async def test_who_joins_a_full_peer_takes_sessions_over(way: str, layers: tuple[int, int]) -> None:
+    async with paper_swarm() as swarm, swarm.client() as client:
+        for span in ((0, 4), (4, 8)):
+            await swarm.add(*span, kv_tokens=KV_TOKENS)
+        full = next(peer for peer in swarm.peers if peer.engine.span == layers)
+        answers = Answers(client)
+        for number in range(10):
+            answers.ask(number)
+        await until(lambda: answers.tokens > 100)
+        fresh = await swarm.add(*layers, kv_tokens=KV_TOKENS)
+        if way == "replay":
+            fresh.bandwidth = 1.0
+        wide = spread([full, fresh])
+        swarm.balance(evens=True)
+        await until(lambda: full.stage.sessions <= 6)
+        assert full.stage.sessions + fresh.stage.sessions >= 10, "by moves, not by ends"
+        assert spread([full, fresh]) < wide / 2
+        assert fresh.stage.counters[f"move_by_{way}"] >= 4 or layers[0] == 0
+        before = moved(swarm)
+        await asyncio.sleep(5.0)
+        assert moved(swarm) <= before + 1, "it goes on although both are as full"
+        await answers.all_right()
+        await nothing_is_held(swarm)
 
 
-def test_without_another_holder_all_stay() -> None:
-    async def scenario() -> None:
-        async with paper_swarm() as swarm, swarm.client() as client:
-            for span in ((0, 4), (4, 8)):
-                await swarm.add(*span, kv_tokens=KV_TOKENS)
-            swarm.balance(evens=True)
-            answers = Answers(client)
-            for number in range(10):
-                answers.ask(number)
-            await answers.all_right()
-            assert moved(swarm) == 0
-            await nothing_is_held(swarm)
-
-    run_virtual(scenario(), limit_s=900)
+@pytest.mark.virtual(limit_s=900)
+async def test_without_another_holder_all_stay() -> None:
+    async with paper_swarm() as swarm, swarm.client() as client:
+        for span in ((0, 4), (4, 8)):
+            await swarm.add(*span, kv_tokens=KV_TOKENS)
+        swarm.balance(evens=True)
+        answers = Answers(client)
+        for number in range(10):
+            answers.ask(number)
+        await answers.all_right()
+        assert moved(swarm) == 0
+        await nothing_is_held(swarm)
 
 
-def test_ordinary_sessions_make_room_around_an_urgent_one() -> None:
+@pytest.mark.virtual(limit_s=900)
+async def test_ordinary_sessions_make_room_around_an_urgent_one() -> None:
     """Three sessions are too few to even out; the headroom of an urgent one is what they are in."""
-
-    async def scenario() -> None:
-        async with paper_swarm() as swarm, swarm.client() as client:
-            await swarm.add(0, 4, kv_tokens=KV_TOKENS)
-            narrow = await swarm.add(4, 8, kv_tokens=1200)  # room for 3 and the headroom
-            answers = Answers(client)
-            for number in range(3):
-                answers.ask(number)
-            await until(lambda: answers.tokens > 30)
-            wide = await swarm.add(4, 8, kv_tokens=KV_TOKENS)
-            swarm.balance()
-            await asyncio.sleep(2.5)
-            assert narrow.stage.sessions == 3
-            assert moved(swarm) == 0
-            wide.engine.serving = False  # the urgent one is to arrive where room is short
-            await wide.announce()
-            await client.reader.refresh()
-            asked = client.begin(prompt_of(9)[:20], max_new_tokens=200, priority="high")
-            tokens: list[int] = []
-            made_room: list[int] = []
-            async for piece in asked:
-                tokens += piece.token_ids
-                if not wide.engine.serving:
-                    assert narrow.stage.load.freeness < 0, "headroom is in use"
-                    wide.engine.serving = True
-                    await wide.announce()
-                elif wide.stage.sessions:
-                    made_room.append(narrow.stage.sessions)
-            assert tuple(tokens) == answer_of(prompt_of(9)[:20], 200)
-            assert made_room[-1] < 4, "an ordinary session made room"
-            assert narrow.stage.load.freeness >= 0
-            assert asked.answer().route[-1].peer_id == narrow.peer_id, "the urgent one stayed"
-            await answers.all_right()
-            await until(lambda: held(swarm) == 0)
-            assert narrow.engine.kv_free == 1200
-
-    run_virtual(scenario(), limit_s=900)
+    async with paper_swarm() as swarm, swarm.client() as client:
+        await swarm.add(0, 4, kv_tokens=KV_TOKENS)
+        narrow = await swarm.add(4, 8, kv_tokens=1200)  # room for 3 and the headroom
+        answers = Answers(client)
+        for number in range(3):
+            answers.ask(number)
+        await until(lambda: answers.tokens > 30)
+        wide = await swarm.add(4, 8, kv_tokens=KV_TOKENS)
+        swarm.balance()
+        await asyncio.sleep(2.5)
+        assert narrow.stage.sessions == 3
+        assert moved(swarm) == 0
+        wide.engine.serving = False  # the urgent one is to arrive where room is short
+        await wide.announce()
+        await client.reader.refresh()
+        asked = client.begin(prompt_of(9)[:20], max_new_tokens=200, priority="high")
+        tokens: list[int] = []
+        made_room: list[int] = []
+        async for piece in asked:
+            tokens += piece.token_ids
+            if not wide.engine.serving:
+                assert narrow.stage.load.freeness < 0, "headroom is in use"
+                wide.engine.serving = True
+                await wide.announce()
+            elif wide.stage.sessions:
+                made_room.append(narrow.stage.sessions)
+        assert tuple(tokens) == answer_of(prompt_of(9)[:20], 200)
+        assert made_room[-1] < 4, "an ordinary session made room"
+        assert narrow.stage.load.freeness >= 0
+        assert asked.answer().route[-1].peer_id == narrow.peer_id, "the urgent one stayed"
+        await answers.all_right()
+        await until(lambda: held(swarm) == 0)
+        assert narrow.engine.kv_free == 1200
 
 
+@pytest.mark.virtual(limit_s=900)
 @pytest.mark.parametrize("way", ["full", "refuses", "kill", "freeze", "not serving"])
 @pytest.mark.parametrize("after_s", [0.05, 0.6])
-def test_whatever_becomes_of_the_freer_peer_answers_are_right(way: str, after_s: float) -> None:
-    async def scenario() -> None:
-        async with paper_swarm() as swarm, swarm.client() as client:
-            for span in ((0, 4), (4, 8)):
-                await swarm.add(*span, kv_tokens=KV_TOKENS)
-            answers = Answers(client)
-            for number in range(6):
-                answers.ask(number)
-            await until(lambda: answers.tokens > 60)
-            fresh = await swarm.add(4, 8, kv_tokens=KV_TOKENS)
-            swarm.balance(evens=True)
-            if way == "refuses":
-                fresh.engine.refuses_kv = True
-            else:
-                await until(lambda: fresh.stage.sessions > 0)
-                await asyncio.sleep(after_s)
-                match way:
-                    case "full":
-                        fresh.fill()
-                    case "not serving":
-                        fresh.engine.serving = False
-                    case _:
-                        getattr(swarm, way)(fresh)
-            if way in {"kill", "freeze"}:
-                await asyncio.gather(*answers._tasks)  # who had moved there was lost once
-            else:
-                await answers.all_right()
-            living = [peer for peer in swarm.peers if peer is not fresh or way == "refuses"]
-            await until(lambda: not any(peer.engine.kv for peer in living))
-
-    run_virtual(scenario(), limit_s=900)
+async def test_whatever_becomes_of_the_freer_peer_answers_are_right(
+    way: str, after_s: float
+) -> None:
+    async with paper_swarm() as swarm, swarm.client() as client:
+        for span in ((0, 4), (4, 8)):
+            await swarm.add(*span, kv_tokens=KV_TOKENS)
+        answers = Answers(client)
+        for number in range(6):
+            answers.ask(number)
+        await until(lambda: answers.tokens > 60)
+        fresh = await swarm.add(4, 8, kv_tokens=KV_TOKENS)
+        swarm.balance(evens=True)
+        if way == "refuses":
+            fresh.engine.refuses_kv = True
+        else:
+            await until(lambda: fresh.stage.sessions > 0)
+            await asyncio.sleep(after_s)
+            match way:
+                case "full":
+                    fresh.fill()
+                case "not serving":
+                    fresh.engine.serving = False
+                case _:
+                    getattr(swarm, way)(fresh)
+        if way in {"kill", "freeze"}:
+            await asyncio.gather(*answers._tasks)  # who had moved there was lost once
+        else:
+            await answers.all_right()
+        living = [peer for peer in swarm.peers if peer is not fresh or way == "refuses"]
+        await until(lambda: not any(peer.engine.kv for peer in living))

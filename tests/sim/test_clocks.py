@@ -8,55 +8,50 @@ import pytest
 
 from dht.records.directory import Directory
 from node.peer.announcer import LOOK_S, Announcer
-from testing.clock import run_virtual
 from testing.network import MemoryNetwork
 from tests.sim.paper_swarm import NETWORK, SPEC, paper_swarm
 
 HOURS_S = 3600.0
 
 
+@pytest.mark.virtual(limit_s=600)
 @pytest.mark.parametrize("ahead_s", [50.0, 8 * HOURS_S])
-def test_a_clock_that_was_ahead_for_20_s(ahead_s: float) -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, 8)) as swarm:
-            (peer,) = swarm.peers
-            peer.tasks[1].cancel()  # its announcer tells of it instead
-            jumps: list[float] = []
-            directory = Directory(peer.transport, NETWORK, SPEC.key)
-            shared: Any = {"transport": peer.transport, "engine": peer.engine, "stage": peer.stage}
-            announcer = Announcer(
-                **shared,
-                directory=directory,
-                record=peer.record(),
-                every_s=15.0,
-                on_jump=jumps.append,
-            )
-            reader = Directory(swarm.network.transport(), NETWORK, SPEC.key)
-            peer.transport.clock_ahead_s = ahead_s
-            await announcer.announce()
-            peer.tasks.append(asyncio.create_task(announcer.run()))
-            await asyncio.sleep(20.0)
-            peer.transport.clock_ahead_s = 0.0
-            await asyncio.sleep(2 * LOOK_S)
-            assert peer.transport.peer_id in await reader.nodes()
-            await asyncio.sleep(300.0)
-            assert peer.transport.peer_id in await reader.nodes(), "and it goes on"
-            assert jumps == [pytest.approx(-ahead_s)]
-
-    run_virtual(scenario(), limit_s=600)
+async def test_a_clock_that_was_ahead_for_20_s(ahead_s: float) -> None:
+    async with paper_swarm((0, 8)) as swarm:
+        (peer,) = swarm.peers
+        peer.tasks[1].cancel()  # its announcer tells of it instead
+        jumps: list[float] = []
+        directory = Directory(peer.transport, NETWORK, SPEC.key)
+        shared: Any = {"transport": peer.transport, "engine": peer.engine, "stage": peer.stage}
+        announcer = Announcer(
+            **shared,
+            directory=directory,
+            record=peer.record(),
+            every_s=15.0,
+            on_jump=jumps.append,
+        )
+        reader = Directory(swarm.network.transport(), NETWORK, SPEC.key)
+        peer.transport.clock_ahead_s = ahead_s
+        await announcer.announce()
+        peer.tasks.append(asyncio.create_task(announcer.run()))
+        await asyncio.sleep(20.0)
+        peer.transport.clock_ahead_s = 0.0
+        await asyncio.sleep(2 * LOOK_S)
+        assert peer.transport.peer_id in await reader.nodes()
+        await asyncio.sleep(300.0)
+        assert peer.transport.peer_id in await reader.nodes(), "and it goes on"
+        assert jumps == [pytest.approx(-ahead_s)]
 
 
-def test_what_a_peer_stored_while_ahead_does_not_outlive_what_it_stores_now() -> None:
-    async def scenario() -> None:
-        network = MemoryNetwork(random.Random(0))
-        author, reader = network.transport(), network.transport()
-        key = f"{NETWORK}/{SPEC.key}/nodes"
-        author.clock_ahead_s = 50.0
-        await author.store(key, b"ahead", expires_unix_s=author.now() + 60)
-        author.clock_ahead_s = 0.0
-        await author.store(key, b"right", expires_unix_s=author.now() + 60)
-        assert await reader.get(key) == {author.peer_id: b"right"}
-        await asyncio.sleep(61)
-        assert await reader.get(key) == {}
-
-    run_virtual(scenario(), limit_s=600)
+@pytest.mark.virtual(limit_s=600)
+async def test_what_a_peer_stored_while_ahead_does_not_outlive_what_it_stores_now() -> None:
+    network = MemoryNetwork(random.Random(0))
+    author, reader = network.transport(), network.transport()
+    key = f"{NETWORK}/{SPEC.key}/nodes"
+    author.clock_ahead_s = 50.0
+    await author.store(key, b"ahead", expires_unix_s=author.now() + 60)
+    author.clock_ahead_s = 0.0
+    await author.store(key, b"right", expires_unix_s=author.now() + 60)
+    assert await reader.get(key) == {author.peer_id: b"right"}
+    await asyncio.sleep(61)
+    assert await reader.get(key) == {}

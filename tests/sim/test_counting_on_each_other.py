@@ -14,7 +14,6 @@ import pytest
 
 from dht.messages import codec
 from dht.messages.types import Plan, PlanHead, PlanVersion
-from testing.clock import run_virtual
 from tests.sim.paper_swarm import LAYERS
 from tests.sim.test_hostile_plans import HALF, LOOKS_S, halves, keeps_its_layers
 from tests.sim.test_self_help import Living, World
@@ -49,48 +48,42 @@ def pair(swarm: World, held: tuple[int, int]) -> Sequence[Living]:
     return [peer for peer in swarm.peers if peer.held == held]
 
 
-def test_who_publishes_two_plans_takes_no_layer_from_its_last_holder() -> None:
+@pytest.mark.virtual(limit_s=2000)
+async def test_who_publishes_two_plans_takes_no_layer_from_its_last_holder() -> None:
     """Of one version: in each, another of the two holders goes last, so that the first counts on
     it. One goes at most."""
-
-    async def scenario() -> None:
-        async with halves(HALF, HALF, HALF, HALF) as (swarm, _):
-            holders = pair(swarm, (0, HALF))
-            running = holders[0].plans.newest
-            assert running is not None
-            version = replace(running.version, counter=running.version.counter + 1)
-            await swarm.kill(swarm.peers[0])  # or it would plan anew
-            for one, other in permutations(holders):
-                one.peer._announcer.set_moved(0.0)
-                await adopt(one, swapped(running, version, one, other))
-            await keeps_its_layers(swarm, LOOKS_S)
-            assert sum(peer.held == (0, HALF) for peer in holders) == 1, "the other went"
-
-    run_virtual(scenario(), limit_s=2000)
+    async with halves(HALF, HALF, HALF, HALF) as (swarm, _):
+        holders = pair(swarm, (0, HALF))
+        running = holders[0].plans.newest
+        assert running is not None
+        version = replace(running.version, counter=running.version.counter + 1)
+        await swarm.kill(swarm.peers[0])  # or it would plan anew
+        for one, other in permutations(holders):
+            one.peer._announcer.set_moved(0.0)
+            await adopt(one, swapped(running, version, one, other))
+        await keeps_its_layers(swarm, LOOKS_S)
+        assert sum(peer.held == (0, HALF) for peer in holders) == 1, "the other went"
 
 
-def test_whoever_announces_layers_under_many_names_and_is_silent_makes_no_emergency() -> None:
+@pytest.mark.virtual(limit_s=2000)
+async def test_whoever_announces_layers_under_many_names_and_is_silent_makes_no_emergency() -> None:
     """Nor do more stages than are asked at one look."""
-
-    async def scenario() -> None:
-        async with halves(HALF, HALF) as (swarm, _):
-            (mine,) = pair(swarm, (0, HALF))
-            (beside,) = pair(swarm, (HALF, LAYERS))
-            plan, follower = mine.plans.newest, mine.peer._follower
-            assert plan is not None
-            nodes = await follower._directory.nodes()
-            own = plan.assignment_of(mine.transport.peer_id)
-            assert own is not None
-            plan = replace(plan, assignments=(own,))  # it leaves the honest one out
-            honest = nodes[beside.transport.peer_id]
-            false = {f"0{n}": replace(honest, peer_id=f"0{n}") for n in range(40)}
-            for _ in range(4):
-                there = await follower._answering(plan, mine.peer.record, nodes | false)
-                assert honest.peer_id in there
-            swarm.network.kill(honest.peer_id)
-            for _ in range(10):  # but where all of them were asked in vain there is one
-                await asyncio.sleep(6.0)
-                there = await follower._answering(plan, mine.peer.record, {honest.peer_id: honest})
-            assert honest.peer_id not in there
-
-    run_virtual(scenario(), limit_s=2000)
+    async with halves(HALF, HALF) as (swarm, _):
+        (mine,) = pair(swarm, (0, HALF))
+        (beside,) = pair(swarm, (HALF, LAYERS))
+        plan, follower = mine.plans.newest, mine.peer._follower
+        assert plan is not None
+        nodes = await follower._directory.nodes()
+        own = plan.assignment_of(mine.transport.peer_id)
+        assert own is not None
+        plan = replace(plan, assignments=(own,))  # it leaves the honest one out
+        honest = nodes[beside.transport.peer_id]
+        false = {f"0{n}": replace(honest, peer_id=f"0{n}") for n in range(40)}
+        for _ in range(4):
+            there = await follower._answering(plan, mine.peer.record, nodes | false)
+            assert honest.peer_id in there
+        swarm.network.kill(honest.peer_id)
+        for _ in range(10):  # but where all of them were asked in vain there is one
+            await asyncio.sleep(6.0)
+            there = await follower._answering(plan, mine.peer.record, {honest.peer_id: honest})
+        assert honest.peer_id not in there

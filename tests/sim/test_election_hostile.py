@@ -15,7 +15,6 @@ from dht.messages.session import Ping, Pong
 from dht.messages.types import NO_VERSION, FlowEdge, LeaseRecord, NodeState, Plan, PlanVersion
 from dht.records.directory import Directory
 from dht.transport.interface import PLAN_PROTOCOL, Stream
-from testing.clock import run_virtual
 from testing.network import MemoryTransport
 from tests.unit.coordinator.conftest import Make
 from tests.unit.coordinator.test_runtime import Swarm
@@ -149,50 +148,45 @@ def served(swarm: Swarm) -> bool:
     )
 
 
+@pytest.mark.virtual(limit_s=2000)
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
 @pytest.mark.parametrize("from_the_start", [True, False], ids=["first", "later"])
-def test_a_liar_neither_blocks_elections_nor_plans(lie, from_the_start):
-    async def body() -> None:
-        swarm = Swarm(Make, HONEST)
-        liar = Liar(swarm)
-        lying = None
-        if from_the_start:
-            lying = asyncio.create_task(liar.lie(lie))
-            await asyncio.sleep(20)
-        async with swarm:
-            if lying is None:
-                await swarm.settle(lambda: served(swarm))
-                lying = asyncio.create_task(liar.lie(lie))
-                await asyncio.sleep(30)
-            await swarm.settle(lambda: served(swarm), 150.0)
-            # A plan that is needed is made, by another if need be, though somebody always lies.
-            await swarm.kill((swarm.leaders() or swarm.members)[0])
-            await swarm.settle(lambda: served(swarm), 150.0)
-            for member in swarm.members:
-                assert member.plans.version not in liar.heads
-            lying.cancel()
-            await asyncio.gather(lying, return_exceptions=True)
-
-    run_virtual(body(), limit_s=2000)
-
-
-def test_identities_that_do_not_exist_do_not_hold_up_an_election():
-    """They say that they have been here for ever, and would all try before most others."""
-
-    async def body() -> None:
-        swarm = Swarm(Make, HONEST, seed=2)
-        async with swarm:
+async def test_a_liar_neither_blocks_elections_nor_plans(lie, from_the_start):
+    swarm = Swarm(Make, HONEST)
+    liar = Liar(swarm)
+    lying = None
+    if from_the_start:
+        lying = asyncio.create_task(liar.lie(lie))
+        await asyncio.sleep(20)
+    async with swarm:
+        if lying is None:
             await swarm.settle(lambda: served(swarm))
-            await asyncio.sleep(400)
-            crowd = [Liar(swarm) for _ in range(200)]
-            for liar in crowd:
-                await liar.directory.publish(replace(liar.record, joined_unix_s=0.0))
-            (leader,) = swarm.leaders()
-            await swarm.kill(leader)
-            took_s = await swarm.settle(lambda: len(swarm.leaders()) == 1, 150.0)
-            assert took_s < 25.0  # as without them: one of two tries at once
+            lying = asyncio.create_task(liar.lie(lie))
+            await asyncio.sleep(30)
+        await swarm.settle(lambda: served(swarm), 150.0)
+        # A plan that is needed is made, by another if need be, though somebody always lies.
+        await swarm.kill((swarm.leaders() or swarm.members)[0])
+        await swarm.settle(lambda: served(swarm), 150.0)
+        for member in swarm.members:
+            assert member.plans.version not in liar.heads
+        lying.cancel()
+        await asyncio.gather(lying, return_exceptions=True)
 
-    run_virtual(body(), limit_s=4000)
+
+@pytest.mark.virtual(limit_s=4000)
+async def test_identities_that_do_not_exist_do_not_hold_up_an_election():
+    """They say that they have been here for ever, and would all try before most others."""
+    swarm = Swarm(Make, HONEST, seed=2)
+    async with swarm:
+        await swarm.settle(lambda: served(swarm))
+        await asyncio.sleep(400)
+        crowd = [Liar(swarm) for _ in range(200)]
+        for liar in crowd:
+            await liar.directory.publish(replace(liar.record, joined_unix_s=0.0))
+        (leader,) = swarm.leaders()
+        await swarm.kill(leader)
+        took_s = await swarm.settle(lambda: len(swarm.leaders()) == 1, 150.0)
+        assert took_s < 25.0  # as without them: one of two tries at once
 
 
 def well_led(swarm: Swarm) -> bool:
@@ -239,59 +233,54 @@ class Selective(Liar):
                     await asyncio.sleep(5.0)
 
 
-def test_a_peer_that_hides_from_the_coordinator_alone_deposes_nobody():
-    async def body() -> None:
-        swarm = Swarm(Make, HONEST)
-        async with swarm:
-            await swarm.settle(lambda: well_led(swarm))
-            hiding = asyncio.create_task(Selective(swarm).live())
-            (leader,) = swarm.leaders()
-            for _ in range(600):
-                await asyncio.sleep(1.0)
-                assert swarm.leaders() == [leader]
-            await swarm.settle(lambda: well_led(swarm))
-            for member in swarm.members:
-                assert not member.plans.counters["refused"]
-            hiding.cancel()
-            await asyncio.gather(hiding, return_exceptions=True)
-
-    run_virtual(body(), limit_s=2000)
+@pytest.mark.virtual(limit_s=2000)
+async def test_a_peer_that_hides_from_the_coordinator_alone_deposes_nobody():
+    swarm = Swarm(Make, HONEST)
+    async with swarm:
+        await swarm.settle(lambda: well_led(swarm))
+        hiding = asyncio.create_task(Selective(swarm).live())
+        (leader,) = swarm.leaders()
+        for _ in range(600):
+            await asyncio.sleep(1.0)
+            assert swarm.leaders() == [leader]
+        await swarm.settle(lambda: well_led(swarm))
+        for member in swarm.members:
+            assert not member.plans.counters["refused"]
+        hiding.cancel()
+        await asyncio.gather(hiding, return_exceptions=True)
 
 
+@pytest.mark.virtual(limit_s=2000)
 @pytest.mark.parametrize("plays_dead", [False, True], ids=["answers", "plays dead"])
-def test_an_author_cannot_leave_out_peers_by_calling_them_silent(plays_dead):
+async def test_an_author_cannot_leave_out_peers_by_calling_them_silent(plays_dead):
     """It leads with peers of its own, one of which has the bodies of its plans."""
+    swarm = Swarm(Make, HONEST)
+    liar, friend = Selective(swarm), Selective(swarm)
+    lies: set[PlanVersion] = set()
 
-    async def body() -> None:
-        swarm = Swarm(Make, HONEST)
-        liar, friend = Selective(swarm), Selective(swarm)
-        lies: set[PlanVersion] = set()
+    async def lead() -> None:
+        friend.store = liar.store
+        await friend.transport.serve(PLAN_PROTOCOL, friend.store._serve)
+        if not plays_dead:
+            await liar.store.serve()
+        while True:
+            version = PlanVersion(term=liar.term_max)
+            await liar.claim(liar.term_max, NO_VERSION)
+            await friend.directory.publish(replace(friend.record, plan_version=version))
+            honest = tuple(member.transport.peer_id for member in swarm.members)
+            plan = liar.whole(liar.me, friend.me, version=version, rate=100.0)
+            lies.add(version)
+            await liar.publish(replace(plan, silent=honest))
+            await asyncio.sleep(20.0)
 
-        async def lead() -> None:
-            friend.store = liar.store
-            await friend.transport.serve(PLAN_PROTOCOL, friend.store._serve)
-            if not plays_dead:
-                await liar.store.serve()
-            while True:
-                version = PlanVersion(term=liar.term_max)
-                await liar.claim(liar.term_max, NO_VERSION)
-                await friend.directory.publish(replace(friend.record, plan_version=version))
-                honest = tuple(member.transport.peer_id for member in swarm.members)
-                plan = liar.whole(liar.me, friend.me, version=version, rate=100.0)
-                lies.add(version)
-                await liar.publish(replace(plan, silent=honest))
-                await asyncio.sleep(20.0)
-
-        async with swarm:
+    async with swarm:
+        await swarm.settle(lambda: well_led(swarm))
+        lying = asyncio.create_task(lead())
+        for _ in range(300):
+            await asyncio.sleep(1.0)
+            for member in swarm.members:
+                assert member.plans.version not in lies
+        if not plays_dead:
             await swarm.settle(lambda: well_led(swarm))
-            lying = asyncio.create_task(lead())
-            for _ in range(300):
-                await asyncio.sleep(1.0)
-                for member in swarm.members:
-                    assert member.plans.version not in lies
-            if not plays_dead:
-                await swarm.settle(lambda: well_led(swarm))
-            lying.cancel()
-            await asyncio.gather(lying, return_exceptions=True)
-
-    run_virtual(body(), limit_s=2000)
+        lying.cancel()
+        await asyncio.gather(lying, return_exceptions=True)

@@ -123,54 +123,48 @@ def test_a_lost_stage_changes_no_token_of_an_answer_under_a_grammar(stage: int, 
     run_virtual(scenario(), limit_s=600)
 
 
-def test_a_last_stage_that_reads_no_grammar_is_passed_over() -> None:
-    async def scenario() -> None:
-        swarm = await bound_swarm(BoundSwarm())
-        try:
-            first = swarm.peers[2].engine
-            assert isinstance(first, BoundEngine)
-            first.reads = False
-            async with swarm.client() as client:
-                for cached in (0, 32, 32):
-                    answer = await client.generate(PROMPT, OPTIONS)
-                    assert (answer.token_ids, answer.cached_tokens) == (expected(), cached)
-                    await until(lambda: held(swarm) == 0)
-        finally:
-            await swarm.close()
-
-    run_virtual(scenario(), limit_s=600)
-
-
-def test_without_a_stage_that_reads_grammars_the_reason_is_told() -> None:
-    async def scenario() -> None:
-        swarm = await bound_swarm(BoundSwarm())
-        try:
-            for peer in swarm.peers:
-                assert isinstance(peer.engine, BoundEngine)
-                peer.engine.reads = False
-            async with swarm.client(wait_s=2.0) as client:
-                with pytest.raises(SwarmError, match="no tokenizer for grammars"):
-                    await client.generate(PROMPT, OPTIONS)
+@pytest.mark.virtual(limit_s=600)
+async def test_a_last_stage_that_reads_no_grammar_is_passed_over() -> None:
+    swarm = await bound_swarm(BoundSwarm())
+    try:
+        first = swarm.peers[2].engine
+        assert isinstance(first, BoundEngine)
+        first.reads = False
+        async with swarm.client() as client:
+            for cached in (0, 32, 32):
+                answer = await client.generate(PROMPT, OPTIONS)
+                assert (answer.token_ids, answer.cached_tokens) == (expected(), cached)
                 await until(lambda: held(swarm) == 0)
-        finally:
-            await swarm.close()
-
-    run_virtual(scenario(), limit_s=600)
+    finally:
+        await swarm.close()
 
 
-def test_a_client_that_leaves_while_its_grammar_is_read_holds_nothing() -> None:
-    async def scenario() -> None:
-        swarm = await bound_swarm(BoundSwarm())
-        try:
-            async with swarm.client() as client:
-                running = asyncio.create_task(client.generate(PROMPT, OPTIONS))
-                await until(lambda: held(swarm) == 3)
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
-                await until(lambda: held(swarm) == 0)
-                assert isinstance(last := swarm.peers[2].engine, BoundEngine)
-                assert last.given_up == 1
-        finally:
-            await swarm.close()
+@pytest.mark.virtual(limit_s=600)
+async def test_without_a_stage_that_reads_grammars_the_reason_is_told() -> None:
+    swarm = await bound_swarm(BoundSwarm())
+    try:
+        for peer in swarm.peers:
+            assert isinstance(peer.engine, BoundEngine)
+            peer.engine.reads = False
+        async with swarm.client(wait_s=2.0) as client:
+            with pytest.raises(SwarmError, match="no tokenizer for grammars"):
+                await client.generate(PROMPT, OPTIONS)
+            await until(lambda: held(swarm) == 0)
+    finally:
+        await swarm.close()
 
-    run_virtual(scenario(), limit_s=600)
+
+@pytest.mark.virtual(limit_s=600)
+async def test_a_client_that_leaves_while_its_grammar_is_read_holds_nothing() -> None:
+    swarm = await bound_swarm(BoundSwarm())
+    try:
+        async with swarm.client() as client:
+            running = asyncio.create_task(client.generate(PROMPT, OPTIONS))
+            await until(lambda: held(swarm) == 3)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await until(lambda: held(swarm) == 0)
+            assert isinstance(last := swarm.peers[2].engine, BoundEngine)
+            assert last.given_up == 1
+    finally:
+        await swarm.close()

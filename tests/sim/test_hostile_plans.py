@@ -23,7 +23,6 @@ from dht.messages.types import (
     PlanVersion,
 )
 from dht.records.directory import Directory
-from testing.clock import run_virtual
 from tests.sim.paper_swarm import LAYERS, NETWORK, SPEC
 from tests.sim.test_self_help import SETTLE_S, Living, World, record_of
 
@@ -128,30 +127,27 @@ async def keeps_its_layers(swarm: World, seconds: float) -> None:
         await asyncio.sleep(0.25)
 
 
+@pytest.mark.virtual(limit_s=2000)
 @pytest.mark.parametrize("leads", [False, True], ids=["a head alone", "the lease, too"])
 @pytest.mark.parametrize("names_silent", [True, False], ids=["called silent", "left out"])
 @pytest.mark.parametrize("holders", [1, 2])
-def test_a_strangers_plan_takes_no_layer_from_its_last_holder(
+async def test_a_strangers_plan_takes_no_layer_from_its_last_holder(
     holders: int, names_silent: bool, leads: bool
 ) -> None:
     """The plan leaves out the honest holders of one half, and moves those of the other there."""
-
-    async def scenario() -> None:
-        async with halves(*(HALF,) * 2 * holders) as (swarm, stranger):
-            if leads:
-                for peer in swarm.peers:  # else only the named leader's lease would count
-                    peer.plans._coordinators = frozenset()
-                    rules = peer.peer._coordinator._leadership
-                    rules._rules = replace(rules._rules, coordinators=frozenset())
-            first = [peer for peer in swarm.peers if peer.held == (0, HALF)]
-            others = [peer for peer in swarm.peers if peer.held == (HALF, LAYERS)]
-            assert len(first) == len(others) == holders
-            stranger.leads = leads
-            await stranger.plan(first, others if names_silent else ())
-            await keeps_its_layers(swarm, LOOKS_S)
-            followed = {peer.plans.newest.coordinator for peer in swarm.peers}
-            assert leads or stranger.me not in followed, "it holds no lease"
-            stranger.leads = False
-            await keeps_its_layers(swarm, LOOKS_S)
-
-    run_virtual(scenario(), limit_s=2000)
+    async with halves(*(HALF,) * 2 * holders) as (swarm, stranger):
+        if leads:
+            for peer in swarm.peers:  # else only the named leader's lease would count
+                peer.plans._coordinators = frozenset()
+                rules = peer.peer._coordinator._leadership
+                rules._rules = replace(rules._rules, coordinators=frozenset())
+        first = [peer for peer in swarm.peers if peer.held == (0, HALF)]
+        others = [peer for peer in swarm.peers if peer.held == (HALF, LAYERS)]
+        assert len(first) == len(others) == holders
+        stranger.leads = leads
+        await stranger.plan(first, others if names_silent else ())
+        await keeps_its_layers(swarm, LOOKS_S)
+        followed = {peer.plans.newest.coordinator for peer in swarm.peers}
+        assert leads or stranger.me not in followed, "it holds no lease"
+        stranger.leads = False
+        await keeps_its_layers(swarm, LOOKS_S)

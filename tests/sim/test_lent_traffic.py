@@ -17,7 +17,6 @@ from dht.transport.streams import stream_pair
 from node.links.framed_stream import STALLED_S, LinkReader, LinkSender
 from node.links.lent_traffic import LentTraffic, loop_us
 from node.links.probe import ProbeServer, measure_link
-from testing.clock import run_virtual
 from testing.network import MemoryNetwork
 from tests.sim.test_sessions import until
 
@@ -33,102 +32,92 @@ def rows(session: str, position: int, tokens: int) -> tuple[Activations, bytes]:
     return Activations(items=(item,), dtype="float32", hidden=HIDDEN), bytes(4 * tokens * HIDDEN)
 
 
-def test_a_long_prompt_leaves_at_the_rate_and_decodes_overtake_it() -> None:
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        traffic = LentTraffic(up=Allowance(RATE))
-        near, far = stream_pair("near", "far")
-        metered = MeteredStream(near, traffic.sent, traffic.received)
-        sender = LinkSender(metered, LinkScheduler(), loop_us, traffic.up)
-        reader = LinkReader(far)
-        arrived: list[tuple[float, str]] = []
+@pytest.mark.virtual(limit_s=600)
+async def test_a_long_prompt_leaves_at_the_rate_and_decodes_overtake_it() -> None:
+    loop = asyncio.get_running_loop()
+    traffic = LentTraffic(up=Allowance(RATE))
+    near, far = stream_pair("near", "far")
+    metered = MeteredStream(near, traffic.sent, traffic.received)
+    sender = LinkSender(metered, LinkScheduler(), loop_us, traffic.up)
+    reader = LinkReader(far)
+    arrived: list[tuple[float, str]] = []
 
-        async def read() -> None:
-            while True:
-                frame = await reader.read()
-                if frame is not None:
-                    assert isinstance(frame.message, Activations)
-                    arrived.append((loop.time(), frame.message.items[0].session))
-                if (said := reader.acknowledgement()) is not None:
-                    sender.acknowledged(said)
+    async def read() -> None:
+        while True:
+            frame = await reader.read()
+            if frame is not None:
+                assert isinstance(frame.message, Activations)
+                arrived.append((loop.time(), frame.message.items[0].session))
+            if (said := reader.acknowledgement()) is not None:
+                sender.acknowledged(said)
 
-        tasks = [asyncio.create_task(sender.run()), asyncio.create_task(read())]
-        began_s = loop.time()
-        sender.send(*rows("the-prompt", 0, 5000))  # 5 MB: longer than a link may stall
-        for step in range(60):
-            sender.send(*rows("the-chats", step, 1))
-            await asyncio.sleep(0.5)
-            assert not tasks[0].done(), "waiting for the owner's rate is no stall"
-        chats = [at_s for at_s, session in arrived if session == "the-chats"]
-        assert len(chats) >= 59
-        assert max(at_s - began_s - 0.5 * n for n, at_s in enumerate(chats)) < 0.5
-        await until(lambda: arrived[-1][1] == "the-prompt")
-        took_s = arrived[-1][0] - began_s
-        assert took_s > STALLED_S
-        assert traffic.sent_bytes / took_s == pytest.approx(RATE, rel=0.1)
-        for task in tasks:
-            task.cancel()
-
-    run_virtual(scenario(), limit_s=600)
+    tasks = [asyncio.create_task(sender.run()), asyncio.create_task(read())]
+    began_s = loop.time()
+    sender.send(*rows("the-prompt", 0, 5000))  # 5 MB: longer than a link may stall
+    for step in range(60):
+        sender.send(*rows("the-chats", step, 1))
+        await asyncio.sleep(0.5)
+        assert not tasks[0].done(), "waiting for the owner's rate is no stall"
+    chats = [at_s for at_s, session in arrived if session == "the-chats"]
+    assert len(chats) >= 59
+    assert max(at_s - began_s - 0.5 * n for n, at_s in enumerate(chats)) < 0.5
+    await until(lambda: arrived[-1][1] == "the-prompt")
+    took_s = arrived[-1][0] - began_s
+    assert took_s > STALLED_S
+    assert traffic.sent_bytes / took_s == pytest.approx(RATE, rel=0.1)
+    for task in tasks:
+        task.cancel()
 
 
-def test_a_probe_sees_the_rate_that_is_lent() -> None:
-    async def scenario() -> None:
-        network = MemoryNetwork(random.Random(1))
-        asking = network.transport(Identity.generate())
-        plain = network.transport(Identity.generate())
-        traffic = LentTraffic(up=Allowance(RATE))
-        meter = ByteMeter(traffic.sent, traffic.received)
-        asked = MeteredTransport(plain, meter)
-        await ProbeServer(asked, traffic).start()
-        link = await measure_link(asking, plain.peer_id)
-        assert link.bandwidth_bytes_per_s == pytest.approx(RATE, rel=0.15)
-        assert traffic.received_bytes > 0
-        assert meter.purposes == {"probe": traffic.sent_bytes + traffic.received_bytes}
-
-    run_virtual(scenario(), limit_s=600)
+@pytest.mark.virtual(limit_s=600)
+async def test_a_probe_sees_the_rate_that_is_lent() -> None:
+    network = MemoryNetwork(random.Random(1))
+    asking = network.transport(Identity.generate())
+    plain = network.transport(Identity.generate())
+    traffic = LentTraffic(up=Allowance(RATE))
+    meter = ByteMeter(traffic.sent, traffic.received)
+    asked = MeteredTransport(plain, meter)
+    await ProbeServer(asked, traffic).start()
+    link = await measure_link(asking, plain.peer_id)
+    assert link.bandwidth_bytes_per_s == pytest.approx(RATE, rel=0.15)
+    assert traffic.received_bytes > 0
+    assert meter.purposes == {"probe": traffic.sent_bytes + traffic.received_bytes}
 
 
-def test_more_than_is_lent_gets_no_credit() -> None:
-    async def scenario() -> None:
-        traffic = LentTraffic(down=Allowance(RATE))
-        assert not traffic.down_exceeded
-        traffic.received(500_000)
-        assert traffic.down_exceeded
-        await asyncio.sleep(6)
-        assert not traffic.down_exceeded
-
-    run_virtual(scenario(), limit_s=60)
+@pytest.mark.virtual(limit_s=60)
+async def test_more_than_is_lent_gets_no_credit() -> None:
+    traffic = LentTraffic(down=Allowance(RATE))
+    assert not traffic.down_exceeded
+    traffic.received(500_000)
+    assert traffic.down_exceeded
+    await asyncio.sleep(6)
+    assert not traffic.down_exceeded
 
 
-def test_the_month_is_kept_over_restarts(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        file = tmp_path / "traffic.json"
-        first = LentTraffic(month_bytes_max=1e6, month_file=file)
-        first.sent(400_000)
-        first.received(400_000)
-        assert first.exhausted() is None
-        first.save()
-        first.save()  # books nothing twice
-        second = LentTraffic(month_bytes_max=1e6, month_file=file)
-        second.sent(200_001)
-        assert "GB of this month's" in (second.exhausted() or "")
-        second.save()
-        assert LentTraffic(month_bytes_max=1e6, month_file=file).exhausted()
-        assert json.loads(file.read_text())["used_bytes"] == 1_000_001
-        file.write_text('{"month": "??", "used_bytes": []}')
-        assert LentTraffic(month_file=file).month.used_bytes == 0
-
-    run_virtual(scenario(), limit_s=60)
+@pytest.mark.virtual(limit_s=60)
+async def test_the_month_is_kept_over_restarts(tmp_path: Path) -> None:
+    file = tmp_path / "traffic.json"
+    first = LentTraffic(month_bytes_max=1e6, month_file=file)
+    first.sent(400_000)
+    first.received(400_000)
+    assert first.exhausted() is None
+    first.save()
+    first.save()  # books nothing twice
+    second = LentTraffic(month_bytes_max=1e6, month_file=file)
+    second.sent(200_001)
+    assert "GB of this month's" in (second.exhausted() or "")
+    second.save()
+    assert LentTraffic(month_bytes_max=1e6, month_file=file).exhausted()
+    assert json.loads(file.read_text())["used_bytes"] == 1_000_001
+    file.write_text('{"month": "??", "used_bytes": []}')
+    assert LentTraffic(month_file=file).month.used_bytes == 0
 
 
-def test_metered_streams_count_both_ways() -> None:
-    async def scenario() -> None:
-        one, two = LentTraffic(), LentTraffic()
-        near, far = stream_pair("near", "far")
-        await codec.send_frame(MeteredStream(near, one.sent, one.received), Ping(nonce=1))
-        await codec.read_frame(MeteredStream(far, two.sent, two.received))
-        assert one.sent_bytes == two.received_bytes > 0
-        assert one.received_bytes == two.sent_bytes == 0
-
-    run_virtual(scenario(), limit_s=60)
+@pytest.mark.virtual(limit_s=60)
+async def test_metered_streams_count_both_ways() -> None:
+    one, two = LentTraffic(), LentTraffic()
+    near, far = stream_pair("near", "far")
+    await codec.send_frame(MeteredStream(near, one.sent, one.received), Ping(nonce=1))
+    await codec.read_frame(MeteredStream(far, two.sent, two.received))
+    assert one.sent_bytes == two.received_bytes > 0
+    assert one.received_bytes == two.sent_bytes == 0

@@ -13,7 +13,6 @@ from dht.records.directory import Directory
 from node.owner.reporter import Reporter
 from node.peer.announcer import Announcer
 from node.peer.plan_follower import UNTOLD_S, FollowConfig, PlanFollower
-from testing.clock import run_virtual
 from tests.sim.paper_swarm import NETWORK, SPEC, PaperEngine, PaperPeer, answer_of, paper_swarm
 from tests.sim.test_self_help import LoadingEngine
 
@@ -67,86 +66,78 @@ def plan_of(counter: int, *assignments: Assignment) -> Plan:
     )
 
 
-def test_who_waits_is_told_what_is_being_loaded_and_what_nobody_holds() -> None:
-    async def scenario() -> None:
-        said: list[str] = []
-        async with paper_swarm((0, 2)) as swarm, swarm.client(on_status=said.append) as client:
-            swarm.engine_class = SlowEngine
-            loader = await swarm.add(0, 0)
-            loader.tasks[1].cancel()  # its announcer tells of it instead
-            follower, announcer = follower_of(loader)
-            loader.tasks.append(asyncio.create_task(announcer.run()))
-            swarm.engine_class = PaperEngine
+@pytest.mark.virtual(limit_s=600)
+async def test_who_waits_is_told_what_is_being_loaded_and_what_nobody_holds() -> None:
+    said: list[str] = []
+    async with paper_swarm((0, 2)) as swarm, swarm.client(on_status=said.append) as client:
+        swarm.engine_class = SlowEngine
+        loader = await swarm.add(0, 0)
+        loader.tasks[1].cancel()  # its announcer tells of it instead
+        follower, announcer = follower_of(loader)
+        loader.tasks.append(asyncio.create_task(announcer.run()))
+        swarm.engine_class = PaperEngine
 
-            running = asyncio.create_task(client.generate(PROMPT, max_new_tokens=4))
-            await asyncio.sleep(5)
-            mine = Assignment(peer_id=loader.peer_id, start=4, end=8)
-            following = asyncio.create_task(follower.enter(plan_of(1, mine)))
-            await asyncio.sleep(10)
-            assert [line for line in said if line.startswith("waiting")] == [
-                "waiting: layers 2-7 are held by nobody that can be reached",
-                "waiting: layers 2-3 are held by nobody that can be reached;"
-                " layers 4-7 are being loaded by 1 peer",
-            ]
-            await following
-            await swarm.add(2, 4)
-            assert (await running).token_ids == answer_of(PROMPT, 4)
-
-    run_virtual(scenario(), limit_s=600)
+        running = asyncio.create_task(client.generate(PROMPT, max_new_tokens=4))
+        await asyncio.sleep(5)
+        mine = Assignment(peer_id=loader.peer_id, start=4, end=8)
+        following = asyncio.create_task(follower.enter(plan_of(1, mine)))
+        await asyncio.sleep(10)
+        assert [line for line in said if line.startswith("waiting")] == [
+            "waiting: layers 2-7 are held by nobody that can be reached",
+            "waiting: layers 2-3 are held by nobody that can be reached;"
+            " layers 4-7 are being loaded by 1 peer",
+        ]
+        await following
+        await swarm.add(2, 4)
+        assert (await running).token_ids == answer_of(PROMPT, 4)
 
 
-def test_layers_of_a_plan_that_is_over_are_not_said_to_be_loaded() -> None:
-    async def scenario() -> None:
-        async with paper_swarm() as swarm:
-            swarm.engine_class = SlowEngine
-            follower, announcer = follower_of(await swarm.add(0, 0))
-            mine = Assignment(peer_id=announcer.record.peer_id, start=4, end=8)
-            following = asyncio.create_task(follower.enter(plan_of(1, mine)))
-            await asyncio.sleep(0.5)
-            record = announcer.record
-            assert (record.state, record.start, record.end) == (NodeState.LOADING, 4, 8)
-            following.cancel()
-            await follower.enter(plan_of(2))
-            record = announcer.record
-            assert (record.state, record.start, record.end) == (NodeState.WAITING, 0, 0)
-
-    run_virtual(scenario(), limit_s=60)
+@pytest.mark.virtual(limit_s=60)
+async def test_layers_of_a_plan_that_is_over_are_not_said_to_be_loaded() -> None:
+    async with paper_swarm() as swarm:
+        swarm.engine_class = SlowEngine
+        follower, announcer = follower_of(await swarm.add(0, 0))
+        mine = Assignment(peer_id=announcer.record.peer_id, start=4, end=8)
+        following = asyncio.create_task(follower.enter(plan_of(1, mine)))
+        await asyncio.sleep(0.5)
+        record = announcer.record
+        assert (record.state, record.start, record.end) == (NodeState.LOADING, 4, 8)
+        following.cancel()
+        await follower.enter(plan_of(2))
+        record = announcer.record
+        assert (record.state, record.start, record.end) == (NodeState.WAITING, 0, 0)
 
 
+@pytest.mark.virtual(limit_s=60)
 @pytest.mark.parametrize("is_local", [True, False])
-def test_files_of_a_local_directory_are_not_said_to_be_fetched(is_local: bool) -> None:
-    async def scenario() -> None:
-        async with paper_swarm() as swarm:
-            swarm.engine_class = SlowEngine
-            peer, out = await swarm.add(0, 0), io.StringIO()
-            peer.engine.is_local = is_local
-            follower, announcer = follower_of(peer, out)
-            mine = Assignment(peer_id=announcer.record.peer_id, start=4, end=8)
-            await follower.enter(plan_of(1, mine))
-            fetching = [] if is_local else ["Fetching layers 4-7 …"]
-            assert out.getvalue().splitlines()[:-1] == [*fetching, "Loading layers 4-7 …"]
-
-    run_virtual(scenario(), limit_s=60)
+async def test_files_of_a_local_directory_are_not_said_to_be_fetched(is_local: bool) -> None:
+    async with paper_swarm() as swarm:
+        swarm.engine_class = SlowEngine
+        peer, out = await swarm.add(0, 0), io.StringIO()
+        peer.engine.is_local = is_local
+        follower, announcer = follower_of(peer, out)
+        mine = Assignment(peer_id=announcer.record.peer_id, start=4, end=8)
+        await follower.enter(plan_of(1, mine))
+        fetching = [] if is_local else ["Fetching layers 4-7 …"]
+        assert out.getvalue().splitlines()[:-1] == [*fetching, "Loading layers 4-7 …"]
 
 
-def test_who_may_not_give_up_layers_says_so_once_and_serves_on() -> None:
-    async def scenario() -> None:
-        async with paper_swarm((4, 8)) as swarm:
-            swarm.engine_class = SlowEngine
-            peer, out = await swarm.add(0, 0), io.StringIO()
-            peer.engine.is_local = True
-            follower, announcer = follower_of(peer, out)
-            announcer.set(NodeState.SERVING, 0, 4, PlanVersion(term=0, counter=0))
-            mine = Assignment(peer_id=peer.peer_id, start=2, end=6)
-            other = Assignment(peer_id=swarm.peers[0].peer_id, start=4, end=8)
-            following = asyncio.create_task(follower.enter(plan_of(1, mine, other)))
-            await asyncio.sleep(UNTOLD_S - 1)
-            assert not out.getvalue()
-            await asyncio.sleep(60)
-            assert out.getvalue().splitlines() == [
-                "The plan has layers 2-5 for this peer; it goes on serving layers 0-3 for"
-                " now: nobody else has shown to hold layer 0"
-            ]
-            following.cancel()
-
-    run_virtual(scenario(), limit_s=120)
+@pytest.mark.virtual(limit_s=120)
+async def test_who_may_not_give_up_layers_says_so_once_and_serves_on() -> None:
+    async with paper_swarm((4, 8)) as swarm:
+        swarm.engine_class = SlowEngine
+        peer, out = await swarm.add(0, 0), io.StringIO()
+        peer.engine.is_local = True
+        follower, announcer = follower_of(peer, out)
+        announcer.set(NodeState.SERVING, 0, 4, PlanVersion(term=0, counter=0))
+        mine = Assignment(peer_id=peer.peer_id, start=2, end=6)
+        other = Assignment(peer_id=swarm.peers[0].peer_id, start=4, end=8)
+        following = asyncio.create_task(follower.enter(plan_of(1, mine, other)))
+        await asyncio.sleep(UNTOLD_S - 1)
+        assert not out.getvalue()
+        await asyncio.sleep(60)
+        assert out.getvalue().splitlines() == [
+            "The plan has layers 2-5 for this peer; it goes on serving layers 0-3 for"
+            " now: nobody else has shown to hold layer 0"
+        ]
+        following.cancel()

@@ -17,7 +17,6 @@ from node.engine.work_item import WorkItem, WorkResult
 from node.kv.export import KvBytes, pack_kv
 from node.kv.page_names import NO_NAMES, PageNames
 from node.stage.open_checks import StageView
-from testing.clock import run_virtual
 from tests.sim.paper_swarm import LAYERS, SPEC, PaperEngine, PaperSwarm
 from tests.sim.test_sessions import owner
 from tests.sim.test_speculation import counted
@@ -149,30 +148,30 @@ async def struck(
 SAMPLED = {"temperature": 0.9, "top_p": 0.9, "top_k": 20, "seed": 3}
 
 
+@pytest.mark.virtual(limit_s=2000)
 @pytest.mark.usefixtures("_model")
 @pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
-def test_tokens_are_those_of_plain_decoding_whatever_is_lost(options: dict[str, float]) -> None:
-    async def scenario() -> None:
-        spans = ((0, 3), (3, 5), (5, 8)) * 2
-        plain = GenerationOptions(max_new_tokens=NEW, speculate=False, **options)
-        drafted = GenerationOptions(max_new_tokens=NEW, **options)
-        async with headed_swarm(*spans, (0, 8)) as swarm, swarm.client() as client:
-            expected = (await client.generate(PROMPT, plain)).token_ids
-            assert len(expected) == NEW
-            for stage, way in ((None, ""), (2, "move"), (2, "kill"), (0, "kill")):
-                running = client.begin(PROMPT, drafted)
-                tokens: list[int] = []
-                begun: set[int] = set()
-                async for piece in struck(swarm, running, stage, way):
-                    tokens += piece.token_ids
-                    begun |= {rows.first for rows in rows_of(swarm) if rows.next > 0}
-                assert tuple(tokens) == expected
-                # A client tells its prompt; where KV was copied instead of rows, it is not run.
-                assert begun == {0} or way == "move"
-            counts = counted(swarm)
-            assert 0 < counts["accepted_by_head"] < counts["drafted_by_head"]
-            assert counts["engine_errors"] == 0
-            await asyncio.sleep(120)
-            assert not rows_of(swarm), "held for nobody"
-
-    run_virtual(scenario(), limit_s=2000)
+async def test_tokens_are_those_of_plain_decoding_whatever_is_lost(
+    options: dict[str, float],
+) -> None:
+    spans = ((0, 3), (3, 5), (5, 8)) * 2
+    plain = GenerationOptions(max_new_tokens=NEW, speculate=False, **options)
+    drafted = GenerationOptions(max_new_tokens=NEW, **options)
+    async with headed_swarm(*spans, (0, 8)) as swarm, swarm.client() as client:
+        expected = (await client.generate(PROMPT, plain)).token_ids
+        assert len(expected) == NEW
+        for stage, way in ((None, ""), (2, "move"), (2, "kill"), (0, "kill")):
+            running = client.begin(PROMPT, drafted)
+            tokens: list[int] = []
+            begun: set[int] = set()
+            async for piece in struck(swarm, running, stage, way):
+                tokens += piece.token_ids
+                begun |= {rows.first for rows in rows_of(swarm) if rows.next > 0}
+            assert tuple(tokens) == expected
+            # A client tells its prompt; where KV was copied instead of rows, it is not run.
+            assert begun == {0} or way == "move"
+        counts = counted(swarm)
+        assert 0 < counts["accepted_by_head"] < counts["drafted_by_head"]
+        assert counts["engine_errors"] == 0
+        await asyncio.sleep(120)
+        assert not rows_of(swarm), "held for nobody"

@@ -21,46 +21,41 @@ from node.links.probe import (
     late_rate,
     measure_link,
 )
-from testing.clock import run_virtual
 from testing.network import LinkModel, MemoryNetwork, MemoryTransport
 
 pytestmark = pytest.mark.sim
 MBIT = 125_000.0
 
 
+@pytest.mark.virtual(limit_s=60)
 @pytest.mark.parametrize("mbit", [2, 10, 100, 1000])
 @pytest.mark.parametrize("delay_ms", [0.1, 15, 100])
-def test_a_probe_finds_rate_and_round_trip(mbit: float, delay_ms: float) -> None:
-    async def scenario() -> None:
-        link = LinkModel(
-            delay_s=delay_ms / 1e3, bandwidth_bytes_per_s=mbit * MBIT, unread_bytes_max=16 << 20
-        )
-        network = MemoryNetwork(random.Random(1), link=link)
-        asker = network.transport(Identity.generate())
-        asked = network.transport(Identity.generate())
-        await ProbeServer(asked).start()
-        measured = await measure_link(asker, asked.peer_id)
-        assert (measured.source, measured.target) == (asked.peer_id, asker.peer_id)
-        assert measured.bandwidth_bytes_per_s == pytest.approx(mbit * MBIT, rel=0.05)
-        assert measured.rtt_s == pytest.approx(2 * delay_ms / 1e3, rel=0.1, abs=6e-4)
-
-    run_virtual(scenario(), limit_s=60)
+async def test_a_probe_finds_rate_and_round_trip(mbit: float, delay_ms: float) -> None:
+    link = LinkModel(
+        delay_s=delay_ms / 1e3, bandwidth_bytes_per_s=mbit * MBIT, unread_bytes_max=16 << 20
+    )
+    network = MemoryNetwork(random.Random(1), link=link)
+    asker = network.transport(Identity.generate())
+    asked = network.transport(Identity.generate())
+    await ProbeServer(asked).start()
+    measured = await measure_link(asker, asked.peer_id)
+    assert (measured.source, measured.target) == (asked.peer_id, asker.peer_id)
+    assert measured.bandwidth_bytes_per_s == pytest.approx(mbit * MBIT, rel=0.05)
+    assert measured.rtt_s == pytest.approx(2 * delay_ms / 1e3, rel=0.1, abs=6e-4)
 
 
-def test_a_fast_link_costs_less_than_a_megabyte_and_does_not_look_faster_than_it_is() -> None:
-    async def scenario() -> None:
-        link = LinkModel(delay_s=1e-4, bandwidth_bytes_per_s=10_000 * MBIT)
-        network = MemoryNetwork(random.Random(1), link=link)
-        asker = network.transport(Identity.generate())
-        traffic = LentTraffic()
-        plain = network.transport(Identity.generate())
-        asked = MeteredTransport(plain, ByteMeter(traffic.sent, traffic.received))
-        await ProbeServer(asked, traffic).start()
-        measured = await measure_link(asker, plain.peer_id)
-        assert 1000 * MBIT <= measured.bandwidth_bytes_per_s <= 10_000 * MBIT
-        assert 0 < traffic.sent_bytes < 1e6
-
-    run_virtual(scenario(), limit_s=60)
+@pytest.mark.virtual(limit_s=60)
+async def test_a_fast_link_costs_less_than_a_megabyte_and_does_not_look_faster_than_it_is() -> None:
+    link = LinkModel(delay_s=1e-4, bandwidth_bytes_per_s=10_000 * MBIT)
+    network = MemoryNetwork(random.Random(1), link=link)
+    asker = network.transport(Identity.generate())
+    traffic = LentTraffic()
+    plain = network.transport(Identity.generate())
+    asked = MeteredTransport(plain, ByteMeter(traffic.sent, traffic.received))
+    await ProbeServer(asked, traffic).start()
+    measured = await measure_link(asker, plain.peer_id)
+    assert 1000 * MBIT <= measured.bandwidth_bytes_per_s <= 10_000 * MBIT
+    assert 0 < traffic.sent_bytes < 1e6
 
 
 async def drawn_bytes(asker: MemoryTransport, asked: str, streams: int, size_bytes: int) -> int:
@@ -82,55 +77,49 @@ async def drawn_bytes(asker: MemoryTransport, asked: str, streams: int, size_byt
     return got_bytes
 
 
-def test_one_peer_draws_no_more_probes_on_many_streams() -> None:
-    async def scenario() -> None:
-        network = MemoryNetwork(random.Random(1))
-        asker, asked = network.transport(), network.transport()
-        await ProbeServer(asked).start()
-        got_bytes = await drawn_bytes(asker, asked.peer_id, 20, PROBE_BYTES_FIRST)
-        assert got_bytes <= PROBE_BYTES.burst + 60 * PROBE_BYTES.per_s
-
-    run_virtual(scenario(), limit_s=60)
+@pytest.mark.virtual(limit_s=60)
+async def test_one_peer_draws_no_more_probes_on_many_streams() -> None:
+    network = MemoryNetwork(random.Random(1))
+    asker, asked = network.transport(), network.transport()
+    await ProbeServer(asked).start()
+    got_bytes = await drawn_bytes(asker, asked.peer_id, 20, PROBE_BYTES_FIRST)
+    assert got_bytes <= PROBE_BYTES.burst + 60 * PROBE_BYTES.per_s
 
 
-def test_strangers_get_short_probes_and_all_together_leave_half_to_members() -> None:
-    async def scenario() -> None:
-        network = MemoryNetwork(random.Random(1))
-        asked, member = network.transport(), network.transport()
-        budget = Budget(replace(PROBE_BYTES, all_burst=4 << 20, all_per_s=0))
-        budget.parties.member = budget.parties.work = {member.peer_id}.__contains__
-        await ProbeServer(asked, budget=budget).start()
-        strangers = [network.transport() for _ in range(64)]
-        each = [await drawn_bytes(s, asked.peer_id, 3, PROBE_BYTES_FIRST) for s in strangers]
-        assert 0 < max(each) <= PROBE_BYTES.stranger_burst
-        assert sum(each) <= 2 << 20
-        full = 4 * PROBE_BYTES_FIRST
-        assert await drawn_bytes(network.transport(), asked.peer_id, 1, full) == 0
-        assert await drawn_bytes(member, asked.peer_id, 1, full) == 2 << 20
-        with pytest.raises(NetworkError, match="sends no more probes"):
-            await measure_link(member, asked.peer_id)
-
-    run_virtual(scenario(), limit_s=60)
+@pytest.mark.virtual(limit_s=60)
+async def test_strangers_get_short_probes_and_all_together_leave_half_to_members() -> None:
+    network = MemoryNetwork(random.Random(1))
+    asked, member = network.transport(), network.transport()
+    budget = Budget(replace(PROBE_BYTES, all_burst=4 << 20, all_per_s=0))
+    budget.parties.member = budget.parties.work = {member.peer_id}.__contains__
+    await ProbeServer(asked, budget=budget).start()
+    strangers = [network.transport() for _ in range(64)]
+    each = [await drawn_bytes(s, asked.peer_id, 3, PROBE_BYTES_FIRST) for s in strangers]
+    assert 0 < max(each) <= PROBE_BYTES.stranger_burst
+    assert sum(each) <= 2 << 20
+    full = 4 * PROBE_BYTES_FIRST
+    assert await drawn_bytes(network.transport(), asked.peer_id, 1, full) == 0
+    assert await drawn_bytes(member, asked.peer_id, 1, full) == 2 << 20
+    with pytest.raises(NetworkError, match="sends no more probes"):
+        await measure_link(member, asked.peer_id)
 
 
-def test_probes_take_a_tenth_of_the_month_at_most_and_sessions_go_on() -> None:
-    async def scenario() -> None:
-        network = MemoryNetwork(random.Random(1))
-        plain, asker = network.transport(), network.transport()
-        traffic = LentTraffic(month_bytes_max=20e6)
-        meter = ByteMeter(traffic.sent, traffic.received)
-        meter.beside = lambda peer_id, count: traffic.beside(count, lambda: False)
-        asked = MeteredTransport(plain, meter)
-        budget = Budget(replace(PROBE_BYTES, per_s=1e9, burst=1e9, all_per_s=1e9, all_burst=1e9))
-        await ProbeServer(asked, traffic, budget).start()
-        for size_bytes in (PROBE_BYTES_FIRST, 4 << 10):
-            await drawn_bytes(asker, asked.peer_id, 40, size_bytes)
-        assert traffic.sent_bytes + traffic.received_bytes <= 2e6 + 64 * 1024
-        assert traffic.exhausted() is None
-        with pytest.raises(NetworkError):
-            await measure_link(asker, asked.peer_id)
-
-    run_virtual(scenario(), limit_s=60)
+@pytest.mark.virtual(limit_s=60)
+async def test_probes_take_a_tenth_of_the_month_at_most_and_sessions_go_on() -> None:
+    network = MemoryNetwork(random.Random(1))
+    plain, asker = network.transport(), network.transport()
+    traffic = LentTraffic(month_bytes_max=20e6)
+    meter = ByteMeter(traffic.sent, traffic.received)
+    meter.beside = lambda peer_id, count: traffic.beside(count, lambda: False)
+    asked = MeteredTransport(plain, meter)
+    budget = Budget(replace(PROBE_BYTES, per_s=1e9, burst=1e9, all_per_s=1e9, all_burst=1e9))
+    await ProbeServer(asked, traffic, budget).start()
+    for size_bytes in (PROBE_BYTES_FIRST, 4 << 10):
+        await drawn_bytes(asker, asked.peer_id, 40, size_bytes)
+    assert traffic.sent_bytes + traffic.received_bytes <= 2e6 + 64 * 1024
+    assert traffic.exhausted() is None
+    with pytest.raises(NetworkError):
+        await measure_link(asker, asked.peer_id)
 
 
 @pytest.mark.parametrize("pause_every", [16, 40, 1000])

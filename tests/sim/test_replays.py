@@ -1,7 +1,7 @@
 """Every simulation's seed replays identically: in another process, on a machine that is busy.
 
 A run of some of each file's tests (:mod:`tests.sim.recording`) is compared, event by event, with a
-run under another seed of Python's hashes, beside a process that computes all the time.
+run at the same time under another seed of Python's hashes, which yields the machine to it.
 """
 
 import os
@@ -15,8 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CONTEXT = 3
 """Lines shown before the first that differs."""
-MARK = "run_virtual("
-"""A test outside this folder that says so runs simulations."""
+MARKS = ("run_virtual(", "mark.virtual(")
+"""A test outside this folder that says one of these runs simulations."""
 PAPER = "tests/unit/coordinator/simulator/test_simulator.py"
 """Swarms on paper (:mod:`coordinator.simulator`) have a clock of their own."""
 LONG = "tests/sim/test_back_pressure.py::test_prefill_waits_at_the_routes_head_and_not_before"
@@ -28,16 +28,21 @@ TOLD_MIN = 30
 def simulations() -> list[str]:
     """The files of all tests that run simulations."""
     here = Path(__file__)
-    units = (p for p in ROOT.glob("tests/unit/**/test_*.py") if MARK in p.read_text())
+    units = (
+        path
+        for path in ROOT.glob("tests/unit/**/test_*.py")
+        if any(mark in path.read_text() for mark in MARKS)
+    )
     files = [*here.parent.glob("test_*.py"), *units, ROOT / PAPER]
     return sorted(str(path.relative_to(ROOT)) for path in files if path != here)
 
 
 def start(folder: Path, hash_seed: int, *options: str) -> "subprocess.Popen[str]":
     folder.mkdir()
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.sim.recording"]
-    command += ["-p", "no:cacheprovider", "--hypothesis-seed=0", "--deselect", LONG]
-    command += ["-m", "not slow and not property and not netns"]
+    command = [sys.executable, "-m", "pytest", "-q"]
+    command += ["-p", "tests.sim.recording", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+    command += ["--deselect", LONG]
+    command += ["-m", "not slow and not property and not hypothesis and not netns"]
     return subprocess.Popen(
         [*command, "--record-to", str(folder), *options, *simulations()],
         cwd=ROOT,
@@ -60,33 +65,22 @@ def first_difference(one: Path, other: Path) -> str:
     return ""
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the first run's logs, and room for the second's."""
-    folder = tmp_path_factory.mktemp("runs")
-    burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+@pytest.mark.slow
+def test_every_simulation_tells_what_happens_and_replays_from_its_seed_alone(
+    tmp_path: Path,
+) -> None:
+    calm, busy = tmp_path / "calm", tmp_path / "busy"
+    runs = [start(calm, 1), start(busy, 2, "--disturbed")]
     try:
-        run = start(folder / "busy", 1)
-        said, _ = run.communicate()
-        assert run.returncode == 0, said[-3000:]
+        for run in runs:
+            said, _ = run.communicate()
+            assert run.returncode == 0, said[-3000:]
     finally:
-        burner.kill()
-        burner.wait()
-    return folder
-
-
-@pytest.mark.slow
-def test_every_simulation_tells_what_happens(runs: Path) -> None:
-    assert sum(log.stat().st_size > 0 for log in (runs / "busy").iterdir()) >= TOLD_MIN
-
-
-@pytest.mark.slow
-def test_every_simulation_replays_from_its_seed_alone(runs: Path) -> None:
-    calm, busy = runs / "calm", runs / "busy"
-    run = start(calm, 2, "--collect-nothing")
-    said, _ = run.communicate()
-    assert run.returncode == 0, said[-3000:]
+        for run in runs:
+            run.kill()
+            run.wait()
     logs = sorted(log.name for log in calm.iterdir())
     assert logs == sorted(log.name for log in busy.iterdir())
+    assert sum((calm / log).stat().st_size > 0 for log in logs) >= TOLD_MIN
     differences = [first_difference(calm / log, busy / log) for log in logs]
     assert not any(differences), "\n\n".join(filter(None, differences))

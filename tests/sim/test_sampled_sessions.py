@@ -15,7 +15,6 @@ from node.sampling.logprobs import score_prompt, score_rows
 from node.sampling.penalties import SamplingRow
 from node.sampling.sampler import draw_rows, draw_runs
 from node.sampling.token_history import TokenHistory
-from testing.clock import run_virtual
 from testing.network import LinkModel
 from tests.sim.paper_swarm import LAYERS, VOCAB, PaperEngine, PaperSwarm, fold
 from tests.sim.test_sessions import held, owner, until
@@ -130,89 +129,85 @@ def check(answer: Answer, prompt: Sequence[int], options: GenerationOptions) -> 
     assert got == expected(prompt, options)
 
 
+@pytest.mark.virtual(limit_s=600)
 @pytest.mark.parametrize("name", OPTIONS)
-def test_answers_are_those_of_one_place(name: str) -> None:
+async def test_answers_are_those_of_one_place(name: str) -> None:
     options = OPTIONS[name]
 
-    async def scenario() -> None:
-        swarm = SampledSwarm(options)
-        try:
-            for start, end in SPANS:
-                await swarm.add(start, end)
-            async with swarm.client() as client:
-                answers = await asyncio.gather(*(client.generate(p, options) for p in PROMPTS))
-                await until(lambda: held(swarm) == 0)
-                again = await client.generate(PROMPT, options)  # over what is kept of the first
-                check(again, PROMPT, options)
-                assert again.cached_tokens == (0 if options.prompt_logprobs is not None else 64)
-            for prompt, answer in zip(PROMPTS, answers, strict=True):
-                check(answer, prompt, options)
-        finally:
-            await swarm.close()
-
-    run_virtual(scenario(), limit_s=600)
+    swarm = SampledSwarm(options)
+    try:
+        for start, end in SPANS:
+            await swarm.add(start, end)
+        async with swarm.client() as client:
+            answers = await asyncio.gather(*(client.generate(p, options) for p in PROMPTS))
+            await until(lambda: held(swarm) == 0)
+            again = await client.generate(PROMPT, options)  # over what is kept of the first
+            check(again, PROMPT, options)
+            assert again.cached_tokens == (0 if options.prompt_logprobs is not None else 64)
+        for prompt, answer in zip(PROMPTS, answers, strict=True):
+            check(answer, prompt, options)
+    finally:
+        await swarm.close()
 
 
+@pytest.mark.virtual(limit_s=600)
 @pytest.mark.parametrize("way", ["kill", "freeze"])
 @pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_lost_stage_changes_no_token_and_no_score(name: str, stage: int, way: str) -> None:
+async def test_a_lost_stage_changes_no_token_and_no_score(name: str, stage: int, way: str) -> None:
     options = OPTIONS[name]
 
-    async def scenario() -> None:
-        swarm = SampledSwarm(options)
-        try:
-            for start, end in SPANS:
-                await swarm.add(start, end)
-            async with swarm.client() as client:
-                running = client.begin(PROMPT, options)
-                tokens: list[int] = []
-                scores: list[TokenScore] = []
-                lost = False
-                async for piece in running:
-                    tokens += piece.token_ids
-                    scores += piece.logprobs
-                    if len(tokens) >= 15 and not lost:
-                        lost = True
-                        getattr(swarm, way)(owner(swarm, running.route[stage].peer_id))
-                answer = running.answer()
-            assert answer.failovers >= 1
-            assert tuple(tokens) == answer.token_ids
-            assert tuple(scores) == (answer.logprobs or ())
-            check(answer, PROMPT, options)
-        finally:
-            await swarm.close()
-
-    run_virtual(scenario(), limit_s=600)
+    swarm = SampledSwarm(options)
+    try:
+        for start, end in SPANS:
+            await swarm.add(start, end)
+        async with swarm.client() as client:
+            running = client.begin(PROMPT, options)
+            tokens: list[int] = []
+            scores: list[TokenScore] = []
+            lost = False
+            async for piece in running:
+                tokens += piece.token_ids
+                scores += piece.logprobs
+                if len(tokens) >= 15 and not lost:
+                    lost = True
+                    getattr(swarm, way)(owner(swarm, running.route[stage].peer_id))
+            answer = running.answer()
+        assert answer.failovers >= 1
+        assert tuple(tokens) == answer.token_ids
+        assert tuple(scores) == (answer.logprobs or ())
+        check(answer, PROMPT, options)
+    finally:
+        await swarm.close()
 
 
+@pytest.mark.virtual(limit_s=600)
 @pytest.mark.parametrize("after_s", [0.04, 0.06, 0.08, 0.1, 0.12])
 @pytest.mark.parametrize("stage", [0, 2])
-def test_a_stage_lost_while_the_prompt_is_scored_costs_no_score(stage: int, after_s: float) -> None:
+async def test_a_stage_lost_while_the_prompt_is_scored_costs_no_score(
+    stage: int, after_s: float
+) -> None:
     options = OPTIONS["scores"]
 
-    async def scenario() -> None:
-        swarm = SampledSwarm(options)
-        try:
-            for start, end in SPANS:
-                await swarm.add(start, end)
-            async with swarm.client() as client:
-                for peer in swarm.peers:  # scores are on their way when the stage is lost
-                    far = LinkModel(delay_s=0.03)
-                    swarm.network.set_link(peer.peer_id, client.transport.peer_id, far)
-                running = client.begin(PROMPT, options)
-                task = asyncio.create_task(_drain(running))
-                await until(lambda: held(swarm) == 3)
-                await asyncio.sleep(after_s)
-                assert not task.done()
-                swarm.kill(owner(swarm, running.route[stage].peer_id))
-                answer = await task
-                check(answer, PROMPT, options)
-                assert answer.failovers <= 1, "the survivors kept what they had scored"
-        finally:
-            await swarm.close()
-
-    run_virtual(scenario(), limit_s=600)
+    swarm = SampledSwarm(options)
+    try:
+        for start, end in SPANS:
+            await swarm.add(start, end)
+        async with swarm.client() as client:
+            for peer in swarm.peers:  # scores are on their way when the stage is lost
+                far = LinkModel(delay_s=0.03)
+                swarm.network.set_link(peer.peer_id, client.transport.peer_id, far)
+            running = client.begin(PROMPT, options)
+            task = asyncio.create_task(_drain(running))
+            await until(lambda: held(swarm) == 3)
+            await asyncio.sleep(after_s)
+            assert not task.done()
+            swarm.kill(owner(swarm, running.route[stage].peer_id))
+            answer = await task
+            check(answer, PROMPT, options)
+            assert answer.failovers <= 1, "the survivors kept what they had scored"
+    finally:
+        await swarm.close()
 
 
 async def _drain(running: object) -> Answer:

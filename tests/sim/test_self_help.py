@@ -35,7 +35,6 @@ from node.owner.idle_policy import Seen, UseConfig
 from node.owner.reporter import Reporter
 from node.peer.peer import LooksAtMachine, Peer, PeerConfig
 from node.stage.server import StageConfig, StageServer
-from testing.clock import run_virtual
 from testing.network import MemoryNetwork, MemoryTransport
 from tests.sim.paper_swarm import LAYERS, NETWORK, SPEC, PaperEngine, PaperSwarm, answer_of
 from tests.unit.coordinator.test_runtime import solve_here
@@ -236,71 +235,64 @@ async def world(*layers: int, seed: int = 1) -> AsyncIterator[World]:
             await made.kill(living)
 
 
-def test_without_a_coordinator_the_last_plan_serves_on_and_a_joiner_helps_where_it_helps_most():
-    async def scenario() -> None:
-        async with world(0, 3, 3, 3) as swarm:  # who leads has room for no layer
-            leader, *rest = swarm.peers
-            version = rest[0].plans.version
-            spans = [living.held for living in rest]
-            await swarm.kill(leader)
-            await swarm.ask()
-            joiner = swarm.join(3)
-            await swarm.until(lambda: joiner.held != (0, 0), 3 * HELP_S)
-            assert [living.held for living in rest] == spans, "nobody else moved"
-            assert rest[0].plans.version == version, "there is no new plan"
-            served = [sum(a <= n < b for a, b in spans) for n in range(LAYERS)]
-            start, end = joiner.held
-            assert served[start:end] == [1] * 3, "layers with a single holder"
-            await swarm.ask()
-
-    run_virtual(scenario(), limit_s=2000)
+@pytest.mark.virtual(limit_s=2000)
+async def test_without_a_coordinator_the_last_plan_serves_on_and_a_joiner_helps_most():
+    async with world(0, 3, 3, 3) as swarm:  # who leads has room for no layer
+        leader, *rest = swarm.peers
+        version = rest[0].plans.version
+        spans = [living.held for living in rest]
+        await swarm.kill(leader)
+        await swarm.ask()
+        joiner = swarm.join(3)
+        await swarm.until(lambda: joiner.held != (0, 0), 3 * HELP_S)
+        assert [living.held for living in rest] == spans, "nobody else moved"
+        assert rest[0].plans.version == version, "there is no new plan"
+        served = [sum(a <= n < b for a, b in spans) for n in range(LAYERS)]
+        start, end = joiner.held
+        assert served[start:end] == [1] * 3, "layers with a single holder"
+        await swarm.ask()
 
 
-def test_joiners_that_come_together_take_different_layers_and_waiting_clients_are_answered():
-    async def scenario() -> None:
-        async with world(2, 2, 2, 2) as swarm:
-            leader, _, lost, _ = swarm.peers
-            gone = [leader.held, lost.held]
-            await swarm.kill(leader)
-            await swarm.kill(lost)
-            assert not swarm.covered()
-            asked = asyncio.create_task(swarm.ask(wait_s=4 * HELP_S))
-            await asyncio.sleep(5)
-            one, two = swarm.join(2), swarm.join(2)
-            took_s = await swarm.until(swarm.covered, 3 * HELP_S)
-            assert took_s >= HELP_S - 10, "a coordinator may come back within a minute"
-            assert {one.held, two.held} == set(gone)
-            await asked
-
-    run_virtual(scenario(), limit_s=2000)
+@pytest.mark.virtual(limit_s=2000)
+async def test_joiners_that_come_together_take_different_layers_and_waiting_clients_are_answered():
+    async with world(2, 2, 2, 2) as swarm:
+        leader, _, lost, _ = swarm.peers
+        gone = [leader.held, lost.held]
+        await swarm.kill(leader)
+        await swarm.kill(lost)
+        assert not swarm.covered()
+        asked = asyncio.create_task(swarm.ask(wait_s=4 * HELP_S))
+        await asyncio.sleep(5)
+        one, two = swarm.join(2), swarm.join(2)
+        took_s = await swarm.until(swarm.covered, 3 * HELP_S)
+        assert took_s >= HELP_S - 10, "a coordinator may come back within a minute"
+        assert {one.held, two.held} == set(gone)
+        await asked
 
 
-def test_a_peer_whose_device_is_lost_ends_rather_than_fail_every_session():
-    async def scenario() -> None:
-        async with world(6, 6) as swarm:
-            _, broken = swarm.peers
-            broken.engine.lost.set_result("unspecified launch failure")
-            with pytest.raises(MachineError, match="unspecified launch failure"):
-                await broken.task
-
-    run_virtual(scenario(), limit_s=2000)
+@pytest.mark.virtual(limit_s=2000)
+async def test_a_peer_whose_device_is_lost_ends_rather_than_fail_every_session():
+    async with world(6, 6) as swarm:
+        _, broken = swarm.peers
+        broken.engine.lost.set_result("unspecified launch failure")
+        with pytest.raises(MachineError, match="unspecified launch failure"):
+            await broken.task
 
 
-def test_whoever_holds_no_layers_says_why():
-    async def scenario() -> None:
-        async with world(seed=5) as swarm:
-            swarm.join(2)
-            follower = swarm.join(2)
-            await asyncio.sleep(30)
-            said = follower.out.getvalue()
-            assert "No plan for all layers now: the 2 peers here can hold at most" in said
-            assert said.count("waiting.") == 1
-            swarm.join(LAYERS)
-            await swarm.until(swarm.covered, SETTLE_S)
-
-    run_virtual(scenario(), limit_s=2000)
+@pytest.mark.virtual(limit_s=2000)
+async def test_whoever_holds_no_layers_says_why():
+    async with world(seed=5) as swarm:
+        swarm.join(2)
+        follower = swarm.join(2)
+        await asyncio.sleep(30)
+        said = follower.out.getvalue()
+        assert "No plan for all layers now: the 2 peers here can hold at most" in said
+        assert said.count("waiting.") == 1
+        swarm.join(LAYERS)
+        await swarm.until(swarm.covered, SETTLE_S)
 
 
+@pytest.mark.virtual(limit_s=2000)
 @pytest.mark.parametrize(
     ("lie", "path", "spans"),
     [
@@ -308,80 +300,75 @@ def test_whoever_holds_no_layers_says_why():
         ({"layer_bytes": 0, "kv_bytes_per_token_layer": 0}, "beside", [(0, LAYERS), (0, LAYERS)]),
     ],
 )
-def test_a_strangers_plan_for_layers_that_peers_do_not_have_ends_nobody(lie, path, spans):
-    async def scenario() -> None:
-        async with world(5, 5) as swarm:
-            stranger = swarm.network.transport()
-            directory = Directory(stranger, NETWORK, SPEC.key)
-            store = PlanStore(stranger, directory)
-            await store.serve()
-            honest = swarm.peers[0].plans.newest
-            assert honest is not None
-            peers = [living.transport.peer_id for living in swarm.peers]
-            chains = [peers] if path == "chain" else [[peer] for peer in peers]
-            term = honest.version.term + 1
-            plan = replace(
-                honest,
-                version=replace(honest.version, term=term),
-                coordinator=stranger.peer_id,
-                model=replace(SPEC, **lie),
-                assignments=tuple(
-                    Assignment(peer_id=peer, start=start, end=end)
-                    for peer, (start, end) in zip(peers, spans, strict=True)
-                ),
-                edges=tuple(
-                    FlowEdge(tail=tail, head=head, tokens_per_s=1.0)
-                    for chain in chains
-                    for tail, head in pairwise([SOURCE, *chain, SINK])
-                ),
-                flow_tokens_per_s=float(len(chains)),
-                bound_tokens_per_s=1e9,
-                waves=(),
-            )
-            assert not check_shape(plan)
-            await directory.publish(await store.add(plan))
-            before = [living.plans.counters["refused"] for living in swarm.peers]
-            await swarm.until(
-                lambda: all(
-                    living.plans.counters["refused"] > refused or living.plans.version.term >= term
-                    for living, refused in zip(swarm.peers, before, strict=True)
-                ),
-                SETTLE_S,
-            )
-            await asyncio.sleep(60)
-            assert not any(living.task.done() for living in swarm.peers)
-            assert swarm.covered()
-            await swarm.ask()
-
-    run_virtual(scenario(), limit_s=2000)
+async def test_a_strangers_plan_for_layers_that_peers_do_not_have_ends_nobody(lie, path, spans):
+    async with world(5, 5) as swarm:
+        stranger = swarm.network.transport()
+        directory = Directory(stranger, NETWORK, SPEC.key)
+        store = PlanStore(stranger, directory)
+        await store.serve()
+        honest = swarm.peers[0].plans.newest
+        assert honest is not None
+        peers = [living.transport.peer_id for living in swarm.peers]
+        chains = [peers] if path == "chain" else [[peer] for peer in peers]
+        term = honest.version.term + 1
+        plan = replace(
+            honest,
+            version=replace(honest.version, term=term),
+            coordinator=stranger.peer_id,
+            model=replace(SPEC, **lie),
+            assignments=tuple(
+                Assignment(peer_id=peer, start=start, end=end)
+                for peer, (start, end) in zip(peers, spans, strict=True)
+            ),
+            edges=tuple(
+                FlowEdge(tail=tail, head=head, tokens_per_s=1.0)
+                for chain in chains
+                for tail, head in pairwise([SOURCE, *chain, SINK])
+            ),
+            flow_tokens_per_s=float(len(chains)),
+            bound_tokens_per_s=1e9,
+            waves=(),
+        )
+        assert not check_shape(plan)
+        await directory.publish(await store.add(plan))
+        before = [living.plans.counters["refused"] for living in swarm.peers]
+        await swarm.until(
+            lambda: all(
+                living.plans.counters["refused"] > refused or living.plans.version.term >= term
+                for living, refused in zip(swarm.peers, before, strict=True)
+            ),
+            SETTLE_S,
+        )
+        await asyncio.sleep(60)
+        assert not any(living.task.done() for living in swarm.peers)
+        assert swarm.covered()
+        await swarm.ask()
 
 
-def test_a_peer_whose_month_is_used_lends_again_in_the_next(monkeypatch: pytest.MonkeyPatch):
-    async def scenario() -> None:
-        begun_s = asyncio.get_running_loop().time()
-        new_year = datetime(2027, 1, 1, tzinfo=UTC).timestamp()
+@pytest.mark.virtual(limit_s=2000)
+async def test_a_peer_whose_month_is_used_lends_again_in_the_next(monkeypatch: pytest.MonkeyPatch):
+    begun_s = asyncio.get_running_loop().time()
+    new_year = datetime(2027, 1, 1, tzinfo=UTC).timestamp()
 
-        def calendar() -> float:
-            return new_year - 600 + asyncio.get_running_loop().time() - begun_s
+    def calendar() -> float:
+        return new_year - 600 + asyncio.get_running_loop().time() - begun_s
 
-        monkeypatch.setattr(time, "time", calendar)
-        async with world(8, 8, seed=3) as swarm:
-            traffic = LentTraffic(month_bytes_max=1e9)
-            lender = swarm.join(8, traffic=traffic)
-            await swarm.until(lambda: lender.held != (0, 0), SETTLE_S)
-            traffic.sent(2_000_000_000)
-            await swarm.until(lambda: lender.held == (0, 0), SETTLE_S)
-            said = lender.out.getvalue()
-            assert "Stepping aside, 2.00 GB of this month's 1 GB are used" in said
-            assert "the count starts again on 2027-01-01 (UTC)" in said
-            await asyncio.sleep(300)
-            assert lender.held == (0, 0)
-            assert not lender.task.done()
-            back_s = UseConfig().calm_for_s + SETTLE_S
-            await swarm.until(lambda: lender.held != (0, 0), 300 + back_s)
-            assert calendar() >= new_year
-
-    run_virtual(scenario(), limit_s=2000)
+    monkeypatch.setattr(time, "time", calendar)
+    async with world(8, 8, seed=3) as swarm:
+        traffic = LentTraffic(month_bytes_max=1e9)
+        lender = swarm.join(8, traffic=traffic)
+        await swarm.until(lambda: lender.held != (0, 0), SETTLE_S)
+        traffic.sent(2_000_000_000)
+        await swarm.until(lambda: lender.held == (0, 0), SETTLE_S)
+        said = lender.out.getvalue()
+        assert "Stepping aside, 2.00 GB of this month's 1 GB are used" in said
+        assert "the count starts again on 2027-01-01 (UTC)" in said
+        await asyncio.sleep(300)
+        assert lender.held == (0, 0)
+        assert not lender.task.done()
+        back_s = UseConfig().calm_for_s + SETTLE_S
+        await swarm.until(lambda: lender.held != (0, 0), 300 + back_s)
+        assert calendar() >= new_year
 
 
 async def made_up_holder(swarm: World, start: int, end: int, rate: float) -> None:
@@ -400,65 +387,58 @@ async def made_up_holder(swarm: World, start: int, end: int, rate: float) -> Non
         await asyncio.sleep(5)
 
 
+@pytest.mark.virtual(limit_s=3000)
 @pytest.mark.parametrize("rate", [50.0, 100.0, 1000.0])
-def test_strangers_that_announce_all_layers_take_none_from_their_holders(rate: float) -> None:
-    async def scenario() -> None:
-        async with world(LAYERS, 5, 5, 5, 5) as swarm:
-            await asyncio.sleep(60)
-            strangers = [
-                asyncio.create_task(made_up_holder(swarm, 0, LAYERS, rate)) for _ in range(4)
-            ]
-            loop, versions = asyncio.get_running_loop(), set()
-            end_s = loop.time() + 900
-            while loop.time() < end_s:
-                assert swarm.covered(), [living.held for living in swarm.peers]
-                versions.add(swarm.peers[0].plans.version)
-                await asyncio.sleep(0.25)
-            for task in strangers:
-                task.cancel()
-            assert len(versions) > 1, "the coordinator planned with the strangers"
-
-    run_virtual(scenario(), limit_s=3000)
+async def test_strangers_that_announce_all_layers_take_none_from_their_holders(rate: float) -> None:
+    async with world(LAYERS, 5, 5, 5, 5) as swarm:
+        await asyncio.sleep(60)
+        strangers = [asyncio.create_task(made_up_holder(swarm, 0, LAYERS, rate)) for _ in range(4)]
+        loop, versions = asyncio.get_running_loop(), set()
+        end_s = loop.time() + 900
+        while loop.time() < end_s:
+            assert swarm.covered(), [living.held for living in swarm.peers]
+            versions.add(swarm.peers[0].plans.version)
+            await asyncio.sleep(0.25)
+        for task in strangers:
+            task.cancel()
+        assert len(versions) > 1, "the coordinator planned with the strangers"
 
 
-def test_strangers_who_come_and_go_leave_two_holders_of_every_layer() -> None:
+@pytest.mark.virtual(limit_s=3000)
+async def test_strangers_who_come_and_go_leave_two_holders_of_every_layer() -> None:
     """Each announces all layers for a while, under one name after another: no holder that can
     spare its layers, as long as the strangers are there, is planned onto others. A move among the
     others, for their own sake, leaves one holder meanwhile."""
+    async with world(LAYERS, 5, 5, 5, 5) as swarm:
+        await asyncio.sleep(150)
+        lent = [peer for peer in swarm.peers if peer.held != (0, 0)]
 
-    async def scenario() -> None:
-        async with world(LAYERS, 5, 5, 5, 5) as swarm:
-            await asyncio.sleep(150)
-            lent = [peer for peer in swarm.peers if peer.held != (0, 0)]
+        names = {peer.transport.peer_id for peer in lent}
 
-            names = {peer.transport.peer_id for peer in lent}
+        def fewest() -> int:
+            holders = Counter(layer for peer in lent for layer in range(*peer.held))
+            return min(holders[layer] for layer in range(LAYERS))
 
-            def fewest() -> int:
-                holders = Counter(layer for peer in lent for layer in range(*peer.held))
-                return min(holders[layer] for layer in range(LAYERS))
+        def fewest_planned() -> int:
+            plan = swarm.peers[0].plans.newest
+            assert plan is not None
+            return replication([a for a in plan.assignments if a.peer_id in names], LAYERS)
 
-            def fewest_planned() -> int:
-                plan = swarm.peers[0].plans.newest
-                assert plan is not None
-                return replication([a for a in plan.assignments if a.peer_id in names], LAYERS)
-
-            assert fewest() >= 2, [peer.held for peer in lent]
-            versions = set()
-            for _ in range(8):
-                strangers = [
-                    asyncio.create_task(made_up_holder(swarm, 0, LAYERS, 1000.0)) for _ in range(4)
-                ]
-                for _ in range(60):
-                    await asyncio.sleep(1)
-                    assert fewest() >= 1, [peer.held for peer in lent]
-                    assert fewest_planned() >= 2, swarm.peers[0].plans.newest
-                    versions.add(swarm.peers[0].plans.version)
-                for task in strangers:
-                    task.cancel()
-                await swarm.until(lambda: fewest() >= 2, SETTLE_S)
-            assert len(versions) > 1, "the coordinator planned with the strangers"
-
-    run_virtual(scenario(), limit_s=3000)
+        assert fewest() >= 2, [peer.held for peer in lent]
+        versions = set()
+        for _ in range(8):
+            strangers = [
+                asyncio.create_task(made_up_holder(swarm, 0, LAYERS, 1000.0)) for _ in range(4)
+            ]
+            for _ in range(60):
+                await asyncio.sleep(1)
+                assert fewest() >= 1, [peer.held for peer in lent]
+                assert fewest_planned() >= 2, swarm.peers[0].plans.newest
+                versions.add(swarm.peers[0].plans.version)
+            for task in strangers:
+                task.cancel()
+            await swarm.until(lambda: fewest() >= 2, SETTLE_S)
+        assert len(versions) > 1, "the coordinator planned with the strangers"
 
 
 class Desk:
@@ -482,61 +462,51 @@ async def leave_as_a_plan_comes(swarm: World, leaver: Living) -> None:
     await leaver.peer._follower.enter(replace(plan, version=later))
 
 
-def test_a_peer_that_leaves_follows_no_plan_that_comes_meanwhile() -> None:
-    async def scenario() -> None:
-        half = LAYERS // 2
-        async with world(half, half, half, half) as swarm:
-            twice = sorted(2 * [(0, half), (half, LAYERS)])
-            await swarm.until(
-                lambda: sorted(living.held for living in swarm.peers) == twice, SETTLE_S
-            )
-            asking = PaperSwarm()
-            asking.network = swarm.network
-            async with asking.client() as client:
-                running = client.begin(PROMPT, max_new_tokens=NEW)
-                left: Living | None = None
-                tokens: list[int] = []
-                async for piece in running:
-                    tokens += piece.token_ids
-                    if len(tokens) < 20 or left is not None:
-                        continue
-                    first = running.route[0].peer_id
-                    left = next(peer for peer in swarm.peers if peer.transport.peer_id == first)
-                    await leave_as_a_plan_comes(swarm, left)
-                assert left is not None
-                assert tuple(tokens) == answer_of(PROMPT, NEW)
-                assert running.answer().failovers == 0
-                assert left.held == (0, 0)
-                await left.task
-
-    run_virtual(scenario(), limit_s=600)
+@pytest.mark.virtual(limit_s=600)
+async def test_a_peer_that_leaves_follows_no_plan_that_comes_meanwhile() -> None:
+    half = LAYERS // 2
+    async with world(half, half, half, half) as swarm:
+        twice = sorted(2 * [(0, half), (half, LAYERS)])
+        await swarm.until(lambda: sorted(living.held for living in swarm.peers) == twice, SETTLE_S)
+        asking = PaperSwarm()
+        asking.network = swarm.network
+        async with asking.client() as client:
+            running = client.begin(PROMPT, max_new_tokens=NEW)
+            left: Living | None = None
+            tokens: list[int] = []
+            async for piece in running:
+                tokens += piece.token_ids
+                if len(tokens) < 20 or left is not None:
+                    continue
+                first = running.route[0].peer_id
+                left = next(peer for peer in swarm.peers if peer.transport.peer_id == first)
+                await leave_as_a_plan_comes(swarm, left)
+            assert left is not None
+            assert tuple(tokens) == answer_of(PROMPT, NEW)
+            assert running.answer().failovers == 0
+            assert left.held == (0, 0)
+            await left.task
 
 
-def test_a_peer_that_waits_for_a_holder_makes_way_for_its_owner() -> None:
-    async def scenario() -> None:
-        async with world(LAYERS, 5) as swarm:
-            desks = [Desk() for _ in range(4)]
-            lenders = [swarm.join(5, machine=desk) for desk in desks]
-            await asyncio.sleep(90)
-            strangers = [
-                asyncio.create_task(made_up_holder(swarm, 0, LAYERS, 100.0)) for _ in range(4)
+@pytest.mark.virtual(limit_s=3000)
+async def test_a_peer_that_waits_for_a_holder_makes_way_for_its_owner() -> None:
+    async with world(LAYERS, 5) as swarm:
+        desks = [Desk() for _ in range(4)]
+        lenders = [swarm.join(5, machine=desk) for desk in desks]
+        await asyncio.sleep(90)
+        strangers = [asyncio.create_task(made_up_holder(swarm, 0, LAYERS, 100.0)) for _ in range(4)]
+
+        def waiting() -> list[int]:
+            return [
+                number
+                for number, living in enumerate(lenders)
+                if living.held != (0, 0) and living.peer._follower._moving.locked()
             ]
 
-            def waiting() -> list[int]:
-                return [
-                    number
-                    for number, living in enumerate(lenders)
-                    if living.held != (0, 0) and living.peer._follower._moving.locked()
-                ]
-
-            await swarm.until(lambda: bool(waiting()), 1200)
-            held = waiting()
-            for number in held:
-                desks[number].used = True
-            await swarm.until(
-                lambda: all(lenders[number].held == (0, 0) for number in held), SETTLE_S
-            )
-            for task in strangers:
-                task.cancel()
-
-    run_virtual(scenario(), limit_s=3000)
+        await swarm.until(lambda: bool(waiting()), 1200)
+        held = waiting()
+        for number in held:
+            desks[number].used = True
+        await swarm.until(lambda: all(lenders[number].held == (0, 0) for number in held), SETTLE_S)
+        for task in strangers:
+            task.cancel()

@@ -40,68 +40,60 @@ def owner(swarm: PaperSwarm, peer_id: str) -> PaperPeer:
     return next(peer for peer in swarm.peers if peer.peer_id == peer_id)
 
 
+@pytest.mark.virtual(limit_s=600)
 @pytest.mark.parametrize("spans", [((0, 8),), ((0, 4), (4, 8)), ((0, 2), (2, 5), (5, 8))])
 @pytest.mark.parametrize("length", [1, 7, 300])
-def test_answers_are_right_and_everything_is_freed(
+async def test_answers_are_right_and_everything_is_freed(
     spans: tuple[tuple[int, int], ...], length: int
 ) -> None:
-    async def scenario() -> None:
-        async with paper_swarm(*spans) as swarm, swarm.client() as client:
-            prompts = [tuple(range(n, n + length)) for n in range(5)]
-            answers = await asyncio.gather(
-                *(client.generate(prompt, max_new_tokens=20) for prompt in prompts)
-            )
-            for prompt, answer in zip(prompts, answers, strict=True):
-                assert answer.token_ids == answer_of(prompt, 20)
-                assert answer.failovers == 0
-            await until(lambda: held(swarm) == 0)
-
-    run_virtual(scenario(), limit_s=600)
+    async with paper_swarm(*spans) as swarm, swarm.client() as client:
+        prompts = [tuple(range(n, n + length)) for n in range(5)]
+        answers = await asyncio.gather(
+            *(client.generate(prompt, max_new_tokens=20) for prompt in prompts)
+        )
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert answer.token_ids == answer_of(prompt, 20)
+            assert answer.failovers == 0
+        await until(lambda: held(swarm) == 0)
 
 
+@pytest.mark.virtual(limit_s=600)
 @pytest.mark.parametrize("spans", [((0, 8),), ((0, 4), (4, 8)), ((0, 2), (2, 5), (5, 8))])
-def test_every_stage_counts_an_answer_as_helped(spans: tuple[tuple[int, int], ...]) -> None:
-    async def scenario() -> None:
-        async with paper_swarm(*spans) as swarm, swarm.client() as client:
-            for number in range(1, 4):
-                await client.generate(PROMPT, max_new_tokens=5)
-                await until(lambda: held(swarm) == 0)
-                assert [peer.stage.helped for peer in swarm.peers] == [number] * len(spans)
-            async for _ in client.begin(PROMPT, max_new_tokens=400):
-                break  # whoever stops reading was helped, too
+async def test_every_stage_counts_an_answer_as_helped(spans: tuple[tuple[int, int], ...]) -> None:
+    async with paper_swarm(*spans) as swarm, swarm.client() as client:
+        for number in range(1, 4):
+            await client.generate(PROMPT, max_new_tokens=5)
             await until(lambda: held(swarm) == 0)
-            assert [peer.stage.helped for peer in swarm.peers] == [4] * len(spans)
-
-    run_virtual(scenario(), limit_s=600)
-
-
-def test_an_answer_counts_once_at_a_stage_that_kept_it_and_not_where_it_was_lost() -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, 3), (3, 6), (3, 6), (6, 8)) as swarm, swarm.client() as client:
-            running = client.begin(PROMPT, max_new_tokens=60)
-            lost = None
-            async for _ in running:
-                if lost is None:
-                    lost = owner(swarm, running.route[1].peer_id)
-                    swarm.kill(lost)
-            assert lost is not None
-            living = [peer for peer in swarm.peers if peer is not lost]
-            await until(lambda: not any(peer.engine.kv for peer in living))
-            assert running.answer().failovers == 1
-            assert [peer.stage.helped for peer in living] == [1, 1, 1]
-            assert lost.stage.helped == 0
-
-    run_virtual(scenario(), limit_s=600)
+            assert [peer.stage.helped for peer in swarm.peers] == [number] * len(spans)
+        async for _ in client.begin(PROMPT, max_new_tokens=400):
+            break  # whoever stops reading was helped, too
+        await until(lambda: held(swarm) == 0)
+        assert [peer.stage.helped for peer in swarm.peers] == [4] * len(spans)
 
 
-def test_overlapping_ranges_run_each_layer_once() -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, 5), (3, 8)) as swarm, swarm.client() as client:
-            answer = await client.generate(PROMPT, max_new_tokens=10)
-            assert answer.token_ids == answer_of(PROMPT, 10)
-            assert [(s.start, s.end) for s in answer.route] == [(0, 5), (5, 8)]
+@pytest.mark.virtual(limit_s=600)
+async def test_an_answer_counts_once_at_a_stage_that_kept_it_and_not_where_it_was_lost() -> None:
+    async with paper_swarm((0, 3), (3, 6), (3, 6), (6, 8)) as swarm, swarm.client() as client:
+        running = client.begin(PROMPT, max_new_tokens=60)
+        lost = None
+        async for _ in running:
+            if lost is None:
+                lost = owner(swarm, running.route[1].peer_id)
+                swarm.kill(lost)
+        assert lost is not None
+        living = [peer for peer in swarm.peers if peer is not lost]
+        await until(lambda: not any(peer.engine.kv for peer in living))
+        assert running.answer().failovers == 1
+        assert [peer.stage.helped for peer in living] == [1, 1, 1]
+        assert lost.stage.helped == 0
 
-    run_virtual(scenario(), limit_s=600)
+
+@pytest.mark.virtual(limit_s=600)
+async def test_overlapping_ranges_run_each_layer_once() -> None:
+    async with paper_swarm((0, 5), (3, 8)) as swarm, swarm.client() as client:
+        answer = await client.generate(PROMPT, max_new_tokens=10)
+        assert answer.token_ids == answer_of(PROMPT, 10)
+        assert [(s.start, s.end) for s in answer.route] == [(0, 5), (5, 8)]
 
 
 @pytest.mark.parametrize("way", ["kill", "freeze", "cut", "stick"])
@@ -136,24 +128,21 @@ def test_a_lost_stage_costs_time_and_no_token(way: str, stage: int) -> None:
     assert gap_s < (1.0 if way == "kill" else 6.0)
 
 
+@pytest.mark.virtual(limit_s=600)
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_peers_that_compute_in_different_dtypes_serve_one_answer(stage: int) -> None:
+async def test_peers_that_compute_in_different_dtypes_serve_one_answer(stage: int) -> None:
     """Also after a loss: logged rows go to a peer of yet another dtype."""
-
-    async def scenario() -> None:
-        async with paper_swarm() as swarm, swarm.client() as client:
-            for number, span in enumerate(((0, 3), (3, 6), (6, 8)) * 2):
-                await swarm.add(*span, wire_dtype=("float32", "float16")[number % 2])
-            running = client.begin(PROMPT, max_new_tokens=60)
-            tokens: list[int] = []
-            async for piece in running:
-                tokens += piece.token_ids
-                if 20 <= len(tokens) < 20 + len(piece.token_ids):
-                    swarm.kill(owner(swarm, running.route[stage].peer_id))
-            assert tuple(tokens) == answer_of(PROMPT, 60)
-            assert running.answer().failovers == 1
-
-    run_virtual(scenario(), limit_s=600)
+    async with paper_swarm() as swarm, swarm.client() as client:
+        for number, span in enumerate(((0, 3), (3, 6), (6, 8)) * 2):
+            await swarm.add(*span, wire_dtype=("float32", "float16")[number % 2])
+        running = client.begin(PROMPT, max_new_tokens=60)
+        tokens: list[int] = []
+        async for piece in running:
+            tokens += piece.token_ids
+            if 20 <= len(tokens) < 20 + len(piece.token_ids):
+                swarm.kill(owner(swarm, running.route[stage].peer_id))
+        assert tuple(tokens) == answer_of(PROMPT, 60)
+        assert running.answer().failovers == 1
 
 
 def test_a_peer_that_failed_once_serves_again_where_there_is_no_other() -> None:
@@ -183,129 +172,114 @@ def test_a_peer_that_failed_once_serves_again_where_there_is_no_other() -> None:
     assert run_virtual(scenario(), limit_s=600) < 4.0
 
 
-def test_layers_that_nobody_holds_are_named_and_waited_for() -> None:
-    async def scenario() -> None:
-        said: list[str] = []
-        async with (
-            paper_swarm((0, 3), (3, 6)) as swarm,
-            swarm.client(wait_s=30, on_status=said.append) as client,
-        ):
-            with pytest.raises(UnavailableError) as caught:
-                await client.generate(PROMPT, max_new_tokens=5)
-            assert caught.value.missing == ((6, 8),)
-            assert "6-7" in next(line for line in said if line.startswith("waiting"))
-            task = asyncio.create_task(client.generate(PROMPT, max_new_tokens=5))
-            await asyncio.sleep(10)
-            await swarm.add(6, 8)
-            assert (await task).token_ids == answer_of(PROMPT, 5)
-
-    run_virtual(scenario(), limit_s=600)
+@pytest.mark.virtual(limit_s=600)
+async def test_layers_that_nobody_holds_are_named_and_waited_for() -> None:
+    said: list[str] = []
+    async with (
+        paper_swarm((0, 3), (3, 6)) as swarm,
+        swarm.client(wait_s=30, on_status=said.append) as client,
+    ):
+        with pytest.raises(UnavailableError) as caught:
+            await client.generate(PROMPT, max_new_tokens=5)
+        assert caught.value.missing == ((6, 8),)
+        assert "6-7" in next(line for line in said if line.startswith("waiting"))
+        task = asyncio.create_task(client.generate(PROMPT, max_new_tokens=5))
+        await asyncio.sleep(10)
+        await swarm.add(6, 8)
+        assert (await task).token_ids == answer_of(PROMPT, 5)
 
 
-def test_a_peer_without_room_is_passed_over() -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, 4)) as swarm:
-            full = await swarm.add(4, 8, kv_tokens=10)
-            roomy = await swarm.add(4, 8)
-            # By the next announcement it will have filled up.
-            await full.directory.publish(replace(full.record(), kv_tokens_free=20_000))
-            async with swarm.client() as client:
-                for _ in range(4):
-                    answer = await client.generate(PROMPT, max_new_tokens=5)
-                    assert answer.token_ids == answer_of(PROMPT, 5)
-                    assert answer.route[-1].peer_id == roomy.peer_id
-            assert full.stage.counters["refused_no_kv"] > 0
-            await until(lambda: held(swarm) == 0)
-
-    run_virtual(scenario(), limit_s=600)
+@pytest.mark.virtual(limit_s=600)
+async def test_a_peer_without_room_is_passed_over() -> None:
+    async with paper_swarm((0, 4)) as swarm:
+        full = await swarm.add(4, 8, kv_tokens=10)
+        roomy = await swarm.add(4, 8)
+        # By the next announcement it will have filled up.
+        await full.directory.publish(replace(full.record(), kv_tokens_free=20_000))
+        async with swarm.client() as client:
+            for _ in range(4):
+                answer = await client.generate(PROMPT, max_new_tokens=5)
+                assert answer.token_ids == answer_of(PROMPT, 5)
+                assert answer.route[-1].peer_id == roomy.peer_id
+        assert full.stage.counters["refused_no_kv"] > 0
+        await until(lambda: held(swarm) == 0)
 
 
+@pytest.mark.virtual(limit_s=600)
 @pytest.mark.parametrize("way", ["close", "kill", "freeze"])
-def test_a_client_that_disappears_frees_everything(way: str) -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, 3), (3, 6), (6, 8)) as swarm:
-            connected = swarm.client()
-            client = await connected.__aenter__()
-            running = client.begin(PROMPT, max_new_tokens=400)
-            pieces = aiter(running)
-            await anext(pieces)
-            assert held(swarm) == 3
-            if way == "close":
-                await pieces.aclose()
-            else:
-                getattr(swarm.network, way)(client.transport.peer_id)
-            # A connection that ends says so; one that falls silent is given half a minute.
-            await until(lambda: held(swarm) == 0, limit_s=31 if way == "freeze" else 5)
+async def test_a_client_that_disappears_frees_everything(way: str) -> None:
+    async with paper_swarm((0, 3), (3, 6), (6, 8)) as swarm:
+        connected = swarm.client()
+        client = await connected.__aenter__()
+        running = client.begin(PROMPT, max_new_tokens=400)
+        pieces = aiter(running)
+        await anext(pieces)
+        assert held(swarm) == 3
+        if way == "close":
             await pieces.aclose()
-            await connected.__aexit__(None, None, None)
-
-    run_virtual(scenario(), limit_s=600)
-
-
-def test_far_away_links_and_small_ones_change_nothing_but_time() -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, 4), (4, 8), seed=3) as swarm, swarm.client() as client:
-            for one in swarm.peers:
-                for other in swarm.peers:
-                    if one is not other:
-                        link = LinkModel(delay_s=0.15, bandwidth_bytes_per_s=2e4, loss=0.02)
-                        swarm.network.set_link(one.peer_id, other.peer_id, link)
-            answer = await client.generate(tuple(range(200)), max_new_tokens=20)
-            assert answer.token_ids == answer_of(tuple(range(200)), 20)
-
-    run_virtual(scenario(), limit_s=600)
+        else:
+            getattr(swarm.network, way)(client.transport.peer_id)
+        # A connection that ends says so; one that falls silent is given half a minute.
+        await until(lambda: held(swarm) == 0, limit_s=31 if way == "freeze" else 5)
+        await pieces.aclose()
+        await connected.__aexit__(None, None, None)
 
 
+@pytest.mark.virtual(limit_s=600)
+async def test_far_away_links_and_small_ones_change_nothing_but_time() -> None:
+    async with paper_swarm((0, 4), (4, 8), seed=3) as swarm, swarm.client() as client:
+        for one in swarm.peers:
+            for other in swarm.peers:
+                if one is not other:
+                    link = LinkModel(delay_s=0.15, bandwidth_bytes_per_s=2e4, loss=0.02)
+                    swarm.network.set_link(one.peer_id, other.peer_id, link)
+        answer = await client.generate(tuple(range(200)), max_new_tokens=20)
+        assert answer.token_ids == answer_of(tuple(range(200)), 20)
+
+
+@pytest.mark.virtual(limit_s=3600)
 @pytest.mark.parametrize("seed", range(40))
-def test_churn_never_changes_an_answer(seed: int) -> None:
+async def test_churn_never_changes_an_answer(seed: int) -> None:
     """Peers are lost and come back while answers run; every answer is right or says why not."""
+    rng = random.Random(seed)
+    spans = ((0, 2), (2, 5), (5, 8))
+    async with paper_swarm(*spans * 3, seed=seed) as swarm, swarm.client(wait_s=240) as client:
 
-    async def scenario() -> int:
-        rng = random.Random(seed)
-        spans = ((0, 2), (2, 5), (5, 8))
-        async with paper_swarm(*spans * 3, seed=seed) as swarm, swarm.client(wait_s=240) as client:
+        async def churn() -> None:
+            while True:
+                await asyncio.sleep(rng.uniform(0.2, 2.0))
+                living = [p for p in swarm.peers if p.tasks]
+                victim = rng.choice(living)
+                span = victim.engine.span
+                if sum(p.engine.span == span for p in living) > 1:
+                    (swarm.kill if rng.random() < 0.5 else swarm.freeze)(victim)
+                    victim.tasks = []
+                await asyncio.sleep(rng.uniform(0.1, 1.0))
+                await swarm.add(*rng.choice(spans))
 
-            async def churn() -> None:
-                while True:
-                    await asyncio.sleep(rng.uniform(0.2, 2.0))
-                    living = [p for p in swarm.peers if p.tasks]
-                    victim = rng.choice(living)
-                    span = victim.engine.span
-                    if sum(p.engine.span == span for p in living) > 1:
-                        (swarm.kill if rng.random() < 0.5 else swarm.freeze)(victim)
-                        victim.tasks = []
-                    await asyncio.sleep(rng.uniform(0.1, 1.0))
-                    await swarm.add(*rng.choice(spans))
-
-            trouble = asyncio.create_task(churn())
-            answers = await asyncio.gather(
-                *(
-                    client.generate(tuple(range(n, n + 30)), max_new_tokens=100 + n)
-                    for n in range(6)
-                )
-            )
-            trouble.cancel()
-            for n, answer in enumerate(answers):
-                assert answer.token_ids == answer_of(tuple(range(n, n + 30)), 100 + n)
-            return sum(answer.failovers for answer in answers)
-
-    run_virtual(scenario(), limit_s=3600)
+        trouble = asyncio.create_task(churn())
+        answers = await asyncio.gather(
+            *(client.generate(tuple(range(n, n + 30)), max_new_tokens=100 + n) for n in range(6))
+        )
+        trouble.cancel()
+        for n, answer in enumerate(answers):
+            assert answer.token_ids == answer_of(tuple(range(n, n + 30)), 100 + n)
+        return sum(answer.failovers for answer in answers)
 
 
-def test_a_prompt_that_fills_the_context_is_answered() -> None:
-    async def scenario() -> None:
-        prompt = tuple(n % 900 for n in range(CONTEXT - 1))
-        async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
-            answer = await client.generate(prompt, max_new_tokens=1)
-            assert answer.token_ids == answer_of(prompt, 1)
-
-    run_virtual(scenario(), limit_s=600)
+@pytest.mark.virtual(limit_s=600)
+async def test_a_prompt_that_fills_the_context_is_answered() -> None:
+    prompt = tuple(n % 900 for n in range(CONTEXT - 1))
+    async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
+        answer = await client.generate(prompt, max_new_tokens=1)
+        assert answer.token_ids == answer_of(prompt, 1)
 
 
+@pytest.mark.virtual(limit_s=600)
 @pytest.mark.parametrize(
     ("reads", "waits_s"), [("before", 0.0), ("never", 0.5), ("too early", 0.5)]
 )
-def test_a_hop_waits_for_records_only_where_none_was_read(reads: str, waits_s: float) -> None:
+async def test_a_hop_waits_for_records_only_where_none_was_read(reads: str, waits_s: float) -> None:
     """How long an open takes, where a read of records takes half a second and a link 20 ms."""
 
     async def opened_s(dht_delay_s: float) -> float:
@@ -325,15 +299,13 @@ def test_a_hop_waits_for_records_only_where_none_was_read(reads: str, waits_s: f
             assert isinstance((await codec.read_frame(stream)).message, SessionAccepted)
             return asyncio.get_running_loop().time() - began_s
 
-    async def scenario() -> None:
-        usual_s = await opened_s(0.0)
-        assert usual_s == pytest.approx(6 * 0.02, abs=0.001), "to the first stage and the second"
-        assert await opened_s(0.5) == pytest.approx(usual_s + waits_s, abs=0.001)
-
-    run_virtual(scenario(), limit_s=600)
+    usual_s = await opened_s(0.0)
+    assert usual_s == pytest.approx(6 * 0.02, abs=0.001), "to the first stage and the second"
+    assert await opened_s(0.5) == pytest.approx(usual_s + waits_s, abs=0.001)
 
 
-def test_a_long_prompt_comes_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual(limit_s=600)
+async def test_a_long_prompt_comes_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[int, int]] = []
 
     def counted(**fields: Any) -> Prompt:
@@ -343,11 +315,8 @@ def test_a_long_prompt_comes_in_several_messages(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(attempt, "PROMPT_TOKENS_MAX", 12)
     monkeypatch.setattr(attempt, "Prompt", counted)
 
-    async def scenario() -> None:
-        prompt = tuple(range(30))
-        async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
-            answer = await client.generate(prompt, max_new_tokens=8)
-            assert answer.token_ids == answer_of(prompt, 8)
-            assert sent == [(0, 12), (12, 12), (24, 6)]
-
-    run_virtual(scenario(), limit_s=600)
+    prompt = tuple(range(30))
+    async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
+        answer = await client.generate(prompt, max_new_tokens=8)
+        assert answer.token_ids == answer_of(prompt, 8)
+        assert sent == [(0, 12), (12, 12), (24, 6)]

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from tests.examples import seeds
 from tests.sim.storm import run_storm
 
 pytestmark = pytest.mark.sim
@@ -30,10 +31,11 @@ def test_a_seed_replays_identically() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.property
 def test_many_seeds() -> None:
-    """Eighty more, in which everything happens that storms are made of, also what is rare."""
+    """More, in which everything happens that storms are made of, also what is rare."""
     did: Counter[str] = Counter()
-    for seed in range(1000, 1080):
+    for seed in seeds(30, first=1000):
         told = run_storm(seed)
         did += told.strikes + told.did
     for what in ("kill", "freeze", "cut", "leave", "full", "stick", "failovers", "kv_copied"):

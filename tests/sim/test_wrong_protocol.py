@@ -13,7 +13,6 @@ from dht.records.helper import RecordHelper, SignedRecords
 from dht.transport.interface import HOP_PROTOCOL, RECORDS_PROTOCOL
 from node.links.reachability import ReachServer
 from node.stage.layer_check import LayerCheckServer
-from testing.clock import run_virtual
 from tests.sim.paper_swarm import LAYERS, SPEC, PaperPeer, PaperSwarm, answer_of, paper_swarm
 from tests.sim.wrong_ways import PROMPT, WAYS, Way, WrongPeer, ended
 
@@ -52,37 +51,35 @@ def refusals(peer: PaperPeer) -> Counter[str]:
     return peer.stage.counters + peer.transport.stream_errors
 
 
+@pytest.mark.virtual(limit_s=HOUR_S)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-def test_who_speaks_wrongly_is_cut_off_alone(way: Way) -> None:
-    async def scenario() -> None:
-        async with paper_swarm() as swarm, swarm.client() as client:
-            await serve_everything(swarm)
-            for peer in swarm.peers:
-                helper = RecordHelper(cast(SignedRecords, NoRecords()))
-                await peer.transport.serve(RECORDS_PROTOCOL, helper.serve)
-            honest = client.begin(PROMPT, max_new_tokens=50)
-            pieces = aiter(honest)
-            tokens = list((await anext(pieces)).token_ids)
-            evil, target = swarm.network.transport(), swarm.peers[way.target]
-            wrong = WrongPeer(evil, swarm.route, SPEC.fingerprint)
-            wrong.stream = await evil.open_stream(target.peer_id, way.protocol)
-            async with asyncio.timeout(100):
-                await evil.serve(HOP_PROTOCOL, ended)  # the ring's tokens go there
-                await wrong.do(list(way.steps))
-            if way.counted == "ended":
-                async with asyncio.timeout(way.limit_s):
-                    await ended(wrong.stream)
-            elif way.counted:
-                for _ in range(100):
-                    await asyncio.sleep(way.limit_s / 100)
-                    if refusals(target)[way.counted]:
-                        break
-                assert refusals(target)[way.counted], target.stage.counters
-            assert target.transport.stream_errors.keys() <= NAMED
-            async for piece in pieces:
-                tokens += piece.token_ids
-            assert tuple(tokens) == answer_of(PROMPT, 50)
-            assert honest.answer().failovers == 0
-            await wrong.stream.close()
-
-    run_virtual(scenario(), limit_s=HOUR_S)
+async def test_who_speaks_wrongly_is_cut_off_alone(way: Way) -> None:
+    async with paper_swarm() as swarm, swarm.client() as client:
+        await serve_everything(swarm)
+        for peer in swarm.peers:
+            helper = RecordHelper(cast(SignedRecords, NoRecords()))
+            await peer.transport.serve(RECORDS_PROTOCOL, helper.serve)
+        honest = client.begin(PROMPT, max_new_tokens=50)
+        pieces = aiter(honest)
+        tokens = list((await anext(pieces)).token_ids)
+        evil, target = swarm.network.transport(), swarm.peers[way.target]
+        wrong = WrongPeer(evil, swarm.route, SPEC.fingerprint)
+        wrong.stream = await evil.open_stream(target.peer_id, way.protocol)
+        async with asyncio.timeout(100):
+            await evil.serve(HOP_PROTOCOL, ended)  # the ring's tokens go there
+            await wrong.do(list(way.steps))
+        if way.counted == "ended":
+            async with asyncio.timeout(way.limit_s):
+                await ended(wrong.stream)
+        elif way.counted:
+            for _ in range(100):
+                await asyncio.sleep(way.limit_s / 100)
+                if refusals(target)[way.counted]:
+                    break
+            assert refusals(target)[way.counted], target.stage.counters
+        assert target.transport.stream_errors.keys() <= NAMED
+        async for piece in pieces:
+            tokens += piece.token_ids
+        assert tuple(tokens) == answer_of(PROMPT, 50)
+        assert honest.answer().failovers == 0
+        await wrong.stream.close()

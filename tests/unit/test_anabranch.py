@@ -6,12 +6,16 @@ import os
 import subprocess
 import sys
 import tomllib
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 import anabranch
 import client
+from anabranch import commands
 from anabranch.commands import COMMANDS
 from node import VERSION
 
@@ -32,14 +36,19 @@ print("\\n" + json.dumps([code, sorted({name.partition(".")[0] for name in sys.m
 
 
 def ran(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "anabranch", *words],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """``anabranch`` with these words, within this process."""
+    out, error = StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.setenv("COLUMNS", "80")
+        patch.setattr(sys, "argv", ["anabranch", *words])
+        patch.setattr(warnings, "showwarning", warnings.showwarning)  # the command sets another
+        try:
+            code = commands.main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), error.getvalue())
 
 
 def imported_by(*words: str) -> tuple[int, set[str]]:

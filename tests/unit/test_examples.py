@@ -15,7 +15,7 @@ def test_modules_that_happen_to_be_loaded_change_no_example(
 ) -> None:
     drawn: list[int] = []
 
-    @settings(max_examples=1000)
+    @settings(max_examples=300)
     @given(st.integers(0, 10**9))
     def law(number: int) -> None:
         drawn.append(number)

@@ -1,9 +1,11 @@
 """Every command's --help fits a screen and shows an example; --help-all leaves nothing out."""
 
 import re
-import subprocess
+import runpy
 import sys
+from contextlib import redirect_stdout
 from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -53,16 +55,22 @@ def test_no_command_is_missing_here() -> None:
     assert found <= set(COMMANDS)
 
 
+def said_by(command: str, *words: str) -> list[str]:
+    """What ``python -m command`` prints with these words, run within this process."""
+    out = StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out):
+        patch.setenv("COLUMNS", str(COLUMNS))
+        patch.setattr(sys, "argv", [command, *words])
+        patch.delitem(sys.modules, command, raising=False)
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(command, run_name="__main__", alter_sys=True)
+    assert not ended.value.code
+    return out.getvalue().splitlines()
+
+
 @cache
 def shown_by(command: str, flag: str = "--help") -> list[str]:
-    return subprocess.run(
-        [sys.executable, "-m", command, flag],
-        cwd=ROOT,
-        env={"COLUMNS": str(COLUMNS), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
+    return said_by(command, flag)
 
 
 def flags_in(shown: list[str]) -> set[str]:
@@ -106,19 +114,15 @@ def test_help_fits_a_screen_and_shows_an_example(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["coordinator.plan", "coordinator.simulate"])
-def test_worked_examples_print_what_help_says(command: str, tmp_path: Path) -> None:
+def test_worked_examples_print_what_help_says(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     document = (ROOT / "docs" / "cluster-format.md").read_text()
     (tmp_path / "two.json").write_text(document.split("```json")[1].split("```")[0])
     shown = "\n".join(shown_by(command))
     (example,) = re.findall(rf"^  python -m {command} (two\.json.*)\n((?:  > .*\n)+)", shown, re.M)
-    printed = subprocess.run(
-        [sys.executable, "-m", command, *example[0].split()],
-        cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    monkeypatch.chdir(tmp_path)
+    printed = " ".join(said_by(command, *example[0].split()))
     said = example[1].replace("  > ", "").splitlines()
     assert all(line in " ".join(printed.split()) for line in said), (said, printed)
 

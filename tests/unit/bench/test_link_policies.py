@@ -1,14 +1,11 @@
 """Link policies to compare with: they keep the laws of the link's scheduler, and their papers'."""
 
-import asyncio
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.papers.link_policies import OVERTAKING_MAX, DecodeProfile, InOrder, MoLink
 from coordinator.links.scheduler import LinkScheduler, TrafficClass
-from tests.examples import examples
 from tests.unit.coordinator.links.paper_link import OFFERS, PaperLink, all_arrive
 from tests.unit.node.links.ends import Ends, frames_arrive_whole
 
@@ -28,8 +25,6 @@ def profile() -> DecodeProfile:
     )
 
 
-@pytest.mark.property
-@examples(100)
 @given(
     name=st.sampled_from(["molink", "fifo"]),
     offers=OFFERS,
@@ -43,12 +38,9 @@ def test_messages_arrive_whole_and_each_class_in_its_order(
 
 
 @pytest.mark.parametrize("scheduler", [InOrder, MoLink])
-def test_frames_of_all_sizes_arrive_whole(scheduler: type[LinkScheduler]) -> None:
-    async def run() -> None:
-        async with Ends(scheduler()) as ends:
-            await frames_arrive_whole(ends)
-
-    asyncio.run(run())
+async def test_frames_of_all_sizes_arrive_whole(scheduler: type[LinkScheduler]) -> None:
+    async with Ends(scheduler()) as ends:
+        await frames_arrive_whole(ends)
 
 
 @pytest.mark.parametrize("name", ["molink", "fifo"])

@@ -35,26 +35,20 @@ def test_bytes_come_late_in_order_and_with_their_end() -> None:
         asyncio.run(scenario(links))
 
 
-def test_a_free_port_can_be_listened_at() -> None:
-    async def scenario() -> None:
-        server = await asyncio.start_server(echo, HOST, free_port())
-        server.close()
-
-    asyncio.run(scenario())
+async def test_a_free_port_can_be_listened_at() -> None:
+    server = await asyncio.start_server(echo, HOST, free_port())
+    server.close()
 
 
-def test_it_ends_while_connections_are_open() -> None:
-    async def scenario() -> None:
-        server = await asyncio.start_server(echo, HOST, 0)
-        with SlowLinks(ROUND_TRIP_S) as links:
-            port = links.before(server.sockets[0].getsockname()[1])
-            reader, writer = await asyncio.open_connection(HOST, port)
-            writer.write(b"x")
-            assert await reader.readexactly(1) == b"x"
-        with contextlib.suppress(ConnectionResetError):
-            assert await reader.read() == b""
-        writer.close()
-        server.close()
-        assert not links._thread.is_alive()
-
-    asyncio.run(scenario())
+async def test_it_ends_while_connections_are_open() -> None:
+    server = await asyncio.start_server(echo, HOST, 0)
+    with SlowLinks(ROUND_TRIP_S) as links:
+        port = links.before(server.sockets[0].getsockname()[1])
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(b"x")
+        assert await reader.readexactly(1) == b"x"
+    with contextlib.suppress(ConnectionResetError):
+        assert await reader.read() == b""
+    writer.close()
+    server.close()
+    assert not links._thread.is_alive()

@@ -69,7 +69,6 @@ def test_a_crossing_takes_as_many_links_as_the_flow_needs() -> None:
     assert solve_flow(problem, spans).flow_tokens_per_s >= 7.9
 
 
-@pytest.mark.property
 @examples(40)
 @given(problems(peers_max=6, layers_max=8))
 def test_a_chain_covers_the_model_and_fits_its_peers(problem: Problem) -> None:

@@ -1,14 +1,16 @@
 """Problems for the planner's tests: written by hand, or made by hypothesis."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import permutations, product
+from itertools import count, permutations, product
+from typing import Any
 
 from hypothesis import strategies as st
 
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import uncovered
-from coordinator.planning.placement import Placement, make_plan
+from coordinator.planning.placement import Placement, best_placement, make_plan
+from coordinator.problem.service import announced_service
 from dht.messages.types import (
     Assignment,
     Link,
@@ -108,6 +110,28 @@ def record(
     """What a peer announces that serves ``[start, end)``."""
     return record_of(
         peer_id, start, end, model=model(layers), tokens_per_s=tuple(rates), state=state
+    )
+
+
+def ends_after(looks: int) -> Callable[[], float]:
+    """A planner's clock, by which the time is over after this many looks at it: the same work in
+    every run, on any machine."""
+    steps = count()
+    return lambda: next(steps) / looks
+
+
+def best_for(
+    problem: Problem, *, looks: int | None = 60, seed: int = 1, **options: Any
+) -> Placement:
+    """The planner's answer to what peers announce, after a number of looks at the clock; None: once
+    it has done all that it does without a clock."""
+    return best_placement(
+        problem,
+        time_limit_s=1.0,
+        seed=seed,
+        spent=None if looks is None else ends_after(looks),
+        service=announced_service(problem),
+        **options,
     )
 
 

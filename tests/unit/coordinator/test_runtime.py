@@ -16,7 +16,6 @@ from coordinator.plans.transition import TransitionConfig
 from coordinator.runtime import Coordinator, CoordinatorConfig, Solver
 from dht.messages.types import NodeRecord, NodeState, PlanVersion
 from dht.records.directory import Directory
-from testing.clock import run_virtual
 from testing.network import MemoryNetwork, MemoryTransport
 
 pytestmark = pytest.mark.sim
@@ -158,72 +157,65 @@ class Swarm:
         )
 
 
-def test_peers_elect_one_and_follow_its_plan(make):
-    async def body() -> None:
-        async with Swarm(make, [450, 350, 450]) as swarm:
-            assert await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1) < 15
-            leader = swarm.leaders()[0].transport.peer_id
-            for member in swarm.members:
-                assert member.named("coordinator")[-1]["peer_id"] == leader
-            assert len(swarm.members[0].plans.newest.assignments) == 3
-            published = swarm.leaders()[0].named("plan")
-            assert "there was no plan" in published[0]["reason"]
-            await asyncio.sleep(120)
-            assert len(swarm.leaders()[0].named("plan")) <= 2, "a steady swarm is left alone"
-
-    run_virtual(body(), limit_s=1000)
+@pytest.mark.virtual(limit_s=1000)
+async def test_peers_elect_one_and_follow_its_plan(make):
+    async with Swarm(make, [450, 350, 450]) as swarm:
+        assert await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1) < 15
+        leader = swarm.leaders()[0].transport.peer_id
+        for member in swarm.members:
+            assert member.named("coordinator")[-1]["peer_id"] == leader
+        assert len(swarm.members[0].plans.newest.assignments) == 3
+        published = swarm.leaders()[0].named("plan")
+        assert "there was no plan" in published[0]["reason"]
+        await asyncio.sleep(120)
+        assert len(swarm.leaders()[0].named("plan")) <= 2, "a steady swarm is left alone"
 
 
-def test_a_killed_coordinator_is_replaced_soon(make):
-    async def body() -> None:
-        async with Swarm(make, [600, 600, 600]) as swarm:
-            await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1)
-            await asyncio.sleep(20)
-            before = swarm.members[0].plans.version
-            await swarm.kill(swarm.leaders()[0])
-            assert await swarm.settle(lambda: len(swarm.leaders()) == 1) < 15
-            assert await swarm.settle(swarm.agreed) < 15
-            assert swarm.members[0].plans.version > before
-
-    run_virtual(body(), limit_s=1000)
+@pytest.mark.virtual(limit_s=1000)
+async def test_a_killed_coordinator_is_replaced_soon(make):
+    async with Swarm(make, [600, 600, 600]) as swarm:
+        await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1)
+        await asyncio.sleep(20)
+        before = swarm.members[0].plans.version
+        await swarm.kill(swarm.leaders()[0])
+        assert await swarm.settle(lambda: len(swarm.leaders()) == 1) < 15
+        assert await swarm.settle(swarm.agreed) < 15
+        assert swarm.members[0].plans.version > before
 
 
-def test_a_killed_stage_is_planned_around_and_a_newcomer_used(make):
-    async def body() -> None:
-        async with Swarm(make, [450, 450, 470, 600]) as swarm:
-            await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1)
-            await asyncio.sleep(10)
-            victim = next(m for m in swarm.members if not m.coordinator.leads)
-            await swarm.kill(victim)
-            assert await swarm.settle(swarm.agreed) < 15
-            new = swarm.join(1000)
-            new.start()
-            await swarm.settle(
-                lambda: (
-                    swarm.agreed()
-                    and new.plans.newest is not None
-                    and new.plans.newest.assignment_of(new.transport.peer_id) is not None
-                )
+@pytest.mark.virtual(limit_s=1000)
+async def test_a_killed_stage_is_planned_around_and_a_newcomer_used(make):
+    async with Swarm(make, [450, 450, 470, 600]) as swarm:
+        await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1)
+        await asyncio.sleep(10)
+        victim = next(m for m in swarm.members if not m.coordinator.leads)
+        await swarm.kill(victim)
+        assert await swarm.settle(swarm.agreed) < 15
+        new = swarm.join(1000)
+        new.start()
+        await swarm.settle(
+            lambda: (
+                swarm.agreed()
+                and new.plans.newest is not None
+                and new.plans.newest.assignment_of(new.transport.peer_id) is not None
             )
-
-    run_virtual(body(), limit_s=1000)
-
-
-def test_too_little_memory_is_said_once_and_a_joiner_mends_it(make):
-    async def body() -> None:
-        async with Swarm(make, [300, 300]) as swarm:
-            await asyncio.sleep(60)
-            said = [fields for member in swarm.members for fields in member.named("no_plan")]
-            texts = [fields["reason"] for fields in said if fields["peers"] == 2]
-            assert len(texts) == 1
-            assert "the 2 peers here can hold at most 4 of 8 layers" in texts[0]
-            swarm.join(700).start()
-            await swarm.settle(swarm.agreed)
-
-    run_virtual(body(), limit_s=1000)
+        )
 
 
-def test_a_peer_without_use_does_not_keep_the_solver_busy(make):
+@pytest.mark.virtual(limit_s=1000)
+async def test_too_little_memory_is_said_once_and_a_joiner_mends_it(make):
+    async with Swarm(make, [300, 300]) as swarm:
+        await asyncio.sleep(60)
+        said = [fields for member in swarm.members for fields in member.named("no_plan")]
+        texts = [fields["reason"] for fields in said if fields["peers"] == 2]
+        assert len(texts) == 1
+        assert "the 2 peers here can hold at most 4 of 8 layers" in texts[0]
+        swarm.join(700).start()
+        await swarm.settle(swarm.agreed)
+
+
+@pytest.mark.virtual(limit_s=1000)
+async def test_a_peer_without_use_does_not_keep_the_solver_busy(make):
     solved = 0
 
     async def counting(request: SolveRequest, limit_s: float) -> SolveAnswer:
@@ -231,19 +223,17 @@ def test_a_peer_without_use_does_not_keep_the_solver_busy(make):
         solved += 1
         return await solve_here(request, limit_s)
 
-    async def body() -> None:
-        swarm = Swarm(make, [1000, 20])
-        for member in swarm.members:
-            member.coordinator._solve = counting
-        async with swarm:
-            await asyncio.sleep(50)
-            assert swarm.agreed()
-            assert solved <= 3
-
-    run_virtual(body(), limit_s=1000)
+    swarm = Swarm(make, [1000, 20])
+    for member in swarm.members:
+        member.coordinator._solve = counting
+    async with swarm:
+        await asyncio.sleep(50)
+        assert swarm.agreed()
+        assert solved <= 3
 
 
-def test_a_thorough_solve_waits_for_calm_and_ends_for_a_change(make):
+@pytest.mark.virtual(limit_s=1000)
+async def test_a_thorough_solve_waits_for_calm_and_ends_for_a_change(make):
     """The thorough solve never ends by itself here: what changes is planned for at once."""
     asked: list[tuple[bool, float]] = []
     ended: list[bool] = []
@@ -259,65 +249,58 @@ def test_a_thorough_solve_waits_for_calm_and_ends_for_a_change(make):
             ended.append(request.thorough)
             raise
 
-    async def body() -> None:
-        async with Swarm(make, [600, 600, 600], solve=solve) as swarm:
-            await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1)
-            await swarm.settle(lambda: asked[-1][0], 200.0)
-            (*_, (_, before_s), (_, began_s)) = asked
-            assert began_s - before_s >= TransitionConfig().calm_s
-            await swarm.kill(next(m for m in swarm.members if not m.coordinator.leads))
-            await swarm.settle(lambda: not asked[-1][0])
-            assert ended == [True]
-            await swarm.settle(swarm.agreed)
-
-    run_virtual(body(), limit_s=1000)
+    async with Swarm(make, [600, 600, 600], solve=solve) as swarm:
+        await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1)
+        await swarm.settle(lambda: asked[-1][0], 200.0)
+        (*_, (_, before_s), (_, began_s)) = asked
+        assert began_s - before_s >= TransitionConfig().calm_s
+        await swarm.kill(next(m for m in swarm.members if not m.coordinator.leads))
+        await swarm.settle(lambda: not asked[-1][0])
+        assert ended == [True]
+        await swarm.settle(swarm.agreed)
 
 
-def test_a_body_is_had_from_others_when_its_author_is_gone(make):
-    async def body() -> None:
-        network = MemoryNetwork(random.Random(5))
-        transports = [network.transport() for _ in range(3)]
-        author, adopter, _late = transports
-        directories = [Directory(t, "net", make.model.key) for t in transports]
-        stores = [PlanStore(t, d) for t, d in zip(transports, directories, strict=True)]
-        for store in stores:
-            await store.serve()
-        plan = make.plan(
-            [make.span(author.peer_id, 0, 8)],
-            [make.edge("source", author.peer_id, 1.0), make.edge(author.peer_id, "sink", 1.0)],
-        )
-        plan = replace(plan, coordinator=author.peer_id)
-        await directories[0].publish(await stores[0].add(plan))
-        await stores[1].refresh()
-        record = replace(make.record(adopter.peer_id), plan_version=plan.version)
-        await directories[1].publish(record)
-        network.kill(author.peer_id)
-        await stores[2].refresh()
-        assert stores[2].newest == plan
-        assert (await stores[2].wait_newer(PlanVersion())) == plan
-
-    run_virtual(body(), limit_s=1000)
-
-
-def test_a_broken_plan_is_refused(make):
-    async def body() -> None:
-        network = MemoryNetwork(random.Random(5))
-        author, other = network.transport(), network.transport()
-        directory = Directory(author, "net", make.model.key)
-        store = PlanStore(author, directory)
+@pytest.mark.virtual(limit_s=1000)
+async def test_a_body_is_had_from_others_when_its_author_is_gone(make):
+    network = MemoryNetwork(random.Random(5))
+    transports = [network.transport() for _ in range(3)]
+    author, adopter, _late = transports
+    directories = [Directory(t, "net", make.model.key) for t in transports]
+    stores = [PlanStore(t, d) for t, d in zip(transports, directories, strict=True)]
+    for store in stores:
         await store.serve()
-        plan = make.plan([make.span(author.peer_id, 0, 7)], [])
-        await directory.publish(await store.add(replace(plan, coordinator=author.peer_id)))
-        reader = PlanStore(other, Directory(other, "net", make.model.key))
-        await reader.refresh()
-        await reader.refresh()
-        assert reader.newest is None
-        assert reader.counters["refused"] == 1
+    plan = make.plan(
+        [make.span(author.peer_id, 0, 8)],
+        [make.edge("source", author.peer_id, 1.0), make.edge(author.peer_id, "sink", 1.0)],
+    )
+    plan = replace(plan, coordinator=author.peer_id)
+    await directories[0].publish(await stores[0].add(plan))
+    await stores[1].refresh()
+    record = replace(make.record(adopter.peer_id), plan_version=plan.version)
+    await directories[1].publish(record)
+    network.kill(author.peer_id)
+    await stores[2].refresh()
+    assert stores[2].newest == plan
+    assert (await stores[2].wait_newer(PlanVersion())) == plan
 
-    run_virtual(body(), limit_s=1000)
+
+@pytest.mark.virtual(limit_s=1000)
+async def test_a_broken_plan_is_refused(make):
+    network = MemoryNetwork(random.Random(5))
+    author, other = network.transport(), network.transport()
+    directory = Directory(author, "net", make.model.key)
+    store = PlanStore(author, directory)
+    await store.serve()
+    plan = make.plan([make.span(author.peer_id, 0, 7)], [])
+    await directory.publish(await store.add(replace(plan, coordinator=author.peer_id)))
+    reader = PlanStore(other, Directory(other, "net", make.model.key))
+    await reader.refresh()
+    await reader.refresh()
+    assert reader.newest is None
+    assert reader.counters["refused"] == 1
 
 
-def test_solving_in_a_process_of_its_own(make, tmp_path, monkeypatch):
+async def test_solving_in_a_process_of_its_own(make, tmp_path, monkeypatch):
     (tmp_path / "coordinator.py").write_text("")  # a user's own, where the peer was started
     monkeypatch.chdir(tmp_path)
     request = SolveRequest(
@@ -329,11 +312,8 @@ def test_solving_in_a_process_of_its_own(make, tmp_path, monkeypatch):
         now_unix_s=0.0,
     )
 
-    async def body() -> None:
-        answer = await solve_apart(request, 60.0)
-        assert answer.best is not None
-        assert check_shape(answer.best) == []
-        late = await solve_apart(request, 0.01)
-        assert "did not end within" in late.error
-
-    asyncio.run(body())
+    answer = await solve_apart(request, 60.0)
+    assert answer.best is not None
+    assert check_shape(answer.best) == []
+    late = await solve_apart(request, 0.01)
+    assert "did not end within" in late.error

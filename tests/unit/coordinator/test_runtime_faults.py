@@ -20,45 +20,41 @@ from tests.unit.coordinator.test_runtime import Swarm
 pytestmark = pytest.mark.sim
 
 
+@pytest.mark.virtual(limit_s=1000)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_cut_heals_to_one_leader_and_one_plan(make, seed):
-    async def body() -> None:
-        async with Swarm(make, [1000] * 4, seed=seed) as swarm:
-            await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1)
-            before = swarm.members[0].plans.version
-            names = [member.transport.peer_id for member in swarm.members]
-            swarm.network.partition(names[:2], names[2:])
-            # Each side can hold the whole model: each goes on under a leader of its own.
-            await swarm.settle(lambda: len(swarm.leaders()) == 2)
-            swarm.network.heal()
-            await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1, 90.0)
-            assert swarm.members[0].plans.version > before
-            leader = swarm.leaders()[0]
-            await asyncio.sleep(TransitionConfig().calm_s)
-            assert swarm.leaders() == [leader]
-            await swarm.settle(swarm.agreed, 5.0)  # with what the thorough solve found, perhaps
-            assert len(swarm.members[0].plans.newest.assignments) == 4
-
-    run_virtual(body(), limit_s=1000)
+async def test_a_cut_heals_to_one_leader_and_one_plan(make, seed):
+    async with Swarm(make, [1000] * 4, seed=seed) as swarm:
+        await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1)
+        before = swarm.members[0].plans.version
+        names = [member.transport.peer_id for member in swarm.members]
+        swarm.network.partition(names[:2], names[2:])
+        # Each side can hold the whole model: each goes on under a leader of its own.
+        await swarm.settle(lambda: len(swarm.leaders()) == 2)
+        swarm.network.heal()
+        await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1, 90.0)
+        assert swarm.members[0].plans.version > before
+        leader = swarm.leaders()[0]
+        await asyncio.sleep(TransitionConfig().calm_s)
+        assert swarm.leaders() == [leader]
+        await swarm.settle(swarm.agreed, 5.0)  # with what the thorough solve found, perhaps
+        assert len(swarm.members[0].plans.newest.assignments) == 4
 
 
-def test_a_joiner_gets_layers_and_nobody_moves(make):
-    async def body() -> None:
-        async with Swarm(make, [450, 350, 450]) as swarm:
-            await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1)
-            before = swarm.members[0].plans.newest
-            await asyncio.sleep(10)
-            new = swarm.join(160)
-            new.start()
+@pytest.mark.virtual(limit_s=1000)
+async def test_a_joiner_gets_layers_and_nobody_moves(make):
+    async with Swarm(make, [450, 350, 450]) as swarm:
+        await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1)
+        before = swarm.members[0].plans.newest
+        await asyncio.sleep(10)
+        new = swarm.join(160)
+        new.start()
 
-            def has_layers() -> bool:
-                plan = new.plans.newest
-                return plan is not None and plan.assignment_of(new.transport.peer_id) is not None
+        def has_layers() -> bool:
+            plan = new.plans.newest
+            return plan is not None and plan.assignment_of(new.transport.peer_id) is not None
 
-            await swarm.settle(lambda: has_layers() and swarm.agreed())
-            assert set(before.assignments) < set(new.plans.newest.assignments)
-
-    run_virtual(body(), limit_s=1000)
+        await swarm.settle(lambda: has_layers() and swarm.agreed())
+        assert set(before.assignments) < set(new.plans.newest.assignments)
 
 
 def forged(body: bytes) -> bytes:

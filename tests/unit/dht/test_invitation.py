@@ -62,7 +62,6 @@ def test_what_the_hostile_ones_below_are_made_of_is_an_invitation() -> None:
     assert read_invitation(packed("n", "m", b"", [body()])).addresses == (address,)
 
 
-@pytest.mark.property
 @given(
     network=networks,
     told=st.lists(addresses, min_size=1, max_size=6, unique=True),
@@ -86,7 +85,6 @@ def test_what_is_said_is_read(network: str, told: list[str], model: str, fingerp
     )
 
 
-@pytest.mark.property
 @given(at=st.integers(0, 10_000), letter=st.sampled_from("AZaz09-_=+/ \n\u202e"))
 def test_a_slip_is_no_other_network(at: int, letter: str) -> None:
     text = text_of(USUAL)
@@ -97,7 +95,6 @@ def test_a_slip_is_no_other_network(at: int, letter: str) -> None:
                 read_invitation(slip)
 
 
-@pytest.mark.property
 @given(st.one_of(st.text(max_size=200), st.binary(max_size=200).map(lambda b: b.hex())))
 def test_any_text_is_an_invitation_or_none(text: str) -> None:
     with pytest.raises(UserError):
@@ -113,7 +110,6 @@ json_like = st.recursive(
 )
 
 
-@pytest.mark.property
 @given(st.lists(json_like, max_size=6))
 def test_a_right_checksum_over_anything_is_not_enough(content: list[object]) -> None:
     with pytest.raises(UserError):

@@ -58,7 +58,6 @@ def test_an_offer_is_read_as_it_was_made_and_shown_whole() -> None:
     )
 
 
-@pytest.mark.property
 @given(name=st.text(max_size=100), network=st.text("日aé ", min_size=1, max_size=64))
 def test_names_of_any_letters_fit_a_record(name: str, network: str) -> None:
     made = offer_of_peer(name, network, [f"{PRIVATE[0]}/p2p/{PEERS[0]}"] * 9, "m", "ab" * 32)
@@ -110,7 +109,6 @@ def test_a_made_up_offer_is_none() -> None:
             read_offer(f"{PEERS[0]}.{SERVICE}", 0, {**whole, key: value})
 
 
-@pytest.mark.property
 @given(
     instance=st.sampled_from([f"{PEERS[0]}.{SERVICE}", SERVICE, "", f"x.{SERVICE}"]),
     properties=st.dictionaries(

@@ -74,15 +74,12 @@ async def seen(enough: Callable[[set[Offer]], bool]) -> set[Offer]:
     raise AssertionError(f"{LOOKS_MAX} looks show {found}")
 
 
-def test_peers_are_found_as_long_as_they_offer_and_nobody_takes_their_place() -> None:
-    async def run() -> None:
-        async with offered(offer(1), offer(2)):
-            await seen(lambda found: found == {offer(1), offer(2)})
-            with pytest.raises(NetworkError, match="says that he is this peer"):
-                await advertise(offer(1))
-        await seen(lambda found: not found)
-
-    asyncio.run(run())
+async def test_peers_are_found_as_long_as_they_offer_and_nobody_takes_their_place() -> None:
+    async with offered(offer(1), offer(2)):
+        await seen(lambda found: found == {offer(1), offer(2)})
+        with pytest.raises(NetworkError, match="says that he is this peer"):
+            await advertise(offer(1))
+    await seen(lambda found: not found)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from dht.command_line import StderrHandler
 from dht.news import AGAIN_S, News
 from node.join import _told
 from node.owner.reporter import Reporter
-from tests.examples import examples
 
 
 def test_what_stands_is_told_once_and_when_it_changes() -> None:
@@ -25,8 +24,6 @@ def test_what_stands_is_told_once_and_when_it_changes() -> None:
     assert news.takes("b", 801.0), "it was over meanwhile"
 
 
-@pytest.mark.property
-@examples(100)
 @given(texts=st.lists(st.sampled_from("abc"), max_size=300), gap_s=st.floats(0.1, 5.0))
 def test_states_that_alternate_fill_no_log(texts: list[str], gap_s: float) -> None:
     news, told = News(), list[tuple[str, float]]()

@@ -107,7 +107,6 @@ def test_a_damaged_file_is_left_aside_and_replaced(file: Path, content: bytes) -
     assert recall() == ONE
 
 
-@pytest.mark.property
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300))
 def test_any_content_is_a_network_or_unreadable(file: Path, content: bytes) -> None:

@@ -231,21 +231,18 @@ def test_a_loop_that_runs_is_left_alone() -> None:
     assert not watched.said
 
 
-def test_a_process_that_was_stopped_is_no_loop_that_stands_still() -> None:
+async def test_a_process_that_was_stopped_is_no_loop_that_stands_still() -> None:
     """After a machine slept, one look is late, however late it is: looks count, not seconds."""
     watched = Watched(ends_process=True)
 
-    async def body() -> None:
-        loop = asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()
+    watched.dog._look(loop)
+    for _ in range(9):
         watched.dog._look(loop)
-        for _ in range(9):
-            watched.dog._look(loop)
-        assert not watched.said
-        await asyncio.sleep(0)
-        watched.dog._look(loop)
-        assert watched.dog._unanswered == 0
-
-    asyncio.run(body())
+    assert not watched.said
+    await asyncio.sleep(0)
+    watched.dog._look(loop)
+    assert watched.dog._unanswered == 0
 
 
 SPINS = """

@@ -24,7 +24,6 @@ def make_log(new: int = 10, prompt: int = 3) -> AnswerLog:
     )
 
 
-@pytest.mark.property
 @given(
     answer=st.lists(st.integers(8, 50), min_size=1, max_size=20),
     frames=st.lists(st.tuples(st.integers(0, 19), st.integers(1, 6), st.integers(0, 1))),

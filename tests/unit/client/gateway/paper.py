@@ -24,6 +24,7 @@ from client.swarm.swarm import Swarm, SwarmConfig
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import ModelText, Tokenizer
 from coordinator.routing.affinity import Route
+from dht.grammars.trial import fault_of
 from dht.grammars.trials import GrammarTrials, TrialLimits
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import Sampling
@@ -193,6 +194,17 @@ class PaperSession(SessionDriver):
         self._tell_route()
 
 
+class TrialsHere(GrammarTrials):
+    """Reads grammars in this process, for tests whose grammars do no harm."""
+
+    async def _try(self, grammar: bytes, cpu_s: float, niceness: int) -> str:
+        return fault_of(grammar.decode())
+
+
+APART = TrialLimits(answer_s=60.0)
+"""Limits of trials in processes of their own, however slow the machine."""
+
+
 @dataclass
 class PaperGateway:
     """What a test talks to."""
@@ -222,7 +234,9 @@ async def paper_gateway(
     context_tokens: int = SPEC.context_tokens,
     others: Sequence[str] = (),
     wait_s: float = WAIT_S,
+    trials: GrammarTrials | None = None,
 ) -> AsyncIterator[PaperGateway]:
+    """``trials``: who reads grammars; None: this process."""
     config = config or GatewayConfig(silent_s=60.0)  # no error is late, however slow the machine
     swarm = PaperSwarm(
         tokenizer=Tokenizer.load(MODEL) if tokenizer else None,
@@ -237,7 +251,7 @@ async def paper_gateway(
         queued_max=config.requests_max,
         wait_s=wait_s,
     )
-    trials = GrammarTrials(TrialLimits(answer_s=60.0))
+    trials = trials or TrialsHere()
     service = CompletionService(
         swarm,
         answers,

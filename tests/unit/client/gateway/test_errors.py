@@ -112,105 +112,85 @@ def error_of(body: Any) -> dict[str, Any]:
         ),
     ],
 )  # fmt: skip
-def test_a_mistake_is_named(
+async def test_a_mistake_is_named(
     path: str, body: dict[str, Any], param: str | None, said: str | None
 ) -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            status, answer = await gateway.post(path, **body)
-            if said is None:  # an empty text still has the token that begins every text
-                assert status in {200, 400}
-                return
-            assert status == 400, answer
-            error = error_of(answer)
-            assert error["type"] == "invalid_request_error"
-            assert error["param"] == param
-            assert said in error["message"]
-            assert gateway.swarm.served == 0
-
-    asyncio.run(scenario())
+    async with paper_gateway() as gateway:
+        status, answer = await gateway.post(path, **body)
+        if said is None:  # an empty text still has the token that begins every text
+            assert status in {200, 400}
+            return
+        assert status == 400, answer
+        error = error_of(answer)
+        assert error["type"] == "invalid_request_error"
+        assert error["param"] == param
+        assert said in error["message"]
+        assert gateway.swarm.served == 0
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '"x"', "nul", "\xff", '{"prompt":' * 3000])
-def test_what_is_not_json_is_refused(text: str) -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            data = text.encode("latin-1")
-            headers = {"Content-Type": "application/json"}
-            async with gateway.http.post(
-                gateway.url + TEXT, data=data, headers=headers
-            ) as response:
-                assert response.status == 400
-                error_of(await response.json())
-
-    asyncio.run(scenario())
+async def test_what_is_not_json_is_refused(text: str) -> None:
+    async with paper_gateway() as gateway:
+        data = text.encode("latin-1")
+        headers = {"Content-Type": "application/json"}
+        async with gateway.http.post(gateway.url + TEXT, data=data, headers=headers) as response:
+            assert response.status == 400
+            error_of(await response.json())
 
 
-def test_a_prompt_beyond_the_context_has_openais_code() -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            for body in ({"prompt": [5] * 1024}, {"prompt": [5] * 1000, "max_tokens": 25}):
-                status, answer = await gateway.post(TEXT, **body)
-                assert status == 400
-                assert error_of(answer)["code"] == "context_length_exceeded"
-            # A chat that names no length takes what there is.
-            long = [{"role": "user", "content": "a b c d e f " * 60}]
-            status, answer = await gateway.post(CHAT, messages=long)
-            assert status == 200
-            assert answer["usage"]["total_tokens"] == 1024  # type: ignore[index]
-
-    asyncio.run(scenario())
-
-
-def test_another_model_path_or_method() -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            status, answer = await gateway.post(TEXT, prompt="a", model="gpt-4")
-            assert status == 404
-            assert error_of(answer)["code"] == "model_not_found"
-            assert "brook" in error_of(answer)["message"]
-            status, answer = await gateway.post("/v1/embeddings", input="a")
+async def test_a_prompt_beyond_the_context_has_openais_code() -> None:
+    async with paper_gateway() as gateway:
+        for body in ({"prompt": [5] * 1024}, {"prompt": [5] * 1000, "max_tokens": 25}):
+            status, answer = await gateway.post(TEXT, **body)
             assert status == 400
-            assert "embeddings are not served here" in error_of(answer)["message"]
-            async with gateway.http.get(gateway.url + TEXT) as response:
-                assert response.status == 405
-                assert response.headers["Allow"] == "POST"
-                error_of(await response.json())
+            assert error_of(answer)["code"] == "context_length_exceeded"
+        # A chat that names no length takes what there is.
+        long = [{"role": "user", "content": "a b c d e f " * 60}]
+        status, answer = await gateway.post(CHAT, messages=long)
+        assert status == 200
+        assert answer["usage"]["total_tokens"] == 1024  # type: ignore[index]
 
-    asyncio.run(scenario())
+
+async def test_another_model_path_or_method() -> None:
+    async with paper_gateway() as gateway:
+        status, answer = await gateway.post(TEXT, prompt="a", model="gpt-4")
+        assert status == 404
+        assert error_of(answer)["code"] == "model_not_found"
+        assert "brook" in error_of(answer)["message"]
+        status, answer = await gateway.post("/v1/embeddings", input="a")
+        assert status == 400
+        assert "embeddings are not served here" in error_of(answer)["message"]
+        async with gateway.http.get(gateway.url + TEXT) as response:
+            assert response.status == 405
+            assert response.headers["Allow"] == "POST"
+            error_of(await response.json())
 
 
-def test_a_model_without_a_template_or_a_tokenizer() -> None:
-    async def scenario() -> None:
-        async with paper_gateway(template=None) as gateway:
-            status, answer = await gateway.post(CHAT, messages=HI)
+async def test_a_model_without_a_template_or_a_tokenizer() -> None:
+    async with paper_gateway(template=None) as gateway:
+        status, answer = await gateway.post(CHAT, messages=HI)
+        assert status == 400
+        assert error_of(answer)["code"] == "no_chat_template"
+    async with paper_gateway(template=None, tokenizer=False) as gateway:
+        for body in ({"prompt": "text"}, {"prompt": [5], "stop": "x"}):
+            status, answer = await gateway.post(TEXT, **body)
             assert status == 400
-            assert error_of(answer)["code"] == "no_chat_template"
-        async with paper_gateway(template=None, tokenizer=False) as gateway:
-            for body in ({"prompt": "text"}, {"prompt": [5], "stop": "x"}):
-                status, answer = await gateway.post(TEXT, **body)
-                assert status == 400
-                assert "tokenizer" in error_of(answer)["message"]
-            status, answer = await gateway.post(TEXT, prompt=[5, 6], logprobs=1, max_tokens=2)
-            assert status == 200
-            tokens = answer["choices"][0]["logprobs"]["tokens"]  # type: ignore[index]
-            assert all(token.startswith("token_id:") for token in tokens)
-
-    asyncio.run(scenario())
+            assert "tokenizer" in error_of(answer)["message"]
+        status, answer = await gateway.post(TEXT, prompt=[5, 6], logprobs=1, max_tokens=2)
+        assert status == 200
+        tokens = answer["choices"][0]["logprobs"]["tokens"]  # type: ignore[index]
+        assert all(token.startswith("token_id:") for token in tokens)
 
 
-def test_a_template_that_refuses_says_why() -> None:
-    async def scenario() -> None:
-        template = (
-            "{% for m in messages %}{% if m.role == 'system' %}"
-            "{{ raise_exception('no system messages') }}{% endif %}{{ m.content }}{% endfor %}"
-        )
-        async with paper_gateway(template=template) as gateway:
-            status, answer = await gateway.post(CHAT, messages=[{"role": "system", "content": "x"}])
-            assert status == 400
-            assert "no system messages" in error_of(answer)["message"]
-
-    asyncio.run(scenario())
+async def test_a_template_that_refuses_says_why() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}"
+        "{{ raise_exception('no system messages') }}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    async with paper_gateway(template=template) as gateway:
+        status, answer = await gateway.post(CHAT, messages=[{"role": "system", "content": "x"}])
+        assert status == 400
+        assert "no system messages" in error_of(answer)["message"]
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -222,70 +202,58 @@ def test_a_template_that_refuses_says_why() -> None:
         NetworkError("gone"),
     ],
 )
-def test_a_swarm_that_cannot_serve_is_a_503(fails: Exception, streams: bool) -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            gateway.swarm.fails = fails
-            url, body = gateway.url + TEXT, {"prompt": "a", "stream": streams, "n": 2}
-            async with gateway.http.post(url, json=body) as response:
-                assert response.status == 503
-                assert int(response.headers["Retry-After"]) > 0
-                error = error_of(await response.json())
-            assert str(fails) in error["message"]
-            assert error["type"] == "server_error"
-            await until(lambda: gateway.swarm.live == 0)
-
-    asyncio.run(scenario())
+async def test_a_swarm_that_cannot_serve_is_a_503(fails: Exception, streams: bool) -> None:
+    async with paper_gateway() as gateway:
+        gateway.swarm.fails = fails
+        url, body = gateway.url + TEXT, {"prompt": "a", "stream": streams, "n": 2}
+        async with gateway.http.post(url, json=body) as response:
+            assert response.status == 503
+            assert int(response.headers["Retry-After"]) > 0
+            error = error_of(await response.json())
+        assert str(fails) in error["message"]
+        assert error["type"] == "server_error"
+        await until(lambda: gateway.swarm.live == 0)
 
 
-def test_a_fault_is_a_500_that_tells_nothing() -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            gateway.swarm.fails = KeyError("secret")
-            status, answer = await gateway.post(TEXT, prompt="a")
-            assert status == 500
-            assert "secret" not in json.dumps(error_of(answer))
-
-    asyncio.run(scenario())
+async def test_a_fault_is_a_500_that_tells_nothing() -> None:
+    async with paper_gateway() as gateway:
+        gateway.swarm.fails = KeyError("secret")
+        status, answer = await gateway.post(TEXT, prompt="a")
+        assert status == 500
+        assert "secret" not in json.dumps(error_of(answer))
 
 
-def test_a_stream_that_fails_on_the_way_says_so_and_has_no_done() -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            gateway.swarm.fails = SwarmError("everybody left")
-            gateway.swarm.fails_after = 5
-            body = {"prompt": "a", "stream": True, "max_tokens": 16}
-            async with gateway.http.post(gateway.url + TEXT, json=body) as response:
-                assert response.status == 200
-                events = (await response.text()).strip().split("\n\n")
-            last = json.loads(events[-1].removeprefix("data: "))
-            assert "everybody left" in error_of(last)["message"]
-            assert len(events) > 1
-
-    asyncio.run(scenario())
+async def test_a_stream_that_fails_on_the_way_says_so_and_has_no_done() -> None:
+    async with paper_gateway() as gateway:
+        gateway.swarm.fails = SwarmError("everybody left")
+        gateway.swarm.fails_after = 5
+        body = {"prompt": "a", "stream": True, "max_tokens": 16}
+        async with gateway.http.post(gateway.url + TEXT, json=body) as response:
+            assert response.status == 200
+            events = (await response.text()).strip().split("\n\n")
+        last = json.loads(events[-1].removeprefix("data: "))
+        assert "everybody left" in error_of(last)["message"]
+        assert len(events) > 1
 
 
-def test_keys_are_asked_for_where_they_are_set() -> None:
-    async def scenario() -> None:
-        config = GatewayConfig(keys=plain_keys(("alpha", "beta")))
-        async with paper_gateway(config=config) as gateway:
+async def test_keys_are_asked_for_where_they_are_set() -> None:
+    config = GatewayConfig(keys=plain_keys(("alpha", "beta")))
+    async with paper_gateway(config=config) as gateway:
 
-            async def status(path: str, header: str | None) -> int:
-                headers = {} if header is None else {"Authorization": header}
-                async with gateway.http.get(gateway.url + path, headers=headers) as response:
-                    if response.status == 401:
-                        assert response.headers["WWW-Authenticate"] == "Bearer"
-                        assert error_of(await response.json())["code"] == "invalid_api_key"
-                    return response.status
+        async def status(path: str, header: str | None) -> int:
+            headers = {} if header is None else {"Authorization": header}
+            async with gateway.http.get(gateway.url + path, headers=headers) as response:
+                if response.status == 401:
+                    assert response.headers["WWW-Authenticate"] == "Bearer"
+                    assert error_of(await response.json())["code"] == "invalid_api_key"
+                return response.status
 
-            for header in (None, "alpha", "Bearer", "Bearer x", "Basic alpha", "Bearer alph"):
-                assert await status("/v1/models", header) == 401, header
-            for header in ("Bearer alpha", "bearer beta"):
-                assert await status("/v1/models", header) == 200
-            for path in ("/health", "/metrics", "/openapi.json"):
-                assert await status(path, None) == 200
-
-    asyncio.run(scenario())
+        for header in (None, "alpha", "Bearer", "Bearer x", "Basic alpha", "Bearer alph"):
+            assert await status("/v1/models", header) == 401, header
+        for header in ("Bearer alpha", "bearer beta"):
+            assert await status("/v1/models", header) == 200
+        for path in ("/health", "/metrics", "/openapi.json"):
+            assert await status(path, None) == 200
 
 
 @pytest.mark.parametrize(
@@ -297,23 +265,20 @@ def test_keys_are_asked_for_where_they_are_set() -> None:
         (("*",), "https://b.example", "*"),
     ],
 )
-def test_web_pages_may_call_only_where_allowed(
+async def test_web_pages_may_call_only_where_allowed(
     origins: tuple[str, ...], origin: str, allowed: str | None
 ) -> None:
-    async def scenario() -> None:
-        config = GatewayConfig(origins=origins, keys=plain_keys(("key",)))
-        async with paper_gateway(config=config) as gateway:
-            headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
-            async with gateway.http.options(gateway.url + TEXT, headers=headers) as response:
-                assert response.headers.get("Access-Control-Allow-Origin") == allowed
-                assert response.status == (204 if allowed else 401)
-            headers["Authorization"] = "Bearer key"
-            body = {"prompt": "a", "stream": True}
-            async with gateway.http.post(gateway.url + TEXT, headers=headers, json=body) as got:
-                assert got.status == 200
-                assert got.headers.get("Access-Control-Allow-Origin") == allowed
-
-    asyncio.run(scenario())
+    config = GatewayConfig(origins=origins, keys=plain_keys(("key",)))
+    async with paper_gateway(config=config) as gateway:
+        headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        async with gateway.http.options(gateway.url + TEXT, headers=headers) as response:
+            assert response.headers.get("Access-Control-Allow-Origin") == allowed
+            assert response.status == (204 if allowed else 401)
+        headers["Authorization"] = "Bearer key"
+        body = {"prompt": "a", "stream": True}
+        async with gateway.http.post(gateway.url + TEXT, headers=headers, json=body) as got:
+            assert got.status == 200
+            assert got.headers.get("Access-Control-Allow-Origin") == allowed
 
 
 async def open_request(gateway: PaperGateway, **body: object) -> "asyncio.Task[int]":
@@ -325,54 +290,48 @@ async def open_request(gateway: PaperGateway, **body: object) -> "asyncio.Task[i
     return asyncio.create_task(post())
 
 
-def test_too_many_requests_wait_and_then_are_refused() -> None:
-    async def scenario() -> None:
-        config = GatewayConfig(answers_at_once_max=2, requests_max=4)
-        async with paper_gateway(config=config) as gateway:
-            gateway.swarm.gate = asyncio.Event()
-            waiting = [await open_request(gateway) for _ in range(4)]
-            await until(lambda: gateway.answers.requests == 4 and gateway.swarm.live == 2)
-            async with gateway.http.post(gateway.url + TEXT, json={"prompt": "a"}) as response:
-                assert response.status == 429
-                assert int(response.headers["Retry-After"]) > 0
-                assert error_of(await response.json())["code"] == "rate_limit_exceeded"
-            gateway.swarm.gate.set()
-            assert await asyncio.gather(*waiting) == [200] * 4
-
-    asyncio.run(scenario())
+async def test_too_many_requests_wait_and_then_are_refused() -> None:
+    config = GatewayConfig(answers_at_once_max=2, requests_max=4)
+    async with paper_gateway(config=config) as gateway:
+        gateway.swarm.gate = asyncio.Event()
+        waiting = [await open_request(gateway) for _ in range(4)]
+        await until(lambda: gateway.answers.requests == 4 and gateway.swarm.live == 2)
+        async with gateway.http.post(gateway.url + TEXT, json={"prompt": "a"}) as response:
+            assert response.status == 429
+            assert int(response.headers["Retry-After"]) > 0
+            assert error_of(await response.json())["code"] == "rate_limit_exceeded"
+        gateway.swarm.gate.set()
+        assert await asyncio.gather(*waiting) == [200] * 4
 
 
-def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            tokenizer = gateway.swarm.text.tokenizer
-            assert tokenizer is not None
-            tokenized: list[int] = []
+    async with paper_gateway() as gateway:
+        tokenizer = gateway.swarm.text.tokenizer
+        assert tokenizer is not None
+        tokenized: list[int] = []
 
-            def counted(text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
-                tokenized.append(len(text))
-                return Tokenizer.encode(tokenizer, text, special_tokens=special_tokens)
+        def counted(text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
+            tokenized.append(len(text))
+            return Tokenizer.encode(tokenizer, text, special_tokens=special_tokens)
 
-            monkeypatch.setattr(tokenizer, "encode", counted)
-            text = "a" * 7_000_000
-            for path, body in (
-                (TEXT, {"prompt": text}),
-                (TEXT, {"prompt": ["a", text]}),
-                (CHAT, {"messages": [{"role": "user", "content": text}]}),
-            ):
-                status, answer = await gateway.post(path, **body)
-                assert status == 400
-                assert error_of(answer)["code"] == "context_length_exceeded"
-            assert max(tokenized) == 1
-            # 14 characters, the longest that one token stands for, as often as the context takes.
-            vocabulary = [tokenizer.token_text(n) for n in range(2048)]
-            word = max(vocabulary, key=len)
-            status, _ = await gateway.post(TEXT, prompt=word * 1022, max_tokens=1)
-            assert status == 200, "and what does fit is taken"
-
-    asyncio.run(scenario())
+        monkeypatch.setattr(tokenizer, "encode", counted)
+        text = "a" * 7_000_000
+        for path, body in (
+            (TEXT, {"prompt": text}),
+            (TEXT, {"prompt": ["a", text]}),
+            (CHAT, {"messages": [{"role": "user", "content": text}]}),
+        ):
+            status, answer = await gateway.post(path, **body)
+            assert status == 400
+            assert error_of(answer)["code"] == "context_length_exceeded"
+        assert max(tokenized) == 1
+        # 14 characters, the longest that one token stands for, as often as the context takes.
+        vocabulary = [tokenizer.token_text(n) for n in range(2048)]
+        word = max(vocabulary, key=len)
+        status, _ = await gateway.post(TEXT, prompt=word * 1022, max_tokens=1)
+        assert status == 200, "and what does fit is taken"
 
 
 @pytest.mark.parametrize(
@@ -407,68 +366,61 @@ def test_a_body_of_many_small_things_is_refused_before_they_are_made(
     assert len(collections) < 20, "one for each 700 lists or objects that were made"
 
 
-def test_the_loop_goes_on_while_long_texts_are_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_loop_goes_on_while_long_texts_are_tokenized(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(text_threads, "LONG", 50_000)
 
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            swarm, begun, ends = gateway.swarm, threading.Semaphore(0), threading.Event()
-            tokenizer = swarm.text.tokenizer
-            assert tokenizer is not None
+    async with paper_gateway() as gateway:
+        swarm, begun, ends = gateway.swarm, threading.Semaphore(0), threading.Event()
+        tokenizer = swarm.text.tokenizer
+        assert tokenizer is not None
 
-            class Slow:
-                """Encodes long texts when it is let to."""
+        class Slow:
+            """Encodes long texts when it is let to."""
 
-                def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
-                    if len(text) > 50_000:
-                        begun.release()
-                        assert ends.wait(60)
-                    return tokenizer.encode(text, special_tokens=special_tokens)
+            def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
+                if len(text) > 50_000:
+                    begun.release()
+                    assert ends.wait(60)
+                return tokenizer.encode(text, special_tokens=special_tokens)
 
-                def __getattr__(self, name: str) -> Any:
-                    return getattr(tokenizer, name)
+            def __getattr__(self, name: str) -> Any:
+                return getattr(tokenizer, name)
 
-            swarm.text = dataclasses.replace(swarm.text, tokenizer=Slow())
-            long = asyncio.gather(
-                *(gateway.post(TEXT, prompt="a" * 57_000 + str(at)) for at in range(5)),
-                *(gateway.post(CHAT, messages=[{"role": "u", "content": "b" * 57_000}])
-                  for _ in range(5)),
-            )  # fmt: skip
-            await until(lambda: gateway.answers.requests == 10 and begun.acquire(blocking=False))
-            status, _ = await gateway.post(TEXT, prompt="short")
-            assert status == 200
-            assert not begun.acquire(blocking=False), "one long text at a time"
-            ends.set()
-            assert {status for status, _ in await long} == {400}
-
-    asyncio.run(scenario())
+        swarm.text = dataclasses.replace(swarm.text, tokenizer=Slow())
+        long = asyncio.gather(
+            *(gateway.post(TEXT, prompt="a" * 57_000 + str(at)) for at in range(5)),
+            *(gateway.post(CHAT, messages=[{"role": "u", "content": "b" * 57_000}])
+              for _ in range(5)),
+        )  # fmt: skip
+        await until(lambda: gateway.answers.requests == 10 and begun.acquire(blocking=False))
+        status, _ = await gateway.post(TEXT, prompt="short")
+        assert status == 200
+        assert not begun.acquire(blocking=False), "one long text at a time"
+        ends.set()
+        assert {status for status, _ in await long} == {400}
 
 
-def test_a_large_body_is_refused() -> None:
-    async def scenario() -> None:
-        async with paper_gateway(config=GatewayConfig(body_bytes_max=1000)) as gateway:
-            status, answer = await gateway.post(TEXT, prompt="a" * 2000)
-            assert status == 413
-            assert error_of(answer)["code"] == "too_large"
-            assert (await gateway.post(TEXT, prompt="a"))[0] == 200
-
-    asyncio.run(scenario())
+async def test_a_large_body_is_refused() -> None:
+    async with paper_gateway(config=GatewayConfig(body_bytes_max=1000)) as gateway:
+        status, answer = await gateway.post(TEXT, prompt="a" * 2000)
+        assert status == 413
+        assert error_of(answer)["code"] == "too_large"
+        assert (await gateway.post(TEXT, prompt="a"))[0] == 200
 
 
-def test_a_draining_gateway_finishes_what_runs() -> None:
-    async def scenario() -> None:
-        from client.gateway.web.server import drain
+async def test_a_draining_gateway_finishes_what_runs() -> None:
+    from client.gateway.web.server import drain
 
-        async with paper_gateway() as gateway:
-            gateway.swarm.gate = asyncio.Event()
-            running = await open_request(gateway)
-            await until(lambda: gateway.swarm.live == 1)
-            draining = asyncio.create_task(drain(gateway.gateway, gateway.answers, 60))
-            await until(lambda: gateway.gateway.draining)
-            assert (await gateway.post(TEXT, prompt="a"))[0] == 503
-            assert not draining.done()
-            gateway.swarm.gate.set()
-            assert await running == 200
-            assert await draining
-
-    asyncio.run(scenario())
+    async with paper_gateway() as gateway:
+        gateway.swarm.gate = asyncio.Event()
+        running = await open_request(gateway)
+        await until(lambda: gateway.swarm.live == 1)
+        draining = asyncio.create_task(drain(gateway.gateway, gateway.answers, 60))
+        await until(lambda: gateway.gateway.draining)
+        assert (await gateway.post(TEXT, prompt="a"))[0] == 503
+        assert not draining.done()
+        gateway.swarm.gate.set()
+        assert await running == 200
+        assert await draining

@@ -15,7 +15,7 @@ from client.gateway.web.app import GatewayConfig, proxies_of
 from client.text.tokenizer import Tokenizer
 from dht.grammars.trials import GrammarTrials, TrialsBusyError
 from tests.unit.client.gateway import paper
-from tests.unit.client.gateway.paper import MODEL, PaperGateway, paper_gateway
+from tests.unit.client.gateway.paper import APART, MODEL, PaperGateway, paper_gateway
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}"
@@ -68,7 +68,7 @@ def test_a_schema_that_cannot_be_followed_is_a_400_before_a_session_is_opened(na
     ]
 
     async def scenario() -> None:
-        async with paper_gateway(template=TEMPLATE) as gateway:
+        async with paper_gateway(template=TEMPLATE, trials=GrammarTrials(APART)) as gateway:
             for path, body in asked:
                 status, answer, headers = await posted(gateway, path, body)
                 assert status == 400, (path, answer)
@@ -166,7 +166,7 @@ def test_a_schema_that_refers_to_itself_in_ever_more_ways_is_one_like_others() -
     tool = {"name": "f", "input_schema": schema, "strict": True}
 
     async def scenario() -> None:
-        async with paper_gateway(template=TAGS_TEMPLATE) as gateway:
+        async with paper_gateway(template=TAGS_TEMPLATE, trials=GrammarTrials(APART)) as gateway:
             asked: Any = {"messages": HI, "tools": [tool]}
             gateway.swarm.says = (
                 "<tool_call><function=f><parameter=x>1</parameter></function></tool_call>"

@@ -159,90 +159,81 @@ def client_of(gateway: PaperGateway, name: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=url, api_key=f"{name}-secret", max_retries=0)
 
 
-def test_each_key_has_its_quota_and_hears_when_to_come_back() -> None:
-    async def scenario() -> None:
-        keys = (
-            key("minute", requests_per_minute=2),
-            key("day", tokens_per_day=100),
-            key("once", sessions=1),
-        )
-        config = GatewayConfig(keys=keys, now_s=lambda: NOON_S)
-        async with paper_gateway(config=config) as gateway:
+async def test_each_key_has_its_quota_and_hears_when_to_come_back() -> None:
+    keys = (
+        key("minute", requests_per_minute=2),
+        key("day", tokens_per_day=100),
+        key("once", sessions=1),
+    )
+    config = GatewayConfig(keys=keys, now_s=lambda: NOON_S)
+    async with paper_gateway(config=config) as gateway:
 
-            async def refused(name: str, **more: Any) -> tuple[str, str]:
-                async with client_of(gateway, name) as client:
-                    with pytest.raises(openai.RateLimitError) as error:
-                        await client.completions.create(**ASKED, **more)
-                assert error.value.code == "rate_limit_exceeded"
-                return error.value.response.headers["Retry-After"], error.value.message
+        async def refused(name: str, **more: Any) -> tuple[str, str]:
+            async with client_of(gateway, name) as client:
+                with pytest.raises(openai.RateLimitError) as error:
+                    await client.completions.create(**ASKED, **more)
+            assert error.value.code == "rate_limit_exceeded"
+            return error.value.response.headers["Retry-After"], error.value.message
 
-            async with client_of(gateway, "minute") as client:
-                await client.completions.create(**ASKED)
-                with pytest.raises(openai.NotFoundError):
-                    await client.completions.create(**{**ASKED, "model": "other"})
-            wait, said = await refused("minute")
-            assert (wait, "2 requests of this minute" in said) == ("60", True)
-            async with client_of(gateway, "day") as client:
-                for _ in range(2):
-                    used = await client.completions.create(**ASKED)
-                    assert used.usage is not None
-                    assert used.usage.total_tokens == 42
-                with pytest.raises(openai.BadRequestError, match="100 a day"):
-                    await client.completions.create(**{**ASKED, "max_tokens": 61})
-            assert (await refused("day"))[0] == "43200"
-            gateway.swarm.gate = asyncio.Event()
-            async with client_of(gateway, "once") as client:
-                first = asyncio.create_task(client.completions.create(**ASKED))
-                await until(lambda: gateway.swarm.live == 1)
-                assert (await refused("once"))[0] == "5"
-                gateway.swarm.gate.set()
-                await first
-                await client.completions.create(**ASKED)
-            async with client_of(gateway, "nobody") as client:
-                with pytest.raises(openai.AuthenticationError):
-                    await client.completions.create(**ASKED)
-
-    asyncio.run(scenario())
-
-
-def test_what_fails_costs_nothing_and_what_is_left_costs_what_came() -> None:
-    async def scenario() -> None:
-        config = GatewayConfig(keys=(key("day", tokens_per_day=100),), now_s=lambda: NOON_S)
-        async with paper_gateway(config=config) as gateway, client_of(gateway, "day") as client:
-            gateway.swarm.fails = SwarmError("gone")
-            for _ in range(3):
-                with pytest.raises(openai.InternalServerError):
-                    await client.completions.create(**ASKED)
-            gateway.swarm.fails = None
-            gateway.swarm.gate = asyncio.Event()
-            left = asyncio.create_task(client.completions.create(**ASKED))
-            await until(lambda: gateway.swarm.live == 1)
-            left.cancel()
-            await until(lambda: gateway.swarm.live == 0)
-            gateway.swarm.gate.set()
-            await until(lambda: gateway.answers.requests == 0)
+        async with client_of(gateway, "minute") as client:
             await client.completions.create(**ASKED)
-            with pytest.raises(openai.RateLimitError):
+            with pytest.raises(openai.NotFoundError):
+                await client.completions.create(**{**ASKED, "model": "other"})
+        wait, said = await refused("minute")
+        assert (wait, "2 requests of this minute" in said) == ("60", True)
+        async with client_of(gateway, "day") as client:
+            for _ in range(2):
+                used = await client.completions.create(**ASKED)
+                assert used.usage is not None
+                assert used.usage.total_tokens == 42
+            with pytest.raises(openai.BadRequestError, match="100 a day"):
+                await client.completions.create(**{**ASKED, "max_tokens": 61})
+        assert (await refused("day"))[0] == "43200"
+        gateway.swarm.gate = asyncio.Event()
+        async with client_of(gateway, "once") as client:
+            first = asyncio.create_task(client.completions.create(**ASKED))
+            await until(lambda: gateway.swarm.live == 1)
+            assert (await refused("once"))[0] == "5"
+            gateway.swarm.gate.set()
+            await first
+            await client.completions.create(**ASKED)
+        async with client_of(gateway, "nobody") as client:
+            with pytest.raises(openai.AuthenticationError):
                 await client.completions.create(**ASKED)
 
-    asyncio.run(scenario())
+
+async def test_what_fails_costs_nothing_and_what_is_left_costs_what_came() -> None:
+    config = GatewayConfig(keys=(key("day", tokens_per_day=100),), now_s=lambda: NOON_S)
+    async with paper_gateway(config=config) as gateway, client_of(gateway, "day") as client:
+        gateway.swarm.fails = SwarmError("gone")
+        for _ in range(3):
+            with pytest.raises(openai.InternalServerError):
+                await client.completions.create(**ASKED)
+        gateway.swarm.fails = None
+        gateway.swarm.gate = asyncio.Event()
+        left = asyncio.create_task(client.completions.create(**ASKED))
+        await until(lambda: gateway.swarm.live == 1)
+        left.cancel()
+        await until(lambda: gateway.swarm.live == 0)
+        gateway.swarm.gate.set()
+        await until(lambda: gateway.answers.requests == 0)
+        await client.completions.create(**ASKED)
+        with pytest.raises(openai.RateLimitError):
+            await client.completions.create(**ASKED)
 
 
-def test_keys_find_each_others_prompts_only_with_one_salt() -> None:
-    async def scenario() -> None:
-        keys = (key("ann"), key("bob", salt="=team"), key("eve", salt="=team"))
-        async with paper_gateway(config=GatewayConfig(keys=keys)) as gateway:
+async def test_keys_find_each_others_prompts_only_with_one_salt() -> None:
+    keys = (key("ann"), key("bob", salt="=team"), key("eve", salt="=team"))
+    async with paper_gateway(config=GatewayConfig(keys=keys)) as gateway:
 
-            async def cached(name: str) -> int:
-                async with client_of(gateway, name) as client:
-                    usage = (await client.completions.create(**ASKED)).usage
-                assert usage is not None
-                assert usage.prompt_tokens_details is not None
-                return usage.prompt_tokens_details.cached_tokens or 0
+        async def cached(name: str) -> int:
+            async with client_of(gateway, name) as client:
+                usage = (await client.completions.create(**ASKED)).usage
+            assert usage is not None
+            assert usage.prompt_tokens_details is not None
+            return usage.prompt_tokens_details.cached_tokens or 0
 
-            assert [await cached(name) for name in ("ann", "bob", "ann", "eve")] == [0, 0, 32, 32]
-
-    asyncio.run(scenario())
+        assert [await cached(name) for name in ("ann", "bob", "ann", "eve")] == [0, 0, 32, 32]
 
 
 def test_the_log_and_the_figures_name_keys_and_tell_no_text(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The network's models on the page: what is served of each, and what asks and joins it."""
 
-import asyncio
 import random
 from dataclasses import replace
 
@@ -81,33 +80,30 @@ def test_no_command_is_made_of_a_name_that_a_shell_or_page_takes_for_more(name: 
     assert "203.0.113.7" not in page
 
 
-def test_what_cannot_be_read_again_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        now_s, network = 1000.0, [SMALL]
+async def test_what_cannot_be_read_again_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, network = 1000.0, [SMALL]
 
-        async def specs(*_: object) -> tuple[ModelSpec, ...]:
-            if not network:
-                raise NetworkError("nobody answers")
-            return tuple(network)
+    async def specs(*_: object) -> tuple[ModelSpec, ...]:
+        if not network:
+            raise NetworkError("nobody answers")
+        return tuple(network)
 
-        monkeypatch.setattr("client.health.prober.network_models", specs)
-        transport = MemoryNetwork(random.Random(0)).transport()
-        monkeypatch.setattr(transport, "now", lambda: now_s)
-        swarm = Swarm(transport, ModelText(name=MODEL.name), SwarmConfig())
-        history = History(None)
-        prober = Prober(swarm, history, ProberConfig())
+    monkeypatch.setattr("client.health.prober.network_models", specs)
+    transport = MemoryNetwork(random.Random(0)).transport()
+    monkeypatch.setattr(transport, "now", lambda: now_s)
+    swarm = Swarm(transport, ModelText(name=MODEL.name), SwarmConfig())
+    history = History(None)
+    prober = Prober(swarm, history, ProberConfig())
 
-        async def shown() -> list[str]:
-            await prober._look_at_models()
-            await prober.show()
-            return [row["name"] for row in prober.state["models"]]
+    async def shown() -> list[str]:
+        await prober._look_at_models()
+        await prober.show()
+        return [row["name"] for row in prober.state["models"]]
 
-        assert await shown() == ["brook"]
-        network.clear()
-        now_s = 1060.0
-        assert await shown() == ["brook"]
-        now_s = 1301.0
-        assert await shown() == []
-        history.close()
-
-    asyncio.run(scenario())
+    assert await shown() == ["brook"]
+    network.clear()
+    now_s = 1060.0
+    assert await shown() == ["brook"]
+    now_s = 1301.0
+    assert await shown() == []
+    history.close()

@@ -1,6 +1,5 @@
 """What was lost and when it was back, and what SQLite keeps of the time behind the page."""
 
-import asyncio
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -58,67 +57,58 @@ def test_a_swarm_that_is_not_healthy_is_an_incident_with_its_reasons() -> None:
     assert [each.key for each in watch.look(state(9))] == [SWARM]
 
 
-def test_an_open_incident_ends_although_the_page_was_started_again(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        history = History(tmp_path / "health.sqlite")
-        watch = IncidentWatch()
-        watch.look(state(0, a="serving"))
-        await history.add_incidents(watch.look(state(1, a="silent")))
-        history.close()
-        history = History(tmp_path / "health.sqlite")
-        watch = IncidentWatch(open=await history.open_incidents())
-        await history.add_incidents(watch.look(state(61, a="serving")))
-        assert told(list(await history.incidents(NOW_S + 61))) == [("a", "lost", 60.0)]
-        assert await history.open_incidents() == {}
-        assert await history.incidents(NOW_S + 8 * 86_400) == ()
-        history.close()
-
-    asyncio.run(scenario())
+async def test_an_open_incident_ends_although_the_page_was_started_again(tmp_path: Path) -> None:
+    history = History(tmp_path / "health.sqlite")
+    watch = IncidentWatch()
+    watch.look(state(0, a="serving"))
+    await history.add_incidents(watch.look(state(1, a="silent")))
+    history.close()
+    history = History(tmp_path / "health.sqlite")
+    watch = IncidentWatch(open=await history.open_incidents())
+    await history.add_incidents(watch.look(state(61, a="serving")))
+    assert told(list(await history.incidents(NOW_S + 61))) == [("a", "lost", 60.0)]
+    assert await history.open_incidents() == {}
+    assert await history.incidents(NOW_S + 8 * 86_400) == ()
+    history.close()
 
 
-def test_peers_that_come_and_go_neither_fill_the_disk_nor_the_list() -> None:
-    async def scenario() -> None:
-        history = History(None)
-        own = Incident(key=SWARM, name="the swarm", what="not healthy", since_unix_s=NOW_S)
-        one = replace(own, key="a", name="a", what="lost")
-        await history.add_incidents([own])
-        await history.add_incidents(
-            [replace(one, since_unix_s=NOW_S + 1 + at) for at in range(INCIDENTS_KEPT_MAX - 1)]
+async def test_peers_that_come_and_go_neither_fill_the_disk_nor_the_list() -> None:
+    history = History(None)
+    own = Incident(key=SWARM, name="the swarm", what="not healthy", since_unix_s=NOW_S)
+    one = replace(own, key="a", name="a", what="lost")
+    await history.add_incidents([own])
+    await history.add_incidents(
+        [replace(one, since_unix_s=NOW_S + 1 + at) for at in range(INCIDENTS_KEPT_MAX - 1)]
+    )
+    shown = await history.incidents(NOW_S)
+    assert len(shown) == INCIDENTS_SHOWN_MAX // 2 + 1
+    assert shown[-1] == own
+    await history.add_incidents([replace(one, since_unix_s=NOW_S + 9999)])
+    assert own not in await history.incidents(NOW_S), "the oldest is forgotten beyond the bound"
+    history.close()
+
+
+async def test_percentiles_of_a_step_are_those_of_its_answered_requests() -> None:
+    drawn, history = random.Random(7), History(None)
+    first_s = NOW_S // 3600 * 3600
+    probes = [
+        Probe(
+            at_unix_s=first_s + 13 * at,
+            reason="" if drawn.random() < 0.8 else "no free peer",
+            ttft_s=drawn.random(),
+            tokens=8,
         )
-        shown = await history.incidents(NOW_S)
-        assert len(shown) == INCIDENTS_SHOWN_MAX // 2 + 1
-        assert shown[-1] == own
-        await history.add_incidents([replace(one, since_unix_s=NOW_S + 9999)])
-        assert own not in await history.incidents(NOW_S), "the oldest is forgotten beyond the bound"
-        history.close()
-
-    asyncio.run(scenario())
-
-
-def test_percentiles_of_a_step_are_those_of_its_answered_requests() -> None:
-    async def scenario() -> None:
-        drawn, history = random.Random(7), History(None)
-        first_s = NOW_S // 3600 * 3600
-        probes = [
-            Probe(
-                at_unix_s=first_s + 13 * at,
-                reason="" if drawn.random() < 0.8 else "no free peer",
-                ttft_s=drawn.random(),
-                tokens=8,
-            )
-            for at in range(200)
-        ]
-        for probe in probes:
-            await history.add(probe)
-        for past in await history.past(first_s + 13 * 199):
-            assert sum(step["requests"] for step in past.probes) == 200
-            for step in past.probes:
-                begin_s = step["start_unix_s"]
-                own = [p for p in probes if begin_s <= p.at_unix_s < begin_s + past.span.step_s]
-                good = [probe.ttft_s for probe in own if probe.ok]
-                assert (step["requests"], step["answered"]) == (len(own), len(good))
-                assert step["ttft_p50_s"] == percentile(good, 50)
-                assert step["ttft_p95_s"] == percentile(good, 95)
-        history.close()
-
-    asyncio.run(scenario())
+        for at in range(200)
+    ]
+    for probe in probes:
+        await history.add(probe)
+    for past in await history.past(first_s + 13 * 199):
+        assert sum(step["requests"] for step in past.probes) == 200
+        for step in past.probes:
+            begin_s = step["start_unix_s"]
+            own = [p for p in probes if begin_s <= p.at_unix_s < begin_s + past.span.step_s]
+            good = [probe.ttft_s for probe in own if probe.ok]
+            assert (step["requests"], step["answered"]) == (len(own), len(good))
+            assert step["ttft_p50_s"] == percentile(good, 50)
+            assert step["ttft_p95_s"] == percentile(good, 95)
+    history.close()

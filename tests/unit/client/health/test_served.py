@@ -1,6 +1,5 @@
 """What the swarm served: sums since each peer joined become what came between two looks."""
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,20 +52,17 @@ def test_what_was_forgotten_is_new() -> None:
     assert tally.look([replace(OLD, answer_tokens=9500)], NOW_S + 30) == ServedCounts()
 
 
-def test_steps_add_up_over_a_restart_and_are_trimmed(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        for at_s in (NOW_S - KEPT_S - 7200, NOW_S, NOW_S + 1):
-            history = History(tmp_path / "health.sqlite")
-            await history.add_served(ServedCounts(answers=1, tokens=50), at_s)
-            history.close()
+async def test_steps_add_up_over_a_restart_and_are_trimmed(tmp_path: Path) -> None:
+    for at_s in (NOW_S - KEPT_S - 7200, NOW_S, NOW_S + 1):
         history = History(tmp_path / "health.sqlite")
-        for past in await history.past(NOW_S + 2):
-            start_unix_s = NOW_S // past.span.step_s * past.span.step_s
-            assert past.served == ({"start_unix_s": start_unix_s, "answers": 2, "tokens": 100},)
-        assert [past.served for past in await history.past(NOW_S + KEPT_S)] == [()] * 3
+        await history.add_served(ServedCounts(answers=1, tokens=50), at_s)
         history.close()
-
-    asyncio.run(scenario())
+    history = History(tmp_path / "health.sqlite")
+    for past in await history.past(NOW_S + 2):
+        start_unix_s = NOW_S // past.span.step_s * past.span.step_s
+        assert past.served == ({"start_unix_s": start_unix_s, "answers": 2, "tokens": 100},)
+    assert [past.served for past in await history.past(NOW_S + KEPT_S)] == [()] * 3
+    history.close()
 
 
 def test_the_page_says_whose_count_it_is() -> None:

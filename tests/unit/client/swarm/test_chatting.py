@@ -48,56 +48,48 @@ async def alone(text: ModelText) -> AsyncIterator[Swarm]:
         yield client
 
 
-def test_a_conversation_is_written_by_the_models_template(tmp_path: Path) -> None:
+@pytest.mark.virtual(limit_s=600)
+async def test_a_conversation_is_written_by_the_models_template(tmp_path: Path) -> None:
     text = text_with(QWEN3, tmp_path)
     expected = ids_of(text, "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
 
-    async def scenario() -> None:
-        async with alone(text) as swarm:
-            answer = await swarm.chat(HELLO, max_new_tokens=4)
-            assert answer.prompt_tokens == len(expected)
-            assert answer.token_ids == answer_of(expected, 4)
-            pieces = [piece async for piece in swarm.stream_chat("Hello", max_new_tokens=4)]
-            assert sum((piece.token_ids for piece in pieces), ()) == answer.token_ids
-            prefilled = [*HELLO, {"role": "assistant", "content": "Good"}]
-            continued = await swarm.chat_prompt(prefilled)
-            assert continued == ids_of(
-                text, "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nGood"
-            )
-
-    run_virtual(scenario(), limit_s=600)
+    async with alone(text) as swarm:
+        answer = await swarm.chat(HELLO, max_new_tokens=4)
+        assert answer.prompt_tokens == len(expected)
+        assert answer.token_ids == answer_of(expected, 4)
+        pieces = [piece async for piece in swarm.stream_chat("Hello", max_new_tokens=4)]
+        assert sum((piece.token_ids for piece in pieces), ()) == answer.token_ids
+        prefilled = [*HELLO, {"role": "assistant", "content": "Good"}]
+        continued = await swarm.chat_prompt(prefilled)
+        assert continued == ids_of(
+            text, "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nGood"
+        )
 
 
-def test_a_developers_message_stands_in_the_prompt(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with alone(text_with(QWEN3, tmp_path)) as swarm:
-            said = [{"role": "developer", "content": "Be short"}, *HELLO]
-            assert swarm.text.tokenizer is not None
-            prompt = swarm.text.tokenizer.decode(await swarm.chat_prompt(said))
-            assert "Be short" in prompt
-
-    run_virtual(scenario(), limit_s=600)
+@pytest.mark.virtual(limit_s=600)
+async def test_a_developers_message_stands_in_the_prompt(tmp_path: Path) -> None:
+    async with alone(text_with(QWEN3, tmp_path)) as swarm:
+        said = [{"role": "developer", "content": "Be short"}, *HELLO]
+        assert swarm.text.tokenizer is not None
+        prompt = swarm.text.tokenizer.decode(await swarm.chat_prompt(said))
+        assert "Be short" in prompt
 
 
+@pytest.mark.virtual(limit_s=600)
 @pytest.mark.parametrize(
     "messages", [[], [{"role": "user"}], [{"role": "user", "content": 1}], ["Hello"], 7]
 )
-def test_what_is_no_conversation_is_refused_by_name(messages: Any, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with alone(text_with(QWEN3, tmp_path)) as swarm:
-            with pytest.raises(UserError, match="messages"):
-                await swarm.chat(messages)
-
-    run_virtual(scenario(), limit_s=600)
+async def test_what_is_no_conversation_is_refused_by_name(messages: Any, tmp_path: Path) -> None:
+    async with alone(text_with(QWEN3, tmp_path)) as swarm:
+        with pytest.raises(UserError, match="messages"):
+            await swarm.chat(messages)
 
 
-def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with alone(text_with(None, tmp_path)) as swarm:
-            with pytest.raises(UserError, match="no chat template"):
-                await swarm.chat(HELLO)
-
-    run_virtual(scenario(), limit_s=600)
+@pytest.mark.virtual(limit_s=600)
+async def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
+    async with alone(text_with(None, tmp_path)) as swarm:
+        with pytest.raises(UserError, match="no chat template"):
+            await swarm.chat(HELLO)
 
 
 @pytest.mark.parametrize("template", [QWEN3, LLAMA3, None])
@@ -123,19 +115,17 @@ def test_ask_chats_where_the_model_can_and_nobody_says_otherwise(
     assert (shown["prompt_tokens"] > plain) is (template is not None and "--raw" not in flags)
 
 
-def test_an_awaited_swarm_stays_until_it_is_closed(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        text = text_with(QWEN3, tmp_path)
-        connecting: Connecting[Swarm] = Connecting(lambda: alone(text))
-        # Each in a task of its own, like the cells of a notebook.
-        swarm = await asyncio.create_task(_awaited(connecting))
-        answer = await asyncio.create_task(swarm.chat(HELLO, max_new_tokens=2))
-        assert len(answer.token_ids) == 2
-        await asyncio.create_task(swarm.close())
-        await swarm.close()
-        assert not [t for t in asyncio.all_tasks() if t.get_name() == "anabranch client"]
-
-    run_virtual(scenario(), limit_s=600)
+@pytest.mark.virtual(limit_s=600)
+async def test_an_awaited_swarm_stays_until_it_is_closed(tmp_path: Path) -> None:
+    text = text_with(QWEN3, tmp_path)
+    connecting: Connecting[Swarm] = Connecting(lambda: alone(text))
+    # Each in a task of its own, like the cells of a notebook.
+    swarm = await asyncio.create_task(_awaited(connecting))
+    answer = await asyncio.create_task(swarm.chat(HELLO, max_new_tokens=2))
+    assert len(answer.token_ids) == 2
+    await asyncio.create_task(swarm.close())
+    await swarm.close()
+    assert not [t for t in asyncio.all_tasks() if t.get_name() == "anabranch client"]
 
 
 async def _awaited(connecting: Connecting[Swarm]) -> Swarm:

@@ -81,7 +81,6 @@ def test_a_long_paragraph_scrolls_and_nothing_of_it_is_shown_twice() -> None:
     assert len(lines) > 30
 
 
-@pytest.mark.property
 @given(st.lists(st.text("ab *`#-1.\n", max_size=6), max_size=30))
 def test_no_cut_tears_a_plain_answer(pieces: list[str]) -> None:
     whole = "".join(pieces)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from client.text.stop_strings import StopStrings
 
 
-@pytest.mark.property
 @given(
     text=st.text(alphabet="abc", max_size=30),
     stops=st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3),

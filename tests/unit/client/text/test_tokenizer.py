@@ -34,7 +34,6 @@ class _Bytes:
         return bytes(ids).decode("utf-8", errors="replace")
 
 
-@pytest.mark.property
 @given(text=st.text(), sizes=st.lists(st.integers(1, 5)))
 def test_pieces_join_to_the_text(text: str, sizes: list[int]) -> None:
     ids = list(text.encode("utf-8", errors="ignore"))
@@ -189,7 +188,6 @@ def _decoders() -> dict[str, Any]:
     }
 
 
-@pytest.mark.property
 @pytest.mark.parametrize("decoder", list(_decoders()))
 @given(chosen=st.lists(st.integers(0, 6), max_size=12), size=st.integers(1, 3))
 def test_special_tokens_take_no_space_from_the_stream(

@@ -3,9 +3,10 @@
 import asyncio
 import random
 
+import pytest
+
 from client.view.pinger import PING_AGAIN_S, PING_EVERY_S, PING_SHARE_S, PONG_S, Pinger, answering
 from node.links.probe import ProbeServer
-from testing.clock import run_virtual
 from testing.network import MemoryNetwork, MemoryTransport
 
 
@@ -16,74 +17,68 @@ async def peers_of(network: MemoryNetwork, count: int) -> list[MemoryTransport]:
     return peers
 
 
-def test_a_killed_and_a_frozen_peer_are_silent_soon_and_one_that_thaws_is_not() -> None:
-    async def scenario() -> None:
-        network = MemoryNetwork(random.Random(1))
-        changed = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        pinger = Pinger(network.transport(), changed.set)
-        killed, frozen, well = await peers_of(network, 3)
-        pinger.watch({peer.peer_id: () for peer in (killed, frozen, well)})
-        await asyncio.sleep(1)
-        assert all(pinger.state_of(p.peer_id).answered_unix_s for p in (killed, frozen, well))
+@pytest.mark.virtual(limit_s=60)
+async def test_a_killed_and_a_frozen_peer_are_silent_soon_and_one_that_thaws_is_not() -> None:
+    network = MemoryNetwork(random.Random(1))
+    changed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    pinger = Pinger(network.transport(), changed.set)
+    killed, frozen, well = await peers_of(network, 3)
+    pinger.watch({peer.peer_id: () for peer in (killed, frozen, well)})
+    await asyncio.sleep(1)
+    assert all(pinger.state_of(p.peer_id).answered_unix_s for p in (killed, frozen, well))
 
-        async def until_silent(peer_id: str, limit_s: float) -> None:
-            since_s = loop.time()
-            while not pinger.state_of(peer_id).silent:
-                changed.clear()
-                await changed.wait()
-            assert loop.time() - since_s <= limit_s
+    async def until_silent(peer_id: str, limit_s: float) -> None:
+        since_s = loop.time()
+        while not pinger.state_of(peer_id).silent:
+            changed.clear()
+            await changed.wait()
+        assert loop.time() - since_s <= limit_s
 
-        network.freeze(frozen.peer_id)
-        network.kill(killed.peer_id)
-        await until_silent(killed.peer_id, PING_EVERY_S + PING_AGAIN_S + 0.1)
-        both_s = PING_EVERY_S + PING_AGAIN_S + 2 * PONG_S
-        await until_silent(frozen.peer_id, both_s)
-        assert pinger.state_of(well.peer_id).misses == 0
-        network.thaw(frozen.peer_id)
-        changed.clear()
-        await changed.wait()
-        assert not pinger.state_of(frozen.peer_id).silent
-        assert pinger.state_of(killed.peer_id).silent
-        pinger.watch({well.peer_id: ()})
-        assert pinger.state_of(killed.peer_id).answered_unix_s is None, "it is watched no more"
-        await pinger.close()
-
-    run_virtual(scenario(), limit_s=60)
+    network.freeze(frozen.peer_id)
+    network.kill(killed.peer_id)
+    await until_silent(killed.peer_id, PING_EVERY_S + PING_AGAIN_S + 0.1)
+    both_s = PING_EVERY_S + PING_AGAIN_S + 2 * PONG_S
+    await until_silent(frozen.peer_id, both_s)
+    assert pinger.state_of(well.peer_id).misses == 0
+    network.thaw(frozen.peer_id)
+    changed.clear()
+    await changed.wait()
+    assert not pinger.state_of(frozen.peer_id).silent
+    assert pinger.state_of(killed.peer_id).silent
+    pinger.watch({well.peer_id: ()})
+    assert pinger.state_of(killed.peer_id).answered_unix_s is None, "it is watched no more"
+    await pinger.close()
 
 
-def test_many_peers_are_asked_less_often() -> None:
-    async def scenario() -> None:
-        network = MemoryNetwork(random.Random(1))
-        pinger = Pinger(network.transport(), lambda: None)
-        peers = await peers_of(network, 400)
-        pinger.watch({peer.peer_id: () for peer in peers})
-        await asyncio.sleep(1)
-        first = pinger.state_of(peers[0].peer_id).answered_unix_s
-        await asyncio.sleep(400 * PING_SHARE_S - 2)
-        assert pinger.state_of(peers[0].peer_id).answered_unix_s == first
-        await asyncio.sleep(2)
-        assert pinger.state_of(peers[0].peer_id).answered_unix_s != first
-        await pinger.close()
-
-    run_virtual(scenario(), limit_s=60)
+@pytest.mark.virtual(limit_s=60)
+async def test_many_peers_are_asked_less_often() -> None:
+    network = MemoryNetwork(random.Random(1))
+    pinger = Pinger(network.transport(), lambda: None)
+    peers = await peers_of(network, 400)
+    pinger.watch({peer.peer_id: () for peer in peers})
+    await asyncio.sleep(1)
+    first = pinger.state_of(peers[0].peer_id).answered_unix_s
+    await asyncio.sleep(400 * PING_SHARE_S - 2)
+    assert pinger.state_of(peers[0].peer_id).answered_unix_s == first
+    await asyncio.sleep(2)
+    assert pinger.state_of(peers[0].peer_id).answered_unix_s != first
+    await pinger.close()
 
 
-def test_of_those_that_may_have_failed_the_frozen_one_is_known_at_once() -> None:
-    async def scenario() -> None:
-        network = MemoryNetwork(random.Random(1))
-        client, loop = network.transport(), asyncio.get_running_loop()
-        killed, frozen, well = await peers_of(network, 3)
-        everybody = {peer.peer_id: () for peer in (killed, frozen, well)}
-        assert await answering(client, everybody, 1.5, 0.4) == set(everybody)
-        network.freeze(frozen.peer_id)
-        network.kill(killed.peer_id)
-        begun_s = loop.time()
-        assert await answering(client, everybody, 1.5, 0.4) == {well.peer_id}
-        assert loop.time() - begun_s < 0.6
-        begun_s = loop.time()
-        assert await answering(client, {frozen.peer_id: ()}, 1.5, 0.4) == set()
-        assert loop.time() - begun_s < 1.6
-        network.thaw(frozen.peer_id)
-
-    run_virtual(scenario(), limit_s=60)
+@pytest.mark.virtual(limit_s=60)
+async def test_of_those_that_may_have_failed_the_frozen_one_is_known_at_once() -> None:
+    network = MemoryNetwork(random.Random(1))
+    client, loop = network.transport(), asyncio.get_running_loop()
+    killed, frozen, well = await peers_of(network, 3)
+    everybody = {peer.peer_id: () for peer in (killed, frozen, well)}
+    assert await answering(client, everybody, 1.5, 0.4) == set(everybody)
+    network.freeze(frozen.peer_id)
+    network.kill(killed.peer_id)
+    begun_s = loop.time()
+    assert await answering(client, everybody, 1.5, 0.4) == {well.peer_id}
+    assert loop.time() - begun_s < 0.6
+    begun_s = loop.time()
+    assert await answering(client, {frozen.peer_id: ()}, 1.5, 0.4) == set()
+    assert loop.time() - begun_s < 1.6
+    network.thaw(frozen.peer_id)

@@ -331,19 +331,17 @@ class BehindTransport(MemoryTransport):
     clock_note = "this machine's clock is 100 s behind its peers': set it"  # type: ignore[assignment]
 
 
-def test_a_wrong_clock_is_told_once_and_in_the_answer() -> None:
-    async def scenario() -> None:
-        network = MemoryNetwork(random.Random(1))
-        told: list[str] = []
-        transport = BehindTransport(network, Identity.generate())
-        config = ReaderConfig(network="net", wait_s=1.0)
-        reader = SwarmReader(transport, Make.model.name, config, told.append)
-        async with reader.reading():
-            with pytest.raises(UnavailableError, match="; this machine's clock is 100 s"):
-                await reader.ready_spec()
-        assert sum("until then theirs counts" in line for line in told) == 1
-
-    run_virtual(scenario(), limit_s=30)
+@pytest.mark.virtual(limit_s=30)
+async def test_a_wrong_clock_is_told_once_and_in_the_answer() -> None:
+    network = MemoryNetwork(random.Random(1))
+    told: list[str] = []
+    transport = BehindTransport(network, Identity.generate())
+    config = ReaderConfig(network="net", wait_s=1.0)
+    reader = SwarmReader(transport, Make.model.name, config, told.append)
+    async with reader.reading():
+        with pytest.raises(UnavailableError, match="; this machine's clock is 100 s"):
+            await reader.ready_spec()
+    assert sum("until then theirs counts" in line for line in told) == 1
 
 
 def test_who_asks_for_a_model_that_nobody_has_hears_at_once_what_there_is() -> None:

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -251,7 +250,6 @@ def test_sessions_on_other_layers_make_no_room() -> None:
     assert makes_room == ["crowd 16 of (0, 2)", "crowd 15 of (0, 2)"]
 
 
-@pytest.mark.property
 @given(data=st.data())
 @examples(60)
 def test_every_session_ends_whatever_they_ask_for(data: st.DataObject) -> None:

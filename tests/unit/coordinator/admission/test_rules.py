@@ -75,7 +75,6 @@ def test_what_will_never_fit_gets_no_promise() -> None:
     assert retry_after_s(100, 0, [Holding(kv_tokens=50, ran_tokens=0, age_s=1.0)]) == 0.0
 
 
-@pytest.mark.property
 @given(needed=st.integers(1, 500), free=st.integers(0, 500), holding=holdings)
 def test_bounds_and_order(needed: int, free: int, holding: list[Holding]) -> None:
     after_s = retry_after_s(needed, free, holding)
@@ -97,7 +96,6 @@ def test_who_is_turned_away_does_not_come_back_with_all_the_others() -> None:
     assert len(crowd.since_s) <= CROWD_MAX
 
 
-@pytest.mark.property
 @given(capacity=st.integers(1, 10_000), sizes=st.lists(st.integers(1, 2_000), max_size=30))
 def test_ordinary_sessions_leave_the_headroom_free(capacity: int, sizes: list[int]) -> None:
     held = 0

@@ -65,7 +65,6 @@ def test_a_ring_is_closed(make):
     assert ring_latency_s(measured, default_rtt_s, ["p0"]) == 0.0
 
 
-@pytest.mark.property
 @examples(60)
 @given(seed=st.integers(0, 10**6), peers=st.integers(1, 9), layers=st.integers(1, 12))
 def test_networkx_finds_the_same_flow(make, seed, peers, layers):

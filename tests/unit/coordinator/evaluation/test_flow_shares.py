@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from coordinator.evaluation.flow_shares import FULL, Shares, within_room
 from dht.messages.types import SINK, SOURCE
-from tests.examples import examples
 
 STAGES = (("a", "b"), ("c", "d", "e"))
 ORDER = tuple(name for stage in STAGES for name in stage)
@@ -40,7 +39,6 @@ WEIGHTS = st.lists(st.floats(0.05, 1.0), min_size=8, max_size=8)
 ROOMS = st.lists(st.floats(1.0, 100.0), min_size=5, max_size=5)
 
 
-@examples(100)
 @given(WEIGHTS, ROOMS, st.floats(0.1, 0.9))
 def test_no_peer_takes_more_than_its_room_while_others_have_some(
     weights: list[float], rooms: list[float], fill: float

@@ -42,8 +42,7 @@ def by_networkx(problem: Problem, spans: tuple[Assignment, ...]) -> float:
 
 
 class TestAgainstOtherAlgorithms:
-    @pytest.mark.property
-    @examples(150)
+    @examples(75)
     @given(placed())
     def test_three_algorithms_agree_on_any_placement(
         self, case: tuple[Problem, tuple[Assignment, ...]]
@@ -55,8 +54,6 @@ class TestAgainstOtherAlgorithms:
         slow = max_flow_tokens_per_s(limits)
         assert flow == pytest.approx(slow, rel=1e-6, abs=1e-6)
 
-    @pytest.mark.property
-    @examples(100)
     @given(placed())
     def test_no_placement_beats_the_bound(
         self, case: tuple[Problem, tuple[Assignment, ...]]
@@ -64,8 +61,7 @@ class TestAgainstOtherAlgorithms:
         problem, spans = case
         assert solve_flow(problem, spans).flow_tokens_per_s <= upper_bound(problem) * (1 + 1e-6)
 
-    @pytest.mark.property
-    @examples(150)
+    @examples(75)
     @given(placed())
     def test_no_flow_is_more_than_a_peers_own_links_carry(
         self, case: tuple[Problem, tuple[Assignment, ...]]

@@ -10,7 +10,6 @@ from hypothesis import given
 from coordinator.evaluation.plan_check import check_plan, check_shape, uncovered
 from coordinator.planning.placement import HEURISTICS
 from dht.messages.types import SINK, SOURCE, FlowEdge, Plan, Problem
-from tests.examples import examples
 from tests.unit.coordinator.problems import model, node, plan_of, problems, span
 
 PROBLEM = Problem(
@@ -155,8 +154,6 @@ class TestAgainstTheProblem:
         wrong = check_plan(scaled(sound(), 0.5), PROBLEM)
         assert any("could serve" in line for line in wrong), wrong
 
-    @pytest.mark.property
-    @examples(100)
     @given(problems())
     def test_what_planners_make_passes(self, problem: Problem) -> None:
         for name, heuristic in HEURISTICS.items():

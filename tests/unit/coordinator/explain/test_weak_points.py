@@ -42,7 +42,7 @@ def fewest_losses(problem: Problem, spans: Spans) -> int:
 
 
 @given(placed())
-@examples(200)
+@examples(100)
 def test_the_graph_says_what_trying_every_loss_says(case: tuple[Problem, Spans]) -> None:
     problem, spans = case
     found = weak_points(problem, spans)
@@ -74,7 +74,6 @@ def _without(spans: Spans, gone: Assignment) -> Spans:
 
 
 @given(placed())
-@examples(100)
 def test_without_slow_links_the_path_of_segments_is_the_same(case: tuple[Problem, Spans]) -> None:
     problem, spans = case
     quick = replace(problem, links=(), default_bandwidth_bytes_per_s=1e15)
@@ -93,7 +92,6 @@ def test_without_slow_links_the_path_of_segments_is_the_same(case: tuple[Problem
 
 
 @given(placed())
-@examples(100)
 def test_a_cut_carries_the_flow_and_all_routes_pass_it(case: tuple[Problem, Spans]) -> None:
     asked = graph_of(*case)
     if not asked.assignments or not all(asked.holders):

@@ -20,7 +20,6 @@ CONFIG = WatchConfig()
 END_S = 60.0
 
 
-@pytest.mark.property
 @given(st.none() | st.floats(0, 1e9) | st.just(math.nan) | st.just(math.inf))
 def test_a_deadline_is_between_two_and_five_seconds(p95_s: float | None) -> None:
     limit_s = deadline_s(p95_s, CONFIG)
@@ -29,7 +28,6 @@ def test_a_deadline_is_between_two_and_five_seconds(p95_s: float | None) -> None
         assert limit_s == pytest.approx(5 * p95_s)
 
 
-@pytest.mark.property
 @given(st.lists(st.floats(0, 100), max_size=200))
 def test_the_95th_percentile_is_of_the_last_64(samples: list[float]) -> None:
     times = StepTimes()
@@ -75,7 +73,6 @@ class Run:
         return None
 
 
-@pytest.mark.property
 @given(silent_s=st.floats(0, 40), delay_s=st.floats(0, 0.9))
 def test_a_silent_peer_is_dead_within_five_seconds_and_not_before_two(
     silent_s: float, delay_s: float
@@ -91,13 +88,11 @@ def test_a_silent_peer_is_dead_within_five_seconds_and_not_before_two(
         assert at_s >= silent_s - CONFIG.ping_every_s - delay_s + 2.0 - 1e-6
 
 
-@pytest.mark.property
 @given(delay_s=st.floats(0, 1.4))
 def test_a_peer_that_answers_lives(delay_s: float) -> None:
     assert Run(delay_s=delay_s).until_dead() is None
 
 
-@pytest.mark.property
 @given(step_s=st.floats(0.001, 0.9), stuck_at_s=st.floats(5, 20))
 def test_an_engine_that_is_stuck_is_as_good_as_dead_although_it_answers(
     step_s: float, stuck_at_s: float
@@ -178,7 +173,6 @@ def test_an_unused_stream_is_not_pinged_and_silence_counts_from_its_next_use() -
     assert not isinstance(watch.tick(51.0), Dead)
 
 
-@pytest.mark.property
 @given(
     st.lists(
         st.tuples(st.integers(0, 5), st.floats(0, 1e10), st.none() | st.floats(0, 1e10)),

@@ -15,7 +15,7 @@ from coordinator.problem.service import service_from_rates
 from dht.messages.types import PlanVersion, Problem
 from tests.examples import examples
 from tests.unit.coordinator.helix import problem_of, published
-from tests.unit.coordinator.problems import model, node, problems, steady
+from tests.unit.coordinator.problems import ends_after, model, node, problems, steady
 
 QUICK = ("petals", "swarm", "separate", "cp-sat")
 
@@ -60,14 +60,7 @@ def test_a_cluster_that_cannot_be_cut_stays_whole() -> None:
 def test_many_peers_are_planned_in_cells_and_the_plan_is_sound() -> None:
     problem = many(70)
     service = service_from_rates(problem)
-    steps = iter(range(60))
-    best = best_placement(
-        problem,
-        time_limit_s=1.0,
-        seed=0,
-        spent=lambda: next(steps, 60) / 60,
-        service=service,
-    )
+    best = best_placement(problem, time_limit_s=1.0, seed=0, spent=ends_after(60), service=service)
     plan = make_plan(
         problem, best, version=PlanVersion(), coordinator="a", solve_s=0.0, now_unix_s=0.0
     )
@@ -75,7 +68,6 @@ def test_many_peers_are_planned_in_cells_and_the_plan_is_sound() -> None:
     assert plan.flow_tokens_per_s > 0.3 * upper_bound(problem)
 
 
-@pytest.mark.property
 @examples(10)
 @given(problems(peers_max=4, layers_max=4))
 def test_every_planner_passes_the_checker(problem: Problem) -> None:
@@ -96,12 +88,11 @@ def test_one_more_peer_never_costs_more_than_a_tenth() -> None:
     values = []
     for count in (8, 10, 12):
         problem = replace(full, nodes=full.nodes[:count])
-        steps = iter(range(60))
         found = best_placement(
             problem,
             time_limit_s=1.0,
             seed=0,
-            spent=lambda it=steps: next(it, 60) / 60,
+            spent=ends_after(60),
             service=service_from_rates(problem),
         )
         values.append(found.value)

@@ -20,7 +20,7 @@ MBIT = 125_000.0
 
 
 @pytest.mark.property
-@examples(150)
+@examples(75)
 @given(
     offers=OFFERS,
     mbit=st.sampled_from([1, 20, 1000]),
@@ -33,7 +33,6 @@ def test_messages_arrive_whole_and_each_class_in_its_order(
 
 
 @pytest.mark.property
-@examples(100)
 @given(offers=OFFERS, mbit=st.sampled_from([5, 100]), delay_us=st.sampled_from([1_000, 60_000]))
 def test_bulk_in_flight_stays_within_the_window(
     offers: list[tuple[TrafficClass, int, int]], mbit: int, delay_us: int

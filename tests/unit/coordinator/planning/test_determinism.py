@@ -13,6 +13,7 @@ from bench.planner.placement import load
 from coordinator.experiments.full_load import OfflineConfig, offline
 from coordinator.planning.placement import best_placement
 from coordinator.simulator.core.trace import typical
+from tests.unit.coordinator.problems import ends_after
 
 SEEDS_OF_HASHES = ("1", "6")
 """Orders of sets of names differ between these."""
@@ -28,10 +29,7 @@ def placed(cluster: str, model: str, shuffled: int | None = None) -> list[Any]:
             nodes=tuple(draw.sample(problem.nodes, len(problem.nodes))),
             links=tuple(draw.sample(problem.links, len(problem.links))),
         )
-    steps = iter(range(40))
-    found = best_placement(
-        problem, time_limit_s=5.0, seed=1, spent=lambda: next(steps, 40) / 40, service=service
-    )
+    found = best_placement(problem, time_limit_s=5.0, seed=1, spent=ends_after(40), service=service)
     spans = sorted((a.peer_id, a.start, a.end) for a in found.assignments)
     edges = sorted((e.tail, e.head, e.tokens_per_s) for e in found.edges or ())
     return [found.value, spans, edges]

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import cache
 from inspect import signature
 from itertools import count
 from typing import Any
@@ -28,7 +29,6 @@ from coordinator.planning.placement import (
     NoPlacementError,
     Placement,
     adoptable,
-    best_placement,
     choose,
     finalists,
     score,
@@ -42,7 +42,17 @@ from coordinator.search.columns import Master
 from coordinator.simulator.judge import judge
 from dht.messages.types import Assignment, Plan, PlanVersion, Problem
 from tests.examples import examples
-from tests.unit.coordinator.problems import link, model, node, plan_of, problems, span, steady
+from tests.unit.coordinator.problems import (
+    best_for,
+    ends_after,
+    link,
+    model,
+    node,
+    plan_of,
+    problems,
+    span,
+    steady,
+)
 
 VERSION = PlanVersion(term=3, counter=7)
 
@@ -51,11 +61,6 @@ def request(problem: Problem) -> SolveRequest:
     return SolveRequest(
         problem=problem, version=VERSION, coordinator="a", time_limit_s=0.3, seed=1, now_unix_s=5.0
     )
-
-
-def placed(problem: Problem, **options: Any) -> Placement:
-    """The planner's answer, with what peers announce."""
-    return best_placement(problem, service=announced_service(problem), **options)
 
 
 def holding(problem: Problem, spans: tuple[Assignment, ...]) -> Problem:
@@ -147,7 +152,7 @@ class TestTightMemory:
 
     def test_the_cover_is_found(self) -> None:
         problem = self.tight()
-        placement = placed(problem, time_limit_s=2.0, seed=1)
+        placement = best_for(problem)
         assert placement.flow_tokens_per_s == pytest.approx(9)
         assert uncovered(placement.assignments, 10) == ()
         ends = {a.peer_id for a in placement.assignments if a.start == 0 or a.end == 10}
@@ -157,12 +162,12 @@ class TestTightMemory:
         problem = self.tight()
         poor = replace(problem, model=replace(problem.model, head_bytes=400))
         with pytest.raises(NoPlacementError, match="the 6 peers here can hold at most 9 of 10"):
-            placed(poor, time_limit_s=1.0, seed=1)
+            best_for(poor)
 
     def test_too_few_layers_in_all(self) -> None:
         problem = Problem(model=model(10), nodes=(node("a", [9] * 3), node("b", [9] * 2)))
         with pytest.raises(NoPlacementError, match="the 2 peers here can hold at most 5 of 10"):
-            placed(problem, time_limit_s=0.5, seed=1)
+            best_for(problem)
 
 
 class TestBest:
@@ -174,7 +179,7 @@ class TestBest:
         service = announced_service(problem)
         values = [score(problem, a, "x", service=service).value for a in answers if a is not None]
         try:
-            placement = placed(problem, time_limit_s=0.2, seed=1)
+            placement = best_for(problem)
         except NoPlacementError:
             assert not values
             return
@@ -187,20 +192,20 @@ class TestBest:
         problem = Problem(
             model=model(2), nodes=nodes, client_bandwidth_bytes_per_s=8 * 9, token_bytes=8
         )
-        placement = placed(problem, time_limit_s=0.5, seed=1)
+        placement = best_for(problem)
         assert {a.peer_id for a in placement.assignments} == {"a", "c"}
 
     def test_any_best_placement_is_kept_once_it_is_held(self) -> None:
         problem = Problem(
             model=model(4), nodes=tuple(node(name, steady(8, 4)) for name in ("a", "b", "c"))
         )
-        first = placed(problem, time_limit_s=1.0, seed=1)
-        again = placed(holding(problem, first.assignments), time_limit_s=1.0, seed=2)
+        first = best_for(problem)
+        again = best_for(holding(problem, first.assignments), seed=2)
         assert set(again.assignments) == set(first.assignments)
         # The same placement with the names changed round serves as much, and stays.
         turned = {"a": "b", "b": "c", "c": "a"}
         others = tuple(replace(a, peer_id=turned[a.peer_id]) for a in first.assignments)
-        kept = placed(holding(problem, others), time_limit_s=1.0, seed=2)
+        kept = best_for(holding(problem, others), seed=2)
         assert set(kept.assignments) == set(others)
 
     def test_equal_plans_are_ranked_by_second_holders_before_rings_and_moves(self) -> None:
@@ -277,9 +282,8 @@ class TestSolve:
 
         monkeypatch.setattr(Master, "chosen", chosen)
         nodes = tuple(node(f"p{n}", steady(10 + 3 * n, 5)) for n in range(8))
-        steps = count()
         asked = request(Problem(model=model(8), nodes=nodes))
-        answer = solve_request(asked, lambda: next(steps) / 2000)
+        answer = solve_request(asked, ends_after(400))
         assert answer.best is not None
         assert answer.searched is not None
         if broken:
@@ -369,10 +373,7 @@ class TestTrials:
         problem = self.problem(held=3)
 
         def planned(*, trials: bool) -> Placement:
-            steps = count()
-            return placed(
-                problem, time_limit_s=1.0, seed=0, spent=lambda: next(steps) / 300, trials=trials
-            )
+            return best_for(problem, looks=300, seed=0, trials=trials)
 
         by_estimate = planned(trials=False)
         assert runs == []
@@ -399,8 +400,7 @@ class TestTrials:
         monkeypatch.setattr(placement, "judge", seen("chose"))
         monkeypatch.setattr(solve, "judge", seen("compared"))
         held = holding(self.problem(), (span("a", 0, 1), span("b", 1, 2), span("c", 2, 4)))
-        steps = count()
-        answer = solve_request(replace(request(held), thorough=True), lambda: next(steps) / 300)
+        answer = solve_request(replace(request(held), thorough=True), ends_after(300))
         assert answer.tried
         assert seeds["chose"]
         assert seeds["compared"]
@@ -425,8 +425,7 @@ class TestTrials:
 
 def solved(asked: SolveRequest) -> SolveAnswer:
     """The answer of a solve that ends after a number of steps: the same each time."""
-    steps = count()
-    return solve_request(asked, lambda: next(steps) / 100)
+    return solve_request(asked, ends_after(100))
 
 
 def spans_of(answer: SolveAnswer) -> set[Assignment]:
@@ -497,7 +496,8 @@ class TestManyCells:
     """Beyond ``CELLS_ABOVE`` peers, what is kept flows inside the cells that there are, and after a
     change only cells that lost a layer are planned anew."""
 
-    def swarm(self, sites: int = 8) -> Problem:
+    @staticmethod
+    def swarm(sites: int = 8) -> Problem:
         """Peers at sites, with short links inside each."""
         names = [(site, at) for site in range(sites) for at in range(12)]
         links = tuple(
@@ -516,9 +516,11 @@ class TestManyCells:
             default_bandwidth_bytes_per_s=1e5,
         )
 
-    def first(self) -> tuple[Problem, Plan]:
+    @classmethod
+    @cache
+    def first(cls) -> tuple[Problem, Plan]:
         """The swarm, each of whose peers holds what its first plan gave it, and that plan."""
-        problem = self.swarm()
+        problem = cls.swarm()
         plan = solved(request(problem)).best
         assert plan is not None
         assert len(flow_parts(plan.edges)) > 2

@@ -3,7 +3,6 @@
 import random
 from dataclasses import replace
 from itertools import permutations
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -42,6 +41,7 @@ from dht.messages.types import (
     with_layer_bytes,
 )
 from tests.examples import examples
+from tests.unit.coordinator.problems import best_for
 
 
 def plan_of(problem: Problem, placement: Placement):
@@ -53,11 +53,6 @@ def plan_of(problem: Problem, placement: Placement):
         solve_s=0.0,
         now_unix_s=0.0,
     )
-
-
-def placed(problem: Problem, **options: Any) -> Placement:
-    """The planner's answer, with what peers announce."""
-    return best_placement(problem, service=announced_service(problem), **options)
 
 
 def can_cover(problem: Problem) -> bool:
@@ -78,7 +73,6 @@ def can_cover(problem: Problem) -> bool:
     return False
 
 
-@pytest.mark.property
 @examples(60)
 @given(seed=st.integers(0, 10**6), peers=st.integers(1, 5), layers=st.integers(1, 8))
 def test_coverage_is_exact_and_the_chain_finds_it(make, seed, peers, layers):
@@ -106,7 +100,6 @@ def test_coverage_is_exact_and_the_chain_finds_it(make, seed, peers, layers):
         assert all(fits(problem.model, nodes[a.peer_id], a.start, a.end) for a in spans)
 
 
-@pytest.mark.property
 @examples(60)
 @given(
     seed=st.integers(0, 10**6),
@@ -139,7 +132,7 @@ def test_layers_of_other_sizes_are_counted_as_they_are(make, seed, peers, sizes)
         assert can_cover(problem)
         spans = chain(problem)
         assert spans is not None
-        best = placed(problem, time_limit_s=0.2, seed=1)
+        best = best_for(problem)
         assert check_plan(plan_of(problem, best), problem) == []
 
 
@@ -164,7 +157,6 @@ def test_many_kinds_of_layers_are_rounded_up(make):
     assert (alike.layer_bytes, alike.layer_sizes, alike.layer_kinds) == (7, (), b"")
 
 
-@pytest.mark.property
 @examples(25)
 @given(seed=st.integers(0, 10**6), peers=st.integers(1, 9), layers=st.integers(1, 12))
 def test_every_heuristic_passes_the_checker(make, seed, peers, layers):
@@ -179,7 +171,7 @@ def test_every_heuristic_passes_the_checker(make, seed, peers, layers):
 @pytest.mark.parametrize("seed", range(4))
 def test_the_best_is_valid_and_no_worse_than_any_heuristic(make, seed):
     problem = make.random_problem(seed + 100, peers=5, layers=8)
-    best = placed(problem, time_limit_s=1.0, seed=1)
+    best = best_for(problem)
     assert check_plan(plan_of(problem, best), problem) == []
     for name, heuristic in HEURISTICS.items():
         spans = heuristic(problem)
@@ -221,7 +213,7 @@ def test_tight_memory_is_covered_where_greedy_fails(make):
     # 8 layers, 50 extra at the start, 70 at the end: exactly one order fits.
     problem = make.problem([(350, 100.0), (200, 100.0), (370, 100.0)])
     assert greedy(problem) is None or uncovered(greedy(problem), 8) == ()
-    best = placed(problem, time_limit_s=1.0, seed=0)
+    best = best_for(problem)
     spans = sorted((a.start, a.end, a.peer_id) for a in best.assignments)
     assert spans == [(0, 3, "p0"), (3, 5, "p1"), (5, 8, "p2")]
 
@@ -229,14 +221,14 @@ def test_tight_memory_is_covered_where_greedy_fails(make):
 def test_what_is_missing_is_named(make):
     problem = make.problem([(350, 100.0), (200, 100.0), (369, 100.0)])
     with pytest.raises(NoPlacementError, match=r"the 3 peers here .* at most 7 of 8 layers; about"):
-        placed(problem, time_limit_s=1.0, seed=0)
+        best_for(problem)
     with pytest.raises(NoPlacementError, match="the 0 peers here can hold at most 0 of 8"):
-        placed(replace(problem, nodes=()), time_limit_s=1.0, seed=0)
+        best_for(replace(problem, nodes=()))
 
 
 def test_idle_peers_become_spares(make):
     problem = make.problem([(1000, 1e6), (1000, 1e6), (150, 0.001)])
-    best = placed(problem, time_limit_s=1.0, seed=0)
+    best = best_for(problem)
     assert {a.peer_id for a in best.assignments} == {"p0", "p1", "p2"}
 
 
@@ -247,7 +239,7 @@ def test_who_holds_layers_is_not_moved_for_nothing(make):
         replace(n, current=make.span(n.peer_id, *now[n.peer_id]), tokens_per_s=(100.0,) * 8)
         for n in problem.nodes
     )
-    best = placed(replace(problem, nodes=nodes), time_limit_s=1.0, seed=0)
+    best = best_for(replace(problem, nodes=nodes), looks=None, seed=0)
     assert {a.peer_id: (a.start, a.end) for a in best.assignments} == now
     assert best.moved_layers == 0
 

@@ -2,7 +2,6 @@
 
 from itertools import product
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,8 +78,7 @@ def transitions(draw: st.DrawFn):
     return draw(placements(peers)), draw(placements(peers)), keeping
 
 
-@pytest.mark.property
-@examples(300)
+@examples(100)
 @given(transitions())
 def test_every_transition_passes_the_checker_and_every_moment(transition):
     old, new, keeping = transition
@@ -90,8 +88,7 @@ def test_every_transition_passes_the_checker_and_every_moment(transition):
         assert uncovered <= set(wave.breaks)
 
 
-@pytest.mark.property
-@examples(300)
+@examples(100)
 @given(transitions())
 def test_nothing_breaks_when_any_order_allows_it(transition):
     old, new, keeping = transition
@@ -104,8 +101,7 @@ def test_two_peers_cannot_change_places_unless_a_third_holds_the_layers_of_one()
     assert can_be_reached(old, (*new, *spans_of("c0-2")))
 
 
-@pytest.mark.property
-@examples(300)
+@examples(100)
 @given(transitions())
 def test_a_placement_is_reached_when_any_order_of_moves_leads_there(transition):
     """Peers that serve nothing while they load are no reason against it."""

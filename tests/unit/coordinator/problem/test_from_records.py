@@ -16,7 +16,7 @@ from coordinator.problem.from_records import (
 )
 from dht.messages.types import RATE_MAX, Link, LinksRecord, PlanVersion, Problem
 from tests.examples import examples
-from tests.unit.coordinator.problems import model, record
+from tests.unit.coordinator.problems import ends_after, model, record
 
 RATES = st.one_of(
     st.sampled_from([0.0, 5e-324, 1e-300, 1.0, 1e6, RATE_MAX]), st.floats(0.0, RATE_MAX)
@@ -75,8 +75,7 @@ def test_whatever_peers_announce_there_is_a_plan(
         for node in problem.nodes
         for rate in node.tokens_per_s
     )
-    steps = iter(range(1, 10_000))
-    assert solve_request(asked(problem), lambda: next(steps) / 40).best is not None
+    assert solve_request(asked(problem), ends_after(40)).best is not None
 
 
 def test_a_planner_that_fails_costs_only_its_own_placements(

@@ -73,7 +73,7 @@ TRIPLES = st.lists(
 )
 
 
-@examples(200)
+@examples(100)
 @given(TRIPLES.map(sorted), st.lists(st.floats(1, 1e6), min_size=2, max_size=2))
 def test_no_announced_time_falls_with_rows_or_context(times, rows: list[float]) -> None:
     made = machine(decode_layer_ns=tuple(times), prompt_layer_ns=tuple(times))

@@ -287,8 +287,7 @@ class Peers:
 SIZES = st.lists(st.lists(st.integers(50, 600), max_size=16), min_size=2, max_size=4)
 
 
-@pytest.mark.property
-@examples(150)
+@examples(75)
 @given(sizes=SIZES, data=st.data())
 def test_a_move_never_widens_the_gap(sizes: list[list[int]], data: st.DataObject) -> None:
     """With what is true known to all: every single move brings its two peers closer together."""
@@ -311,7 +310,6 @@ def test_a_move_never_widens_the_gap(sizes: list[list[int]], data: st.DataObject
                 assert len(set(speeds)) > 1 or peers.spread() <= wide
 
 
-@pytest.mark.property
 @examples(60)
 @given(sizes=SIZES, data=st.data())
 def test_it_comes_to_rest_although_records_are_late(

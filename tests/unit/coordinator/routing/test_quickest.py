@@ -230,8 +230,7 @@ def swarms(draw: st.DrawFn):
     return edges, ends, RingTimes(usable, {}, rtt_s)
 
 
-@pytest.mark.property
-@examples(200)
+@examples(100)
 @given(swarms())
 def test_no_ring_of_the_plan_is_quicker(swarm):
     edges, ends, times = swarm

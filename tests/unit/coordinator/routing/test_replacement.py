@@ -78,7 +78,6 @@ def check(found: tuple[RouteStage, ...], usable: Mapping[str, NodeRecord]) -> No
     assert len({s.peer_id for s in found}) == len(found)
 
 
-@pytest.mark.property
 @given(
     cuts=st.sets(st.integers(1, LAYERS - 1), max_size=4),
     lost=st.sets(st.integers(0, 4)),

@@ -72,7 +72,6 @@ def apart(turns: int) -> float:
 
 class TestWheel:
     @given(st.lists(st.integers(1, 20), min_size=1, max_size=6), st.integers(0, 40))
-    @examples(100)
     def test_over_even_begins_every_turn_falls_by_the_weights(
         self, numbers: list[int], turn: int
     ) -> None:
@@ -91,7 +90,6 @@ class TestWheel:
         st.floats(0, 1, exclude_max=True),
         st.integers(1, 300),
     )
-    @examples(100)
     def test_after_any_number_of_turns_each_has_had_its_share(
         self, numbers: list[int], begin: float, turns: int
     ) -> None:
@@ -104,7 +102,6 @@ class TestWheel:
         assert all(abs(drawn[n] - turns * w / total) < apart(turns) for n, w in weights.items())
 
     @given(st.floats(0, 1, exclude_max=True), st.integers(3, 9))
-    @examples(50)
     def test_turns_are_interleaved(self, begin: float, names: int) -> None:
         wheel, drawn = Wheel[int](begin), []
         for _ in range(100):
@@ -113,7 +110,6 @@ class TestWheel:
         assert all(one != other for one, other in pairwise(drawn))
 
     @given(st.lists(st.integers(1, 20), min_size=2, max_size=5))
-    @examples(50)
     def test_who_is_passed_over_leaves_its_turns_to_all_others(self, numbers: list[int]) -> None:
         weights = {str(index): float(weight) for index, weight in enumerate(numbers)}
         clients, drawn = 300, Counter[tuple[str, str]]()
@@ -131,7 +127,7 @@ class TestWheel:
         assert list(Wheel[str]().order({})) == []
 
     @given(st.lists(st.floats(0, RATE_MAX), min_size=1, max_size=6), st.integers(0, 1000))
-    @examples(200)
+    @examples(100)
     def test_any_weights_give_each_name_once(self, numbers: list[float], turns: int) -> None:
         weights = {str(index): weight for index, weight in enumerate(numbers)}
         wheel = Wheel[str](ALMOST_ONE)
@@ -256,9 +252,7 @@ class TestRouter:
             RouteStage(peer_id="b", start=3, end=4),
         )
 
-    @pytest.mark.property
     @given(placed())
-    @examples(100)
     def test_every_route_of_every_plan_runs_each_layer_once(
         self, case: tuple[Problem, tuple[Assignment, ...]]
     ) -> None:
@@ -283,7 +277,7 @@ def _fits(problem: Problem, wanted: Assignment) -> bool:
 
 class TestMissingLayers:
     @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.booleans())))
-    @examples(200)
+    @examples(100)
     def test_exactly_those_that_no_serving_peer_holds(
         self, holders: list[tuple[int, int, bool]]
     ) -> None:
@@ -333,7 +327,7 @@ class TestRouteFromRecords:
         st.lists(st.tuples(st.integers(0, 11), st.integers(1, 12)), max_size=8),
         st.lists(st.floats(0.0, 100.0), min_size=8, max_size=8),
     )
-    @examples(200)
+    @examples(100)
     def test_a_route_is_found_exactly_when_every_layer_is_held(
         self, spans: list[tuple[int, int]], rates: list[float]
     ) -> None:

@@ -33,7 +33,6 @@ def test_the_fewest_stages_at_a_flow() -> None:
     assert all(sum(a.start <= ly < a.end for a in doubled) >= 2 for ly in range(8))
 
 
-@pytest.mark.property
 @examples(40)
 @given(problems(), st.floats(0.1, 300.0), st.integers(1, 2))
 def test_chains_fit_cover_and_carry_their_flow(problem: Problem, flow: float, least: int) -> None:
@@ -59,7 +58,6 @@ def carries(problem: Problem, chain: Chain, flow: float) -> None:
     assert solve_flow(free, chain).flow_tokens_per_s >= flow * (1 - 1e-6)
 
 
-@pytest.mark.property
 @examples(60)
 @given(problems(), st.floats(0.1, 300.0), st.integers(1, 2), st.lists(st.floats(0, 9), min_size=9))
 def test_the_cheapest_chain_is_valid_and_no_dearer_than_the_shortest(

@@ -1,7 +1,6 @@
 """The search over chains: what it makes with no time left, what it adds with time, and what is left
 of it without OR-Tools."""
 
-from itertools import count
 from typing import Never
 
 import pytest
@@ -13,6 +12,7 @@ from coordinator.search.chain_search import Search, search
 from coordinator.search.columns import Master
 from dht.messages.types import Problem
 from tests.unit.coordinator.helix import problem_of, service_of
+from tests.unit.coordinator.problems import ends_after
 
 
 def judge_of(size: str) -> Judge:
@@ -21,8 +21,7 @@ def judge_of(size: str) -> Judge:
 
 def searched(judge: Judge, looks: int = 400) -> Search:
     """By the clock of a fixed number of looks."""
-    steps = count()
-    return search(judge, seed=0, spent=lambda: next(steps) / looks)
+    return search(judge, seed=0, spent=ends_after(looks))
 
 
 def check(problem: Problem, found: Search) -> None:

@@ -13,7 +13,6 @@ from dht.messages.types import Assignment, Problem
 from tests.unit.coordinator.problems import problems
 
 
-@pytest.mark.property
 @given(problems(peers_max=4, layers_max=8))
 def test_without_a_ring_rates_are_what_machines_keep_up_with(problem: Problem) -> None:
     service = service_from_rates(problem)
@@ -23,7 +22,6 @@ def test_without_a_ring_rates_are_what_machines_keep_up_with(problem: Problem) -
             assert rate == pytest.approx(ceiling(held, service))
 
 
-@pytest.mark.property
 @given(problems(peers_max=4, layers_max=8), st.floats(1e-3, 1e3))
 def test_a_peer_passes_on_a_token_per_session_and_ring(problem: Problem, token_s: float) -> None:
     service = service_from_rates(problem)

@@ -21,10 +21,9 @@ from coordinator.simulator.judge import judge
 from dht.messages.types import Assignment, PlanVersion, Problem
 from tests.examples import examples
 from tests.unit.coordinator.helix import problem_of, published, service_of
-from tests.unit.coordinator.problems import model, node, placed, problems, span, steady
+from tests.unit.coordinator.problems import ends_after, model, node, placed, problems, span, steady
 
 
-@pytest.mark.property
 @examples(60)
 @given(placed())
 def test_a_balanced_flow_is_a_maximum_flow_that_fits(
@@ -91,20 +90,18 @@ def test_layouts_and_spans_are_two_ways_to_say_the_same() -> None:
     assert spans_of(layout_of(chains)) == chains
 
 
-@pytest.mark.property
 @examples(8)
 @given(problems(peers_max=4, layers_max=5))
 def test_under_an_estimate_no_heuristic_is_better_and_the_plan_passes(problem: Problem) -> None:
     service = service_from_rates(problem)
     answers = [heuristic(problem) for heuristic in HEURISTICS.values()]
     values = [score(problem, a, "h", service=service).value for a in answers if a is not None]
-    steps = iter(range(60))
     try:
         best = best_placement(
             problem,
             time_limit_s=1.0,
             seed=1,
-            spent=lambda: next(steps, 60) / 60,
+            spent=ends_after(60),
             service=service,
         )
     except NoPlacementError:
@@ -127,9 +124,6 @@ def test_names_do_not_change_what_is_found() -> None:
     moved = Service(machines=machines, hub_delay_s=service.hub_delay_s)
     found = []
     for p, s in ((problem, service), (other, moved)):
-        steps = iter(range(40))
-        best = best_placement(
-            p, time_limit_s=1.0, seed=1, spent=lambda it=steps: next(it, 40) / 40, service=s
-        )
+        best = best_placement(p, time_limit_s=1.0, seed=1, spent=ends_after(40), service=s)
         found.append(best.value)
     assert found[1] == pytest.approx(found[0], rel=0.05)

@@ -1,6 +1,5 @@
 """Turns by client: nobody waits for what another asks for more, and the queue has an end."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -87,7 +86,6 @@ def test_what_is_given_up_runs_no_more() -> None:
     assert order(found) == []
 
 
-@pytest.mark.property
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(-1, 2), st.booleans())))
 def test_never_more_than_the_slots_and_the_queue(asked: list[tuple[str, int, bool]]) -> None:
     found, running, waiting = turns(queued_s_max=3.0), set[Turn](), set[Turn]()

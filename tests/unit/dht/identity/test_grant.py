@@ -86,8 +86,6 @@ def values(cls: type) -> st.SearchStrategy[Any]:
     return of(inspected.type_info(cls))
 
 
-@pytest.mark.property
-@examples(100)
 @given(drawn=values(SessionOpen))
 def test_an_open_verifies_wherever_it_travels(drawn: SessionOpen) -> None:
     granted = grant(replace(drawn, client=ME.peer_id), ME.sign, NOW_S)
@@ -97,9 +95,7 @@ def test_an_open_verifies_wherever_it_travels(drawn: SessionOpen) -> None:
     assert grant_refusal(passed_on, NOW_S) is None
 
 
-@pytest.mark.property
 @pytest.mark.parametrize("kind", [SessionFailed, SessionLeaving, SessionRefused])
-@examples(50)
 @given(data=st.data())
 def test_a_stages_word_verifies_wherever_it_travels(kind: type, data: st.DataObject) -> None:
     speaker = {"peer_id": ME.peer_id} if kind is SessionLeaving else {"by": ME.peer_id}
@@ -107,7 +103,6 @@ def test_a_stages_word_verifies_wherever_it_travels(kind: type, data: st.DataObj
     assert is_own_word(codec.decode(codec.encode(word)))
 
 
-@pytest.mark.property
 @pytest.mark.parametrize("kind", [LeaseRecord, LinksRecord, NodeRecord, Plan, PlanHead])
 @examples(30)
 @given(data=st.data())

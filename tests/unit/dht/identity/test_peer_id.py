@@ -102,7 +102,6 @@ def test_only_its_peer_signs() -> None:
     assert not verify(one.peer_id, b"data", signature[:-1])
 
 
-@pytest.mark.property
 @given(st.text(max_size=100), st.binary(max_size=20), st.binary(max_size=70))
 def test_verify_never_raises(peer_id: str, data: bytes, signature: bytes) -> None:
     assert verify(peer_id, data, signature) is False

@@ -10,7 +10,6 @@ from dht.light.transport import LightTransport
 from dht.messages.types import ADDRESSES_MAX
 from dht.transport.config import TransportConfig
 from dht.transport.interface import RECORDS_PROTOCOL
-from testing.clock import run_virtual
 
 OWN = Identity(b"o" * 32)
 ALICE, BOB = Identity(b"a" * 32).peer_id, Identity(b"b" * 32).peer_id
@@ -51,52 +50,44 @@ async def dialled_for(
     return dialled
 
 
+@pytest.mark.virtual(limit_s=10.0)
 @pytest.mark.parametrize("helper", [True, False])
-def test_what_others_tell_is_checked_and_bounded(helper: bool) -> None:
+async def test_what_others_tell_is_checked_and_bounded(helper: bool) -> None:
     bare = tuple(f"/ip4/1.1.1.1/tcp/{port}" for port in range(100))
     full = tuple(f"{address}/p2p/{BOB}" for address in bare)
     odd = ("/ip4/1.1.1.1/udp/1", "/unix/tmp/socket", "nonsense", f"{bare[0]}/p2p/{ALICE}")
 
-    async def body() -> None:
-        assert await dialled_for(BOB, bare, helper=helper) == ()
-        assert await dialled_for(BOB, odd, helper=helper) == ()
-        assert await dialled_for(BOB, full, helper=helper) == bare[:ADDRESSES_MAX]
-        # One bare address does not displace those that name the peer.
-        assert await dialled_for(BOB, (bare[5], full[0]), helper=helper) == bare[:1]
-
-    run_virtual(body(), limit_s=10.0)
+    assert await dialled_for(BOB, bare, helper=helper) == ()
+    assert await dialled_for(BOB, odd, helper=helper) == ()
+    assert await dialled_for(BOB, full, helper=helper) == bare[:ADDRESSES_MAX]
+    # One bare address does not displace those that name the peer.
+    assert await dialled_for(BOB, (bare[5], full[0]), helper=helper) == bare[:1]
 
 
+@pytest.mark.virtual(limit_s=10.0)
 @pytest.mark.parametrize("helper", [True, False])
-def test_what_others_tell_is_not_nearer_than_what_the_owner_gave(helper: bool) -> None:
+async def test_what_others_tell_is_not_nearer_than_what_the_owner_gave(helper: bool) -> None:
     """The owner gave private addresses: this machine itself is nearer, and names say nothing."""
     near = ("/ip4/127.0.0.1/tcp/1", "/ip4/169.254.169.254/tcp/80", "/dns4/localhost/tcp/1")
     home, far = "/ip4/192.168.1.1/tcp/1", "/ip4/1.1.1.1/tcp/1"
     told = tuple(f"{address}/p2p/{BOB}" for address in (*near, home, far))
     public = (f"/ip4/8.8.8.8/tcp/1/p2p/{ALICE}",)
 
-    async def body() -> None:
-        assert await dialled_for(BOB, told, helper=helper) == (home, far)
-        assert await dialled_for(BOB, told, helper=helper, given=public) == (far,)
-
-    run_virtual(body(), limit_s=10.0)
+    assert await dialled_for(BOB, told, helper=helper) == (home, far)
+    assert await dialled_for(BOB, told, helper=helper, given=public) == (far,)
 
 
-def test_peers_are_dialled_through_relays_last_and_never_through_oneself() -> None:
+@pytest.mark.virtual(limit_s=10.0)
+async def test_peers_are_dialled_through_relays_last_and_never_through_oneself() -> None:
     direct = f"/ip4/1.1.1.1/tcp/1/p2p/{BOB}"
     ours, theirs = (f"/ip4/2.2.2.2/tcp/2/p2p/{relay}/p2p-circuit" for relay in (OWN.peer_id, ALICE))
     told = (f"{ours}/p2p/{BOB}", f"{theirs}/p2p/{BOB}", direct)
 
-    async def body() -> None:
-        assert await dialled_for(BOB, told, helper=False) == ("/ip4/1.1.1.1/tcp/1", theirs)
-        # Those whom others told of as helpers are asked directly.
-        assert await dialled_for(BOB, told, helper=True) == ("/ip4/1.1.1.1/tcp/1",)
-
-    run_virtual(body(), limit_s=10.0)
+    assert await dialled_for(BOB, told, helper=False) == ("/ip4/1.1.1.1/tcp/1", theirs)
+    # Those whom others told of as helpers are asked directly.
+    assert await dialled_for(BOB, told, helper=True) == ("/ip4/1.1.1.1/tcp/1",)
 
 
-def test_the_owner_s_helpers_are_dialled_where_the_owner_said() -> None:
-    async def body() -> None:
-        assert await dialled_for(ALICE, GIVEN, helper=True) == GIVEN
-
-    run_virtual(body(), limit_s=10.0)
+@pytest.mark.virtual(limit_s=10.0)
+async def test_the_owner_s_helpers_are_dialled_where_the_owner_said() -> None:
+    assert await dialled_for(ALICE, GIVEN, helper=True) == GIVEN

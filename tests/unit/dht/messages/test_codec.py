@@ -72,7 +72,6 @@ from dht.messages.types import (
     PlanVersion,
     RouteStage,
 )
-from tests.examples import examples
 
 S = "session-1"
 MODEL = ModelSpec(
@@ -612,14 +611,12 @@ def test_deep_nesting_is_refused() -> None:
         codec.decode(b"\x93\x01\xa4ping" + deep)
 
 
-@pytest.mark.property
 @given(st.binary(max_size=200))
 def test_any_bytes_decode_or_are_malformed(data: bytes) -> None:
     with contextlib.suppress(codec.MalformedError):
         codec.decode(data)
 
 
-@pytest.mark.property
 @given(messages, st.data())
 def test_damaged_messages_decode_or_are_malformed(message: Any, data: st.DataObject) -> None:
     encoded = bytearray(codec.encode(message))
@@ -629,7 +626,6 @@ def test_damaged_messages_decode_or_are_malformed(message: Any, data: st.DataObj
         codec.decode(bytes(encoded))
 
 
-@pytest.mark.property
 @given(messages)
 def test_messages_survive_the_wire(message: Any) -> None:
     assert codec.decode(codec.encode(message)) == message
@@ -656,8 +652,6 @@ class Bytes:
         pass
 
 
-@pytest.mark.property
-@examples(50)
 @given(st.lists(st.tuples(framed, st.binary(max_size=1000)), max_size=4))
 def test_frames_follow_one_another(frames: list[tuple[Any, bytes]]) -> None:
     async def body() -> None:
@@ -699,8 +693,6 @@ def test_a_frame_over_the_limit_is_never_made() -> None:
         codec.encode_frame(Ping(nonce=1), bytes(codec.FRAME_BYTES_MAX))
 
 
-@pytest.mark.property
-@examples(50)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_frame_an_end_or_malformed(data: bytes) -> None:
     async def body() -> None:

@@ -14,7 +14,6 @@ VOCAB = 1000
 logprobs = st.floats(LOGPROB_MIN, 0.0, width=32)
 
 
-@pytest.mark.property
 @given(st.data(), st.integers(0, 20))
 def test_scores_survive_the_wire(data: st.DataObject, top: int) -> None:
     pairs = st.lists(st.tuples(st.integers(0, VOCAB - 1), logprobs), min_size=top, max_size=top)

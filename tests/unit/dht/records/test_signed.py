@@ -22,7 +22,6 @@ from dht.records.signed import (
     open_record,
     sign_record,
 )
-from tests.examples import examples
 
 ALICE, BOB = Identity(b"a" * 32), Identity(b"b" * 32)
 NOW_S = 1_700_000_000.0
@@ -125,7 +124,6 @@ def test_size_is_bounded() -> None:
         RecordGuard().admit(bytes(SIGNED_BYTES_MAX + 1), now_unix_s=NOW_S)
 
 
-@pytest.mark.property
 @given(st.binary(max_size=300))
 def test_other_bytes_are_no_record(data: bytes) -> None:
     with pytest.raises(RecordError):
@@ -265,8 +263,6 @@ def test_one_author_has_few_keys() -> None:
 CROWD = [Identity(number.to_bytes(32, "big")) for number in range(1, 6)]
 
 
-@pytest.mark.property
-@examples(50)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(1, 99)), max_size=60))
 def test_the_books_balance_whatever_comes(moves: list[tuple[int, int, int]]) -> None:
     guard = RecordGuard(authors_max=3, keys_max=2, records_max=5, author_keys_max=2)

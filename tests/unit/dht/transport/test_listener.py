@@ -92,25 +92,19 @@ async def found_at(port: int) -> str | None:
         writer.close()
 
 
-def test_a_listener_is_known_by_its_key(tmp_path: Path) -> None:
-    async def body() -> None:
-        _, file = certified(ALICE, ALICE, tmp_path)
-        async with peer(file) as port:
-            assert await found_at(port) == ALICE.peer_id
-
-    asyncio.run(body())
+async def test_a_listener_is_known_by_its_key(tmp_path: Path) -> None:
+    _, file = certified(ALICE, ALICE, tmp_path)
+    async with peer(file) as port:
+        assert await found_at(port) == ALICE.peer_id
 
 
-def test_nobody_shows_anothers_key(tmp_path: Path) -> None:
+async def test_nobody_shows_anothers_key(tmp_path: Path) -> None:
     data, file = certified(ALICE, BOB, tmp_path)
     with pytest.raises(ValueError, match="has not signed"):
         peer_of_certificate(data)
 
-    async def body() -> None:
-        async with peer(file) as port:
-            assert await found_at(port) is None
-
-    asyncio.run(body())
+    async with peer(file) as port:
+        assert await found_at(port) is None
 
 
 def test_damaged_certificates_are_none(tmp_path: Path) -> None:

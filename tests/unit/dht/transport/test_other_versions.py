@@ -56,20 +56,18 @@ def test_who_asks_in_another_version_is_told_which_one_is_spoken(
     assert f"wire version {version}, this software {codec.WIRE_VERSION}" in told.getMessage()
 
 
+@pytest.mark.virtual(limit_s=60)
 @pytest.mark.parametrize("version", OTHERS)
-def test_who_asks_is_told_in_which_version_it_was_answered(version: int) -> None:
-    async def scenario() -> None:
-        async def opened(peer_id: str, protocol: str, where: tuple[str, ...]) -> Stream:
-            near, far = stream_pair("us", peer_id)
-            far.write(in_version(codec.encode_frame(Ping(nonce=1)), version))
-            return near
+async def test_who_asks_is_told_in_which_version_it_was_answered(version: int) -> None:
+    async def opened(peer_id: str, protocol: str, where: tuple[str, ...]) -> Stream:
+        near, far = stream_pair("us", peer_id)
+        far.write(in_version(codec.encode_frame(Ping(nonce=1)), version))
+        return near
 
-        client = RecordClient(opened, lambda: NOW_S, {"them": ()}, random.Random(0))
-        with pytest.raises(NetworkError, match=f"wire version {version}; .* updated"):
-            await client.greet()
-        assert client.speak_otherwise == {"them"}
-
-    run_virtual(scenario(), limit_s=60)
+    client = RecordClient(opened, lambda: NOW_S, {"them": ()}, random.Random(0))
+    with pytest.raises(NetworkError, match=f"wire version {version}; .* updated"):
+        await client.greet()
+    assert client.speak_otherwise == {"them"}
 
 
 @pytest.mark.parametrize("version", OTHERS)

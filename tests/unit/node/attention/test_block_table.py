@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,7 +41,6 @@ def parts_of_a_step(draw: st.DrawFn) -> list[Part]:
     return made
 
 
-@pytest.mark.property
 @given(parts=parts_of_a_step(), size=st.integers(1, 5))
 def test_every_row_is_in_one_block_and_every_page_in_its_place(
     parts: list[Part], size: int

@@ -3,7 +3,6 @@
 import itertools
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from dht.messages.logprobs import unpack_scores
 from dht.messages.session import DRAFT_TOKENS_MAX, Sampling
 from node.engine.engine import Engine
 from node.sampling.token_history import TokenHistory
-from tests.unit.node.engine.test_engine import LAYERS, VOCAB, make, prompt_of, through
+from tests.unit.node.engine.test_engine import FAMILIES, LAYERS, VOCAB, make, prompt_of, through
 
 NEW = 24
 SAMPLINGS = {
@@ -27,6 +26,7 @@ SAMPLINGS = {
         stop_token_ids=tuple(range(0, VOCAB, 5)),
     ),
 }
+CUTS = ((0, LAYERS), (0, 1, 3, LAYERS))
 
 
 def answer(
@@ -60,14 +60,18 @@ def answer(
     return tuple(tokens), scores, rounds
 
 
-@pytest.mark.parametrize("cuts", [(0, LAYERS), (0, 1, 3, LAYERS)])
+@pytest.fixture(scope="module", params=itertools.product(FAMILIES, CUTS), ids=str)
+def engines(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[Engine]:
+    family, cuts = request.param
+    made = make(tmp_path_factory.mktemp(family), family)
+    return [made.engine(start, end) for start, end in itertools.pairwise(cuts)]
+
+
 @pytest.mark.parametrize("name", SAMPLINGS)
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
-def test_drafts_change_no_token_and_no_score(
-    tmp_path: Path, family: str, name: str, cuts: tuple[int, ...]
-) -> None:
-    made, sampling, prompt = make(tmp_path, family), SAMPLINGS[name], prompt_of(20)
-    engines = [made.engine(start, end) for start, end in itertools.pairwise(cuts)]
+def test_drafts_change_no_token_and_no_score(engines: list[Engine], name: str) -> None:
+    sampling, prompt = SAMPLINGS[name], prompt_of(20)
     plain, plain_scores, plain_rounds = answer(engines, prompt, sampling)
     drafted, scores, rounds = answer(engines, prompt, sampling, told=plain)
     assert drafted == plain

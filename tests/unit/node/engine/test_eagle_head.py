@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from dht.errors import UserError
 from dht.messages.session import DRAFT_TOKENS_MAX, Sampling
-from node.engine.engine import Engine, EngineConfig
+from node.engine.engine import Engine
 from node.engine.head_drafts import HeadDrafts
 from node.engine.work_item import Features, WorkItem, WorkResult
 from node.model.eagle_head import eagle_head, is_eagle_head
@@ -25,6 +26,7 @@ from tests.unit.node.engine.eagle import (
     write_head,
 )
 from tests.unit.node.engine.test_engine import only, prompt_of
+from tests.unit.node.engines import loaded
 
 NEW = 24
 GREEDY = Sampling()
@@ -33,13 +35,7 @@ CUTS = [(0, 8), (0, 4, 8), (0, 3, 5, 8), (0, 2, 4, 5, 8)]
 """Stages, whose ends are among the layers that the head looks in front of, and are not."""
 
 
-def engine_of(target: Path, start: int, end: int) -> Engine:
-    store = WeightStore.open(str(target))
-    engine = Engine(
-        EngineConfig(store=store, name="tiny", memory_bytes=64 << 20, keep_prefixes=False)
-    )
-    engine.load(start, end)
-    return engine
+engine_of = partial(loaded, keep_prefixes=False)
 
 
 def heads_of(engine: Engine, head: Path) -> HeadDrafts:

@@ -2,6 +2,7 @@
 
 import asyncio
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,13 @@ import torch
 
 from dht.errors import MachineError
 from node.engine.batch_rows import StepRows
-from node.engine.engine import DeviceLostError, Engine, EngineConfig, WorkItem
+from node.engine.engine import DeviceLostError, WorkItem
 from node.engine.work_item import WorkResult
 from node.profiling.layer_fit import Timing
 from node.profiling.layer_profile import Profile
 from node.stage.local_engine import LocalEngine
-from node.weights.store import WeightStore
 from testing.random_model import make_llama
+from tests.unit.node.engines import loaded
 
 LAYERS = 4
 NO_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB. See documentation"
@@ -29,11 +30,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def engine_of(directory: Path) -> Engine:
-    store = WeightStore.open(str(directory))
-    engine = Engine(EngineConfig(store=store, name="tiny", memory_bytes=8 << 20))
-    engine.load(0, LAYERS)
-    return engine
+engine_of = partial(loaded, memory_bytes=8 << 20)
 
 
 def items(sessions: str) -> list[WorkItem]:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,11 @@ from hypothesis import strategies as st
 
 from dht.messages.prefix import block_names
 from dht.messages.session import Sampling
-from node.engine.engine import Engine, EngineConfig, WorkItem
+from node.engine.engine import Engine, WorkItem
 from node.kv.page_names import PageNames
-from node.weights.store import WeightStore
 from testing.random_model import make_llama
 from tests.examples import examples
+from tests.unit.node.engines import loaded
 from tests.unit.node.kv.accounts import check_pool
 
 LAYERS, VOCAB = 3, 61
@@ -30,17 +31,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(where, hidden=64, layers=LAYERS, vocab=VOCAB, context_tokens=256)
 
 
-def engine_of(directory: Path, *, keep_prefixes: bool = True, page_tokens: int = 16) -> Engine:
-    config = EngineConfig(
-        store=WeightStore.open(str(directory)),
-        name="tiny",
-        memory_bytes=4 << 20,
-        keep_prefixes=keep_prefixes,
-        page_tokens=page_tokens,
-    )
-    engine = Engine(config)
-    engine.load(0, LAYERS)
-    return engine
+engine_of = partial(loaded, memory_bytes=4 << 20)
 
 
 def names_of(session: str, ids: Sequence[int], space: bytes = b"client") -> PageNames:

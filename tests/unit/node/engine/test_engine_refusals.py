@@ -1,6 +1,7 @@
 """What comes in wrong is refused by name, and other sessions do not notice."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from dht.messages.session import OVERFLOWS, Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.weights.store import WeightStore
 from testing.random_model import make_llama
+from tests.unit.node.engines import loaded
 
 LAYERS, VOCAB, WIDTH = 3, 61, 64
 GREEDY = Sampling()
@@ -25,11 +27,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(where, hidden=WIDTH, layers=LAYERS, vocab=VOCAB, context_tokens=128)
 
 
-def engine_of(directory: Path, start: int = 0, end: int = LAYERS) -> Engine:
-    store = WeightStore.open(str(directory))
-    engine = Engine(EngineConfig(store=store, name="tiny", memory_bytes=16 << 20))
-    engine.load(start, end)
-    return engine
+engine_of = partial(loaded, memory_bytes=16 << 20)
 
 
 def whole(session: str, position: int, ids: tuple[int, ...]) -> WorkItem:

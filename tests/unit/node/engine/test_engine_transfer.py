@@ -3,16 +3,17 @@
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from dht.messages.session import Sampling
-from node.engine.engine import Engine, EngineConfig, KvRows, WorkItem
+from node.engine.engine import Engine, KvRows, WorkItem
 from node.kv.export import KvBytes, pack_kv
-from node.weights.store import WeightStore
 from testing.random_model import make_llama
+from tests.unit.node.engines import loaded
 from tests.unit.node.kv.accounts import check_pool
 
 LAYERS, VOCAB, WIDTH = 3, 61, 64
@@ -25,11 +26,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(where, hidden=WIDTH, layers=LAYERS, vocab=VOCAB, context_tokens=256)
 
 
-def engine_of(directory: Path, start: int = 0, end: int = LAYERS, **config: bool) -> Engine:
-    store = WeightStore.open(str(directory))
-    engine = Engine(EngineConfig(store=store, name="tiny", memory_bytes=16 << 20, **config))
-    engine.load(start, end)
-    return engine
+engine_of = partial(loaded, memory_bytes=16 << 20)
 
 
 def run(engine: Engine, session: str, position: int, ids: tuple[int, ...]) -> int:

@@ -17,7 +17,7 @@ from node.attention import paged_attention
 from node.attention.block_table import BlockTable
 from node.engine import engine as engine_module
 from node.engine import kernel_trial, model_runner
-from node.engine.engine import Engine, EngineConfig, WorkItem, WorkResult
+from node.engine.engine import Engine, WorkItem, WorkResult
 from node.engine.head_drafts import HeadDrafts
 from node.engine.work_item import Features
 from node.kernels import experts_in_turn, moe
@@ -36,6 +36,7 @@ from tests.unit.node.fake_cuda import FakeCuda, fake_cuda
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
 from node.kernels.triton.grouped_gemm import Groups
+from tests.unit.node.engines import loaded
 
 PAGE = 16
 DEVICE = "cuda:1"
@@ -60,13 +61,7 @@ two sessions."""
 
 
 def engine_of(directory: Path, dtype: str, **more: Any) -> Engine:
-    config = EngineConfig(
-        store=WeightStore.open(str(directory)), name="tiny", device=DEVICE, dtype=dtype,
-        memory_bytes=32 << 20, **more,
-    )  # fmt: skip
-    engine = Engine(config)
-    engine.load(0, engine.spec.layers)
-    return engine
+    return loaded(directory, device=DEVICE, dtype=dtype, memory_bytes=32 << 20, **more)
 
 
 def graphs_of(engine: Engine) -> CudaGraphs:

@@ -125,7 +125,7 @@ class Accounts(RuleBasedStateMachine):
 
 
 TestAccounts = Accounts.TestCase
-TestAccounts.settings = examples(500, stateful_step_count=20)
+TestAccounts.settings = examples(150, stateful_step_count=20)
 
 
 def test_a_run_is_preferred_and_scattered_pages_are_used_where_there_is_none() -> None:

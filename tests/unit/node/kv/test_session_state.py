@@ -47,7 +47,6 @@ def test_a_step_that_failed_midway_is_begun_again() -> None:
     assert state.layer(3).recurrent_states[0].item() == folded([1, 2, 3, 4])
 
 
-@pytest.mark.property
 @given(
     steps=st.lists(
         st.tuples(st.lists(st.integers(0, 50), min_size=1, max_size=4), st.integers(0, 12)),

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.links.own_rate import LINKS_KEPT, TOLD_APART, WINDOW_S, LinkSeen, OwnRate
-from tests.examples import examples
 
 
 class Links:
@@ -92,7 +91,6 @@ def test_a_stream_that_began_anew_counts_from_its_next_window() -> None:
     assert links.window(a=(0.6e6, True), b=(0.5e6, True)) == pytest.approx(1.1e6)
 
 
-@examples(100)
 @given(
     st.lists(
         st.dictionaries(

@@ -75,70 +75,55 @@ def server() -> ReachServer:
     return ReachServer(MemoryNetwork(random.Random(1)).transport(), LIMITS)
 
 
-def test_only_libp2p_where_the_asker_comes_from_counts() -> None:
-    async def body() -> None:
-        async with listening(greeting) as port:
-            answer = await asked(server(), ReachRequest(port=port))
-            assert answer == ReachAnswer(reached=True, host=LOCAL)
-        assert not (await asked(server(), ReachRequest(port=port))).reached, "closed by now"
-        for talk in (something_else, silence):
-            async with listening(talk) as port:
-                answer = await asked(server(), ReachRequest(port=port))
-                assert answer == ReachAnswer(reached=False, host=LOCAL)
-
-    asyncio.run(body())
-
-
-def test_another_peer_at_the_same_port_is_not_the_one_that_asks(tmp_path: Path) -> None:
-    async def body() -> None:
-        _, file = certified(Identity(b"b" * 32), Identity(b"b" * 32), tmp_path)
-        async with another_peer(file) as port:
+async def test_only_libp2p_where_the_asker_comes_from_counts() -> None:
+    async with listening(greeting) as port:
+        answer = await asked(server(), ReachRequest(port=port))
+        assert answer == ReachAnswer(reached=True, host=LOCAL)
+    assert not (await asked(server(), ReachRequest(port=port))).reached, "closed by now"
+    for talk in (something_else, silence):
+        async with listening(talk) as port:
             answer = await asked(server(), ReachRequest(port=port))
             assert answer == ReachAnswer(reached=False, host=LOCAL)
-            bob = Identity(b"b" * 32).peer_id
-            answer = await asked(server(), ReachRequest(port=port), peer=bob)
-            assert answer == ReachAnswer(reached=True, host=LOCAL)
-
-    asyncio.run(body())
 
 
-def test_who_comes_through_a_relay_is_not_dialled() -> None:
-    async def body() -> None:
-        answer = await asked(server(), ReachRequest(port=1), host="")
-        assert answer == ReachAnswer(reached=None)
-
-    asyncio.run(body())
-
-
-def test_dials_are_few_for_a_peer_an_address_and_in_all() -> None:
-    async def body() -> None:
-        async with listening(greeting) as port:
-            request = ReachRequest(port=port)
-            one = server()
-            assert [(await asked(one, request)).reached for _ in range(4)] == [*[True] * 3, None]
-            # Another identity at the same address is no way around it.
-            bob = Identity(b"b" * 32).peer_id
-            assert (await asked(one, request, peer=bob)).reached is None
-            many = server()
-            found = [
-                (await asked(many, request, host=LOCAL, peer=str(number))).reached
-                for number in range(8)
-            ]
-            assert found == [*[True] * 3, *[None] * 5]
-
-    asyncio.run(body())
+async def test_another_peer_at_the_same_port_is_not_the_one_that_asks(tmp_path: Path) -> None:
+    _, file = certified(Identity(b"b" * 32), Identity(b"b" * 32), tmp_path)
+    async with another_peer(file) as port:
+        answer = await asked(server(), ReachRequest(port=port))
+        assert answer == ReachAnswer(reached=False, host=LOCAL)
+        bob = Identity(b"b" * 32).peer_id
+        answer = await asked(server(), ReachRequest(port=port), peer=bob)
+        assert answer == ReachAnswer(reached=True, host=LOCAL)
 
 
-def test_other_messages_are_refused() -> None:
-    async def body() -> None:
-        with pytest.raises(codec.MalformedError, match="no dial back"):
-            await asked(server(), Ping(nonce=1))
-        near, far = stream_pair(ALICE, "server")
-        await near.close()
-        with pytest.raises(NetworkError):
-            await server()._serve(far)
+async def test_who_comes_through_a_relay_is_not_dialled() -> None:
+    answer = await asked(server(), ReachRequest(port=1), host="")
+    assert answer == ReachAnswer(reached=None)
 
-    asyncio.run(body())
+
+async def test_dials_are_few_for_a_peer_an_address_and_in_all() -> None:
+    async with listening(greeting) as port:
+        request = ReachRequest(port=port)
+        one = server()
+        assert [(await asked(one, request)).reached for _ in range(4)] == [*[True] * 3, None]
+        # Another identity at the same address is no way around it.
+        bob = Identity(b"b" * 32).peer_id
+        assert (await asked(one, request, peer=bob)).reached is None
+        many = server()
+        found = [
+            (await asked(many, request, host=LOCAL, peer=str(number))).reached
+            for number in range(8)
+        ]
+        assert found == [*[True] * 3, *[None] * 5]
+
+
+async def test_other_messages_are_refused() -> None:
+    with pytest.raises(codec.MalformedError, match="no dial back"):
+        await asked(server(), Ping(nonce=1))
+    near, far = stream_pair(ALICE, "server")
+    await near.close()
+    with pytest.raises(NetworkError):
+        await server()._serve(far)
 
 
 @pytest.mark.parametrize("port", [0, -1, 65_536])
@@ -155,16 +140,13 @@ def test_the_port_is_that_of_a_direct_address() -> None:
     assert not any(map(is_public, ("", "10.1.1.1", "127.0.0.1", "fe80::1", "example.org")))
 
 
-def test_the_rehearsal_listens_as_libp2p_would() -> None:
-    async def body() -> None:
-        async with greeter(LOCAL, 0) as port:
-            answer = await asked(server(), ReachRequest(port=port))
-            assert answer == ReachAnswer(reached=True, host=LOCAL)
-            with pytest.raises(UserError, match=f"port {port}"):
-                async with greeter(LOCAL, port):
-                    pass
-
-    asyncio.run(body())
+async def test_the_rehearsal_listens_as_libp2p_would() -> None:
+    async with greeter(LOCAL, 0) as port:
+        answer = await asked(server(), ReachRequest(port=port))
+        assert answer == ReachAnswer(reached=True, host=LOCAL)
+        with pytest.raises(UserError, match=f"port {port}"):
+            async with greeter(LOCAL, port):
+                pass
 
 
 def test_the_rehearsal_says_what_to_do_in_one_line() -> None:

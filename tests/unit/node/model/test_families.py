@@ -12,15 +12,15 @@ import torch
 
 from dht.errors import UserError
 from dht.messages.session import Sampling
-from node.engine.engine import Engine, EngineConfig, WorkItem
+from node.engine.engine import Engine, WorkItem
 from node.model.linear import packed_linear
-from node.weights.store import WeightStore
 from testing.tiny_families import CONTEXT, FAMILIES, REFUSED, VOCAB, WINDOW, make
+from tests.unit.node.engines import loaded
 
 GREEDY = Sampling()
 NEW_TOKENS = 5
 LOGIT_ERROR_MAX = 1e-4
-PROMPTS = (1, 13, WINDOW + 9, 71)
+PROMPTS = (1, WINDOW - 4, WINDOW + 9, 71)  # the second crosses a window token by token
 CHUNKS = (1, 7, 64)
 
 
@@ -153,11 +153,7 @@ def greedy(model: Any, ids: tuple[int, ...], new: int) -> list[int]:
 
 
 def engine_of(directory: Path, start: int, end: int, device: str = "cpu") -> Engine:
-    store = WeightStore.open(str(directory))
-    config = EngineConfig(store=store, name="tiny", device=device, memory_bytes=64 << 20)
-    engine = Engine(config)
-    engine.load(start, end)
-    return engine
+    return loaded(directory, start, end, device=device)
 
 
 def rows_of(model: Any, prompt: tuple[int, ...], answer: list[int]) -> torch.Tensor:
@@ -205,7 +201,7 @@ def test_answers_equal_the_whole_models(name: str, device: str, tmp_path: Path) 
         Session(name=f"{n}/{chunk}", prompt=p, chunk=chunk, spans=route(rng, ranges, layers))
         for chunk in CHUNKS
         for n, p in enumerate(prompts)
-        if chunk > 1 or len(p) < 2 * WINDOW
+        if chunk > 1 or len(p) < WINDOW
     ]
     serve(engines, sessions)
     for session in sessions:

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from dht.messages.session import Sampling
-from node.engine.engine import Engine, EngineConfig, WorkItem
+from node.engine.engine import Engine, WorkItem
 from node.kv.export import KvBytes, pack_kv
-from node.weights.store import WeightStore
 from testing.tiny_families import LAYERS, SPARSE, make
+from tests.unit.node.engines import loaded
 
 PROMPT = tuple(n * 7 % 101 for n in range(1, 41))
 
@@ -23,9 +23,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine_of(directory: Path) -> Engine:
-    store = WeightStore.open(str(directory))
-    engine = Engine(EngineConfig(store=store, name="tiny", memory_bytes=16 << 20))
-    engine.load(0, LAYERS)
+    engine = loaded(directory, memory_bytes=16 << 20)
     assert engine.kv.reserve("s", 64) is None
     return engine
 

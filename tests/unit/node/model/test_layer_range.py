@@ -16,6 +16,7 @@ from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.model.layer_range import ModelLayout
 from node.weights.store import WeightStore
 from testing import tiny_families
+from tests.unit.node.engines import opened as engine_of
 
 LAYERS = 4
 SHAPE: dict[str, Any] = {
@@ -39,11 +40,6 @@ def make(directory: Path, family: str, **extra: Any) -> Any:
     model = AutoModelForCausalLM.from_config(config).eval()
     model.save_pretrained(directory)
     return model
-
-
-def engine_of(directory: Path, memory_bytes: int = 64 << 20) -> Engine:
-    store = WeightStore.open(str(directory))
-    return Engine(EngineConfig(store=store, name="tiny", memory_bytes=memory_bytes))
 
 
 def sampled(engine: Engine) -> int | None:

@@ -37,8 +37,10 @@ def _placeless(text: str) -> str:
 
 @pytest.mark.slow
 def test_every_family_is_understood_without_the_compiler(tmp_path: Path) -> None:
+    """One of each kind of model, whatever its settings: what differs is its code."""
     directories = {}
-    for number, name in enumerate(FAMILIES):
+    kinds = {kind: name for name, (kind, _) in reversed(FAMILIES.items())}
+    for number, name in enumerate(kinds.values()):
         directory = tmp_path / str(number)
         make(directory, name)
         directories[name] = str(directory)

@@ -1,5 +1,6 @@
 """Models whose parts are put together in uncommon ways: their ids equal ``transformers``'."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,10 @@ from torch import nn
 
 from bench.families.every_family import OWN, answered, greedy, small_config, write_random
 from dht.messages.session import Sampling
-from node.engine.engine import Engine, EngineConfig, WorkItem
+from node.engine.engine import WorkItem
 from node.model.inspection.tied import tied_to
 from node.weights.checkpoint_names import integers_of
-from node.weights.store import WeightStore
+from tests.unit.node.engines import opened
 
 CONTEXT = 256
 
@@ -29,9 +30,7 @@ def written(name: str, directory: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def engine_of(directory: Path) -> Engine:
-    store = WeightStore.open(str(directory))
-    return Engine(EngineConfig(store=store, name="small", memory_bytes=256 << 20))
+engine_of = partial(opened, memory_bytes=256 << 20)
 
 
 @pytest.mark.parametrize(

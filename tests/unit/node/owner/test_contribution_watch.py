@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from dht.messages.types import NodeState
@@ -64,21 +65,19 @@ def test_who_leaves_is_told_what_was_lent_this_time_and_all_of_it_is_kept(tmp_pa
     assert load(path) == Contribution(tokens=1154, sessions=16, serving_s=3600.0 + 300.0)
 
 
-def test_what_was_lent_is_kept_now_and_then(tmp_path: Path) -> None:
+@pytest.mark.virtual(limit_s=600)
+async def test_what_was_lent_is_kept_now_and_then(tmp_path: Path) -> None:
     """A peer that is killed loses a minute of it."""
     path = tmp_path / "peer.contribution.json"
 
-    async def scenario() -> None:
-        peer = Peer(path, Reporter(json_log=False, out=io.StringIO()))
-        running = asyncio.create_task(peer.watch.run())
-        peer.figures, peer.helped = replace(SERVING, tokens=5), 1
-        await asyncio.sleep(59)
-        assert not path.exists()
-        await asyncio.sleep(2)
-        assert load(path) == Contribution(tokens=5, sessions=1, serving_s=60.0)
-        running.cancel()
-
-    run_virtual(scenario(), limit_s=600)
+    peer = Peer(path, Reporter(json_log=False, out=io.StringIO()))
+    running = asyncio.create_task(peer.watch.run())
+    peer.figures, peer.helped = replace(SERVING, tokens=5), 1
+    await asyncio.sleep(59)
+    assert not path.exists()
+    await asyncio.sleep(2)
+    assert load(path) == Contribution(tokens=5, sessions=1, serving_s=60.0)
+    running.cancel()
 
 
 def test_the_panel_is_gone_when_the_totals_are_told(tmp_path: Path) -> None:

@@ -73,7 +73,6 @@ def test_what_is_no_time_of_day_is_said(text: str) -> None:
         window_of(text)
 
 
-@pytest.mark.property
 @given(start=st.integers(0, 1439), end=st.integers(0, 1440), minute=st.integers(0, 1439))
 def test_a_window_and_the_rest_of_the_day_are_the_day(start: int, end: int, minute: int) -> None:
     if start != end % 1440:
@@ -81,7 +80,6 @@ def test_a_window_and_the_rest_of_the_day_are_the_day(start: int, end: int, minu
         assert inside != Window(start=end % 1440, end=start or 1440).holds(minute)
 
 
-@pytest.mark.property
 @given(looks=st.lists(st.tuples(st.floats(0.1, 50.0), st.booleans()), max_size=40))
 def test_asides_and_returns_take_turns(looks: list[tuple[float, bool]]) -> None:
     use = OwnerUse(config=UseConfig(idle_only=True))

@@ -18,28 +18,28 @@ def alive_code(identity: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     return alive.run()
 
 
-def test_it_follows_what_the_peer_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual(limit_s=60)
+async def test_it_follows_what_the_peer_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     identity = tmp_path / "identity.key"
     path = health_file(identity)
     troubles = [""]
 
-    async def scenario() -> None:
-        assert alive_code(identity, monkeypatch) == EXIT_MACHINE, "there is no peer"
-        keeping = asyncio.create_task(HealthKeeper(path, lambda: troubles[0]).run())
-        await asyncio.sleep(WRITE_S / 2)
-        assert alive_code(identity, monkeypatch) == EXIT_DONE
-        troubles[0] = "others do not see it"
-        await asyncio.sleep(WRITE_S)
-        assert why_unwell(path, time.monotonic()) == "others do not see it"
-        assert alive_code(identity, monkeypatch) == EXIT_MACHINE
-        troubles[0] = ""
-        await asyncio.sleep(WRITE_S)
-        assert alive_code(identity, monkeypatch) == EXIT_DONE
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
-        assert not path.exists()
-
-    run_virtual(scenario(), limit_s=60)
+    assert alive_code(identity, monkeypatch) == EXIT_MACHINE, "there is no peer"
+    keeping = asyncio.create_task(HealthKeeper(path, lambda: troubles[0]).run())
+    await asyncio.sleep(WRITE_S / 2)
+    assert alive_code(identity, monkeypatch) == EXIT_DONE
+    troubles[0] = "others do not see it"
+    await asyncio.sleep(WRITE_S)
+    assert why_unwell(path, time.monotonic()) == "others do not see it"
+    assert alive_code(identity, monkeypatch) == EXIT_MACHINE
+    troubles[0] = ""
+    await asyncio.sleep(WRITE_S)
+    assert alive_code(identity, monkeypatch) == EXIT_DONE
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    assert not path.exists()
 
 
 def test_a_peer_that_stands_still_is_not_well(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ ANYTHING = st.recursive(
     groups=ANYTHING | st.dictionaries(st.text(max_size=2), GROUPS, max_size=3),
     entries=st.dictionaries(st.sampled_from(ENDINGS), ENTRIES),
 )
-@examples(150)
+@examples(75)
 def test_whatever_is_said_is_taken_or_refused(
     method: str, settings: dict[str, Any], groups: Any, entries: dict[str, Entry]
 ) -> None:

@@ -38,6 +38,7 @@ from node.profiling.layer_profile import (
 from node.weights.store import WeightStore
 from testing.random_model import make_llama
 from testing.tiny_families import make
+from tests.unit.node.engines import opened
 
 LAYERS = 6
 
@@ -50,8 +51,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine_of(directory: Path, memory_bytes: int = 64 << 20) -> Engine:
-    store = WeightStore.open(str(directory))
-    return Engine(EngineConfig(store=store, name="tiny", memory_bytes=memory_bytes))
+    return opened(directory, memory_bytes=memory_bytes)
 
 
 @pytest.mark.parametrize("memory_bytes", [400_000, 800_000, 64 << 20])

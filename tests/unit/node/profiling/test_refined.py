@@ -17,7 +17,6 @@ from node.profiling.refined import (
     RefinedTimes,
     StepSeen,
 )
-from tests.examples import examples
 
 MEASURED = LayerFit(
     (
@@ -90,7 +89,6 @@ def test_prompts_are_refined_by_chunks_alone() -> None:
     assert RefinedTimes(MEASURED, None).prompt_times == ()
 
 
-@examples(100)
 @given(
     st.lists(
         st.tuples(

@@ -129,7 +129,7 @@ def test_random_schemas_are_answered_validly(tokenizer: LLTokenizer) -> None:
         jsonschema.validate(json.loads(text), asked)
 
 
-def test_an_answer_resumed_anywhere_is_the_same(tokenizer: LLTokenizer) -> None:
+async def test_an_answer_resumed_anywhere_is_the_same(tokenizer: LLTokenizer) -> None:
     options = sampling(
         'start: %json {"type":"object","properties":{"a":{"type":"string","maxLength":9},'
         '"b":{"type":"integer","maximum":99}},"required":["a","b"],"additionalProperties":false}',
@@ -148,12 +148,9 @@ def test_an_answer_resumed_anywhere_is_the_same(tokenizer: LLTokenizer) -> None:
             history.add(token_id)
         return found
 
-    async def all_of_them() -> None:
-        grammars = brook()
-        for kept in range(len(whole) + 1):
-            assert await resumed(grammars, kept) == whole
-
-    asyncio.run(all_of_them())
+    grammars = brook()
+    for kept in range(len(whole) + 1):
+        assert await resumed(grammars, kept) == whole
 
 
 def test_rows_without_a_grammar_are_drawn_as_before(tokenizer: LLTokenizer) -> None:
@@ -232,22 +229,19 @@ HOSTILE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_grammar_is_refused_and_costs_its_own_process_alone(
+async def test_a_hostile_grammar_is_refused_and_costs_its_own_process_alone(
     name: str,
 ) -> None:
-    async def scenario() -> None:
-        grammars = brook()
-        with pytest.raises(GrammarError) as refused:
-            await grammars.state("stranger", sampling(HOSTILE[name]), ())
-        assert refused.value.code is RefusalCode.BAD_REQUEST
-        assert str(refused.value).startswith("the grammar: ")
-        assert len(str(refused.value)) <= 400
-        good = await grammars.state("client", sampling('start: "yes"'), ())
-        row = np.zeros(VOCAB, np.float32)
-        good.restrict(row)
-        assert 0 < np.count_nonzero(row == 0) < 10
-
-    asyncio.run(scenario())
+    grammars = brook()
+    with pytest.raises(GrammarError) as refused:
+        await grammars.state("stranger", sampling(HOSTILE[name]), ())
+    assert refused.value.code is RefusalCode.BAD_REQUEST
+    assert str(refused.value).startswith("the grammar: ")
+    assert len(str(refused.value)) <= 400
+    good = await grammars.state("client", sampling('start: "yes"'), ())
+    row = np.zeros(VOCAB, np.float32)
+    good.restrict(row)
+    assert 0 < np.count_nonzero(row == 0) < 10
 
 
 def test_a_grammar_is_read_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,42 +263,36 @@ def test_a_grammar_is_read_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch)
     assert asyncio.run(scenario()) == 1
 
 
-def test_who_was_answered_here_is_read_before_a_crowd_of_strangers(
+async def test_who_was_answered_here_is_read_before_a_crowd_of_strangers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario() -> None:
-        grammars, gate = brook(), asyncio.Event()
+    grammars, gate = brook(), asyncio.Event()
 
-        async def held(_: object, grammar: bytes, *__: object) -> str:
-            if b"stranger" in grammar:
-                await gate.wait()
-            return ""
+    async def held(_: object, grammar: bytes, *__: object) -> str:
+        if b"stranger" in grammar:
+            await gate.wait()
+        return ""
 
-        monkeypatch.setattr(GrammarTrials, "_try", held)
-        for at in range(WORKED_TOKENS + 1):
-            state = await grammars.state("client", sampling('start: "x"+'), ())
-            state.add(at)
-        crowd = [
-            asyncio.create_task(
-                grammars.state(f"stranger {at}", sampling(f'start: "stranger {at}"'), ())
-            )
-            for at in range(40)
-        ]
-        await asyncio.sleep(0)
-        await grammars.state("client", sampling('start: "y"'), ())  # none of theirs has ended
-        gate.set()
-        found = await asyncio.gather(*crowd, return_exceptions=True)
-        refused = [each for each in found if isinstance(each, GrammarError)]
-        assert 0 < len(refused) < len(crowd)
-        assert {each.code for each in refused} == {RefusalCode.TOO_MANY}
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(GrammarTrials, "_try", held)
+    for at in range(WORKED_TOKENS + 1):
+        state = await grammars.state("client", sampling('start: "x"+'), ())
+        state.add(at)
+    crowd = [
+        asyncio.create_task(
+            grammars.state(f"stranger {at}", sampling(f'start: "stranger {at}"'), ())
+        )
+        for at in range(40)
+    ]
+    await asyncio.sleep(0)
+    await grammars.state("client", sampling('start: "y"'), ())  # none of theirs has ended
+    gate.set()
+    found = await asyncio.gather(*crowd, return_exceptions=True)
+    refused = [each for each in found if isinstance(each, GrammarError)]
+    assert 0 < len(refused) < len(crowd)
+    assert {each.code for each in refused} == {RefusalCode.TOO_MANY}
 
 
-def test_a_peer_without_a_tokenizer_refuses_by_name(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        with pytest.raises(GrammarError, match="no tokenizer for grammars") as refused:
-            await Grammars(tmp_path, VOCAB, {}).state("client", sampling('start: "x"'), ())
-        assert refused.value.code is RefusalCode.NOT_HELD
-
-    asyncio.run(scenario())
+async def test_a_peer_without_a_tokenizer_refuses_by_name(tmp_path: Path) -> None:
+    with pytest.raises(GrammarError, match="no tokenizer for grammars") as refused:
+        await Grammars(tmp_path, VOCAB, {}).state("client", sampling('start: "x"'), ())
+    assert refused.value.code is RefusalCode.NOT_HELD

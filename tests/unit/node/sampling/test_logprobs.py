@@ -10,7 +10,6 @@ from node.sampling import logprobs
 from node.sampling.logprobs import score_prompt, score_rows
 
 
-@pytest.mark.property
 @given(st.integers(1, 6), st.integers(1, 50), st.integers(0, 20), st.integers(0, 1000))
 def test_scores_are_those_of_log_softmax(rows: int, vocab: int, top: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

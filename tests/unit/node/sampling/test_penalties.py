@@ -34,7 +34,6 @@ def adjusted(logits: torch.Tensor, sampling: Sampling, past: TokenHistory | None
     return adjust(logits.clone()[None], [draw])[0]
 
 
-@pytest.mark.property
 @given(some_logits, token_ids, token_ids, st.floats(0.1, 5.0), st.integers(0, 50))
 def test_repetition_and_least_length_are_those_of_transformers(
     logits: torch.Tensor, prompt: list[int], answer: list[int], penalty: float, least: int
@@ -49,7 +48,6 @@ def test_repetition_and_least_length_are_those_of_transformers(
     assert torch.equal(got, expected[0].clamp(-FLOAT32_MAX))
 
 
-@pytest.mark.property
 @given(some_logits, st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-100, 100), min_size=1))
 def test_a_bias_is_that_of_transformers(logits: torch.Tensor, bias: dict[int, float]) -> None:
     got = adjusted(logits, Sampling(logit_bias=tuple(bias.items())), None)
@@ -58,7 +56,6 @@ def test_a_bias_is_that_of_transformers(logits: torch.Tensor, bias: dict[int, fl
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.property
 @given(some_logits, token_ids, token_ids, st.floats(-2, 2), st.floats(-2, 2))
 def test_presence_and_frequency_are_those_of_openai(
     logits: torch.Tensor, prompt: list[int], answer: list[int], presence: float, frequency: float
@@ -84,7 +81,6 @@ class Race:
         return set(draw_rows(logits.expand(cls.DRAWS, -1), draws))
 
 
-@pytest.mark.property
 @examples(40)
 @given(
     some_logits,
@@ -146,7 +142,6 @@ def test_candidates_are_those_of_a_full_sort(sampling: Sampling, levels: int) ->
         assert draw_rows(logits[None], [draw]) == draw_rows(forbidden[None], [alone])
 
 
-@pytest.mark.property
 @given(st.lists(st.tuples(token_ids, token_ids, some_logits), min_size=1, max_size=5), st.data())
 def test_neighbours_change_nothing(
     rows: list[tuple[list[int], list[int], torch.Tensor]], data: st.DataObject
@@ -191,7 +186,6 @@ def test_what_is_no_number_is_least_likely() -> None:
     assert draw_rows(logits[None], [SamplingRow(sampling=sampling, position=0)]) == [3]
 
 
-@pytest.mark.property
 @given(token_ids, token_ids, st.integers(0, 40))
 def test_a_replay_has_the_same_history(prompt: list[int], answer: list[int], cut: int) -> None:
     whole = history(prompt, answer)

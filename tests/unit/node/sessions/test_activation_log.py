@@ -18,7 +18,6 @@ def rows(session: str, start: int, end: int) -> bytes:
     return b"".join(row(session, at) for at in range(start, end))
 
 
-@pytest.mark.property
 @given(
     steps=st.lists(
         st.tuples(

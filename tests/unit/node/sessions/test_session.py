@@ -55,7 +55,6 @@ def active(open_: SessionOpen) -> StageSession:
     return StageSession(open=open_, state=StageState.ACTIVE)
 
 
-@pytest.mark.property
 @given(
     prompt=st.integers(1, 50),
     new=st.integers(1, 20),
@@ -174,7 +173,6 @@ def test_a_ring_token_may_come_before_the_prompt() -> None:
     assert session.add_inputs(6, (60,))
 
 
-@pytest.mark.property
 @given(
     prompt=st.integers(1, 30),
     answered=st.integers(0, 29),

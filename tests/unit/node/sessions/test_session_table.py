@@ -14,7 +14,6 @@ from node.sessions import session_table
 from node.sessions.activation_log import ActivationLog
 from node.sessions.session import StageSession, StageState
 from node.sessions.session_table import KNOWN_S, Live, SessionTable
-from testing.clock import run_virtual
 from tests.unit.node.sessions.test_session import make_open
 
 
@@ -167,22 +166,20 @@ def test_of_one_client_only_the_newest_finished_answers_are_kept(
     assert side.table.get("serving") is serving
 
 
-def test_peers_of_a_session_are_known_until_a_while_after_it() -> None:
-    async def scenario() -> None:
-        side = Table()
-        live = side.add("one", "a")
-        neighbour = live.session.open.route[0].peer_id
-        assert side.table.knows("a")
-        assert side.table.knows(neighbour)
-        assert not side.table.knows("stranger")
-        await asyncio.sleep(2 * KNOWN_S)
-        live.touch()
-        side.table.forget(live)
-        await asyncio.sleep(KNOWN_S - 1)
-        assert side.table.knows("a")
-        assert side.table.knows(neighbour)
-        await asyncio.sleep(1)
-        assert not side.table.knows("a")
-        assert not side.table.knows(neighbour)
-
-    run_virtual(scenario(), limit_s=600)
+@pytest.mark.virtual(limit_s=600)
+async def test_peers_of_a_session_are_known_until_a_while_after_it() -> None:
+    side = Table()
+    live = side.add("one", "a")
+    neighbour = live.session.open.route[0].peer_id
+    assert side.table.knows("a")
+    assert side.table.knows(neighbour)
+    assert not side.table.knows("stranger")
+    await asyncio.sleep(2 * KNOWN_S)
+    live.touch()
+    side.table.forget(live)
+    await asyncio.sleep(KNOWN_S - 1)
+    assert side.table.knows("a")
+    assert side.table.knows(neighbour)
+    await asyncio.sleep(1)
+    assert not side.table.knows("a")
+    assert not side.table.knows(neighbour)

@@ -66,78 +66,66 @@ class Told:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
-def test_it_draws_what_comes_and_begins_again_where_something_else_came(
+async def test_it_draws_what_comes_and_begins_again_where_something_else_came(
     llama: Family, sampling: Sampling
 ) -> None:
-    async def scenario() -> None:
-        drafts, prompt = await prepared(llama), list(prompt_of(300))
-        assert drafts.open("s", 400)
-        told = Told(drafts, "s", sampling)
-        told.model.follow(prompt, 6)
-        right = await told.ready(6)
-        assert right == drawn(llama, prompt, 6, sampling)
-        tokens = [*prompt, *right[:2], (right[2] + 1) % 90]
-        told.model.follow(tokens, 5)
-        assert await told.ready(5) == drawn(llama, tokens, 5, sampling)
-        assert told.model.token_s is None, "a long history says nothing of a token's time"
-        tokens.append((told.model.ready[0] + 1) % 90)
-        told.model.follow(tokens, 1)
-        assert told.model.token_s is not None
-        assert await told.ready(1) == drawn(llama, tokens, 1, sampling)
-        told.model.stop()
-        drafts.free("s")
-        drafts.close()
-
-    asyncio.run(scenario())
+    drafts, prompt = await prepared(llama), list(prompt_of(300))
+    assert drafts.open("s", 400)
+    told = Told(drafts, "s", sampling)
+    told.model.follow(prompt, 6)
+    right = await told.ready(6)
+    assert right == drawn(llama, prompt, 6, sampling)
+    tokens = [*prompt, *right[:2], (right[2] + 1) % 90]
+    told.model.follow(tokens, 5)
+    assert await told.ready(5) == drawn(llama, tokens, 5, sampling)
+    assert told.model.token_s is None, "a long history says nothing of a token's time"
+    tokens.append((told.model.ready[0] + 1) % 90)
+    told.model.follow(tokens, 1)
+    assert told.model.token_s is not None
+    assert await told.ready(1) == drawn(llama, tokens, 1, sampling)
+    told.model.stop()
+    drafts.free("s")
+    drafts.close()
 
 
-def test_sessions_and_tokens_are_bounded(llama: Family) -> None:
-    async def scenario() -> None:
-        drafts = await prepared(llama)
-        names = [str(number) for number in range(SESSIONS_MAX)]
-        assert all(drafts.open(name, 100) for name in names)
-        assert not drafts.open("more", 100)
-        drafts.free("0")
-        assert drafts.open("more", 100)
-        told = Told(drafts, "more", Sampling())
-        told.model.follow(prompt_of(200), 1)  # more than it was opened for
-        assert await told.ready(1) == ()
-        assert told.model.failed
-        await drafts.hold(wanted=False)
-        assert not drafts.open("another", 100), "its weights are not here"
-        drafts.close()
-
-    asyncio.run(scenario())
+async def test_sessions_and_tokens_are_bounded(llama: Family) -> None:
+    drafts = await prepared(llama)
+    names = [str(number) for number in range(SESSIONS_MAX)]
+    assert all(drafts.open(name, 100) for name in names)
+    assert not drafts.open("more", 100)
+    drafts.free("0")
+    assert drafts.open("more", 100)
+    told = Told(drafts, "more", Sampling())
+    told.model.follow(prompt_of(200), 1)  # more than it was opened for
+    assert await told.ready(1) == ()
+    assert told.model.failed
+    await drafts.hold(wanted=False)
+    assert not drafts.open("another", 100), "its weights are not here"
+    drafts.close()
 
 
-def test_tokens_of_another_vocabulary_end_a_sessions_drafts(llama: Family) -> None:
-    async def scenario() -> None:
-        drafts = await prepared(llama)
-        assert drafts.open("s", 100)
-        told = Told(drafts, "s", Sampling())
-        told.model.follow([1, 2, 5000], 1)
-        assert await told.ready(1) == ()
-        assert told.model.failed
-        drafts._vocab = 0  # as if the model knew fewer tokens
-        assert drafts.open("t", 100)
-        told = Told(drafts, "t", Sampling())
-        told.model.follow([1, 2, 3], 1)
-        assert await told.ready(1) == ()
-        assert told.model.failed
-        drafts.close()
-
-    asyncio.run(scenario())
+async def test_tokens_of_another_vocabulary_end_a_sessions_drafts(llama: Family) -> None:
+    drafts = await prepared(llama)
+    assert drafts.open("s", 100)
+    told = Told(drafts, "s", Sampling())
+    told.model.follow([1, 2, 5000], 1)
+    assert await told.ready(1) == ()
+    assert told.model.failed
+    drafts._vocab = 0  # as if the model knew fewer tokens
+    assert drafts.open("t", 100)
+    told = Told(drafts, "t", Sampling())
+    told.model.follow([1, 2, 3], 1)
+    assert await told.ready(1) == ()
+    assert told.model.failed
+    drafts.close()
 
 
-def test_what_takes_more_than_is_lent_is_refused(llama: Family) -> None:
-    async def scenario() -> None:
-        whole = await prepared(llama)
-        assert whole.memory_bytes == draft_model_bytes(whole._engine.spec)
-        whole.close()
-        with pytest.raises(UserError, match="--draft none"):
-            await prepared(llama, lent_bytes=whole.memory_bytes)
-
-    asyncio.run(scenario())
+async def test_what_takes_more_than_is_lent_is_refused(llama: Family) -> None:
+    whole = await prepared(llama)
+    assert whole.memory_bytes == draft_model_bytes(whole._engine.spec)
+    whole.close()
+    with pytest.raises(UserError, match="--draft none"):
+        await prepared(llama, lent_bytes=whole.memory_bytes)
 
 
 def test_it_is_found_in_the_models_directory(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from node.stage.migration_choice import Rebuild, Way
 from tests.unit.node.sessions.test_session import make_open
 
 
-@pytest.mark.property
 @given(data=st.data(), row_bytes=st.integers(1, 5000), history=st.integers(1, 400))
 def test_pieces_arrive_in_order_and_the_copy_catches_up(
     data: st.DataObject, row_bytes: int, history: int

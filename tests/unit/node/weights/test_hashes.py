@@ -84,7 +84,7 @@ def test_the_manifest_holds_what_sha256sum_says(hashed: Path) -> None:
     assert {n: t.dtype for n, t in read_all(hashed).items()} == DTYPES
 
 
-@examples(150, suppress_health_check=[HealthCheck.too_slow])
+@examples(75, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_flipped_bit_is_found_and_named(hashed: Path, data: st.DataObject) -> None:
     shard = hashed / data.draw(st.sampled_from(sorted(SHARDS)))

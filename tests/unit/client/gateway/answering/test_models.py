@@ -48,46 +48,40 @@ class Opener:
             self.open.remove(name)
 
 
-def test_the_one_unused_for_longest_is_closed() -> None:
-    async def scenario() -> None:
-        opener = Opener()
-        models = GatewayModels(tuple("abcd"), opener, open_max=2)
-        for name in ("a", "b", "a", "c"):
-            async with models.use(name):
+async def test_the_one_unused_for_longest_is_closed() -> None:
+    opener = Opener()
+    models = GatewayModels(tuple("abcd"), opener, open_max=2)
+    for name in ("a", "b", "a", "c"):
+        async with models.use(name):
+            pass
+    assert opener.open == ["a", "c"]
+    async with models.use("a"), models.use("c"):
+        with pytest.raises(ApiError, match="2 models are in use") as refused:
+            async with models.use("d"):
                 pass
-        assert opener.open == ["a", "c"]
-        async with models.use("a"), models.use("c"):
-            with pytest.raises(ApiError, match="2 models are in use") as refused:
-                async with models.use("d"):
-                    pass
-            assert refused.value.status == 503
-        async with models.use(None) as first:
-            assert first.swarm == "a"
-        assert opener.opened == 3
-        await models.close()
-        assert opener.open == []
-
-    asyncio.run(scenario())
+        assert refused.value.status == 503
+    async with models.use(None) as first:
+        assert first.swarm == "a"
+    assert opener.opened == 3
+    await models.close()
+    assert opener.open == []
 
 
-def test_many_requests_open_a_model_once() -> None:
-    async def scenario() -> None:
-        opener = Opener()
-        models = GatewayModels(("a", "b"), opener, open_max=1)
+async def test_many_requests_open_a_model_once() -> None:
+    opener = Opener()
+    models = GatewayModels(("a", "b"), opener, open_max=1)
 
-        async def ask(name: str) -> str:
-            while True:
-                try:
-                    async with models.use(name) as model:
-                        return str(model.swarm)
-                except ApiError:
-                    await asyncio.sleep(0)
+    async def ask(name: str) -> str:
+        while True:
+            try:
+                async with models.use(name) as model:
+                    return str(model.swarm)
+            except ApiError:
+                await asyncio.sleep(0)
 
-        assert await asyncio.gather(*map(ask, "aabbab")) == list("aabbab")
-        assert len(opener.open) == 1
-        await models.close()
-
-    asyncio.run(scenario())
+    assert await asyncio.gather(*map(ask, "aabbab")) == list("aabbab")
+    assert len(opener.open) == 1
+    await models.close()
 
 
 def test_what_is_not_served_is_a_404_with_the_list() -> None:
@@ -102,19 +96,16 @@ def test_what_is_not_served_is_a_404_with_the_list() -> None:
     assert all(each[figure] is None for each in listed for figure in FIGURES)
 
 
-def test_a_model_that_cannot_be_opened_is_tried_again() -> None:
-    async def scenario() -> None:
-        models = GatewayModels(("a", "b"), Opener(broken="b"))
-        for _ in range(2):
-            with pytest.raises(ApiError, match="nobody answers") as refused:
-                async with models.use("b"):
-                    pass
-            assert refused.value.status == 503
-        async with models.use("a"):
-            pass
-        await models.close()
-
-    asyncio.run(scenario())
+async def test_a_model_that_cannot_be_opened_is_tried_again() -> None:
+    models = GatewayModels(("a", "b"), Opener(broken="b"))
+    for _ in range(2):
+        with pytest.raises(ApiError, match="nobody answers") as refused:
+            async with models.use("b"):
+                pass
+        assert refused.value.status == 503
+    async with models.use("a"):
+        pass
+    await models.close()
 
 
 # A stranger's text files

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from client.gateway.structured.answer_reader import (
@@ -40,6 +40,7 @@ from client.gateway.structured.call_formats import (
 from client.gateway.structured.call_pieces import CallBegun, CallGrows
 from client.gateway.structured.calls import Call
 from client.gateway.structured.channels import MESSAGES, TAGGED_THOUGHTS, Channels
+from tests.examples import examples
 
 ARGUMENTS = {"city": 'Köln "</tool_call" [TOOL', "n": [1, {"a": None}]}
 CALL = Call(name="weather", arguments=json.dumps(ARGUMENTS, ensure_ascii=False))
@@ -340,7 +341,7 @@ def test_a_call_is_told_of_before_it_is_whole(form: CallFormat, text: str) -> No
 @pytest.mark.property
 @pytest.mark.parametrize(("form", "text", "parts"), ANSWERS)
 @given(data=st.data())
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_any_cuts_of_an_answer_give_the_same_parts(
     form: CallFormat | None, text: str, parts: list[AnswerPart], data: st.DataObject
 ) -> None:
@@ -388,7 +389,7 @@ def test_any_cuts_of_an_answer_give_the_same_parts(
         max_size=8,
     ),
 )
-@settings(max_examples=300, deadline=None)
+@examples(100)
 def test_no_cut_changes_what_strange_answers_are(
     form: CallFormat | None, pieces: list[str]
 ) -> None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from client.gateway.structured.answer_reader import AnswerPart, AnswerReader, Thought, _joined
@@ -17,6 +17,7 @@ from client.gateway.structured.channels import (
     Channels,
     channels_of,
 )
+from tests.examples import examples
 
 TEMPLATE = """
 {%- if tools -%}{{ "Calls to these tools must go to the commentary channel: 'functions'." }}{%- endif -%}
@@ -94,7 +95,6 @@ def test_an_answer_cut_anywhere_has_the_same_parts(text: str, parts: list[Answer
         assert read([text[:at], text[at:]]) == parts
 
 
-@pytest.mark.property
 @given(
     pieces=st.lists(
         st.sampled_from(
@@ -117,7 +117,7 @@ def test_an_answer_cut_anywhere_has_the_same_parts(text: str, parts: list[Answer
         max_size=10,
     )
 )
-@settings(max_examples=300, deadline=None)
+@examples(100)
 def test_no_cut_changes_what_strange_answers_are(pieces: list[str]) -> None:
     assert read(pieces) == read(list("".join(pieces))) == read(["".join(pieces)])
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
@@ -27,6 +27,7 @@ from client.gateway.structured.schemas import (
     TooManyPlaces,
 )
 from testing.local_swarm import ROOT
+from tests.examples import examples
 
 MODEL = ROOT / "models" / "brook"
 TOKENIZER = LLTokenizer((MODEL / "tokenizer.json").read_text(), n_vocab=2048, eos_token=1)
@@ -237,10 +238,9 @@ ANY_JSON = st.recursive(
 )
 
 
-@pytest.mark.property
 @pytest.mark.parametrize("form", [KEYS_AND_VALUES, TAGGED_JSON], ids=lambda form: form.title)
 @given(schema=st.dictionaries(st.sampled_from(KEYWORDS), ANY_JSON, max_size=6))
-@settings(max_examples=200, deadline=None)
+@examples(100)
 def test_any_schema_is_written_or_the_callers_mistake(form: Any, schema: dict[str, Any]) -> None:
     functions = [{"name": "f", "parameters": schema}]
     with contextlib.suppress(ApiError):

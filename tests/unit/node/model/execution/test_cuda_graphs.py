@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dht.messages.session import Sampling
 from node.attention.decode_table import DecodeRows
 from node.attention.paged_attention import Step
-from node.engine.engine import Engine, EngineConfig, WorkItem
+from node.engine.engine import Engine, WorkItem
 from node.model.execution import cuda_graphs
 from node.model.execution.cuda_graphs import (
     COLUMNS_LEAST,
@@ -23,20 +23,15 @@ from node.model.execution.cuda_graphs import (
     column_bucket,
     row_bucket,
 )
-from node.weights.store import WeightStore
 from testing.tiny_families import make
+from tests.unit.node.engines import loaded
 from tests.unit.node.kv.accounts import check_pool
 
 LAYERS = 4
 
 
 def engine_of(directory: Path, device: str = "cpu") -> Engine:
-    config = EngineConfig(
-        store=WeightStore.open(str(directory)), name="tiny", device=device, memory_bytes=32 << 20
-    )
-    engine = Engine(config)
-    engine.load(0, LAYERS)
-    return engine
+    return loaded(directory, device=device, memory_bytes=32 << 20)
 
 
 def again(body: Callable[[], None]) -> Callable[[], None]:

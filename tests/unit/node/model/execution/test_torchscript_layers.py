@@ -9,22 +9,17 @@ import pytest
 import torch
 
 from dht.messages.session import Sampling
-from node.engine.engine import Engine, EngineConfig, WorkItem
+from node.engine.engine import Engine, WorkItem
 from node.model.execution import torchscript_layers
 from node.model.linear import packed_linear
-from node.weights.store import WeightStore
 from testing.tiny_families import make
+from tests.unit.node.engines import loaded
 
 LAYERS = 4
 
 
 def engine_of(directory: Path, dtype: str = "float32") -> Engine:
-    config = EngineConfig(
-        store=WeightStore.open(str(directory)), name="tiny", dtype=dtype, memory_bytes=32 << 20
-    )
-    engine = Engine(config)
-    engine.load(0, LAYERS)
-    return engine
+    return loaded(directory, dtype=dtype, memory_bytes=32 << 20)
 
 
 def answers(engine: Engine, prompts: list[tuple[int, ...]], new: int) -> list[list[int]]:
