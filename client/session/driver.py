@@ -41,10 +41,10 @@ from client.session.events import (
     RouteFound,
     TellWait,
 )
-from client.view.pinger import answering
 from client.view.prefixes import NamedPrompt
 from client.view.view import SwarmView
 from coordinator.admission.lengths import ANSWER_TOKENS
+from coordinator.failure.pinger import BY_CLIENTS, answering
 from coordinator.routing.affinity import KnownPrefix, Route
 from coordinator.routing.routes import NoRoute
 from dht.errors import NetworkError, SwarmError
@@ -228,7 +228,8 @@ class SessionDriver:
             return event  # the route was given up already, for the same reason or another
         suspects = (event.peer_id, *event.suspects)
         asked = {peer_id: self._view.addresses_of(peer_id) for peer_id in suspects}
-        silent = set(suspects) - await answering(self._transport, asked, ASK_S, ASK_GRACE_S)
+        there = await answering(self._transport, BY_CLIENTS, asked, ASK_S, ASK_GRACE_S)
+        silent = set(suspects) - there
         if len(silent) == 1:
             at_fault = silent.pop()
         else:

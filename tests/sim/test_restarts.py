@@ -14,10 +14,10 @@ from client import Swarm, SwarmConfig
 from client.health.history import History
 from client.health.prober import Prober, ProberConfig
 from client.text.tokenizer import ModelText
-from client.view.pinger import Pinger
 from client.view.reader import SwarmReader
 from coordinator.election.leadership import Leadership
-from coordinator.failure.liveness import Liveness, _Line
+from coordinator.failure.liveness import Liveness
+from coordinator.failure.pinger import Pinger, _Line
 from coordinator.plans.store import PlanStore
 from dht.errors import MachineError, SwarmError
 from dht.records.directory import LIFETIME_S, Directory, RecordKind

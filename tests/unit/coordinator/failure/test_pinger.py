@@ -2,8 +2,12 @@
 
 import asyncio
 import random
+from dataclasses import replace
+from typing import Any
 
-from client.view.pinger import PING_AGAIN_S, PING_EVERY_S, PING_SHARE_S, PONG_S, Pinger, answering
+from coordinator.failure.pinger import BY_CLIENTS, BY_PEERS, Pinger, answering
+from dht.messages.peer import REQUESTS_MAX
+from dht.transport.interface import Stream
 from node.links.probe import ProbeServer
 from testing.clock import run_virtual
 from testing.network import MemoryNetwork, MemoryTransport
@@ -21,7 +25,7 @@ def test_a_killed_and_a_frozen_peer_are_silent_soon_and_one_that_thaws_is_not() 
         network = MemoryNetwork(random.Random(1))
         changed = asyncio.Event()
         loop = asyncio.get_running_loop()
-        pinger = Pinger(network.transport(), changed.set)
+        pinger = Pinger(network.transport(), BY_CLIENTS, changed.set)
         killed, frozen, well = await peers_of(network, 3)
         pinger.watch({peer.peer_id: () for peer in (killed, frozen, well)})
         await asyncio.sleep(1)
@@ -36,9 +40,9 @@ def test_a_killed_and_a_frozen_peer_are_silent_soon_and_one_that_thaws_is_not() 
 
         network.freeze(frozen.peer_id)
         network.kill(killed.peer_id)
-        await until_silent(killed.peer_id, PING_EVERY_S + PING_AGAIN_S + 0.1)
-        both_s = PING_EVERY_S + PING_AGAIN_S + 2 * PONG_S
-        await until_silent(frozen.peer_id, both_s)
+        killed_s = BY_CLIENTS.every_s + 2 * BY_CLIENTS.again_s
+        await until_silent(killed.peer_id, killed_s + 0.1)
+        await until_silent(frozen.peer_id, killed_s + 3 * BY_CLIENTS.answer_s)
         assert pinger.state_of(well.peer_id).misses == 0
         network.thaw(frozen.peer_id)
         changed.clear()
@@ -55,12 +59,12 @@ def test_a_killed_and_a_frozen_peer_are_silent_soon_and_one_that_thaws_is_not() 
 def test_many_peers_are_asked_less_often() -> None:
     async def scenario() -> None:
         network = MemoryNetwork(random.Random(1))
-        pinger = Pinger(network.transport(), lambda: None)
+        pinger = Pinger(network.transport(), BY_CLIENTS)
         peers = await peers_of(network, 400)
         pinger.watch({peer.peer_id: () for peer in peers})
         await asyncio.sleep(1)
         first = pinger.state_of(peers[0].peer_id).answered_unix_s
-        await asyncio.sleep(400 * PING_SHARE_S - 2)
+        await asyncio.sleep(400 * BY_CLIENTS.share_s - 2)
         assert pinger.state_of(peers[0].peer_id).answered_unix_s == first
         await asyncio.sleep(2)
         assert pinger.state_of(peers[0].peer_id).answered_unix_s != first
@@ -69,20 +73,45 @@ def test_many_peers_are_asked_less_often() -> None:
     run_virtual(scenario(), limit_s=60)
 
 
+def test_a_kept_stream_carries_many_pings_and_is_opened_again_where_the_peer_ended_it() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(1))
+        transport, opened = network.transport(), 0
+        opening = transport.open_stream
+
+        async def counted(*args: Any, **named: Any) -> Stream:
+            nonlocal opened
+            opened += 1
+            return await opening(*args, **named)
+
+        transport.open_stream = counted  # type: ignore[method-assign]
+        (peer,) = await peers_of(network, 1)
+        pinger = Pinger(transport, replace(BY_PEERS, protocol=BY_CLIENTS.protocol))
+        pinger.watch({peer.peer_id: ()})
+        await asyncio.sleep(REQUESTS_MAX * BY_PEERS.every_s - 1)
+        assert opened == 1
+        await asyncio.sleep(REQUESTS_MAX * BY_PEERS.every_s)
+        assert opened == 2
+        assert pinger.state_of(peer.peer_id).misses == 0
+        await pinger.close()
+
+    run_virtual(scenario(), limit_s=1000)
+
+
 def test_of_those_that_may_have_failed_the_frozen_one_is_known_at_once() -> None:
     async def scenario() -> None:
         network = MemoryNetwork(random.Random(1))
         client, loop = network.transport(), asyncio.get_running_loop()
         killed, frozen, well = await peers_of(network, 3)
         everybody = {peer.peer_id: () for peer in (killed, frozen, well)}
-        assert await answering(client, everybody, 1.5, 0.4) == set(everybody)
+        assert await answering(client, BY_CLIENTS, everybody, 1.5, 0.4) == set(everybody)
         network.freeze(frozen.peer_id)
         network.kill(killed.peer_id)
         begun_s = loop.time()
-        assert await answering(client, everybody, 1.5, 0.4) == {well.peer_id}
+        assert await answering(client, BY_CLIENTS, everybody, 1.5, 0.4) == {well.peer_id}
         assert loop.time() - begun_s < 0.6
         begun_s = loop.time()
-        assert await answering(client, {frozen.peer_id: ()}, 1.5, 0.4) == set()
+        assert await answering(client, BY_CLIENTS, {frozen.peer_id: ()}, 1.5, 0.4) == set()
         assert loop.time() - begun_s < 1.6
         network.thaw(frozen.peer_id)
 
