@@ -18,14 +18,11 @@ from dht.budget import FRAME_BYTES, Budget
 from dht.errors import NetworkError
 from dht.messages import codec
 from dht.messages.session import Activations, Delivered, FramePart
+from dht.transport.frame_sender import STALLED_S, UNDRAINED_BYTES_MAX
 from dht.transport.interface import Stream
 
-UNDRAINED_BYTES_MAX = 256 << 10
-"""Maximum bytes written and not yet taken by the transport."""
 QUEUED_BYTES_MAX = 256 << 20
 """Maximum bytes waiting to be sent; beyond, the link is broken: its reader is as good as gone."""
-STALLED_S = 30.0
-"""A peer that gives no credit for ``STALLED_S`` while prefill waits counts as gone."""
 PARTIAL_FRAMES_MAX = 8
 """Maximum number of unfinished frames at once: one per class, and some room."""
 
