@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator.links.bandwidth_estimator import CreditError
-from coordinator.links.scheduler import FRAME_BYTES_MIN, LinkScheduler, Slice, TrafficClass
+from coordinator.links.scheduler import LinkConfig, LinkScheduler, Slice, TrafficClass
 from coordinator.links.token_bucket import Allowance
 from dht.budget import FRAME_BYTES, Budget
 from dht.errors import NetworkError
@@ -279,7 +279,7 @@ class LinkReader:
         released = self._said_slow_bytes if hold else self.slow_bytes
         worth = (
             self._part_read
-            or self.total_bytes - self._said_bytes >= FRAME_BYTES_MIN
+            or self.total_bytes - self._said_bytes >= LinkConfig().frame_bytes_min
             or released > self._said_slow_bytes
         )
         if not worth:
