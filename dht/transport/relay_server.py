@@ -19,15 +19,9 @@ from dht.supervision import end_all
 from dht.transport.interface import RELAY_STOP_PROTOCOL, Stream, Transport
 from dht.transport.metered import no_pause
 from dht.transport.relay_messages import (
-    CONNECT,
-    DENIED,
-    FAILED,
-    FULL,
-    HOP_STATUS,
-    NO_SLOT,
-    OK,
-    RESERVE,
     HopRequest,
+    HopType,
+    Status,
     hop_request,
     read_message,
     status_of,
@@ -78,9 +72,9 @@ class RelayServer:
         """Grant a slot, or carry one call until it ends."""
         async with asyncio.timeout(ANSWER_S):
             request = hop_request(await read_message(stream))
-        if request.kind == RESERVE:
+        if request.kind == HopType.RESERVE:
             await self._answer(stream, self._reserve(stream.remote_peer_id), slot=True)
-        elif request.kind == CONNECT:
+        elif request.kind == HopType.CONNECT:
             await self._connect(stream, request)
         else:
             raise codec.MalformedError(f"a relay is asked for {request.kind}")
@@ -95,11 +89,11 @@ class RelayServer:
         """Grant or renew a slot; returns the status of the answer."""
         self._expire()
         if not self._offers or not self._needs.needs_relay(peer_id):
-            return DENIED
+            return Status.DENIED
         if peer_id not in self._until_s and not self._slots.take(peer_id):
-            return FULL
+            return Status.FULL
         self._until_s[peer_id] = asyncio.get_running_loop().time() + SLOT_S
-        return OK
+        return Status.OK
 
     def _expire(self) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -110,19 +104,19 @@ class RelayServer:
     async def _connect(self, stream: Stream, request: HopRequest) -> None:
         caller, called = stream.remote_peer_id, peer_id_of(request.peer)
         if called not in self.slots or called == caller:
-            await self._answer(stream, NO_SLOT)
+            await self._answer(stream, Status.NO_SLOT)
             return
         if not self._calls.take(caller):
-            await self._answer(stream, FULL)
+            await self._answer(stream, Status.FULL)
             return
         try:
             try:
                 onward = await self._call(caller, called)
             except (NetworkError, PeerError, TimeoutError):
-                await self._answer(stream, FAILED)
+                await self._answer(stream, Status.FAILED)
                 return
             try:
-                await self._answer(stream, OK)
+                await self._answer(stream, Status.OK)
                 await self._carry(called, stream, onward)
             finally:
                 await onward.close()
@@ -137,7 +131,7 @@ class RelayServer:
             async with asyncio.timeout(ANSWER_S):
                 stream.write(stop_connect(peer_id_bytes(caller)))
                 await stream.drain()
-                if (status := status_of(await read_message(stream))) != OK:
+                if (status := status_of(await read_message(stream))) != Status.OK:
                     raise NetworkError(f"peer {called} takes no call: status {status}")
         except BaseException:
             await stream.close()
@@ -170,7 +164,7 @@ class RelayServer:
                     await sink.drain()
 
     async def _answer(self, stream: Stream, status: int, *, slot: bool = False) -> None:
-        until_s = int(self._transport.now() + SLOT_S) if slot and status == OK else None
+        until_s = int(self._transport.now() + SLOT_S) if slot and status == Status.OK else None
         async with asyncio.timeout(ANSWER_S):
-            stream.write(with_status(HOP_STATUS, status, until_s))
+            stream.write(with_status(HopType.STATUS, status, until_s))
             await stream.drain()
