@@ -17,7 +17,7 @@ from node.links.lent_traffic import LentTraffic
 from node.links.measured_links import MeasuredLinks
 from node.links.probe import PROBE_BYTES_MAX
 from node.peer import link_keeper
-from node.peer.link_keeper import EVERY_S, LinkKeeper, is_steady
+from node.peer.link_keeper import LinkKeepConfig, LinkKeeper, is_steady
 from testing.clock import run_virtual
 from testing.network import MemoryNetwork
 from tests.unit.records import record_of
@@ -68,7 +68,7 @@ def probed_s(
         if away_s > 0:
             await asyncio.sleep(away_s)
             directory.records = {}
-            await asyncio.sleep(2 * EVERY_S)
+            await asyncio.sleep(2 * LinkKeepConfig().every_s)
             directory.records = there
         await asyncio.sleep(hours * HOUR_S - max(0.0, away_s))
         task.cancel()
@@ -124,7 +124,7 @@ def test_a_busy_link_is_announced_as_its_frames_found_it(
         here: Any = directory
         transport = MemoryNetwork(random.Random(1)).transport()
         task = asyncio.create_task(LinkKeeper(transport, here, stage, MeasuredLinks()).run())
-        await asyncio.sleep(3 * EVERY_S)
+        await asyncio.sleep(3 * LinkKeepConfig().every_s)
         task.cancel()
         return transport.peer_id
 
