@@ -137,6 +137,6 @@ class LinkKeeper:
                 rtt_s=link.delivery.base_rtt_us / 1e6,
                 measured_unix_s=self._transport.now(),
             )
-            for peer_id, link in self._stage.flow.links().items()
+            for peer_id, link in self._stage.pipeline.links().items()
             if link.delivery.known and peer_id in nodes
         ]

@@ -230,8 +230,8 @@ class LocalEngine:
     @property
     def carries_more(self) -> bool:
         """Whether rows carry more than hidden states, such as integers, which int8 would ruin."""
-        anatomy = self._engine.layout.anatomy
-        return anatomy.row_width > anatomy.width
+        structure = self._engine.layout.structure
+        return structure.row_width > structure.width
 
     @property
     def is_local(self) -> bool:

@@ -160,7 +160,7 @@ class StageStreams:
         mine = (open_.session, open_.attempt)
         match frame.message:
             case Prompt() as prompt if (prompt.session, prompt.attempt) == mine:
-                self._stage.flow.take_inputs(*mine, prompt.position, prompt.token_ids)
+                self._stage.pipeline.take_inputs(*mine, prompt.position, prompt.token_ids)
             case SessionClose():
                 return False
             case Ping() as ping:
@@ -229,7 +229,7 @@ class StageStreams:
         sender.send(self._stage.pong(ping.nonce))
 
     def _credit(self, reader: LinkReader, sender: FrameSender) -> None:
-        hold = self._stage.flow.behind or self._stage.traffic.down_exceeded
+        hold = self._stage.pipeline.behind or self._stage.traffic.down_exceeded
         delivered = reader.acknowledgement(hold=hold)
         if delivered is not None:
             sender.send(delivered)
@@ -248,11 +248,11 @@ class StageStreams:
     def _take_from_stage(self, peer_id: str, frame: codec.Frame, sender: FrameSender) -> None:
         match frame.message:
             case Activations() as activations:
-                self._stage.flow.take_activations(peer_id, activations, frame.body)
+                self._stage.pipeline.take_activations(peer_id, activations, frame.body)
             case KvPages() as pages:
                 self._stage.copies.take(peer_id, pages, frame.body, sender.send)
             case RingTokens(tokens=tokens):
-                self._stage.flow.take_ring(peer_id, tokens)
+                self._stage.pipeline.take_ring(peer_id, tokens)
             case SessionOpen() as open_:
                 if open_.hop == 0 or open_.hop >= len(open_.route):
                     raise codec.MalformedError("an open over a hop is for a later stage")

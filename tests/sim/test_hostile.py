@@ -1166,7 +1166,7 @@ def send_unsound_rows(peer: PaperPeer) -> None:
 
 def accuse(peer: PaperPeer, which: int) -> None:
     """Let a peer say of the stage before it (-1) or after it (1) that the stream to it broke."""
-    take = peer.stage.flow.on_results
+    take = peer.stage.pipeline.on_results
 
     def lie(results: Sequence[WorkResult]) -> None:
         for result in results:
@@ -1187,7 +1187,7 @@ def swallow_opens(peer: PaperPeer) -> None:
 
 def close_sessions(peer: PaperPeer) -> None:
     """Let a peer close at the next stage what it was asked to serve."""
-    take = peer.stage.flow.on_results
+    take = peer.stage.pipeline.on_results
 
     def lie(results: Sequence[WorkResult]) -> None:
         for result in results:

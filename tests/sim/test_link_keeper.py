@@ -59,7 +59,9 @@ def probed_s(
         )
 
     async def scenario() -> None:
-        stage: Any = SimpleNamespace(traffic=LentTraffic(), flow=SimpleNamespace(links=lambda: {}))
+        stage: Any = SimpleNamespace(
+            traffic=LentTraffic(), pipeline=SimpleNamespace(links=lambda: {})
+        )
         there = directory.records
         here: Any = directory
         transport = MemoryNetwork(random.Random(1)).transport()
@@ -116,8 +118,8 @@ def test_a_busy_link_is_announced_as_its_frames_found_it(
         delivery.sent(30_000, at_us, limited=False)
     assert delivery.known
     up = Allowance() if up_mbit is None else Allowance(up_mbit * 125_000)
-    flow = SimpleNamespace(links=lambda: {"b": SimpleNamespace(delivery=delivery)})
-    stage: Any = SimpleNamespace(traffic=LentTraffic(up=up), flow=flow)
+    pipeline = SimpleNamespace(links=lambda: {"b": SimpleNamespace(delivery=delivery)})
+    stage: Any = SimpleNamespace(traffic=LentTraffic(up=up), pipeline=pipeline)
     directory = PaperDirectory()
 
     async def scenario() -> str:

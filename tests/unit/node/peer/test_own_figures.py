@@ -25,7 +25,7 @@ class Stage:
 
     def __init__(self, traffic: LentTraffic) -> None:
         self.traffic = traffic
-        self.flow = self
+        self.pipeline = self
         self.totals = {"a": (0.0, 0.0), "b": (0.0, 0.0)}
 
     def links(self) -> dict[str, object]:

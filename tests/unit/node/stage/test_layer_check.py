@@ -340,12 +340,12 @@ def test_layers_are_shown_where_rows_carry_more_than_hidden_states(
     store = WeightStore.open(str(tmp_path))
     engine = Engine(EngineConfig(store=store, name="tiny", memory_bytes=64 << 20))
     engine.load(0, engine.spec.layers)
-    anatomy = engine.layout.anatomy
-    assert anatomy.carried is not None
-    given = rows_for(NONCE, "peer", anatomy.row_width)
+    structure = engine.layout.structure
+    assert structure.carried is not None
+    given = rows_for(NONCE, "peer", structure.row_width)
     for start in range(engine.spec.layers):
         made = engine.run_rows(start, start + 1, given)
         assert made is not None
-        assert made.shape == (ROWS, anatomy.carried.hidden.width)
+        assert made.shape == (ROWS, structure.carried.hidden.width)
         assert agree(given, made, made)
         assert not agree(given, made, given[:, : made.shape[1]])
