@@ -62,7 +62,7 @@ from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import DIALS_REFUSED
 from node.stage.config import StageConfig
 from node.stage.opening import close_of
-from node.stage.streams import HOP_SILENCE_S, PART_S
+from node.stage.streams import StreamConfig
 from testing.clock import run_virtual
 from testing.network import MemoryTransport
 from tests.sim.paper_swarm import (
@@ -936,9 +936,9 @@ def test_a_hop_that_says_nothing_is_closed(part: bool) -> None:
                 await codec.send_frame(stream, begun, b"x")
             else:
                 await codec.send_frame(stream, Ping(nonce=1))
-            await asyncio.sleep(PART_S / 2)
+            await asyncio.sleep(StreamConfig().part_s / 2)
             assert not target.stage.counters["streams_silent"]
-            await asyncio.sleep(HOP_SILENCE_S)
+            await asyncio.sleep(StreamConfig().hop_silence_s)
             assert target.stage.counters["streams_silent"] == 1
             await ended(stream)
 

@@ -27,7 +27,7 @@ from dht.transport.relay_messages import (
     with_status,
 )
 from dht.transport.relay_reservation import granted_by, reserve
-from dht.transport.relay_server import IDLE_S, SLOT_S, RelayServer
+from dht.transport.relay_server import RelayServer, RelayServerConfig
 from testing.clock import run_virtual
 from testing.network import MemoryNetwork, MemoryTransport
 
@@ -165,7 +165,7 @@ def test_slots_and_calls_end() -> None:
             await stream.read_exactly(1)  # nobody says anything
         assert world.budget.held(RELAY_CALLS).total == 0
         assert not world.server.slots
-        assert IDLE_S > SLOT_S
+        assert RelayServerConfig().idle_s > RelayServerConfig().slot_s
         status, _ = await world.call()
         assert status == Status.NO_SLOT
         await reserve(world.closed, world.relay.peer_id, ())
@@ -174,7 +174,7 @@ def test_slots_and_calls_end() -> None:
         assert status == Status.FAILED
         assert world.budget.held(RELAY_CALLS).total == 0
 
-    run_virtual(scenario(), limit_s=2 * IDLE_S)
+    run_virtual(scenario(), limit_s=2 * RelayServerConfig().idle_s)
 
 
 @pytest.mark.parametrize(
