@@ -339,8 +339,8 @@ class LoadedRange:
         return self.parts.get(self._layout.head_name)
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Rows of the last layer behind the model's last norm, where nothing else but the head is
-        behind that layer."""
+        """Rows of the last layer, ``[rows, width]``, behind the model's last norm, where nothing
+        else but the head is behind that layer."""
         for path in self._layout.structure.behind[:-1]:
             hidden = self.parts[path](hidden)
         return hidden
