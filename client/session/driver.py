@@ -18,7 +18,8 @@ from client.errors import (
     UnavailableError,
     no_route_text,
 )
-from client.session.attempt import STALL_PER_PROMPT_TOKEN_S, STALL_S, Attempt
+from client.session.attempt import Attempt
+from client.session.config import SessionConfig
 from client.session.controller import ControllerState, RouteStatus, SessionController
 from client.session.events import (
     Avoid,
@@ -55,17 +56,6 @@ from dht.messages.types import looks_within
 from dht.transport.interface import SESSION_PROTOCOL, Transport
 
 logger = logging.getLogger(__name__)
-
-ASK_S = 1.5
-"""Time for those that may have failed a session to answer a ping."""
-ASK_GRACE_S = 0.4
-"""The same once one of them answered."""
-LEAVE_S = 4.0
-"""Time for telling a stage that left the route to free its share."""
-WHY_MAX = 3
-"""Maximum peers of which the caller is told why they are passed over."""
-PACE_TOKENS_LEAST = 8
-"""Minimum tokens behind the first ones from which a token's time is known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,15 +96,19 @@ class SessionDriver:
         wait_s: float,
         look: Callable[[], Awaitable[None]],
         on_status: StatusCallback,
+        config: SessionConfig | None = None,
     ) -> None:
         """``look`` reads the swarm's records into ``view`` anew; ``wait_s`` bounds how long an
         answer waits for a route or a token."""
+        self._config = config or SessionConfig()
         self._transport = transport
         self._view = view
         self._request = request
         self._look = look
         self._on_status = on_status
-        self.controller = SessionController(log=AnswerLog(request=request), wait_s=wait_s)
+        self.controller = SessionController(
+            log=AnswerLog(request=request), wait_s=wait_s, config=self._config
+        )
         """The state machine that decides; it holds the log, the route and the failovers."""
         self.waits_for = self._told_wait = ""
         """What the answer waits for since it lost its route, and what of it the caller was told."""
@@ -184,7 +178,7 @@ class SessionDriver:
     def _compare_times(self) -> None:
         """Let the view know what a token took over the present route."""
         pace = self._pace
-        if pace.tokens >= PACE_TOKENS_LEAST:
+        if pace.tokens >= self._config.pace_tokens_least:
             now_s = asyncio.get_running_loop().time()
             self._view.took(pace.route, pace.expected_s, pace.token_s, now_s)
 
@@ -203,9 +197,9 @@ class SessionDriver:
 
     async def _next_event(self) -> Event:
         """What happens next; a loss when the route stalls although both its ends answer."""
-        controller, limit_s = self.controller, STALL_S
+        controller, limit_s = self.controller, self._config.stall_s
         if not controller.log.token_ids:
-            limit_s += STALL_PER_PROMPT_TOKEN_S * len(self._request.prompt_ids)
+            limit_s += self._config.stall_per_prompt_token_s * len(self._request.prompt_ids)
         try:
             # asyncio.wait_for loses a cancellation that comes with an event, until Python 3.12.
             async with asyncio.timeout(limit_s):
@@ -230,7 +224,9 @@ class SessionDriver:
             return event  # the route was given up already, for the same reason or another
         suspects = (event.peer_id, *event.suspects)
         asked = {peer_id: self._view.addresses_of(peer_id) for peer_id in suspects}
-        there = await answering(self._transport, BY_CLIENTS, asked, ASK_S, ASK_GRACE_S)
+        there = await answering(
+            self._transport, BY_CLIENTS, asked, self._config.ask_s, self._config.ask_grace_s
+        )
         silent = set(suspects) - there
         if len(silent) == 1:
             at_fault = silent.pop()
@@ -337,8 +333,9 @@ class SessionDriver:
         text = no_route_text(no_route)
         now_s = asyncio.get_running_loop().time()
         why = self._view.passed_over(no_route.missing, now_s)
-        more = (f"{len(why) - WHY_MAX} more",) if len(why) > WHY_MAX else ()
-        self.waits_for = f"{text} ({'; '.join((*why[:WHY_MAX], *more))})" if why else text
+        most = self._config.why_max
+        more = (f"{len(why) - most} more",) if len(why) > most else ()
+        self.waits_for = f"{text} ({'; '.join((*why[:most], *more))})" if why else text
         if text != self._told_wait:  # the same loss, in other words, is no news
             self._told_wait = text
             self._on_status(f"waiting: {text}")
@@ -372,7 +369,9 @@ class SessionDriver:
 
     def _attempt_of(self, open_: SessionOpen) -> Attempt:
         vocab = self._request.model.vocab
-        return Attempt(self._transport, open_, self._addresses, self._post, vocab=vocab)
+        return Attempt(
+            self._transport, open_, self._addresses, self._post, vocab=vocab, config=self._config
+        )
 
     def _open_of(self, attempt: int, route: Route) -> SessionOpen:
         log, request = self.controller.log, self._request
@@ -430,7 +429,7 @@ class SessionDriver:
     async def _close_at(self, peer_id: str, attempt: int) -> None:
         """Free one stage's share directly; a stage that is dead has freed it anyway."""
         with suppress(NetworkError, TimeoutError):
-            async with asyncio.timeout(LEAVE_S):
+            async with asyncio.timeout(self._config.leave_s):
                 stream = await self._transport.open_stream(
                     peer_id, SESSION_PROTOCOL, addresses=self._addresses.get(peer_id, ())
                 )
@@ -459,4 +458,4 @@ class SessionDriver:
             left = (*controller.accepted, *controller.touched, *controller.route)
             self._leave(controller.attempt, [stage.peer_id for stage in left])
         if self._leaving:
-            await asyncio.wait(self._leaving, timeout=LEAVE_S)
+            await asyncio.wait(self._leaving, timeout=self._config.leave_s)

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from client.errors import RequestRefusedError, UnavailableError
-from client.session.controller import UNSOUND_TRIES
+from client.session.config import SessionConfig
 from client.text.tokenizer import ModelText
 from coordinator.admission.rules import (
     CLAIM_SHARE,
@@ -1031,7 +1031,7 @@ def test_a_request_that_all_call_unsound_ends_at_once(
             with pytest.raises(RequestRefusedError, match="nobody takes such a request"):
                 await client.generate(PROMPT, max_new_tokens=5, **options)
             assert loop.time() - started_s < 5, "nobody waits for another answer"
-            assert len(told) == min(holders, UNSOUND_TRIES)
+            assert len(told) == min(holders, SessionConfig().unsound_tries)
             view, now_s = client.view, loop.time()
             assert not any(view.avoidance.avoids(node, now_s) for node in view.nodes.values())
 

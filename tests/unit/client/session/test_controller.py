@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.answer.generation import AnswerLog, AnswerRequest
+from client.session.config import SessionConfig
 from client.session.controller import (
-    PAUSED_S,
-    RELIEF_EVERY_S,
     ControllerState,
     SessionController,
 )
@@ -47,6 +46,8 @@ from dht.messages.types import RouteStage
 from tests.choices import Choices, choices
 from tests.examples import examples
 from tests.unit.records import MODEL
+
+CONFIG = SessionConfig()
 
 NOBODY = NoRoute(reason="nobody")
 NEW = 12
@@ -204,7 +205,7 @@ class World:
                 return Lost(attempt=at, peer_id=peer, reason="r", watched=self.chosen.yes())
             case "leave":
                 to = chosen.one_of(PEERS) if chosen.yes() else ""
-                self.now_s += RELIEF_EVERY_S if to and chosen.yes() else 0.0
+                self.now_s += CONFIG.relief_every_s if to and chosen.yes() else 0.0
                 return Leaving(attempt=at, peer_id=peer, to=to)
             case "warm":
                 return MigrationCaughtUp(attempt=at)
@@ -255,16 +256,18 @@ def test_a_stage_that_always_gives_way_is_not_waited_for_for_ever() -> None:
     controller.start(0.0)
     now_s = 0.0
     while controller.state is not ControllerState.GAVE_UP:
-        assert now_s < PAUSED_S + 20.0
+        assert now_s < CONFIG.paused_s + 20.0
         if controller.state is ControllerState.DRAWING:
-            controller.step(RouteFound(route=route if now_s < PAUSED_S else NOBODY), now_s)
+            controller.step(RouteFound(route=route if now_s < CONFIG.paused_s else NOBODY), now_s)
         controller.step(Accepted(attempt=controller.attempt, position=0), now_s)
         if now_s == 0.0:
             controller.step(Arrived(attempt=controller.attempt, position=3, token_ids=(7,)), now_s)
         now_s += 10.0
         gone = Lost(attempt=controller.attempt, peer_id="a", reason="needed", retry_after_s=8.0)
         controller.step(gone, now_s)
-    assert now_s >= PAUSED_S, "an answer that began is waited for, though its client does not wait"
+    assert now_s >= CONFIG.paused_s, (
+        "an answer that began is waited for, though its client does not wait"
+    )
     assert (controller.failovers, controller.attempt > 3) == (0, True)
 
 
