@@ -3,7 +3,8 @@
     python -m bench walk [--out bench/results/walk.json] [--list]
 
 - ``prompt``: brook on three stages within this process, with real engines. From ``Swarm.stream`` to
-  the first token of a second prompt. What also runs while nobody asks is left out: records, pings.
+  the first token, once the first prompt was answered. Counted is what runs for each of eight
+  prompts, and not while nobody asks, as records and pings do.
 - ``plan``: a solve of a cluster of 18 peers (:mod:`bench.planner.clusters`), the first one.
 - ``weights``: brook's files opened, and all layers loaded into an engine.
 
@@ -46,7 +47,8 @@ SIDES = {"client": "client", "node": "stage"}
 CLUSTER, PEERS = "helix-00", 18
 TURNS = 40
 """Looks at the clock until a solve's time counts as gone: the same work on any machine."""
-STAGES = 3
+STAGES, PROMPTS = 3, 8
+"""What runs for each of the prompts counts: what else a client and its peers do comes and goes."""
 IDLE_S = 2.5
 """Time without a prompt: the client reads records every two seconds, and pings oftener."""
 
@@ -142,12 +144,15 @@ async def prompt(walk: Walk) -> set[tuple[str, Function]]:
             await first_token(swarm, "Once upon a time there was")
             with walk.watching() as idle:
                 await asyncio.sleep(IDLE_S)
-            with walk.watching() as asked:
-                await first_token(swarm, "One rainy morning,")
+            asked = []
+            for number in range(PROMPTS):
+                with walk.watching() as seen:
+                    await first_token(swarm, f"One rainy morning, {number} birds")
+                asked.append(seen)
         for peer, engine in zip(peers, engines, strict=True):
             await peer.close()
             engine.close()
-    return asked - idle
+    return set.intersection(*asked) - idle
 
 
 async def first_token(swarm: Swarm, text: str) -> None:
