@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from coordinator.evaluation.plan_check import check_shape
 from coordinator.plans.review import FINE, Opinion, Verdict
-from coordinator.plans.trust import STRIKES, Trust
+from coordinator.plans.trust import Trust
 from coordinator.plans.versions import plausible
 from dht.budget import PLAN_BYTES, Budget
 from dht.errors import NetworkError, PeerError
@@ -297,7 +297,7 @@ class PlanStore:
             if self._model is not None and not plan.model.serves_with(self._model):
                 raise codec.MalformedError("it is for another model")
         except PeerError as error:
-            self._refuse(head, str(error), strikes=STRIKES)
+            self._refuse(head, str(error), strikes=self.trust.config.strikes)
             return False
         verdict = await self._review(plan, self.newest) if self._review is not None else FINE
         if verdict.opinion is Opinion.FINE:
