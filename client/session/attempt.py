@@ -135,7 +135,7 @@ class Attempt:
         self._start(self._copy_kv(source, to))
 
     async def _copy_kv(self, source: str, to: str) -> None:
-        """The owner bounds how long a move may take; a source that is lost ends it as well."""
+        """The client bounds how long a move may take; a source that is lost ends it as well."""
         order = KvCopy(session=self._open_message.session, attempt=self.attempt, to=to)
         try:
             stream = await self._open_stream(source, SESSION_PROTOCOL)
@@ -374,7 +374,7 @@ class Attempt:
                     )
                 )
                 if message.finish_reason is not None:
-                    # Stale if these tokens did complete the answer: the owner is done by then.
+                    # Stale if these tokens did complete the answer: the client is done by then.
                     last = self._peer(stage)
                     closed = message.finish_reason is FinishReason.CANCELLED  # by any stage before
                     suspects = self._others(last) if closed else ()

@@ -1,7 +1,7 @@
-"""The owner's side of one session: which route it takes, when it is mended, when it is given up.
+"""The client's side of one session: which route it takes, when it is mended, when it is given up.
 
 Pure: events with the time go in, effects come out in the order in which they are to be performed
-(:mod:`client.session.driver` does that). The owner alone decides on routes, so it is never in
+(:mod:`client.session.driver` does that). The client alone decides on routes, so it is never in
 question who replaces a stage; stages only keep what they hold until the next attempt reaches them.
 
 An attempt is one route that was tried. It ends when a stage refuses or is lost; the next one keeps
@@ -242,7 +242,7 @@ class SessionController:
             return self._called_unsound(refused)
         moved = self.move
         self.move = None
-        # Another route may have room: the owner gives up when none is left to try.
+        # Another route may have room: the client gives up when none is left to try.
         self.last_reason, self.retry_after_s = refused.reason, refused.retry_after_s
         if refused.code in NO_ROOM:
             self.without_room += 1
