@@ -25,6 +25,7 @@ quick: $(READY)  ## linters, and the tests of what changed: under two minutes on
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.module_numbers
 	$(BIN)/python -m tests.quick
 
 WORKERS ?= 3
@@ -73,6 +74,7 @@ lint: $(READY)  ## linter, formatter, types and the contract between rooms
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.module_numbers
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -10,8 +10,8 @@ from client.swarm.swarm import Swarm, SwarmConfig
 from dht.command_line import printable
 from dht.hub import absolute_model
 from dht.identity.dialling import DialRule
-from dht.messages.types import RouteStage
-from dht.remembered import ADDRESSES_MAX, Remembered, remember
+from dht.messages.types import ADDRESSES_MAX, RouteStage
+from dht.remembered import Remembered, remember
 
 
 def settled_swarm(

@@ -27,6 +27,7 @@ from coordinator.explain.weak_points import weak_points
 from coordinator.explain.words import sentences
 from coordinator.planning.advice import one_answer_s, one_more
 from coordinator.planning.placement import Placement, best_placement, make_plan
+from coordinator.planning.solve import by_clock
 from coordinator.plans.transition import fetch_bytes
 from coordinator.problem.cluster_file import read_cluster
 from coordinator.problem.service import Service
@@ -78,7 +79,7 @@ def plan_offline(
         problem,
         time_limit_s=time_limit_s,
         seed=seed,
-        spent=lambda: (time.monotonic() - started_s) / time_limit_s,
+        spent=by_clock(time_limit_s),
         service=service,
         trials=True,
     )
@@ -158,14 +159,13 @@ def print_plan(answer: PlannerResult, *, advise_s: float, seed: int) -> None:
         console.print(sentence)
     if advise_s <= 0:
         return
-    started_s = time.monotonic()
     with saying(f"looking for {advise_s:.0f} s at what one more peer would bring"):
         gains = one_more(
             answer.problem,
             answer.placement,
             answer.service,
             seed=seed,
-            spent=lambda: (time.monotonic() - started_s) / advise_s,
+            spent=by_clock(advise_s),
         )
     for name, gain in gains[:ADVICE_MAX]:
         console.print(f"Planned anew, one more peer like {short_name(name)} would give {gain:+.0%}")

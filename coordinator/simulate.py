@@ -13,7 +13,6 @@ import argparse
 import json
 import math
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -35,6 +34,7 @@ from coordinator.experiments.full_load import (
 from coordinator.experiments.planner_view import service_of
 from coordinator.experiments.swarm_file import read_file, read_swarm
 from coordinator.planning.placement import HEURISTICS, Placement, best_placement
+from coordinator.planning.solve import by_clock
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.core.report import SimulationReport
 from coordinator.simulator.core.swarm import AS_CHOSEN
@@ -185,12 +185,11 @@ def simulated_placement(
 ) -> Placement | Plan | tuple[Assignment, ...]:
     """The placement that ``--placement`` names; raises UserError or SwarmError."""
     if choice == "plan":
-        started_s = time.monotonic()
         return best_placement(
             problem,
             time_limit_s=10.0,
             seed=seed,
-            spent=lambda: (time.monotonic() - started_s) / 10.0,
+            spent=by_clock(10.0),
             service=service_of(problem, profiles, hub=False),
             trials=True,
         )

@@ -16,11 +16,11 @@ from msgspec import Meta
 from dht.errors import UserError
 from dht.home import home_directory
 from dht.json_file import decode_json
+from dht.messages.types import ADDRESSES_MAX
 from dht.whole_file import write_whole
 
 FORMAT = 1
 FILE_BYTES_MAX = 16 << 10
-ADDRESSES_MAX = 8
 VARIABLE = "ANABRANCH_MEMORY"
 OneLine = Annotated[str, Meta(max_length=1024, pattern=r"^[^\x00-\x1f\x7f]*$")]
 

@@ -428,7 +428,7 @@ def _works_beside(
     from dht.mdns import advertise
     from node.peer.inviting import keep_inviting, offer_here
     from node.peer.remembering import keep_remembering
-    from node.peer.roaming import MOVED_S, SETTLED_S, Roamer
+    from node.peer.roaming import RoamConfig, Roamer
 
     spec = peer.record.model
 
@@ -439,6 +439,7 @@ def _works_beside(
         peer.leave()
 
     allowed = wanted_models(arguments)
+    config = RoamConfig()
     roamer = Roamer(
         transport,
         directory,
@@ -447,7 +448,8 @@ def _works_beside(
         peer.is_spare,
         named=named_peers(arguments.initial_peers),
         allowed=allowed,
-        stays_s=MOVED_S if arguments.moved else SETTLED_S,
+        stays_s=config.moved_s if arguments.moved else config.settled_s,
+        config=config,
     )
     works: list[PartFunction] = [
         partial(keep_remembering, arguments, transport, directory, spec, reporter),

@@ -18,11 +18,10 @@ from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
 from dht.messages.peer import SignedRecord
 from dht.records.signed import RecordError, RecordGuard, RecordSigner
-from dht.transport.interface import Contact, Stream, StreamHandler
+from dht.transport.interface import OPEN_LIMIT_S, Contact, Stream, StreamHandler
 from dht.transport.streams import PIPE_BYTES_MAX, Pipe, PipeStream, StreamHandlers
 
 CLOCK_STARTS_UNIX_S = 1.7e9
-OPEN_LIMIT_S = 10.0
 RETRY_S = 0.2
 """Delay of a stream by a lost packet, besides its round trip."""
 TICK_S = 1e-6

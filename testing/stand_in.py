@@ -26,7 +26,8 @@ from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
 from node.links.hops import HopConfig
-from node.stage.server import StageConfig, StageServer
+from node.stage.config import StageConfig, StageEngine
+from node.stage.server import StageServer
 from node.stage.streams import StageStreams
 from testing.clock import run_virtual
 from testing.local_swarm import ROOT
@@ -130,7 +131,7 @@ class StandInPeer:
 
     transport: Transport
     stage: StageServer
-    engine: TimedEngine
+    engine: StageEngine
     record: NodeRecord
     directory: Directory
     tasks: list["asyncio.Task[None]"] = field(default_factory=list)
@@ -167,6 +168,19 @@ async def serving(
     ``bandwidth_from``: what it knows of its links, in bytes/s; by default nothing.
     """
     engine = engine_class(spec, span, times, kv_tokens=kv_tokens, limits=limits)
+    return await served_by(engine, transport, span, spec, config, bandwidth_from=bandwidth_from)
+
+
+async def served_by(
+    engine: StageEngine,
+    transport: Transport,
+    span: tuple[int, int],
+    spec: ModelSpec,
+    config: StageConfig,
+    *,
+    bandwidth_from: Callable[[str], float | None] = lambda peer_id: None,
+) -> StandInPeer:
+    """Serve layers ``span`` of ``spec`` on ``transport`` with any engine that holds them."""
     directory = Directory(transport, NETWORK, spec.key)
     stage = StageServer(
         transport,
@@ -188,7 +202,7 @@ async def serving(
             model=spec,
             memory_bytes=1,
             kv_tokens_min=1,
-            kv_tokens_free=kv_tokens,
+            kv_tokens_free=engine.kv_tokens,
             tokens_per_s=(100.0,) * spec.layers,
             state=NodeState.SERVING,
             start=span[0],
@@ -217,8 +231,9 @@ async def stand_in_peer(
         int8="prefill" if setting.policy.endswith("+int8") else "off",
         hops=HopConfig(scheduler=schedulers[setting.policy.split("+")[0]], watch=PATIENT),
     )
-    peer = await serving(transport, span, QWEN_7B, setting.times, setting.limits, config)
-    profile.running = lambda: _in_us(peer.engine.decoding)
+    engine = TimedEngine(QWEN_7B, span, setting.times, kv_tokens=KV_TOKENS, limits=setting.limits)
+    peer = await served_by(engine, transport, span, QWEN_7B, config)
+    profile.running = lambda: _in_us(engine.decoding)
     await asyncio.sleep(0.1)
     return peer
 

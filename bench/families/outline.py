@@ -50,14 +50,14 @@ def stages(directory: Path, dtype: str) -> list[Engine]:
 def logits_of(directory: Path, dtype: str, ids: list[int]) -> torch.Tensor:
     """Logits behind each position from the prefill's last on, ``[positions, vocabulary]``."""
     engines = stages(directory, dtype)
-    leave = engines[-1].loaded.flow.leave
+    leave = engines[-1].loaded.forward.leave
     rows: list[torch.Tensor] = []
 
     def listening(hidden: torch.Tensor) -> torch.Tensor:
         rows.append(leave(hidden).float())
         return rows[-1]
 
-    engines[-1].loaded.flow.leave = listening  # type: ignore[method-assign]
+    engines[-1].loaded.forward.leave = listening  # type: ignore[method-assign]
     for engine in engines:
         assert engine.kv.reserve("s", len(ids)) is None
     cuts = [0, PREFILL, *range(PREFILL + 1, len(ids) + 1)]
@@ -89,7 +89,7 @@ def measure(name: str) -> dict[str, Any]:
         expected = model(ids[None]).logits[0, PREFILL - 1 :]
         short = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval()
         theirs = short(ids[None]).logits[0, PREFILL - 1 :].float()
-        anatomy = stages(Path(directory), "float32")[0].layout.anatomy
+        structure = stages(Path(directory), "float32")[0].layout.structure
         ours = {d: logits_of(Path(directory), d, ids.tolist()) for d in ("float32", "bfloat16")}
     best = expected.argmax(-1)
 
@@ -101,7 +101,7 @@ def measure(name: str) -> dict[str, Any]:
 
     return {
         "layers": model.config.get_text_config().num_hidden_layers,
-        "sessions_share_a_call": anatomy.packed,
+        "sessions_share_a_call": structure.packed,
         "largest_logit": float(expected.abs().max()),
         "max_logit_error_float32": error(ours["float32"]),
         "greedy_agreement_float32": agreement(ours["float32"]),

@@ -99,7 +99,7 @@ def engine_of(directory: Path, device: str, variant: Variant, layers: int) -> En
 def drift(directory: Path, device: str, layers: int) -> dict[str, Any]:
     """Errors of every variant."""
     exact_by = engine_of(directory, device, Variant(dtype="float32"), layers)
-    width = exact_by.layout.anatomy.row_width
+    width = exact_by.layout.structure.row_width
     rows = torch.randn(ROWS, width, generator=torch.Generator().manual_seed(SEED))
     rows = rows.to(torch.bfloat16)
     exact = outputs(exact_by, Variant(dtype="float32"), rows, layers)

@@ -412,7 +412,7 @@ class EngineSide:
         )
         self._layers = plan.layers
         self._engine.load(0, plan.layers)
-        flow = self._engine.loaded.flow
+        flow = self._engine.loaded.forward
         vars(flow)["run"] = partial(self._timed, flow.run)
         self._inside_s = 0.0
         for pool in self._engine._pools.values():  # numbers to read: memory as it was may be zeros
@@ -512,7 +512,7 @@ class EngineSide:
     def announced(self) -> dict[str, Any]:
         """What a peer with these layers would announce before it serves, in microseconds of a
         layer, and its T_j in tokens/s. The layers are gone afterwards."""
-        del vars(self._engine.loaded.flow)["run"]
+        del vars(self._engine.loaded.forward)["run"]
         profile = layer_profile.measure(self._engine)
         return {
             "decode_us": _microseconds(profile.points),

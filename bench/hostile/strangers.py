@@ -43,7 +43,11 @@ from dht.transport.interface import (
     TOKENS_PROTOCOL,
     Transport,
 )
-from dht.transport.relay_messages import OK, call_for, read_message
+from dht.transport.relay_messages import (
+    Status,
+    call_for,
+    read_message,
+)
 from dht.transport.relay_reservation import granted_by, reserve
 from node.links.probe import PROBE_BYTES_FIRST, PROBE_BYTES_MAX
 
@@ -313,7 +317,7 @@ async def calls_of_strangers(target: Target) -> Sent:
             target.sent.frames += 1
             stream.write(call_for(peer_id_bytes(called.peer_id)))
             await stream.drain()
-            if granted_by(await read_message(stream)).status == OK:
+            if granted_by(await read_message(stream)).status == Status.OK:
                 target.sent.gained += 1
             raise NetworkError("passed on to nobody")
         finally:

@@ -12,6 +12,7 @@ from coordinator.evaluation.max_flow import follows
 from coordinator.experiments.planner_view import service_of
 from coordinator.experiments.swarm_file import read_swarm
 from coordinator.planning.placement import Placement, best_placement, score
+from coordinator.planning.solve import by_clock
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.core.trace import Request, as_in_papers, read_trace
 from dht.messages.types import SINK, SOURCE, Assignment, Plan, Problem
@@ -126,7 +127,7 @@ def searched(
         problem,
         time_limit_s=limit_s,
         seed=0,
-        spent=lambda: (time.monotonic() - started_s) / limit_s,
+        spent=by_clock(limit_s),
         service=service_of(problem, profiles),
     )
     return problem, profiles, placement, time.monotonic() - started_s

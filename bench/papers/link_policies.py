@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.links.scheduler import FRAME_BYTES_MIN, LinkScheduler, TrafficClass
+from coordinator.links.scheduler import LinkConfig, LinkScheduler, TrafficClass
 
 OVERTAKING_MAX = 30
 """MoLink's N: decodes that may overtake a waiting prefill."""
@@ -105,4 +105,4 @@ class MoLink(LinkScheduler):
         bandwidth = self.delivery.bandwidth_bytes_per_s
         if flush or due_us is None or bandwidth <= 0:
             return rest_bytes
-        return max(due_us * bandwidth / 1e6, FRAME_BYTES_MIN)
+        return max(due_us * bandwidth / 1e6, LinkConfig().frame_bytes_min)

@@ -17,6 +17,7 @@ from coordinator.experiments.full_load import as_plan
 from coordinator.experiments.planner_view import service_of
 from coordinator.experiments.swarm_file import read_swarm
 from coordinator.planning.placement import Placement, best_placement
+from coordinator.planning.solve import by_clock
 from coordinator.simulator.core.profiles import Profiles
 from dht.messages.types import Problem
 
@@ -99,7 +100,7 @@ def grown(copies: int) -> Row:
         problem,
         time_limit_s=GROWTH_PLAN_S,
         seed=0,
-        spent=lambda: (time.monotonic() - started_s) / GROWTH_PLAN_S,
+        spent=by_clock(GROWTH_PLAN_S),
         service=service_of(problem, profiles),
     )
     planned_s = time.monotonic() - started_s

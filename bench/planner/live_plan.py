@@ -36,7 +36,7 @@ from coordinator.evaluation.plan_check import uncovered
 from coordinator.experiments.planner_view import service_of
 from coordinator.heuristics import heuristics
 from coordinator.planning.placement import best_placement
-from coordinator.planning.solve import SolveAnswer, SolveRequest, solve_request
+from coordinator.planning.solve import SolveAnswer, SolveRequest, by_clock, solve_request
 from coordinator.plans.transition import TransitionConfig
 from coordinator.problem.service import announced_service
 from coordinator.runtime import CoordinatorConfig
@@ -142,15 +142,9 @@ def solved(
         thorough=thorough,
         flow=flow,
     )
-    spent = clock(limit_s)
+    spent = by_clock(limit_s, time.process_time)
     answer = solve_request(request, spent)
     return answer, spent() * limit_s
-
-
-def clock(limit_s: float) -> Callable[[], float]:
-    """The share of ``limit_s`` seconds of the processor that is gone from now on."""
-    started_s = time.process_time()
-    return lambda: (time.process_time() - started_s) / limit_s
 
 
 def simple(known: Problem, stages_max: int) -> tuple[Assignment, ...] | None:
@@ -204,7 +198,7 @@ def informed(each: Case) -> float:
         problem,
         time_limit_s=INFORMED_S,
         seed=0,
-        spent=clock(INFORMED_S),
+        spent=by_clock(INFORMED_S, time.process_time),
         service=service_of(problem, profiles, hub=False),
         trials=True,
     )

@@ -27,7 +27,7 @@ from bench.planner.planners import PLANNERS, Effort
 from coordinator.evaluation.max_flow import upper_bound
 from coordinator.evaluation.plan_check import check_plan
 from coordinator.planning.placement import HEURISTICS, Placement, best_placement, make_plan, score
-from coordinator.planning.solve import SolveAnswer, SolveRequest, solve_request
+from coordinator.planning.solve import SolveAnswer, SolveRequest, by_clock, solve_request
 from coordinator.problem.service import Service, announced_service
 from coordinator.runtime import CoordinatorConfig
 from dht.messages.types import FlowEdge, Link, Plan, PlanVersion, Problem
@@ -153,13 +153,7 @@ def _solved(
 
 
 def _within(problem: Problem, service: Service, limit_s: float) -> tuple[Placement, float]:
-    return _solved(problem, service, _clock(limit_s), limit_s)
-
-
-def _clock(limit_s: float) -> Callable[[], float]:
-    """The share of ``limit_s`` that is gone from now on."""
-    started_s = time.perf_counter()
-    return lambda: (time.perf_counter() - started_s) / limit_s
+    return _solved(problem, service, by_clock(limit_s), limit_s)
 
 
 def size(count: int, cluster: str | None, model: str, limit_s: float) -> dict[str, Any]:
@@ -186,7 +180,7 @@ def size(count: int, cluster: str | None, model: str, limit_s: float) -> dict[st
     by_flow = None
     if count <= FLOW_PEERS_MAX:
         by_flow = PLANNERS["by-flow"](
-            problem, service, Effort(time_limit_s=limit_s, spent=_clock(limit_s))
+            problem, service, Effort(time_limit_s=limit_s, spent=by_clock(limit_s))
         )
     heuristics = {}
     for name, heuristic in HEURISTICS.items() if count <= HEURISTIC_PEERS_MAX else ():

@@ -13,14 +13,16 @@ import contextlib
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
 from bench import report
 from bench.planner.clusters import TUNING
-from bench.planner.live_plan import Case, case, clock
+from bench.planner.live_plan import Case, case
 from coordinator.planning import placement
+from coordinator.planning.solve import by_clock
 from coordinator.problem.service import announced_service
 from coordinator.runtime import CoordinatorConfig
 from coordinator.search import chain_search
@@ -77,7 +79,7 @@ def planned(each: Case, part: str, limit_s: float) -> placement.Placement:
             each.known,
             time_limit_s=limit_s,
             seed=0,
-            spent=clock(limit_s),
+            spent=by_clock(limit_s, time.process_time),
             service=announced_service(each.known),
             trials=part != TRIALS and limit_s > CoordinatorConfig().solve_s,
         )

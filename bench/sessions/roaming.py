@@ -42,7 +42,7 @@ from dht.model_files import MANIFEST, directory_root
 from dht.records.directory import Directory
 from dht.whole_file import write_whole
 from node.peer.announcer import RENEW_MODEL_S, RENEW_S
-from node.peer.roaming import MOVED_S, SETTLED_S, Roamer
+from node.peer.roaming import RoamConfig, Roamer
 from node.weights.hashes import hash_shards
 from testing.clock import run_virtual
 from testing.local_swarm import ROOT
@@ -143,7 +143,7 @@ class Volunteer:
         fitting = [need for need in needs(served, self.memory_bytes) if need.model.name in names]
         if not fitting:
             return False
-        await self.enter(fitting[0].model, fitting[0].start, fitting[0].end, SETTLED_S)
+        await self.enter(fitting[0].model, fitting[0].start, fitting[0].end, RoamConfig().settled_s)
         return True
 
     async def enter(self, model: ModelSpec, start: int, end: int, stays_s: float) -> None:
@@ -227,7 +227,7 @@ class Volunteer:
         self.world.note_move(self, need)
         await self._say_nothing_is_held()
         await self.stop()
-        await self.enter(need.model, need.start, need.end, MOVED_S)
+        await self.enter(need.model, need.start, need.end, RoamConfig().moved_s)
 
     async def leave(self, *, crashes: bool) -> None:
         """End, as a crash does or with a word."""

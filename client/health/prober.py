@@ -15,9 +15,9 @@ from client.health.past import IncidentWatch
 from client.health.served import ServedTally
 from client.health.state import Probe, SeenPeer, SwarmSnapshot, TokenTime, build_state
 from client.swarm.swarm import Swarm
-from client.view.pinger import Pinger
 from coordinator.catalogue.reading import network_models, served_models
 from coordinator.catalogue.served import ServedModel
+from coordinator.failure.pinger import BY_CLIENTS, Pinger
 from dht.errors import NetworkError, PeerError, SwarmError, UserError
 from dht.json_file import Json
 from dht.messages.types import LeaseRecord, LinksRecord, NodeRecord, RouteStage, layers_text
@@ -79,7 +79,7 @@ class Prober:
         self._watch: IncidentWatch | None = None
         self._changed = asyncio.Event()
         self._parts = swarm.reader.parts
-        self._pinger = Pinger(swarm.transport, self._changed.set, self._parts)
+        self._pinger = Pinger(swarm.transport, BY_CLIENTS, self._changed.set, self._parts)
         self.state: Json = build_state(
             SwarmSnapshot(model_name=swarm.text.name, now_unix_s=swarm.transport.now())
         )
@@ -93,7 +93,7 @@ class Prober:
             await self._pinger.close()
 
     async def once(self) -> Json:
-        """The state after one request of its own, once everybody answered a ping or two failed."""
+        """The state after one request of its own, once everybody answered a ping or is silent."""
         try:
             await asyncio.gather(self._look(), self._look_at_models())
             await self._history.add(await self._ask())

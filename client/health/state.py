@@ -31,10 +31,10 @@ from client.health.past import (
     past_json,
 )
 from client.pages.clean import clean_id, clean_name, peer_name
-from client.view.ping_state import SILENT_MISSES
 from coordinator.catalogue.served import ServedModel
 from coordinator.explain.weak_points import weak_points
 from coordinator.explain.words import sentences
+from coordinator.failure.pinger import BY_CLIENTS
 from coordinator.plans.versions import number_max
 from coordinator.problem.from_records import problem_of
 from dht.json_file import Json
@@ -274,7 +274,8 @@ def _answered_s(peer: SeenPeer, now_unix_s: float) -> float | None:
 def _state(peer: SeenPeer, now_unix_s: float) -> str:
     """What the peer announces, as far as it answers: a record alone is no sign of life."""
     answered_s = _answered_s(peer, now_unix_s)
-    silent = peer.misses >= SILENT_MISSES or (answered_s is not None and answered_s > ANSWER_S)
+    missing = peer.misses >= BY_CLIENTS.silent_misses
+    silent = missing or (answered_s is not None and answered_s > ANSWER_S)
     leaving = peer.record.state is NodeState.DRAINING
     if not _alive(peer, now_unix_s) or (silent and leaving):
         return "gone"

@@ -1,1 +1,1 @@
-"""One session at its owner: events in, effects out, and the shell that performs them."""
+"""One session at its client: events in, effects out, and the shell that performs them."""

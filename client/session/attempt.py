@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
+from client.session.config import SessionConfig
 from client.session.events import (
     Accepted,
     Arrived,
@@ -19,7 +20,7 @@ from client.session.events import (
     PromptScored,
     Refused,
 )
-from coordinator.failure.detector import Dead, PeerWatch, PingNow, WatchConfig
+from coordinator.failure.detector import Dead, PeerWatch, PingNow
 from dht.errors import NetworkError, PeerError
 from dht.identity.grant import grant, is_own_word
 from dht.messages import codec
@@ -46,19 +47,6 @@ from dht.messages.session import (
 from dht.supervision import end_all
 from dht.transport.interface import SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream, Transport
 
-CONNECT_S = 4.0
-OPEN_S = 10.0
-"""Time for every stage to accept or refuse."""
-WATCH = WatchConfig()
-"""When the first or the last stage counts as lost although its stream does not break."""
-STALL_S = 30.0
-"""Time without a new token, although the ends answer, after which the route is given up."""
-STALL_PER_PROMPT_TOKEN_S = 0.1
-"""Added to ``STALL_S`` until the first token, per prompt token."""
-
-
-CONTROL_BYTES_MAX = 1 << 16
-
 
 class _StageLost(Exception):
     """One end of the route is lost; ends the task that found out."""
@@ -81,10 +69,12 @@ class Attempt:
         post: Callable[[Event], None],
         *,
         vocab: int,
+        config: SessionConfig,
     ) -> None:
         """``addresses`` are those in the stages' records, by peer id; ``vocab`` bounds the token
         ids that a stage may send."""
         self._vocab = vocab
+        self._config = config
         self._transport = transport
         self._open_message = open_
         self._addresses = addresses
@@ -145,12 +135,14 @@ class Attempt:
         self._start(self._copy_kv(source, to))
 
     async def _copy_kv(self, source: str, to: str) -> None:
-        """The owner bounds how long a move may take; a source that is lost ends it as well."""
+        """The client bounds how long a move may take; a source that is lost ends it as well."""
         order = KvCopy(session=self._open_message.session, attempt=self.attempt, to=to)
         try:
             stream = await self._open_stream(source, SESSION_PROTOCOL)
             await codec.send_frame(stream, order)
-            reply = (await codec.read_frame(stream, limit_bytes=CONTROL_BYTES_MAX)).message
+            reply = (
+                await codec.read_frame(stream, limit_bytes=self._config.control_bytes_max)
+            ).message
         except (NetworkError, PeerError, TimeoutError) as error:
             reason = f"cannot be asked for its KV: {str(error) or 'no answer'}"
             self._refused((source,), RefusalCode.NO_COPY, reason, 0.0)
@@ -246,7 +238,7 @@ class Attempt:
             raise _StageLost(self._peer(stage), reason) from error
 
     async def _open_stream(self, peer_id: str, protocol: str) -> Stream:
-        async with asyncio.timeout(CONNECT_S):
+        async with asyncio.timeout(self._config.connect_s):
             stream = await self._transport.open_stream(
                 peer_id, protocol, addresses=self._addresses.get(peer_id, ())
             )
@@ -255,7 +247,7 @@ class Attempt:
 
     async def _send(self, stage: int, stream: Stream, message: object) -> None:
         try:
-            async with asyncio.timeout(OPEN_S):
+            async with asyncio.timeout(self._config.open_s):
                 await codec.send_frame(stream, message)
         except (NetworkError, TimeoutError) as error:
             raise _StageLost(self._peer(stage), f"connection lost: {error}") from error
@@ -269,10 +261,10 @@ class Attempt:
             return
         await self._send(0, stream, granted)
         try:
-            async with asyncio.timeout(OPEN_S):
+            async with asyncio.timeout(self._config.open_s):
                 reply = (await codec.read_frame(stream)).message
         except TimeoutError:
-            reason = f"the route did not answer an open within {OPEN_S:.0f} s"
+            reason = f"the route did not answer an open within {self._config.open_s:.0f} s"
             accused = (first, *self._others(first))
             self._refused(accused, RefusalCode.UNREACHABLE, reason, 0.0)
             return
@@ -323,7 +315,7 @@ class Attempt:
     async def _watched(self, stage: int, stream: Stream) -> None:
         """Read one stream, and watch its peer; any end of it becomes an event."""
         loop = asyncio.get_running_loop()
-        watch = PeerWatch(config=WATCH, heard_s=loop.time())
+        watch = PeerWatch(config=self._config.watch, heard_s=loop.time())
         pings = asyncio.create_task(self._watch(stage, stream, watch))
         try:
             while True:
@@ -382,7 +374,7 @@ class Attempt:
                     )
                 )
                 if message.finish_reason is not None:
-                    # Stale if these tokens did complete the answer: the owner is done by then.
+                    # Stale if these tokens did complete the answer: the client is done by then.
                     last = self._peer(stage)
                     closed = message.finish_reason is FinishReason.CANCELLED  # by any stage before
                     suspects = self._others(last) if closed else ()

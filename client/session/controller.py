@@ -1,7 +1,7 @@
-"""The owner's side of one session: which route it takes, when it is mended, when it is given up.
+"""The client's side of one session: which route it takes, when it is mended, when it is given up.
 
 Pure: events with the time go in, effects come out in the order in which they are to be performed
-(:mod:`client.session.driver` does that). The owner alone decides on routes, so it is never in
+(:mod:`client.session.driver` does that). The client alone decides on routes, so it is never in
 question who replaces a stage; stages only keep what they hold until the next attempt reaches them.
 
 An attempt is one route that was tried. It ends when a stage refuses or is lost; the next one keeps
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from client.answer.generation import AnswerLog
+from client.session.config import SessionConfig
 from client.session.events import (
     Accepted,
     Arrived,
@@ -42,21 +43,6 @@ from coordinator.routing.affinity import Route
 from coordinator.routing.routes import NoRoute
 from dht.messages.session import NO_ROOM, OVERFLOWS, RefusalCode
 from dht.messages.types import RouteStage
-
-ROOM_TRIES = 4
-"""Routes that a request which does not wait tries before it takes the swarm as full."""
-
-UNSOUND_TRIES = 4
-"""Peers that call a request unsound before its owner believes it: some may lie. Where fewer can be
-asked, those are enough."""
-PAUSED_S = 120.0
-"""How long an answer that had to give way at a stage waits for room before its owner gives up, if
-that is longer than the owner waits otherwise: it was let in, and goes on."""
-RELIEF_EVERY_S = 30.0
-"""Time between two wishes of one stage for relief that are heard: a move costs something, and
-stages may lie."""
-RELIEF_GAP_S = 3.0
-"""Time between any two wishes that are heard."""
 
 
 class ControllerState(StrEnum):
@@ -106,7 +92,8 @@ class SessionController:
 
     log: AnswerLog
     wait_s: float
-    """Time without a route or a token after which the owner gives up."""
+    """Time without a route or a token after which the client gives up."""
+    config: SessionConfig = field(default_factory=SessionConfig)
     poll_s: float = 0.25
     """Time between two looks for a route."""
     state: ControllerState = ControllerState.DRAWING
@@ -255,7 +242,7 @@ class SessionController:
             return self._called_unsound(refused)
         moved = self.move
         self.move = None
-        # Another route may have room: the owner gives up when none is left to try.
+        # Another route may have room: the client gives up when none is left to try.
         self.last_reason, self.retry_after_s = refused.reason, refused.retry_after_s
         if refused.code in NO_ROOM:
             self.without_room += 1
@@ -269,7 +256,11 @@ class SessionController:
             retry_after_s=refused.retry_after_s,
         )
         drop = [DropMigration(attempt=moved.attempt)] if moved is not None and moved.attempt else []
-        if now_s >= self.deadline_s and self.without_room >= ROOM_TRIES and not self.accepted:
+        if (
+            now_s >= self.deadline_s
+            and self.without_room >= self.config.room_tries
+            and not self.accepted
+        ):
             # Who does not wait is told soon, and a crowd of them keeps nobody from work.
             self.state = ControllerState.GAVE_UP
             full = NoRoute(reason="the peers that were asked are full")
@@ -284,7 +275,7 @@ class SessionController:
         Those that told do not count as failed for other sessions: the request may be wrong.
         """
         self.doubted.add(refused.peer_id)
-        if len(self.doubted) >= UNSOUND_TRIES:
+        if len(self.doubted) >= self.config.unsound_tries:
             self.state = ControllerState.GAVE_UP
             return [GiveUp(reason=refused.reason, is_unsound=True)]
         self.last_reason = refused.reason
@@ -304,7 +295,7 @@ class SessionController:
         """A stage needed the KV for other sessions: go on over another, or there later."""
         if not self.is_paused:  # once between two tokens: a stage may say so for ever
             self.is_paused = True
-            self.deadline_s = max(self.deadline_s, now_s + PAUSED_S)
+            self.deadline_s = max(self.deadline_s, now_s + self.config.paused_s)
         self._next_attempt(lost.peer_id)
         avoid = Avoid(
             peer_id=lost.peer_id,
@@ -340,9 +331,9 @@ class SessionController:
             self.relieved_s = {
                 peer: at_s
                 for peer, at_s in self.relieved_s.items()
-                if now_s < at_s + RELIEF_EVERY_S
+                if now_s < at_s + self.config.relief_every_s
             }
-            soon = any(now_s < at_s + RELIEF_GAP_S for at_s in self.relieved_s.values())
+            soon = any(now_s < at_s + self.config.relief_gap_s for at_s in self.relieved_s.values())
             if soon or peer_id in self.relieved_s or self._scores_prompt:
                 return []
             self.relieved_s[peer_id] = now_s

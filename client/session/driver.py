@@ -18,7 +18,8 @@ from client.errors import (
     UnavailableError,
     no_route_text,
 )
-from client.session.attempt import STALL_PER_PROMPT_TOKEN_S, STALL_S, Attempt
+from client.session.attempt import Attempt
+from client.session.config import SessionConfig
 from client.session.controller import ControllerState, RouteStatus, SessionController
 from client.session.events import (
     Avoid,
@@ -41,10 +42,10 @@ from client.session.events import (
     RouteFound,
     TellWait,
 )
-from client.view.pinger import answering
 from client.view.prefixes import NamedPrompt
 from client.view.view import SwarmView
 from coordinator.admission.lengths import ANSWER_TOKENS
+from coordinator.failure.pinger import BY_CLIENTS, answering
 from coordinator.routing.affinity import KnownPrefix, Route
 from coordinator.routing.routes import NoRoute
 from dht.errors import NetworkError, SwarmError
@@ -55,17 +56,6 @@ from dht.messages.types import looks_within
 from dht.transport.interface import SESSION_PROTOCOL, Transport
 
 logger = logging.getLogger(__name__)
-
-ASK_S = 1.5
-"""Time for those that may have failed a session to answer a ping."""
-ASK_GRACE_S = 0.4
-"""The same once one of them answered."""
-LEAVE_S = 4.0
-"""Time for telling a stage that left the route to free its share."""
-WHY_MAX = 3
-"""Maximum peers of which the caller is told why they are passed over."""
-PACE_TOKENS_LEAST = 8
-"""Minimum tokens behind the first ones from which a token's time is known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,15 +96,19 @@ class SessionDriver:
         wait_s: float,
         look: Callable[[], Awaitable[None]],
         on_status: StatusCallback,
+        config: SessionConfig | None = None,
     ) -> None:
         """``look`` reads the swarm's records into ``view`` anew; ``wait_s`` bounds how long an
         answer waits for a route or a token."""
+        self._config = config or SessionConfig()
         self._transport = transport
         self._view = view
         self._request = request
         self._look = look
         self._on_status = on_status
-        self.owner = SessionController(log=AnswerLog(request=request), wait_s=wait_s)
+        self.controller = SessionController(
+            log=AnswerLog(request=request), wait_s=wait_s, config=self._config
+        )
         """The state machine that decides; it holds the log, the route and the failovers."""
         self.waits_for = self._told_wait = ""
         """What the answer waits for since it lost its route, and what of it the caller was told."""
@@ -150,29 +144,29 @@ class SessionDriver:
             RequestRefusedError: all peers that were asked call the request unsound.
             SwarmError: no peer can do what it asks.
         """
-        owner, loop = self.owner, asyncio.get_running_loop()
+        controller, loop = self.controller, asyncio.get_running_loop()
         ordinary = not self._urgent
-        todo = deque(owner.start(loop.time()))
+        todo = deque(controller.start(loop.time()))
         try:
-            while owner.state is not ControllerState.DONE or todo:
+            while controller.state is not ControllerState.DONE or todo:
                 self._tell_route()
                 if not todo:
                     event = await self._judged(await self._next_event())
-                    todo += owner.step(event, loop.time())
-                    if owner.state is not ControllerState.OPENING:
+                    todo += controller.step(event, loop.time())
+                    if controller.state is not ControllerState.OPENING:
                         self._was_answered()
                     continue
                 effect = todo.popleft()
                 if isinstance(effect, Deliver):
                     self.waits_for = self._told_wait = ""
                     self._no_route = None
-                    begins = len(effect.token_ids) == len(owner.log.token_ids)
-                    peers = (stage.peer_id for stage in owner.route)
+                    begins = len(effect.token_ids) == len(controller.log.token_ids)
+                    peers = (stage.peer_id for stage in controller.route)
                     self._view.avoidance.worked(peers, had_room=begins and ordinary)
                     self._pace.came(len(effect.token_ids), self._came_s)
                     yield effect.token_ids
                 elif isinstance(effect, FindRoute | FindMigrationRoute):
-                    todo += owner.step(await self._find(effect), loop.time())
+                    todo += controller.step(await self._find(effect), loop.time())
                 else:
                     await self._perform(effect)
         finally:
@@ -184,14 +178,14 @@ class SessionDriver:
     def _compare_times(self) -> None:
         """Let the view know what a token took over the present route."""
         pace = self._pace
-        if pace.tokens >= PACE_TOKENS_LEAST:
+        if pace.tokens >= self._config.pace_tokens_least:
             now_s = asyncio.get_running_loop().time()
             self._view.took(pace.route, pace.expected_s, pace.token_s, now_s)
 
     def _tell_route(self) -> None:
-        if self.on_route is None or self.owner.state is ControllerState.DONE:
+        if self.on_route is None or self.controller.state is ControllerState.DONE:
             return
-        status = self.owner.status(self._no_route)
+        status = self.controller.status(self._no_route)
         if status != self._told:
             self._told = status
             self.on_route(status)
@@ -203,9 +197,9 @@ class SessionDriver:
 
     async def _next_event(self) -> Event:
         """What happens next; a loss when the route stalls although both its ends answer."""
-        owner, limit_s = self.owner, STALL_S
-        if not owner.log.token_ids:
-            limit_s += STALL_PER_PROMPT_TOKEN_S * len(self._request.prompt_ids)
+        controller, limit_s = self.controller, self._config.stall_s
+        if not controller.log.token_ids:
+            limit_s += self._config.stall_per_prompt_token_s * len(self._request.prompt_ids)
         try:
             # asyncio.wait_for loses a cancellation that comes with an event, until Python 3.12.
             async with asyncio.timeout(limit_s):
@@ -213,22 +207,27 @@ class SessionDriver:
                 return event
         except TimeoutError:
             reason = f"no token for {limit_s:.0f} s although it answers"
-            last, *others = [stage.peer_id for stage in reversed(owner.route)]
-            return Lost(attempt=owner.attempt, peer_id=last, reason=reason, suspects=tuple(others))
+            last, *others = [stage.peer_id for stage in reversed(controller.route)]
+            return Lost(
+                attempt=controller.attempt, peer_id=last, reason=reason, suspects=tuple(others)
+            )
 
     async def _judged(self, event: Event) -> Event:
         """``event``, with the one peer that is taken to be at fault where several may be.
 
         All are asked: the only one that does not answer is at fault, whatever happened before.
         """
-        owner = self.owner
+        controller = self.controller
         if not isinstance(event, Lost | Refused) or not event.suspects:
             return event
-        if event.attempt not in {owner.attempt, owner.spent_attempt}:
+        if event.attempt not in {controller.attempt, controller.spent_attempt}:
             return event  # the route was given up already, for the same reason or another
         suspects = (event.peer_id, *event.suspects)
         asked = {peer_id: self._view.addresses_of(peer_id) for peer_id in suspects}
-        silent = set(suspects) - await answering(self._transport, asked, ASK_S, ASK_GRACE_S)
+        there = await answering(
+            self._transport, BY_CLIENTS, asked, self._config.ask_s, self._config.ask_grace_s
+        )
+        silent = set(suspects) - there
         if len(silent) == 1:
             at_fault = silent.pop()
         else:
@@ -237,7 +236,7 @@ class SessionDriver:
 
     async def _find(self, wanted: FindRoute | FindMigrationRoute) -> Event:
         """The route that is wanted; records are read anew after a wait, and for a planned move."""
-        loop, view, log = asyncio.get_running_loop(), self._view, self.owner.log
+        loop, view, log = asyncio.get_running_loop(), self._view, self.controller.log
         # Stages admit by what they expect of answers; this is what they begin with.
         kv_tokens = len(log.replay_ids) + min(log.remaining_tokens, ANSWER_TOKENS) - 1
         if isinstance(wanted, FindRoute):
@@ -265,7 +264,7 @@ class SessionDriver:
         return MigrationRouteFound(route=route)
 
     def _known(self, kv_tokens: int) -> KnownPrefix | None:
-        named, prompt = self._named, len(self.owner.log.replay_ids)
+        named, prompt = self._named, len(self.controller.log.replay_ids)
         if named is None or not named.route:
             return None
         return KnownPrefix(
@@ -278,10 +277,10 @@ class SessionDriver:
     @property
     def _urgent(self) -> bool:
         """Whether peers grant the session room that they keep from ordinary ones."""
-        return self._request.priority is Priority.HIGH or bool(self.owner.log.token_ids)
+        return self._request.priority is Priority.HIGH or bool(self.controller.log.token_ids)
 
     async def _perform(self, effect: Effect) -> None:
-        log = self.owner.log
+        log = self.controller.log
         match effect:
             case Open(attempt=number, route=route):
                 attempt = self._attempt_of(self._open_of(number, route))
@@ -289,7 +288,7 @@ class SessionDriver:
                 self._compare_times()
                 expected_s = self._view.goes_over(self._session, route)
                 self._pace = TokenPace(route=route, expected_s=expected_s)
-                if not self.owner.accepted:
+                if not self.controller.accepted:
                     self._asked = {stage.peer_id for stage in route}
                     self._view.avoidance.asked(self._asked)
                 attempt.open()
@@ -320,7 +319,7 @@ class SessionDriver:
                 raise self._final(end)
 
     def _final(self, end: GiveUp) -> SwarmError:
-        """What the owner is told of an answer that is given up."""
+        """What the client is told of an answer that is given up."""
         if end.no_route is None:
             return RequestRefusedError(end.reason) if end.is_unsound else SwarmError(end.reason)
         text, after_s = self.waits_for or end.reason, end.retry_after_s
@@ -334,8 +333,9 @@ class SessionDriver:
         text = no_route_text(no_route)
         now_s = asyncio.get_running_loop().time()
         why = self._view.passed_over(no_route.missing, now_s)
-        more = (f"{len(why) - WHY_MAX} more",) if len(why) > WHY_MAX else ()
-        self.waits_for = f"{text} ({'; '.join((*why[:WHY_MAX], *more))})" if why else text
+        most = self._config.why_max
+        more = (f"{len(why) - most} more",) if len(why) > most else ()
+        self.waits_for = f"{text} ({'; '.join((*why[:most], *more))})" if why else text
         if text != self._told_wait:  # the same loss, in other words, is no news
             self._told_wait = text
             self._on_status(f"waiting: {text}")
@@ -353,14 +353,14 @@ class SessionDriver:
                 open_ = replace(self._open_of(number, route), migrate_until=until, copy_from=source)
                 self._warm = self._attempt_of(open_)
                 self._warm.open()
-                if route[-1] not in self.owner.accepted:
+                if route[-1] not in self.controller.accepted:
                     self._warm.meet_last()
             case CopyKv(source=source, to=to):
                 if self._warm is not None:
                     self._warm.copy_kv(source, to)
             case FeedMigration():
                 if self._warm is not None:
-                    self._warm.feed_copy(self.owner.log.replay_ids[: self._warm.prompt_tokens])
+                    self._warm.feed_copy(self.controller.log.replay_ids[: self._warm.prompt_tokens])
             case DropMigration():
                 await self._drop_warm()
 
@@ -369,10 +369,12 @@ class SessionDriver:
 
     def _attempt_of(self, open_: SessionOpen) -> Attempt:
         vocab = self._request.model.vocab
-        return Attempt(self._transport, open_, self._addresses, self._post, vocab=vocab)
+        return Attempt(
+            self._transport, open_, self._addresses, self._post, vocab=vocab, config=self._config
+        )
 
     def _open_of(self, attempt: int, route: Route) -> SessionOpen:
-        log, request = self.owner.log, self._request
+        log, request = self.controller.log, self._request
         addresses: Mapping[str, tuple[str, ...]] = {
             stage.peer_id: self._view.addresses_of(stage.peer_id) for stage in route
         }
@@ -411,7 +413,7 @@ class SessionDriver:
 
     def _told_to(self, route: Route) -> tuple[int, ...]:
         """The tokens so far, where the last stage foretells and has them from nowhere else."""
-        log, last = self.owner.log, self._view.nodes.get(route[-1].peer_id)
+        log, last = self.controller.log, self._view.nodes.get(route[-1].peer_id)
         if last is None or not last.foretells or not self._request.draft_tokens:
             return ()
         so_far, told = log.replay_ids, len(log.history)
@@ -427,7 +429,7 @@ class SessionDriver:
     async def _close_at(self, peer_id: str, attempt: int) -> None:
         """Free one stage's share directly; a stage that is dead has freed it anyway."""
         with suppress(NetworkError, TimeoutError):
-            async with asyncio.timeout(LEAVE_S):
+            async with asyncio.timeout(self._config.leave_s):
                 stream = await self._transport.open_stream(
                     peer_id, SESSION_PROTOCOL, addresses=self._addresses.get(peer_id, ())
                 )
@@ -439,18 +441,21 @@ class SessionDriver:
 
     async def _end(self) -> None:
         """Free the route, and what is left of earlier ones; remember what it keeps."""
-        owner = self.owner
-        if self._named is not None and owner.accepted:
-            ran = owner.log.replay_ids[:-1]
-            self._view.prefixes.remember(self._named, ran, self._session, owner.accepted)
+        controller = self.controller
+        if self._named is not None and controller.accepted:
+            ran = controller.log.replay_ids[:-1]
+            self._view.prefixes.remember(self._named, ran, self._session, controller.accepted)
         await self._drop_warm()
-        if owner.move is not None and owner.move.attempt:
-            new = [s.peer_id for s in owner.move.route if s not in owner.accepted]
-            self._leave(owner.move.attempt, new)
+        if controller.move is not None and controller.move.attempt:
+            new = [s.peer_id for s in controller.move.route if s not in controller.accepted]
+            self._leave(controller.move.attempt, new)
         for attempt in self._attempts:
             await attempt.close(ends_session=True)
-        if owner.state is not ControllerState.DONE and owner.state is not ControllerState.RUNNING:
-            left = (*owner.accepted, *owner.touched, *owner.route)
-            self._leave(owner.attempt, [stage.peer_id for stage in left])
+        if (
+            controller.state is not ControllerState.DONE
+            and controller.state is not ControllerState.RUNNING
+        ):
+            left = (*controller.accepted, *controller.touched, *controller.route)
+            self._leave(controller.attempt, [stage.peer_id for stage in left])
         if self._leaving:
-            await asyncio.wait(self._leaving, timeout=LEAVE_S)
+            await asyncio.wait(self._leaving, timeout=self._config.leave_s)

@@ -1,4 +1,4 @@
-"""What happens to a session at its owner, and what the owner then does: events and effects.
+"""What happens to a session at its client, and what the client then does: events and effects.
 
 Plain data. :mod:`client.session.controller` decides, :mod:`client.session.driver` performs.
 """

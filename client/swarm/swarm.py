@@ -392,7 +392,7 @@ class Generation:
         session = swarm.session(request)
         self._session = session
         session.on_route = self.on_route
-        log = session.owner.log
+        log = session.controller.log
         tokenizer, stops = swarm.text.tokenizer, self._stops
         detokenizer = Detokenizer(tokenizer) if tokenizer is not None else None
         told = 0
@@ -423,8 +423,8 @@ class Generation:
             yield Piece(text=rest, token_ids=())
 
     @property
-    def _owner(self) -> SessionController | None:
-        return None if self._session is None else self._session.owner
+    def _controller(self) -> SessionController | None:
+        return None if self._session is None else self._session.controller
 
     def _waits_for(self) -> str:
         if self._session is not None and self._session.waits_for:
@@ -437,30 +437,30 @@ class Generation:
     @property
     def route(self) -> Route:
         """The route that the answer takes now; empty before the first."""
-        return () if self._owner is None else self._owner.route
+        return () if self._controller is None else self._controller.route
 
     @property
     def cached_tokens(self) -> int:
         """Number of leading tokens of the prompt whose KV the peers had kept; 0 before the first
         piece."""
-        return 0 if self._owner is None else self._owner.cached_tokens
+        return 0 if self._controller is None else self._controller.cached_tokens
 
     @property
     def prompt_logprobs(self) -> tuple[TokenScore | None, ...] | None:
         """Scores of the prompt's tokens, complete with the first piece; None: not asked for."""
-        if self._options.prompt_logprobs is None or self._owner is None:
+        if self._options.prompt_logprobs is None or self._controller is None:
             return None
-        return (None, *self._owner.log.prompt_scores)
+        return (None, *self._controller.log.prompt_scores)
 
     def answer(self) -> Answer:
         """The finished answer; RuntimeError while it is still being made."""
-        owner, times_s, plan = self._owner, self._times_s, self._swarm.view.plan
-        if owner is None or self._finish is None:
+        controller, times_s, plan = self._controller, self._times_s, self._swarm.view.plan
+        if controller is None or self._finish is None:
             raise RuntimeError("the answer is not finished")
-        token_ids = tuple(owner.log.token_ids)
+        token_ids = tuple(controller.log.token_ids)
         later = max(1, len(token_ids) - 1)
         mean_s = (times_s[-1] - times_s[0]) / later
-        computed_s = min(mean_s, owner.log.computed_s / later)
+        computed_s = min(mean_s, controller.log.computed_s / later)
         return Answer(
             text="".join(self._text) if self._swarm.text.tokenizer is not None else None,
             token_ids=token_ids,
@@ -469,15 +469,15 @@ class Generation:
             ttft_s=times_s[0] - self._started_s,
             tpot_s=mean_s,
             computed_s=computed_s,
-            waited_s=min(mean_s - computed_s, owner.log.waited_s / later),
-            route=owner.route,
+            waited_s=min(mean_s - computed_s, controller.log.waited_s / later),
+            route=controller.route,
             plan_version=str(plan.version) if plan is not None else "none",
-            failovers=owner.failovers,
+            failovers=controller.failovers,
             stop=self._stops.found,
             cached_tokens=self.cached_tokens,
             drafted_tokens=len(token_ids) - len(times_s),  # all but the first of each round
-            fingerprint=owner.log.request.model.fingerprint,
-            logprobs=tuple(owner.log.scores) if self._options.logprobs is not None else None,
+            fingerprint=controller.log.request.model.fingerprint,
+            logprobs=tuple(controller.log.scores) if self._options.logprobs is not None else None,
             prompt_logprobs=self.prompt_logprobs,
         )
 

@@ -14,17 +14,6 @@ from dataclasses import dataclass, replace
 
 from dht.messages.types import NodeRecord
 
-FACTOR_MAX = 8
-TRY_S = 0.25
-"""Time for which a peer that was full is taken as full still, while one request tries it."""
-CROWDED_S = 5.0
-"""Time after a refusal for lack of room in which other clients are taken to want the peer, too."""
-UNANSWERED_MAX = 1
-"""Requests of this client that may wait for the answer of such a peer at a time."""
-PROVEN_MAX = 1024
-SECOND_CHANCE_S = 2.0
-"""Time before a peer that failed is tried again, even where there is no other."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Avoided:
@@ -42,10 +31,28 @@ class Avoided:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AvoidConfig:
+    """For how long a peer that failed is avoided."""
+
+    factor_max: int = 8
+    try_s: float = 0.25
+    """Time for which a peer that was full is taken as full still, while one request tries it."""
+    crowded_s: float = 5.0
+    """Time after a refusal for lack of room in which other clients are taken to want the peer,
+    too."""
+    unanswered_max: int = 1
+    """Requests of this client that may wait for the answer of such a peer at a time."""
+    proven_max: int = 1024
+    second_chance_s: float = 2.0
+    """Time before a peer that failed is tried again, even where there is no other."""
+
+
 class Avoidance:
     """The peers that one client avoids. Times are those of the caller's clock, in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: AvoidConfig | None = None) -> None:
+        self._config = config or AvoidConfig()
         self._peers: dict[str, Avoided] = {}
         self._proven: dict[str, None] = {}
         self._crowded_until_s: dict[str, float] = {}
@@ -93,17 +100,17 @@ class Avoidance:
         """Avoid a peer for ``for_s``, twice as long each time in a row that it failed."""
         if full:
             later = {p: until_s for p, until_s in self._crowded_until_s.items() if until_s > now_s}
-            self._crowded_until_s = {**later, peer_id: now_s + CROWDED_S}
+            self._crowded_until_s = {**later, peer_id: now_s + self._config.crowded_s}
         before = self._peers.get(peer_id)
         times = 1
         if not full:
             self._proven.pop(peer_id, None)
         if before is not None and not full:
             times = before.times + 1
-        factor = min(2 ** (times - 1), FACTOR_MAX)
+        factor = min(2 ** (times - 1), self._config.factor_max)
         self._peers[peer_id] = Avoided(
             until_s=now_s + factor * for_s,
-            again_s=now_s + min(factor * SECOND_CHANCE_S, factor * for_s),
+            again_s=now_s + min(factor * self._config.second_chance_s, factor * for_s),
             joined_unix_s=joined_unix_s,
             times=times,
             full=full,
@@ -124,10 +131,10 @@ class Avoidance:
             if avoided is None:
                 continue
             if not avoided.full:
-                again_s = now_s + SECOND_CHANCE_S
+                again_s = now_s + self._config.second_chance_s
                 self._peers[peer_id] = replace(avoided, again_s=again_s)
             elif now_s >= avoided.until_s:
-                self._peers[peer_id] = replace(avoided, until_s=now_s + TRY_S)
+                self._peers[peer_id] = replace(avoided, until_s=now_s + self._config.try_s)
 
     def asked(self, peer_ids: Iterable[str]) -> None:
         """A new session waits for what these peers say."""
@@ -139,7 +146,7 @@ class Avoidance:
         self._unanswered += Counter()  # forgets those that nobody waits for
 
     def _is_crowded(self, peer_id: str, now_s: float) -> bool:
-        if self._unanswered[peer_id] < UNANSWERED_MAX:
+        if self._unanswered[peer_id] < self._config.unanswered_max:
             return False
         return now_s < self._crowded_until_s.get(peer_id, now_s)
 
@@ -152,7 +159,7 @@ class Avoidance:
             self._proven.pop(peer_id, None)
             self._proven[peer_id] = None
             self.forgive(peer_id, had_room=had_room)
-        while len(self._proven) > PROVEN_MAX:
+        while len(self._proven) > self._config.proven_max:
             del self._proven[next(iter(self._proven))]
 
     def forgive(self, peer_id: str, *, had_room: bool = False) -> None:
@@ -173,5 +180,5 @@ class Avoidance:
             if avoided is not None and avoided.full and avoided.until_s > now_s:
                 full.append(avoided.until_s - now_s)
             elif self._is_crowded(peer_id, now_s):
-                full.append(TRY_S)
+                full.append(self._config.try_s)
         return min(full, default=0.0)

@@ -10,10 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-CASE_S = 600.0
-"""Time for which a case counts: far longer than a peer that failed is avoided."""
-CASES_MAX = 256
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -26,10 +22,20 @@ class Case:
     """How often each was taken to be at fault."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlameConfig:
+    """How many losses are remembered, and for how long."""
+
+    case_s: float = 600.0
+    """Time for which a case counts: far longer than a peer that failed is avoided."""
+    cases_max: int = 256
+
+
 class Blame:
     """The cases that one client remembers. Times are those of the caller's clock, in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: BlameConfig | None = None) -> None:
+        self._config = config or BlameConfig()
         self._cases: dict[frozenset[str], Case] = {}
 
     def at_fault(self, suspects: tuple[str, ...], lives: Mapping[str, float], now_s: float) -> str:
@@ -53,12 +59,12 @@ class Blame:
         others = Counter(self._charges())
         case = Case(
             joined_unix_s={peer: lives[peer] for peer in suspects},
-            until_s=now_s + CASE_S,
+            until_s=now_s + self._config.case_s,
             turns=Counter() if before is None else before.turns,
         )
         found = min(suspects, key=lambda peer: (-others[peer], case.turns[peer]))
         case.turns[found] += 1
-        if len(self._cases) >= CASES_MAX:
+        if len(self._cases) >= self._config.cases_max:
             del self._cases[next(iter(self._cases))]  # the oldest
         self._cases[key] = case
         return found

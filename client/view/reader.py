@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from client.errors import StatusCallback, UnavailableError
-from client.view.pinger import Pinger
 from client.view.view import NO_PIN, SwarmView
 from coordinator.catalogue.reading import network_models
 from coordinator.catalogue.served import NAMED_MAX
+from coordinator.failure.pinger import BY_CLIENTS, Pinger
 from coordinator.plans.followed import FollowedPlans
 from coordinator.problem.model_pin import ModelPin, several
 from dht.errors import NetworkError, UserError
@@ -72,7 +72,7 @@ class SwarmReader:
         self._on_status = on_status
         self.parts = Supervisor()
         """Keeps the client's loops running."""
-        self._pinger = pinger = Pinger(transport, self._heard, self.parts)
+        self._pinger = pinger = Pinger(transport, BY_CLIENTS, self._heard, self.parts)
         self._says_which = not pin.root and not pin.fingerprint
         """Whether the user is still to be told whose word says which weights are meant."""
         self._plans_read, self._links_read = asyncio.Event(), asyncio.Event()

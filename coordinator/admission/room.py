@@ -26,7 +26,7 @@ simulator both run this; the time is passed in.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from coordinator.admission.lengths import AnswerLengths
@@ -92,6 +92,10 @@ class _Return:
     until_s: float
 
 
+def _always(session: str, tokens: int) -> bool:
+    return True
+
+
 @dataclass(slots=True)
 class KvRoom:
     """Accounts for the KV of a stage that holds layers ``[start, end)``, in pages per layer."""
@@ -102,6 +106,9 @@ class KvRoom:
     """Pages that each layer has."""
     page_tokens: int = 16
     lengths: AnswerLengths = field(default_factory=AnswerLengths)
+    give: Callable[[str, int], bool] = _always
+    """Gives a session pages for its first tokens, and returns whether there were some; pages are
+    counted here once they were given."""
     _holders: dict[str, _Holder] = field(default_factory=dict)
     """Sessions in the order in which they were let in."""
     _numbers: int = 0
@@ -301,7 +308,7 @@ class KvRoom:
 
     def grow(self, session: str, tokens: int) -> bool:
         """Take pages for a session's first ``tokens`` tokens; False, and nothing taken, if some
-        layer has too few.
+        layer has too few, or no page is free on all of the session's layers.
 
         Raises KeyError for an unknown session, ValueError beyond its whole length.
         """
@@ -309,16 +316,16 @@ class KvRoom:
         if tokens > holder.ask.most_tokens:
             raise ValueError(f"{tokens} tokens asked, {holder.ask.most_tokens} at most")
         more = self._pages_of(tokens) - holder.held
-        if more <= 0:
-            holder.tokens = max(holder.tokens, tokens)
-            return True
-        if self._most(self._held, holder.ask) + more > self.pages:
+        if more > 0 and self._most(self._held, holder.ask) + more > self.pages:
             return False
-        before = holder.charged
-        holder.held += more
-        holder.tokens = tokens
-        self._add(self._held, holder.ask, more)
-        self._add(self._charged, holder.ask, holder.charged - before)
+        if not self.give(session, tokens):
+            return False
+        holder.tokens = max(holder.tokens, tokens)
+        if more > 0:
+            before = holder.charged
+            holder.held += more
+            self._add(self._held, holder.ask, more)
+            self._add(self._charged, holder.ask, holder.charged - before)
         return True
 
     def who_gives_way(self, session: str, tokens: int) -> str | None:

@@ -16,25 +16,10 @@ k = sqrt(2 × row / fixed × n × turn / step). Where rows cost nothing, that is
 
 import math
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Protocol
 
-KEEPS_UP = 3.0
-"""Minimum ratio of a step's decodes to those that come while it runs: a last stage that is at work
-most of the time cuts nothing."""
-STEP_SHARE = 0.1
-"""Share of the newest step in the mean time of a step."""
-TURN_STEP = 1.05
-"""Ratio by which a session's turn moves the median turn."""
-TURN_S_MIN = 1e-6
-WAITS_LOW, WAITS_HIGH = 0.15, 0.25
-"""Share of its time at the stages before that a token waits for steps there, on average: below the
-first, there may be more micro-batches, above the second there are too many. What other peers say
-of it counts by session, not by seconds."""
-MORE, FEWER = 0.25, 0.7
-"""By how much the number of micro-batches rises in a turn, and the ratio by which it falls."""
-GONE_TURNS = 4.0
-"""Turns without a decode after which a session no longer counts."""
 ROWS_COMPARED = 64
 """Rows of the largest step from which the cost of a row is told."""
 
@@ -68,11 +53,38 @@ def row_share_of(layer_s: Mapping[int, float]) -> float:
     return row_s / fixed_s if fixed_s > 0 else math.inf
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchConfig:
+    """When more micro-batches pay, and how they are compared."""
+
+    keeps_up: float = 3.0
+    """Minimum ratio of a step's decodes to those that come while it runs: a last stage that is at
+    work most of the time cuts nothing."""
+    step_share: float = 0.1
+    """Share of the newest step in the mean time of a step."""
+    turn_step: float = 1.05
+    """Ratio by which a session's turn moves the median turn."""
+    turn_s_min: float = 1e-6
+    waits_low: float = 0.15
+    """Mean share of its time at the stages before that a token waits for steps there, below which
+    there may be more micro-batches. What other peers say of it counts by session, not by
+    seconds."""
+    waits_high: float = 0.25
+    """Such a share above which there are too many."""
+    more: float = 0.25
+    """By how much the number of micro-batches rises in a turn."""
+    fewer: float = 0.7
+    """The ratio by which it falls in a turn."""
+    gone_turns: float = 4.0
+    """Turns without a decode after which a session no longer counts."""
+
+
 class MicroBatches:
     """The limit on a stage's decodes, from its steps and its sessions' turns so far."""
 
-    def __init__(self, row_share: float) -> None:
+    def __init__(self, row_share: float, config: MicroBatchConfig | None = None) -> None:
         """``row_share``: as :func:`row_share_of` returns it."""
+        self._config = config or MicroBatchConfig()
         self._row_share = row_share
         self._parts = 1.0
         self._step_s: float | None = None
@@ -87,7 +99,7 @@ class MicroBatches:
         if self._began_s is not None:
             took_s, self._began_s = now_s - self._began_s, None
             mean_s = took_s if self._step_s is None else self._step_s
-            self._step_s = mean_s + STEP_SHARE * (took_s - mean_s)
+            self._step_s = mean_s + self._config.step_share * (took_s - mean_s)
         if not (self._row_share and self._step_s and self._turn_s):
             return math.inf
         if now_s - self._looked_s > self._turn_s:
@@ -96,20 +108,20 @@ class MicroBatches:
             return math.inf
         sessions = len(self._last)
         coming = sessions * self._step_s / self._turn_s
-        return math.ceil(max(1.0, sessions / self._parts, KEEPS_UP * coming))
+        return math.ceil(max(1.0, sessions / self._parts, self._config.keeps_up * coming))
 
     def _look(self, now_s: float, turn_s: float, step_s: float) -> None:
         """Choose the number of micro-batches by what the last turn's tokens waited."""
-        self._looked_s, since_s = now_s, now_s - GONE_TURNS * turn_s
+        self._looked_s, since_s = now_s, now_s - self._config.gone_turns * turn_s
         self._last = {key: at_s for key, at_s in self._last.items() if at_s > since_s}
         shares, self._shares = self._shares, []
         if not shares:  # not the last stage
             return
         waited = fmean(shares)
-        if waited > WAITS_HIGH:
-            self._parts *= FEWER
-        elif waited < WAITS_LOW:
-            self._parts += MORE
+        if waited > self._config.waits_high:
+            self._parts *= self._config.fewer
+        elif waited < self._config.waits_low:
+            self._parts += self._config.more
         best = math.sqrt(2 * self._row_share * len(self._last) * turn_s / step_s)
         self._parts = max(1.0, min(self._parts, best))
 
@@ -123,11 +135,12 @@ class MicroBatches:
                 self._shares.append(work.ring_s[1] / whole_s)
             if before_s is None:
                 continue
-            took_s = max(now_s - before_s, TURN_S_MIN)
+            took_s = max(now_s - before_s, self._config.turn_s_min)
             if self._turn_s is None:
                 self._turn_s = took_s
             else:
-                self._turn_s *= TURN_STEP if took_s > self._turn_s else 1 / TURN_STEP
+                step = self._config.turn_step
+                self._turn_s *= step if took_s > self._turn_s else 1 / step
 
     def drop(self, session: Hashable) -> None:
         """Forget a session that ended."""

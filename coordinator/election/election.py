@@ -4,7 +4,7 @@ Two leaders can exist for a while and must be harmless: plans carry versions, an
 larger ones. The state machine is pure: :func:`step` takes an observation and the time, and returns
 the new state with effects to perform in order.
 
-A lease lives for 30 s and is renewed every 10 s, which is cheap. Pings detect a lost holder much
+A lease is renewed three times in its life, which is cheap. Pings detect a lost holder much
 sooner: a lease is void once its holder answers neither this peer nor the witnesses it asks
 (:class:`ElectionView`, ``dead``) and the lease has not been renewed since.
 """
@@ -14,20 +14,24 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.plans.versions import rank
 from dht.messages.types import NO_VERSION, LeaseRecord, PlanVersion
+from dht.records.directory import LIFETIME_S, RecordKind
 
 TERM_MAX = 1 << 48
 """Maximum term on the wire; :mod:`coordinator.plans.versions` bounds terms far below."""
 
 
-RENEW_S = 10.0
-UNRENEWED_S = 12.5
+LEASE_S = LIFETIME_S[RecordKind.LEASE]
+"""Time for which a lease lives once it was stored."""
+RENEW_S = LEASE_S / 3
+"""Time between renewals: two of them may be lost while the lease lives."""
+UNRENEWED_S = 1.25 * RENEW_S
 """Time without renewal after which a lease is void if its holder does not answer this peer,
 whatever others say.
 
 A renewed lease counts even if this peer cannot reach its holder: otherwise two peers that
 cannot reach each other would take the lead from one another for ever.
 """
-FENCE_S = 20.0
+FENCE_S = 2 * RENEW_S
 """Time without a stored lease after which a leader stops acting: another may be elected."""
 STAGGER_S = 5.0
 """Time that a candidate waits per rank, so that mostly one of them tries."""

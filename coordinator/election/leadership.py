@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from coordinator.election.election import (
+    LEASE_S,
     Elected,
     Election,
     ElectionView,
@@ -18,7 +19,7 @@ from coordinator.plans.store import PlanStore
 from coordinator.plans.transition import TransitionConfig, elders
 from coordinator.plans.versions import believed, number_max
 from dht.messages.types import NO_VERSION, LeaseRecord, ModelSpec, NodeRecord, NodeState, Reach
-from dht.records.directory import LIFETIME_S, Directory, RecordKind
+from dht.records.directory import Directory
 from dht.transport.interface import Transport
 
 
@@ -144,7 +145,7 @@ class Leadership:
         lease = LeaseRecord(
             peer_id=self._transport.peer_id,
             term=term,
-            expires_unix_s=self._transport.now() + LIFETIME_S[RecordKind.LEASE],
+            expires_unix_s=self._transport.now() + LEASE_S,
         )
         if not await self._directory.publish(lease):
             return False

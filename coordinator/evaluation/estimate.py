@@ -34,7 +34,7 @@ from coordinator.evaluation.max_flow import (
     round_trips_s,
 )
 from coordinator.links.chunk_sizer import ChunkSizer
-from coordinator.links.scheduler import FRAME_US
+from coordinator.links.scheduler import LinkConfig
 from coordinator.problem.service import Curve, PeerSpeed, Service, Workload
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Problem
 
@@ -43,7 +43,7 @@ ROUNDS = 12
 PRECISION = 1e-3
 STEP_S_MAX = 100.0
 """Maximum time of a peer's step with decodes alone."""
-SLICE_S = FRAME_US / 1e6
+SLICE_S = LinkConfig().frame_us / 1e6
 """Time of the slice of a prompt that a decode may find on a link."""
 DECODES_MOST = 256
 """Decodes of the largest step, in which one takes least time."""

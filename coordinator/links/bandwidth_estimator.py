@@ -15,28 +15,6 @@ Pure: time is an argument, in microseconds.
 from collections import deque
 from dataclasses import dataclass
 
-ROUNDS = 10
-"""Lifetime of a rate sample, in base round trips during which the link was the limit."""
-RATE_LIFE_US_MIN = 100_000
-"""Minimum lifetime of a rate sample: a busy machine's shortest round trips are noise."""
-BASE_RTT_LIFE_US = 10_000_000
-"""Lifetime of the base round trip; then it is measured again over an emptied link."""
-STARTUP_GROWTH = 1.25
-"""Rate ratio between rounds at or above which the start-up goes on."""
-STARTUP_ROUNDS = 3
-"""Consecutive rounds below ``STARTUP_GROWTH`` that end the start-up."""
-BUNCH_ROUNDS = 10
-"""Lifetime of a bunch of acknowledgements, in round trips of data."""
-BUNCH_US_MAX = 100_000
-"""Maximum allowance for a bunch, as time at the estimated bandwidth."""
-BUNCH_BYTES_MAX = 2 << 20
-"""Maximum allowance for a bunch in bytes: bounds what waits at the reader of a fast link."""
-RTT_INITIAL_US = 100_000
-KNOWN_US = 300_000
-"""Minimum time with the link as the limit before the estimate is published."""
-SAMPLES_MAX = 4096
-"""Maximum number of frames in flight that are tracked; more than any window here allows."""
-
 
 class CreditError(ValueError):
     """The other side acknowledged bytes that were never sent, or took an acknowledgement back."""
@@ -57,10 +35,38 @@ class _Sent:
     """Whether the sender was the limit: nothing waited to be sent behind this frame."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryConfig:
+    """How long samples of a link count, and how much may be in flight."""
+
+    rounds: int = 10
+    """Lifetime of a rate sample, in base round trips during which the link was the limit."""
+    rate_life_us_min: int = 100_000
+    """Minimum lifetime of a rate sample: a busy machine's shortest round trips are noise."""
+    base_rtt_life_us: int = 10_000_000
+    """Lifetime of the base round trip; then it is measured again over an emptied link."""
+    startup_growth: float = 1.25
+    """Rate ratio between rounds at or above which the start-up goes on."""
+    startup_rounds: int = 3
+    """Consecutive rounds below ``startup_growth`` that end the start-up."""
+    bunch_rounds: int = 10
+    """Lifetime of a bunch of acknowledgements, in round trips of data."""
+    bunch_us_max: int = 100_000
+    """Maximum allowance for a bunch, as time at the estimated bandwidth."""
+    bunch_bytes_max: int = 2 << 20
+    """Maximum allowance for a bunch in bytes: bounds what waits at the reader of a fast link."""
+    rtt_initial_us: int = 100_000
+    known_us: int = 300_000
+    """Minimum time with the link as the limit before the estimate is published."""
+    samples_max: int = 4096
+    """Maximum number of frames in flight that are tracked; more than any window here allows."""
+
+
 class DeliveryEstimator:
     """One direction of one link, told of every frame that leaves and every acknowledgement."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: DeliveryConfig | None = None) -> None:
+        self._config = config or DeliveryConfig()
         self._flight: deque[_Sent] = deque()
         self._first_sent_us = 0
         self._delivered_us = 0
@@ -95,14 +101,18 @@ class DeliveryEstimator:
 
     @property
     def base_rtt_us(self) -> int:
-        """The minimum round trip of the last ten seconds; ``RTT_INITIAL_US`` before the first."""
-        return RTT_INITIAL_US if self._base_us is None else self._base_us
+        """The minimum round trip of the last ten seconds; ``rtt_initial_us`` before the first."""
+        return self._config.rtt_initial_us if self._base_us is None else self._base_us
 
     @property
     def bunch_bytes(self) -> int:
         """Bytes by which recent acknowledgements ran ahead of the rate: added to the window."""
-        most = self.bandwidth_bytes_per_s * BUNCH_US_MAX / 1e6
-        return int(min(self._bunches[0][1], most, BUNCH_BYTES_MAX)) if self._bunches else 0
+        most = self.bandwidth_bytes_per_s * self._config.bunch_us_max / 1e6
+        return (
+            int(min(self._bunches[0][1], most, self._config.bunch_bytes_max))
+            if self._bunches
+            else 0
+        )
 
     @property
     def busy_us(self) -> int:
@@ -112,7 +122,7 @@ class DeliveryEstimator:
     @property
     def known(self) -> bool:
         """Whether the link was the limit for long enough to trust the estimate."""
-        return not self.starting and self._busy_us >= KNOWN_US
+        return not self.starting and self._busy_us >= self._config.known_us
 
     @property
     def probing(self) -> bool:
@@ -123,14 +133,14 @@ class DeliveryEstimator:
     @property
     def starting(self) -> bool:
         """Whether the rate still grows: the link's limit was not reached yet."""
-        return self._flat_rounds < STARTUP_ROUNDS
+        return self._flat_rounds < self._config.startup_rounds
 
     def sent(self, size_bytes: int, now_us: int, *, limited: bool) -> None:
         """Record a frame of ``size_bytes`` that left; ``limited``: nothing waits behind it."""
         if not self._flight:
             self._first_sent_us = self._delivered_us = now_us
         self.sent_bytes += size_bytes
-        if len(self._flight) < SAMPLES_MAX:
+        if len(self._flight) < self._config.samples_max:
             self._flight.append(
                 _Sent(
                     end_bytes=self.sent_bytes,
@@ -178,7 +188,7 @@ class DeliveryEstimator:
         if self._base_us is None or rtt_us <= self._base_us:
             self._base_us, self._base_at_us = rtt_us, now_us
         if self._probe_bytes is None:
-            if now_us - self._base_at_us > BASE_RTT_LIFE_US:
+            if now_us - self._base_at_us > self._config.base_rtt_life_us:
                 self._start_probe()
             return
         if self._probe_emptied:
@@ -207,7 +217,7 @@ class DeliveryEstimator:
             self._bunches.pop()
         if not self._bunches or self._bunches[-1][0] < self._rounds:  # one per round: bounded
             self._bunches.append((self._rounds, ahead))
-        while self._rounds - self._bunches[0][0] > BUNCH_ROUNDS:
+        while self._rounds - self._bunches[0][0] > self._config.bunch_rounds:
             self._bunches.popleft()
 
     def _take_rate(self, rate: float, *, limited: bool) -> None:
@@ -216,7 +226,9 @@ class DeliveryEstimator:
         while self._rates and self._rates[-1][1] <= rate:
             self._rates.pop()
         self._rates.append((self._busy_us, rate))
-        life_us = max(ROUNDS * self.base_rtt_us, 2 * self.rtt_us, RATE_LIFE_US_MIN)
+        life_us = max(
+            self._config.rounds * self.base_rtt_us, 2 * self.rtt_us, self._config.rate_life_us_min
+        )
         while len(self._rates) > 1 and self._busy_us - self._rates[0][0] > life_us:
             self._rates.popleft()
 
@@ -226,10 +238,10 @@ class DeliveryEstimator:
         self._rounds += 1
         if not self.starting:
             return
-        if self.bandwidth_bytes_per_s >= STARTUP_GROWTH * self._full_rate:
+        if self.bandwidth_bytes_per_s >= self._config.startup_growth * self._full_rate:
             self._full_rate = self.bandwidth_bytes_per_s
             self._flat_rounds = 0
         elif self._full_rate:
             self._flat_rounds += 1
-            if self._flat_rounds == STARTUP_ROUNDS:
+            if self._flat_rounds == self._config.startup_rounds:
                 self._start_probe()

@@ -10,31 +10,39 @@ chunks shrink as attention over a growing context makes rows slower.
 Pure: durations in seconds are arguments.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 CANDIDATES = (16, 32, 64, 128, 256, 512)
-CHUNK_TOKENS_UNMEASURED = 64
-BESIDE_SHARE = 0.05
-"""Share of a decode step's time by which rows that nobody waits for may lengthen it."""
-BESIDE_TOKENS_LEAST = 4
-"""Minimum rows beside decodes, however slow they are: a stage that leaves must not wait forever."""
-BESIDE_TOKENS_MOST = 64
 QUEUED_BYTES_MAX = 4 << 20
 """The first stage feeds no chunk while the next link's queue is longer than this."""
 RESENT_TOKENS = 128
 """Maximum number of logged rows per frame to a stage that takes over."""
-NEWEST_WEIGHT = 0.25
-DECODE_WAITS_S_MAX = 0.1
-"""Maximum expected time of a chunk's step while other sessions decode, in seconds."""
-STEP_S_MAX = 2.5
-"""Maximum expected time of any chunk's step, in seconds: half of that after which a peer is given
-up that is still at it (:mod:`coordinator.failure.detector`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkConfig:
+    """Bounds on rows of a prompt in a step."""
+
+    chunk_tokens_unmeasured: int = 64
+    beside_share: float = 0.05
+    """Share of a decode step's time by which rows that nobody waits for may lengthen it."""
+    beside_tokens_least: int = 4
+    """Minimum rows beside decodes, however slow they are: a stage that leaves must not wait
+    forever."""
+    beside_tokens_most: int = 64
+    newest_weight: float = 0.25
+    decode_waits_s_max: float = 0.1
+    """Maximum expected time of a chunk's step while other sessions decode, in seconds."""
+    step_s_max: float = 2.5
+    """Maximum expected time of any chunk's step, in seconds: half of that after which a peer is
+    given up that is still at it (:mod:`coordinator.failure.detector`)."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ChunkSizer:
     """Learns step times and chooses chunk sizes. One per stage."""
 
+    config: ChunkConfig = field(default_factory=ChunkConfig)
     fixed_s: float | None = None
     """Time of the smallest step (b); None: not measured yet."""
     row_s: float | None = None
@@ -45,10 +53,10 @@ class ChunkSizer:
         if rows < 1 or not 0 <= took_s < 3600:
             return
         if decodes_only:
-            self.fixed_s = _moved(self.fixed_s, took_s)
+            self.fixed_s = self._moved(self.fixed_s, took_s)
             return
         fixed_s = min(self.fixed_s or 0.0, took_s)
-        self.row_s = _moved(self.row_s, (took_s - fixed_s) / rows)
+        self.row_s = self._moved(self.row_s, (took_s - fixed_s) / rows)
 
     def step_s(self, rows: int) -> float | None:
         """Expected time of a step of ``rows`` rows; None: nothing is measured yet."""
@@ -57,13 +65,13 @@ class ChunkSizer:
         return (self.fixed_s or 0.0) + self.row_s * rows
 
     def beside(self) -> int:
-        """Rows to add to a decode step without lengthening it by more than ``BESIDE_SHARE``."""
+        """Rows to add to a decode step without lengthening it by more than ``beside_share``."""
         if self.row_s is None or self.fixed_s is None:
-            return BESIDE_TOKENS_LEAST
-        room_s = BESIDE_SHARE * self.fixed_s
-        if self.row_s * BESIDE_TOKENS_MOST <= room_s:
-            return BESIDE_TOKENS_MOST
-        return max(BESIDE_TOKENS_LEAST, int(room_s / self.row_s))
+            return self.config.beside_tokens_least
+        room_s = self.config.beside_share * self.fixed_s
+        if self.row_s * self.config.beside_tokens_most <= room_s:
+            return self.config.beside_tokens_most
+        return max(self.config.beside_tokens_least, int(room_s / self.row_s))
 
     def choose(
         self, left_tokens: int, stages: int, *, link_row_s: float | None, others_decode: bool
@@ -71,26 +79,26 @@ class ChunkSizer:
         """Rows of the next chunk of a prompt with ``left_tokens`` left to run.
 
         ``link_row_s`` is the time of one row on the link to the next stage; while it is unknown
-        (None), no chunk is larger than ``CHUNK_TOKENS_UNMEASURED``.
+        (None), no chunk is larger than ``chunk_tokens_unmeasured``.
         """
         if left_tokens <= CANDIDATES[0]:
             return CANDIDATES[0]
         if self.row_s is None:
-            return CHUNK_TOKENS_UNMEASURED
+            return self.config.chunk_tokens_unmeasured
         if stages == 1:
             link_row_s = 0.0
         best, best_s = CANDIDATES[0], float("inf")
         for rows in CANDIDATES:
             chunk = min(rows, left_tokens)
             step_s, link_s = self._takes_s(chunk, link_row_s)
-            most_s = DECODE_WAITS_S_MAX if others_decode else STEP_S_MAX
+            most_s = self.config.decode_waits_s_max if others_decode else self.config.step_s_max
             if step_s > most_s and rows > CANDIDATES[0]:
                 break
             whole, rest = divmod(left_tokens, chunk)
             slowest_s = whole * max(step_s, link_s)
             slowest_s += max(self._takes_s(rest, link_row_s)) if rest else 0.0
             total_s = (stages - 1) * (step_s + link_s) + slowest_s
-            if link_row_s is None and rows > CHUNK_TOKENS_UNMEASURED:
+            if link_row_s is None and rows > self.config.chunk_tokens_unmeasured:
                 break
             if total_s < best_s:
                 best, best_s = rows, total_s
@@ -100,6 +108,6 @@ class ChunkSizer:
         """Time of a chunk in a stage and on a link, in seconds."""
         return self.step_s(rows) or 0.0, (link_row_s or 0.0) * rows
 
-
-def _moved(before: float | None, newest: float) -> float:
-    return newest if before is None else before + NEWEST_WEIGHT * (newest - before)
+    def _moved(self, before: float | None, newest: float) -> float:
+        weight = self.config.newest_weight
+        return newest if before is None else before + weight * (newest - before)

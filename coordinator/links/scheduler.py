@@ -14,25 +14,6 @@ from enum import IntEnum
 
 from coordinator.links.bandwidth_estimator import CreditError, DeliveryEstimator
 
-FRAME_BYTES_MIN = 4 << 10
-FRAME_BYTES_MAX = 64 << 10
-FRAME_BYTES_INITIAL = 16 << 10
-FRAME_US = 1_500
-"""Target time of one prefill frame on the link: the longest that a decode waits behind it."""
-WINDOW_GAIN = 1.25
-"""Window of bulk in flight, as a multiple of bandwidth × base round trip. Above 1 it finds a link
-that became faster."""
-WINDOW_GAIN_STARTING = 2.5
-WINDOW_BYTES_INITIAL = 256 << 10
-URGENT_BYTES_MAX = 128 << 10
-"""Maximum unread bytes beyond the window (two windows, if that is more). Beyond it even decodes
-wait here, where the other classes' shares still count."""
-PREFILL_SHARE = 0.2
-"""Share of the bytes for prefill while decodes wait too. Strict priority starves prefill near
-saturation."""
-BULK_SHARE = 0.1
-"""Share of bulk, of what decodes leave, while prefill waits too."""
-
 
 class TrafficClass(IntEnum):
     """Class of a message by what it carries; a smaller number is more urgent."""
@@ -68,6 +49,30 @@ class _Message:
         return self.size_bytes - self.sent_bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkConfig:
+    """Sizes of frames and windows, and the shares of classes."""
+
+    frame_bytes_min: int = 4 << 10
+    frame_bytes_max: int = 64 << 10
+    frame_bytes_initial: int = 16 << 10
+    frame_us: int = 1_500
+    """Target time of one prefill frame on the link: the longest that a decode waits behind it."""
+    window_gain: float = 1.25
+    """Window of bulk in flight, as a multiple of bandwidth × base round trip. Above 1 it finds a
+    link that became faster."""
+    window_gain_starting: float = 2.5
+    window_bytes_initial: int = 256 << 10
+    urgent_bytes_max: int = 128 << 10
+    """Maximum unread bytes beyond the window (two windows, if that is more). Beyond it even decodes
+    wait here, where the other classes' shares still count."""
+    prefill_share: float = 0.2
+    """Share of the bytes for prefill while decodes wait too. Strict priority starves prefill near
+    saturation."""
+    bulk_share: float = 0.1
+    """Share of bulk, of what decodes leave, while prefill waits too."""
+
+
 class LinkScheduler:
     """One direction to one peer. Offer messages, ask for slices, report acknowledgements.
 
@@ -75,7 +80,8 @@ class LinkScheduler:
     messages of one class come in the order in which they were offered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, config: LinkConfig | None = None) -> None:
+        self._config = config or LinkConfig()
         self.delivery = DeliveryEstimator()
         self._numbers = 0
         self._queues: dict[TrafficClass, deque[_Message]] = {
@@ -109,9 +115,9 @@ class LinkScheduler:
         """The size of a prefill frame on this link now."""
         bandwidth = self.delivery.bandwidth_bytes_per_s
         if bandwidth <= 0:
-            return FRAME_BYTES_INITIAL
-        wanted = bandwidth * FRAME_US / 1e6
-        return int(min(max(wanted, FRAME_BYTES_MIN), FRAME_BYTES_MAX))
+            return self._config.frame_bytes_initial
+        wanted = bandwidth * self._config.frame_us / 1e6
+        return int(min(max(wanted, self._config.frame_bytes_min), self._config.frame_bytes_max))
 
     @property
     def window_bytes(self) -> int:
@@ -119,10 +125,10 @@ class LinkScheduler:
         delivery = self.delivery
         least = 2 * self.frame_bytes
         if delivery.bandwidth_bytes_per_s <= 0:
-            return max(WINDOW_BYTES_INITIAL, least)
+            return max(self._config.window_bytes_initial, least)
         if delivery.probing:
             return least
-        gain = WINDOW_GAIN_STARTING if delivery.starting else WINDOW_GAIN
+        gain = self._config.window_gain_starting if delivery.starting else self._config.window_gain
         round_bytes = delivery.bandwidth_bytes_per_s * delivery.base_rtt_us / 1e6
         # A frame is acknowledged only when it was read whole, so one more must be on its way.
         return max(int(gain * round_bytes) + delivery.bunch_bytes + self.frame_bytes, least)
@@ -170,7 +176,7 @@ class LinkScheduler:
         frame = self.frame_bytes
         urgent = self._head(TrafficClass.CONTROL, TrafficClass.DECODE)
         window = self.window_bytes
-        if self.delivery.in_flight_bytes >= window + max(URGENT_BYTES_MAX, 2 * window):
+        if self.delivery.in_flight_bytes >= window + max(self._config.urgent_bytes_max, 2 * window):
             return None, 0.0
         room = self.slow_in_flight_bytes + frame <= window and not urgent_only
         slow = self._slow(frame) if room else None
@@ -178,7 +184,7 @@ class LinkScheduler:
             return slow, frame
         if slow is not None and self._owed[TrafficClass.PREFILL] >= min(frame, slow.rest_bytes):
             return slow, frame
-        return urgent, FRAME_BYTES_MAX
+        return urgent, self._config.frame_bytes_max
 
     def _slow(self, frame: int) -> _Message | None:
         """The prefill or bulk message whose turn it is."""
@@ -224,11 +230,11 @@ class LinkScheduler:
             ),
         }
         if traffic <= TrafficClass.DECODE:
-            self._owe(TrafficClass.PREFILL, size, PREFILL_SHARE, frame)
+            self._owe(TrafficClass.PREFILL, size, self._config.prefill_share, frame)
         else:
             self._owed[TrafficClass.PREFILL] = max(0.0, self._owed[TrafficClass.PREFILL] - size)
             if traffic is TrafficClass.PREFILL:
-                self._owe(TrafficClass.BULK, size, BULK_SHARE, frame)
+                self._owe(TrafficClass.BULK, size, self._config.bulk_share, frame)
             else:
                 self._owed[TrafficClass.BULK] = max(0.0, self._owed[TrafficClass.BULK] - size)
         for owed, waits in behind.items():

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from coordinator.explain.weak_points import with_twin
+from coordinator.explain.weak_points import GAIN_MIN, KINDS_MAX, with_twin
 from coordinator.planning.placement import Placement, best_placement, of_chains
 from coordinator.problem.service import CONTEXT_TYPICAL, Service
 from coordinator.routing.quickest import LOOKS_MAX
@@ -13,9 +13,6 @@ from coordinator.search.chain_judge import Judge
 from coordinator.search.chain_search import as_chains, improved
 from dht.messages.types import Assignment, PlannerNode, Problem
 
-KINDS_MAX = 6
-"""Maximum number of peer kinds of which one more is tried."""
-GAIN_MIN = 0.01
 STEP_S = 0.002
 """Minimum time of a step in seconds beside its layers: receiving, queueing, sending. Peers measure
 their layers alone."""

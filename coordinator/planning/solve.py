@@ -92,7 +92,7 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
 
     ``spent()`` returns the share of the allowed work that is done; by default, of the time limit.
     """
-    spent = spent or _by_clock(request.time_limit_s)
+    spent = spent or by_clock(request.time_limit_s)
     whole = request.problem
     service = announced_service(whole)
     kept_spans = repair(whole)
@@ -300,9 +300,10 @@ def _kept(
     return with_spares(problem, standing.scored(problem, held), standing.service)
 
 
-def _by_clock(limit_s: float) -> Callable[[], float]:
-    started_s = time.monotonic()
-    return lambda: (time.monotonic() - started_s) / limit_s
+def by_clock(limit_s: float, clock: Callable[[], float] = time.monotonic) -> Callable[[], float]:
+    """A solve's ``spent``: the share of ``limit_s`` seconds that has passed from now on."""
+    started_s = clock()
+    return lambda: (clock() - started_s) / limit_s
 
 
 def _checked(plan: Plan, problem: Problem) -> Plan | None:

@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Iterable
 
-from coordinator.failure.liveness import answers_ping
+from coordinator.failure.pinger import BY_PEERS, answers_ping
 from coordinator.plans.review import KNOWN_FOR_S, Opinion, Verdict, review
 from dht.messages.types import NodeRecord, NodeState, Plan
 from dht.records.directory import Directory
@@ -72,7 +72,7 @@ class Reviewer:
         )
 
     async def _answers(self, record: NodeRecord) -> bool:
-        return await answers_ping(self._transport, record.peer_id, record.addresses)
+        return await answers_ping(self._transport, BY_PEERS, record.peer_id, record.addresses)
 
 
 def _left_out(plan: Plan, nodes: dict[str, NodeRecord], me: str) -> list[NodeRecord]:

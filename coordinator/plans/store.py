@@ -5,10 +5,11 @@ import hashlib
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from coordinator.evaluation.plan_check import check_shape
 from coordinator.plans.review import FINE, Opinion, Verdict
-from coordinator.plans.trust import STRIKES, Trust
+from coordinator.plans.trust import Trust
 from coordinator.plans.versions import plausible
 from dht.budget import PLAN_BYTES, Budget
 from dht.errors import NetworkError, PeerError
@@ -29,25 +30,13 @@ from dht.transport.requests import answer, next_request
 
 logger = logging.getLogger(__name__)
 
-BODIES_MAX = 8
-FETCH_S = 5.0
-HOLDERS_MAX = 4
-"""Maximum adopters that one refresh asks for a body."""
-RETRY_S = 2.0
-RETRY_MAX_S = 30.0
-"""Maximum pause before a body that nobody had is asked for again; it doubles from ``RETRY_S``."""
-HEADS_MAX = 8
-"""Maximum heads that one refresh follows: anybody can publish a head without a body."""
-LOOKS_MAX = 3
 WANTING_S: dict[Opinion, float] = {
     Opinion.IMPOSSIBLE: 5.0,
     Opinion.WORSE: 5.0,
     Opinion.UNSURE: 30.0,
 }
-"""Minimum time, by opinion, for which an author's plans must be found wanting, in ``LOOKS_MAX``
+"""Minimum time, by opinion, for which an author's plans must be found wanting, in ``looks_max``
 reviews or more, before one is refused for good: records may lag."""
-REFUSED_MAX = 256
-"""Maximum heads that are remembered as refused."""
 
 
 Review = Callable[[Plan, Plan | None], Awaitable[Verdict]]
@@ -88,6 +77,25 @@ def decode_plan(head: PlanHead, body: bytes, model_key: str) -> Plan:
     return plan
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """How plans are looked for, fetched and kept."""
+
+    bodies_max: int = 8
+    fetch_s: float = 5.0
+    holders_max: int = 4
+    """Maximum adopters that one refresh asks for a body."""
+    retry_s: float = 2.0
+    retry_max_s: float = 30.0
+    """Maximum pause before a body that nobody had is asked for again; it doubles from
+    ``retry_s``."""
+    heads_max: int = 8
+    """Maximum heads that one refresh follows: anybody can publish a head without a body."""
+    looks_max: int = 3
+    refused_max: int = 256
+    """Maximum heads that are remembered as refused."""
+
+
 class PlanStore:
     """The newest plan this peer has seen and checked. Any peer may ask it for bodies.
 
@@ -106,7 +114,9 @@ class PlanStore:
         model: ModelSpec | None = None,
         coordinators: frozenset[str] = frozenset(),
         budget: Budget | None = None,
+        config: StoreConfig | None = None,
     ) -> None:
+        self._config = config or StoreConfig()
         self._transport = transport
         self._budget = budget or Budget()
         self._directory = directory
@@ -204,15 +214,18 @@ class PlanStore:
             head
             for head in newer
             if head.sha256 not in self._refused
-            and loop.time() >= self._retry.get(head.sha256, (0.0, RETRY_S))[0]
+            and loop.time() >= self._retry.get(head.sha256, (0.0, self._config.retry_s))[0]
         ]
-        for head in (await self._by_promise(due))[:HEADS_MAX]:
+        for head in (await self._by_promise(due))[: self._config.heads_max]:
             if await self._fetch(head, [head.peer_id]):
                 return
             if await self._fetch(head, await self._adopters(head)):
                 return
-            _, pause_s = self._retry.get(head.sha256, (0.0, RETRY_S))
-            self._retry[head.sha256] = (loop.time() + pause_s, min(RETRY_MAX_S, 2 * pause_s))
+            _, pause_s = self._retry.get(head.sha256, (0.0, self._config.retry_s))
+            self._retry[head.sha256] = (
+                loop.time() + pause_s,
+                min(self._config.retry_max_s, 2 * pause_s),
+            )
 
     def _may_plan(self, head: PlanHead) -> bool:
         """Whether plans of this head's author count here: anybody can publish a head.
@@ -228,7 +241,7 @@ class PlanStore:
         if head.sha256 not in self._unelected:
             self.counters["refused"] += 1
             logger.info("plan %s of %s, who does not coordinate", head.version, author)
-        _remember(self._unelected, head.sha256)
+        self._remember(self._unelected, head.sha256)
         return False
 
     async def _by_promise(self, heads: list[PlanHead]) -> list[PlanHead]:
@@ -252,12 +265,12 @@ class PlanStore:
             if record.plan_version == head.version
             and peer_id not in {head.peer_id, self._transport.peer_id}
         ]
-        return sorted(having)[:HOLDERS_MAX]
+        return sorted(having)[: self._config.holders_max]
 
     async def _fetch(self, head: PlanHead, holders: list[str]) -> bool:
         for holder in holders:
             try:
-                async with asyncio.timeout(FETCH_S):
+                async with asyncio.timeout(self._config.fetch_s):
                     body = await self._ask(holder, head)
             except (NetworkError, TimeoutError) as error:
                 self.counters["fetch_failed"] += 1
@@ -284,7 +297,7 @@ class PlanStore:
             if self._model is not None and not plan.model.serves_with(self._model):
                 raise codec.MalformedError("it is for another model")
         except PeerError as error:
-            self._refuse(head, str(error), strikes=STRIKES)
+            self._refuse(head, str(error), strikes=self.trust.config.strikes)
             return False
         verdict = await self._review(plan, self.newest) if self._review is not None else FINE
         if verdict.opinion is Opinion.FINE:
@@ -294,11 +307,11 @@ class PlanStore:
         self.counters[verdict.opinion] += 1
         now_s = asyncio.get_running_loop().time()
         looks, since_s = self._wanting.pop(head.peer_id, (0, now_s))
-        if looks + 1 >= LOOKS_MAX and now_s - since_s >= WANTING_S[verdict.opinion]:
+        if looks + 1 >= self._config.looks_max and now_s - since_s >= WANTING_S[verdict.opinion]:
             self._refuse(head, verdict.reason, strikes=int(verdict.blames))
             return False
         self._wanting[head.peer_id] = (looks + 1, since_s)
-        while len(self._wanting) > REFUSED_MAX:
+        while len(self._wanting) > self._config.refused_max:
             self._wanting.popitem(last=False)
         logger.info("not yet plan %s of %s: %s", head.version, head.peer_id, verdict.reason)
         return False
@@ -306,7 +319,7 @@ class PlanStore:
     def _refuse(self, head: PlanHead, reason: str, *, strikes: int) -> None:
         """Never ask for this plan again, and hold it against its author."""
         self.counters["refused"] += 1
-        _remember(self._refused, head.sha256)
+        self._remember(self._refused, head.sha256)
         if strikes and head.peer_id != self._transport.peer_id:
             now_s = asyncio.get_running_loop().time()
             self.trust.strike(head.peer_id, now_s, times=strikes)
@@ -317,7 +330,7 @@ class PlanStore:
             if plan.version <= self.version:
                 return
             self._bodies[head.sha256] = body
-            while len(self._bodies) > BODIES_MAX:
+            while len(self._bodies) > self._config.bodies_max:
                 self._bodies.popitem(last=False)
             self.newest, self.head = plan, head
             self.head_seen_s = asyncio.get_running_loop().time()
@@ -331,9 +344,8 @@ class PlanStore:
                 raise RuntimeError("a version without a plan")
             return self.newest
 
-
-def _remember(seen: OrderedDict[str, None], sha256: str) -> None:
-    """Add a head's hash; the oldest of more than ``REFUSED_MAX`` is forgotten."""
-    seen[sha256] = None
-    while len(seen) > REFUSED_MAX:
-        seen.popitem(last=False)
+    def _remember(self, seen: OrderedDict[str, None], sha256: str) -> None:
+        """Add a head's hash; the oldest of more than ``refused_max`` is forgotten."""
+        seen[sha256] = None
+        while len(seen) > self._config.refused_max:
+            seen.popitem(last=False)

@@ -1,50 +1,55 @@
 """Decides whose plans and leases count here. Pure: time is an argument.
 
 A peer that publishes plans which this one refuses, or that leads and does nothing, is distrusted
-for ``DISTRUST_S``. Trust is each peer's own: no other peer can influence it.
+for ``distrust_s``. Trust is each peer's own: no other peer can influence it.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
-DISTRUST_S = 600.0
-STRIKES = 2
-"""Refused plans within ``DISTRUST_S`` that cost a peer its trust; one may be due to records that
-lag."""
-PEERS_MAX = 1024
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrustConfig:
+    """For how long, and after what, a planner is distrusted."""
+
+    distrust_s: float = 600.0
+    strikes: int = 2
+    """Refused plans within ``distrust_s`` that cost a peer its trust; one may be due to records
+    that lag."""
+    peers_max: int = 1024
 
 
 @dataclass(slots=True)
 class Trust:
     """This peer's trust in those that coordinate."""
 
+    config: TrustConfig = field(default_factory=TrustConfig)
     _strikes: dict[str, tuple[int, float]] = field(default_factory=dict)
     _until_s: dict[str, float] = field(default_factory=dict)
 
     def strike(self, peer_id: str, now_s: float, *, times: int = 1) -> None:
         """Count a refused plan of ``peer_id``, as ``times`` strikes."""
         count, since_s = self._strikes.pop(peer_id, (0, now_s))
-        if now_s - since_s > DISTRUST_S:
+        if now_s - since_s > self.config.distrust_s:
             count = 0
         count += times
-        if count >= STRIKES:
+        if count >= self.config.strikes:
             self.distrust(peer_id, now_s)
             return
         self._strikes[peer_id] = (count, now_s)
-        _bound(self._strikes)
+        self._bound(self._strikes)
 
     def distrust(self, peer_id: str, now_s: float) -> None:
-        """Ignore the plans and leases of ``peer_id`` for ``DISTRUST_S``."""
+        """Ignore the plans and leases of ``peer_id`` for ``distrust_s``."""
         self._until_s.pop(peer_id, None)
-        self._until_s[peer_id] = now_s + DISTRUST_S
-        _bound(self._until_s)
+        self._until_s[peer_id] = now_s + self.config.distrust_s
+        self._bound(self._until_s)
 
     def distrusted(self, now_s: float) -> frozenset[str]:
         """The peers that are distrusted now."""
         self._until_s = {p: until_s for p, until_s in self._until_s.items() if until_s > now_s}
         return frozenset(self._until_s)
 
-
-def _bound(entries: dict[str, Any]) -> None:
-    while len(entries) > PEERS_MAX:
-        del entries[next(iter(entries))]
+    def _bound(self, entries: dict[str, Any]) -> None:
+        while len(entries) > self.config.peers_max:
+            del entries[next(iter(entries))]

@@ -28,6 +28,7 @@ from dht.records.signed import RecordGuard, RecordSigner
 from dht.supervision import PartFunction
 from dht.transport.config import CONNECT_LIMIT_S, TransportConfig, expanded
 from dht.transport.interface import (
+    OPEN_LIMIT_S,
     RECORDS_PROTOCOL,
     RELAY_PROTOCOL,
     RELAY_STOP_PROTOCOL,
@@ -38,8 +39,6 @@ from dht.transport.interface import (
 from dht.transport.relay_server import RelayServer
 from dht.transport.streams import StreamHandlers
 
-OPEN_LIMIT_S = 10.0
-"""Time limit for opening a stream."""
 AGAIN_S = 2.0
 """Time for which a peer that could not be dialled is not dialled again at the same addresses."""
 REJOIN_PERIOD_S = 15.0

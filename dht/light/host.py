@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Any, TypeVar
@@ -34,15 +35,21 @@ from dht.messages.types import PEERS_MAX
 
 T = TypeVar("T")
 
-STOP_LIMIT_S = 3.0
-STAGGER_S = 0.25
-"""Delay between the starts of dials to one peer's addresses (RFC 8305 §5)."""
-DIAL_LIMIT_S = 5.0
-DIRECTLY_EVERY_S = 300.0
-"""Minimum time between direct dials of a peer that is connected only through relays."""
-CONNECTIONS_MAX = 1024
-NEGOTIATE_S = 5
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostConfig:
+    """Times and bounds of a light peer's connections."""
+
+    stop_limit_s: float = 3.0
+    stagger_s: float = 0.25
+    """Delay between the starts of dials to one peer's addresses (RFC 8305 §5)."""
+    dial_limit_s: float = 5.0
+    directly_every_s: float = 300.0
+    """Minimum time between direct dials of a peer that is connected only through relays."""
+    connections_max: int = 1024
+    negotiate_s: int = 5
 
 
 class LightHost:
@@ -53,7 +60,9 @@ class LightHost:
         identity: Identity,
         on_stream: Callable[[str, BridgedStream], None],
         budget: Budget,
+        config: HostConfig | None = None,
     ) -> None:
+        self._config = config or HostConfig()
         self._identity = identity
         self._budget = budget
         self._on_stream = on_stream
@@ -95,7 +104,7 @@ class LightHost:
             return
         with suppress(AttributeError, trio.RunFinishedError):  # trio may not have started yet
             self._token.run_sync_soon(self._stop.set)
-        await asyncio.to_thread(self._thread.join, STOP_LIMIT_S)
+        await asyncio.to_thread(self._thread.join, self._config.stop_limit_s)
         if not self._ready.done():
             self._ready.cancel()
 
@@ -194,15 +203,15 @@ class LightHost:
         self._host = new_host(
             key_pair=keys,
             **upgrades(keys, self._budget),
-            negotiate_timeout=NEGOTIATE_S,
+            negotiate_timeout=self._config.negotiate_s,
             connection_config=ConnectionConfig(
-                max_connections=CONNECTIONS_MAX,
-                high_watermark=CONNECTIONS_MAX,
+                max_connections=self._config.connections_max,
+                high_watermark=self._config.connections_max,
                 # Otherwise py-libp2p would dial any peer that it has heard of.
                 min_connections=0,
                 low_watermark=0,
-                inbound_upgrade_timeout=DIAL_LIMIT_S,
-                outbound_upgrade_timeout=DIAL_LIMIT_S,
+                inbound_upgrade_timeout=self._config.dial_limit_s,
+                outbound_upgrade_timeout=self._config.dial_limit_s,
             ),
             disable_identify_address_discovery=True,
         )
@@ -262,7 +271,7 @@ class LightHost:
         if not direct or any(c.get_connection_type() is not ConnectionType.RELAYED for c in found):
             return
         now_s = trio.current_time()
-        if now_s - self._tried_directly_s.get(peer_id, -inf) < DIRECTLY_EVERY_S:
+        if now_s - self._tried_directly_s.get(peer_id, -inf) < self._config.directly_every_s:
             return
         self._tried_directly_s[peer_id] = now_s
         while len(self._tried_directly_s) > PEERS_MAX:
@@ -275,13 +284,13 @@ class LightHost:
         self._nursery.start_soon(dial)
 
     async def _dial(self, peer: Any, dialled: tuple[str, ...]) -> None:
-        """Dial addresses one after the other, the next when one fails or takes ``STAGGER_S``."""
+        """Dial addresses one after the other, the next when one fails or takes ``stagger_s``."""
         errors: list[str] = []
         network = self._host.get_network()
 
         async def dial(address: str, over: trio.Event) -> None:
             try:
-                with trio.fail_after(DIAL_LIMIT_S):
+                with trio.fail_after(self._config.dial_limit_s):
                     if (relay := split_circuit(address)) is None:
                         await network.dial_addr(Multiaddr(address), peer)
                     else:
@@ -297,7 +306,7 @@ class LightHost:
             for address in dialled:
                 over = trio.Event()
                 nursery.start_soon(dial, address, over)
-                with trio.move_on_after(STAGGER_S):
+                with trio.move_on_after(self._config.stagger_s):
                     await over.wait()
         if not self._is_connected(peer.to_base58()):
             raise NetworkError("; ".join(errors) or "nobody answers")

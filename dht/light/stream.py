@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -16,19 +17,25 @@ import trio
 from dht.errors import NetworkError
 from dht.transport.streams import Pipe
 
-READ_BYTES = 256 << 10
-UNREAD_BYTES_MAX = 1 << 20
-"""Bytes received and not read above which trio stops reading, so the sender's window closes."""
-UNSENT_BYTES_MAX = 256 << 10
-"""Bytes written and not sent above which a drain waits."""
-CHUNK_BYTES = 128 << 10
-CLOSE_LIMIT_S = 1.0
-"""Maximum time that closing a stream waits for its written bytes to leave."""
-FLUSH_LIMIT_S = 60.0
-GOODBYE_LIMIT_S = 10.0
-"""Time for which a closed stream waits for the other side to close it, before it is reset."""
 WINDOW_LOOKS_S = (0.001, 0.05)
 """Pause between two looks at a closed send window: at first, and at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BridgeConfig:
+    """Sizes and times of a stream between two event loops."""
+
+    read_bytes: int = 256 << 10
+    unread_bytes_max: int = 1 << 20
+    """Bytes received and not read above which trio stops reading, so the sender's window closes."""
+    unsent_bytes_max: int = 256 << 10
+    """Bytes written and not sent above which a drain waits."""
+    chunk_bytes: int = 128 << 10
+    close_limit_s: float = 1.0
+    """Maximum time that closing a stream waits for its written bytes to leave."""
+    flush_limit_s: float = 60.0
+    goodbye_limit_s: float = 10.0
+    """Time for which a closed stream waits for the other side to close it, before it is reset."""
 
 
 class BridgedStream:
@@ -42,7 +49,9 @@ class BridgedStream:
         token: trio.lowlevel.TrioToken,
         *,
         remote_host: str = "",
+        config: BridgeConfig | None = None,
     ) -> None:
+        self._config = config or BridgeConfig()
         self._remote_peer_id = remote_peer_id
         self.remote_host = remote_host
         self._net = net_stream
@@ -111,7 +120,7 @@ class BridgedStream:
                 raise NetworkError(f"stream of peer {self._remote_peer_id} is gone: {why}")
             self._sent.clear()
             self._draining = True
-            if self._unsent_bytes <= UNSENT_BYTES_MAX and self._broken is None:
+            if self._unsent_bytes <= self._config.unsent_bytes_max and self._broken is None:
                 self._draining = False
                 return
             await self._sent.wait()
@@ -124,7 +133,7 @@ class BridgedStream:
         self._sent.set()
         self._in_trio(self._close_now)
         with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_LIMIT_S):
+            async with asyncio.timeout(self._config.close_limit_s):
                 while self._unsent_bytes and self._broken is None:
                     self._sent.clear()
                     self._draining = True
@@ -164,7 +173,7 @@ class BridgedStream:
                 if await self._send():
                     # All bytes have left, but a reset now could overtake them at the other side.
                     await self._net.close_write()
-                    with trio.move_on_after(GOODBYE_LIMIT_S):
+                    with trio.move_on_after(self._config.goodbye_limit_s):
                         while self._ended is None and self._broken is None:
                             await self._wait_for_more()
                 nursery.cancel_scope.cancel()
@@ -172,14 +181,14 @@ class BridgedStream:
             self._break(f"{type(error).__name__} {error}".strip())
         finally:
             self._break("it has ended")
-            with trio.move_on_after(GOODBYE_LIMIT_S, shield=True), suppress(Exception):
+            with trio.move_on_after(self._config.goodbye_limit_s, shield=True), suppress(Exception):
                 await self._net.reset()
 
     async def _receive(self) -> None:
         try:
             while True:
                 await self._wait_for_room()
-                data = await self._net.read(READ_BYTES)
+                data = await self._net.read(self._config.read_bytes)
                 if not data:
                     break
                 self._received_bytes += len(data)
@@ -198,11 +207,11 @@ class BridgedStream:
         self._send_now()
 
     async def _wait_for_room(self) -> None:
-        while self._unread_bytes > max(UNREAD_BYTES_MAX, self._wanted_bytes) and not self._closed:
+        while self._is_full and not self._closed:
             self._more_room = trio.Event()
             self._paused = True
             # Check again, now that the reader can see that trio waits.
-            if self._unread_bytes > max(UNREAD_BYTES_MAX, self._wanted_bytes) and not self._closed:
+            if self._is_full and not self._closed:
                 await self._more_room.wait()
             self._paused = False
 
@@ -210,13 +219,17 @@ class BridgedStream:
     def _unread_bytes(self) -> int:
         return self._received_bytes - self._read_bytes
 
+    @property
+    def _is_full(self) -> bool:
+        return self._unread_bytes > max(self._config.unread_bytes_max, self._wanted_bytes)
+
     async def _send(self) -> bool:
         """Send written bytes until the stream is closed; returns False when it broke before."""
         give_up_s: float | None = None
         while self._broken is None:
             if self._outgoing:
                 if self._closed and give_up_s is None:
-                    give_up_s = trio.current_time() + FLUSH_LIMIT_S
+                    give_up_s = trio.current_time() + self._config.flush_limit_s
                 await self._send_chunk(self._next_chunk(), give_up_s)
             elif self._closed:
                 return True
@@ -234,10 +247,10 @@ class BridgedStream:
 
     def _next_chunk(self) -> bytes:
         first = self._outgoing.popleft()
-        if len(first) >= CHUNK_BYTES or not self._outgoing:
+        if len(first) >= self._config.chunk_bytes or not self._outgoing:
             return first
         parts, size_bytes = [first], len(first)
-        while self._outgoing and size_bytes + len(self._outgoing[0]) <= CHUNK_BYTES:
+        while self._outgoing and size_bytes + len(self._outgoing[0]) <= self._config.chunk_bytes:
             parts.append(self._outgoing.popleft())
             size_bytes += len(parts[-1])
         return b"".join(parts)
@@ -258,7 +271,7 @@ class BridgedStream:
                 look_s = min(2 * look_s, WINDOW_LOOKS_S[1])
                 continue
             look_s = WINDOW_LOOKS_S[0]
-            size_bytes = min(len(view), max(1, muxed.send_window), CHUNK_BYTES)
+            size_bytes = min(len(view), max(1, muxed.send_window), self._config.chunk_bytes)
             # A cancelled half of a write would garble the connection for all its streams.
             with trio.CancelScope(shield=True):
                 await self._net.write(bytes(view[:size_bytes]))

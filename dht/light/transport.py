@@ -23,11 +23,9 @@ from dht.identity.multiaddr import (
 from dht.records.access import AskedRecords
 from dht.records.signed import RecordGuard, RecordSigner
 from dht.transport.config import CONNECT_LIMIT_S, TransportConfig, expanded
-from dht.transport.interface import Contact, Stream, StreamHandler
+from dht.transport.interface import OPEN_LIMIT_S, Contact, Stream, StreamHandler
 from dht.transport.listening import check_free
 from dht.transport.streams import StreamHandlers
-
-OPEN_LIMIT_S = 10.0
 
 
 class LightTransport:

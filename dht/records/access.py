@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
@@ -25,25 +26,6 @@ from dht.supervision import Supervisor
 from dht.transport.interface import Contact
 from dht.transport.other_versions import OtherVersions
 
-ASKED_FRESH_S = 0.5
-"""Time for which a client or light peer uses records that it read without asking again."""
-SHARED_FRESH_S = 10.0
-"""Time for which a full peer that got the news answers reads, its own and others', from its
-replica."""
-PARTNERS_MAX = 16
-"""Maximum full peers, drawn at random from all, that one full peer asks in turn."""
-ASK_PERIOD_S = 2.0
-"""Period at which a full peer asks another for news."""
-PUSHED_TO = 12
-"""Number of full peers to which a new record is pushed at once. The others learn it within a few
-periods: in a swarm of 24 half know it at once, and each period squares the share that does not."""
-SEARCH_PERIOD_S = 60.0
-"""Period of searches of the DHT for node records, which rejoin a swarm that was in two parts. It is
-up to 1.5 times as long, so that not all peers search at once."""
-STORED_SHARE = 0.5
-"""Share of the lifetime of this peer's record in the DHT after which a new one is stored there."""
-STORING_LIMIT_S = 1.0
-"""Maximum time that leaving waits for records on their way to the DHT."""
 _log = logging.getLogger(__name__)
 
 
@@ -88,6 +70,33 @@ def _contact(asked: RecordClient, called_s: float) -> Contact:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessConfig:
+    """How often full peers are asked for records."""
+
+    asked_fresh_s: float = 0.5
+    """Time for which a client or light peer uses records that it read without asking again."""
+    shared_fresh_s: float = 10.0
+    """Time for which a full peer that got the news answers reads, its own and others', from its
+    replica."""
+    partners_max: int = 16
+    """Maximum full peers, drawn at random from all, that one full peer asks in turn."""
+    ask_period_s: float = 2.0
+    """Period at which a full peer asks another for news."""
+    pushed_to: int = 12
+    """Number of full peers to which a new record is pushed at once. The others learn it within a
+    few periods: in a swarm of 24 half know it at once, and each period squares the share that does
+    not."""
+    search_period_s: float = 60.0
+    """Period of searches of the DHT for node records, which rejoin a swarm that was in two parts.
+    It is up to 1.5 times as long, so that not all peers search at once."""
+    stored_share: float = 0.5
+    """Share of the lifetime of this peer's record in the DHT after which a new one is stored
+    there."""
+    storing_limit_s: float = 1.0
+    """Maximum time that leaving waits for records on their way to the DHT."""
+
+
 class AskedRecords:
     """The access of clients and light peers: each read and write asks two full peers."""
 
@@ -117,7 +126,7 @@ class AskedRecords:
             versions=versions,
             on_time=self.clock.heard,
         )
-        config = ReplicaConfig(fresh_s=ASKED_FRESH_S)
+        config = ReplicaConfig(fresh_s=AccessConfig().asked_fresh_s)
         self._replica = Replica(guard, self.clock.now, self._asked.read, config)
 
     async def store(self, key: str, value: bytes, expires_unix_s: float) -> bool:
@@ -174,9 +183,11 @@ class SharedRecords:
         *,
         dht: RecordDht,
         me: str,
+        config: AccessConfig | None = None,
     ) -> None:
         """``given`` are the peers that the owner named, with their addresses; ``me`` is this
         peer's id; ``now`` is the network's time in Unix seconds."""
+        self._config = config or AccessConfig()
         self._signer = signer
         self._guard = guard
         self._rng = rng
@@ -191,11 +202,12 @@ class SharedRecords:
             rng,
             me=me,
             guard=guard,
-            helpers_max=PARTNERS_MAX,
+            helpers_max=self._config.partners_max,
             versions=versions,
         )
-        config = ReplicaConfig(fresh_s=SHARED_FRESH_S, every_s=ASK_PERIOD_S)
-        self._replica = Replica(guard, now, self._exchange, config)
+        every_s, fresh_s = self._config.ask_period_s, self._config.shared_fresh_s
+        replicating = ReplicaConfig(fresh_s=fresh_s, every_s=every_s)
+        self._replica = Replica(guard, now, self._exchange, replicating)
         self._in_dht: dict[str, float] = {}
         """When this peer's record under each key is to be stored in the DHT again, by the loop's
         clock, which nobody sets."""
@@ -217,7 +229,7 @@ class SharedRecords:
             storing = asyncio.create_task(self._put_own(record, data))
             self._storing.add(storing)
             storing.add_done_callback(self._storing.discard)
-        if await self._asked.push(data, PUSHED_TO):
+        if await self._asked.push(data, self._config.pushed_to):
             return True
         # Shielded: a caller that stops waiting must not end the store.
         return await (self._put_own(record, data) if storing is None else asyncio.shield(storing))
@@ -239,7 +251,7 @@ class SharedRecords:
 
     async def close(self) -> None:
         if self._storing:
-            await asyncio.wait(self._storing, timeout=STORING_LIMIT_S)
+            await asyncio.wait(self._storing, timeout=self._config.storing_limit_s)
         for task in self._storing:
             task.cancel()
         await self._asked.close()
@@ -252,7 +264,7 @@ class SharedRecords:
             _log.debug("cannot store a record under %s: %s", record.key, error)
             return False
         if stored:
-            self._in_dht[record.key] = now_s + STORED_SHARE * lives_s
+            self._in_dht[record.key] = now_s + self._config.stored_share * lives_s
         return stored
 
     @staticmethod
@@ -270,7 +282,7 @@ class SharedRecords:
     async def _keep_searching(self) -> None:
         """Search the DHT now and then for peers that no other peer told of."""
         while True:
-            await asyncio.sleep(SEARCH_PERIOD_S * self._rng.uniform(1.0, 1.5))
+            await asyncio.sleep(self._config.search_period_s * self._rng.uniform(1.0, 1.5))
             for key in self._replica.followed():
                 if kind_of(key) is RecordKind.NODES:
                     try:

@@ -33,6 +33,7 @@ from dht.messages.peer import (
 from dht.messages.session import Ping, Pong
 from dht.records.signed import RecordError, kind_of, open_record
 from dht.transport.interface import Stream
+from dht.transport.requests import SEND_LIMIT_S
 
 ANSWER_BYTES_MAX = 1 << 20
 REQUEST_BYTES_MAX = 128 << 10
@@ -40,8 +41,6 @@ FRESH_S = 0.5
 """Time for which a key that was searched is not searched again for the next asker."""
 SEARCHED_MAX = 512
 SILENCE_LIMIT_S = 180.0
-SEND_LIMIT_S = 10.0
-"""Time limit for the asker to read one answer; then its stream is closed."""
 
 
 class SignedRecords(Protocol):

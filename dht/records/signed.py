@@ -26,14 +26,6 @@ from dht.records.directory import LIFETIME_S, RecordKind
 SIGNATURE_PREFIX = b"anabranch-record-v2\0"
 SIGNED_BYTES_MAX = codec.SIGNED_BYTES_MAX
 KEY_CHARS_MAX = 512
-KEYS_MAX = 1024
-"""Maximum keys in one guard; each model of each network has four."""
-RECORDS_MAX = 16384
-"""Maximum records in one guard over all keys."""
-AUTHOR_KEYS_MAX = 16
-"""Maximum keys under which one author may have records."""
-KEY_BYTES_MAX = 3_500_000
-"""Maximum bytes of the records under one key: one answer of at most 4 MiB holds a whole key."""
 TOTAL_BYTES_MAX = 16 << 20
 """Maximum bytes of all records. With the DHT node's copy, each record takes about twice its size
 and a kilobyte of memory."""
@@ -251,11 +243,15 @@ class RecordGuard:
     """
 
     authors_max: int = PEERS_MAX
-    keys_max: int = KEYS_MAX
-    records_max: int = RECORDS_MAX
-    key_bytes_max: int = KEY_BYTES_MAX
+    keys_max: int = 1024
+    """Each model of each network has four keys."""
+    records_max: int = 16384
+    """Over all keys."""
+    key_bytes_max: int = 3_500_000
+    """One answer of at most 4 MiB holds a whole key."""
     total_bytes_max: int = TOTAL_BYTES_MAX
-    author_keys_max: int = AUTHOR_KEYS_MAX
+    author_keys_max: int = 16
+    """Keys under which one author may have records."""
     on_evict: Callable[[str, str], None] = lambda key, author: None
     on_other_version: Callable[[str, int], None] = lambda storer, version: None
     """Called with the storer and the version of each record in another version of the wire."""

@@ -8,13 +8,14 @@ from dht.messages import codec
 from dht.transport.interface import Stream
 
 UNDRAINED_BYTES_MAX = 256 << 10
+"""Maximum bytes written and not yet taken by the transport."""
 ROOM_BYTES = 64 << 10
 """Queued bytes above which no more requests are read from the other side, which reads no
 answers."""
 QUEUED_BYTES_MAX = 16 << 20
 """Maximum queued bytes: about 8,000 tokens with scores that a client may be behind."""
 STALLED_S = 30.0
-"""Time without a read after which a reader with waiting frames counts as gone."""
+"""Time without a read, or without credit, after which a reader of what waits counts as gone."""
 
 
 class FrameSender:

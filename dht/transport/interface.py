@@ -35,6 +35,9 @@ RELAY_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
 RELAY_STOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/stop"
 """A relay's stream to the peer that is called; libp2p itself answers it."""
 
+OPEN_LIMIT_S = 10.0
+"""Time limit for opening a stream, in every transport."""
+
 SESSION_PROTOCOLS = frozenset({SESSION_PROTOCOL, TOKENS_PROTOCOL, HOP_PROTOCOL})
 """Streams that carry sessions, which have rules of their own; all else is beside them."""
 

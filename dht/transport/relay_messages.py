@@ -8,23 +8,63 @@ Pure but for reading a stream
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 
 from dht.messages import codec
 from dht.transport.interface import Stream
 
 ANSWER_BYTES_MAX = 4096
-RESERVE, CONNECT, HOP_STATUS = 0, 1, 2
-"""Types of a message to and from a relay."""
-STOP_CONNECT, STOP_STATUS = 0, 1
-"""Types of a message to and from the peer that is called."""
-OK, FULL, DENIED, FAILED, NO_SLOT = 100, 201, 202, 203, 204
-"""Statuses: granted; no room; not for this peer; the call failed; the peer called has no slot."""
-TYPE, PEER, RESERVATION, LIMIT, STATUS = 1, 2, 3, 4, 5
-"""Fields of a message to and from a relay."""
-_STOP_STATUS_FIELD, _PEER_ID, _EXPIRE = 4, 1, 1
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _VARINT_BYTES_MAX = 10
 _PEER_ID_BYTES_MAX = 64
+
+
+class HopType(IntEnum):
+    """Type of a message to and from a relay."""
+
+    RESERVE = 0
+    CONNECT = 1
+    STATUS = 2
+
+
+class StopType(IntEnum):
+    """Type of a message to and from the peer that is called."""
+
+    CONNECT = 0
+    STATUS = 1
+
+
+class Status(IntEnum):
+    """What a relay, or the peer that is called, answers."""
+
+    OK = 100
+    FULL = 201
+    DENIED = 202
+    FAILED = 203
+    """The call failed."""
+    NO_SLOT = 204
+    """The peer that is called has no slot here."""
+
+
+class Field(IntEnum):
+    """Fields of a message to and from a relay; within a peer or a reservation, its first one."""
+
+    TYPE = 1
+    PEER = 2
+    RESERVATION = 3
+    LIMIT = 4
+    STATUS = 5
+    STOP_STATUS = 4
+    PEER_ID = 1
+    EXPIRE = 1
+
+
+class _Wire(IntEnum):
+    """How a field's value is written (protobuf's wire types)."""
+
+    VARINT = 0
+    FIXED64 = 1
+    BYTES = 2
+    FIXED32 = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +78,8 @@ class HopRequest:
 def hop_request(message: bytes) -> HopRequest:
     """The request in a message; raises :class:`dht.messages.codec.MalformedError`."""
     fields = dict(fields_of(message))
-    kind, peer = fields.get(TYPE), fields.get(PEER, b"")
-    called = dict(fields_of(peer)).get(_PEER_ID, b"") if isinstance(peer, bytes) else b""
+    kind, peer = fields.get(Field.TYPE), fields.get(Field.PEER, b"")
+    called = dict(fields_of(peer)).get(Field.PEER_ID, b"") if isinstance(peer, bytes) else b""
     if not isinstance(kind, int) or not isinstance(called, bytes):
         raise codec.MalformedError("a relay is asked for nothing")
     if len(called) > _PEER_ID_BYTES_MAX:
@@ -49,27 +89,31 @@ def hop_request(message: bytes) -> HopRequest:
 
 def call_for(called: bytes) -> bytes:
     """Asks a relay for a call to the peer whose id is ``called``, with its length."""
-    return _framed(_number(TYPE, CONNECT) + _bytes(PEER, _bytes(_PEER_ID, called)))
+    return _framed(
+        _number(Field.TYPE, HopType.CONNECT) + _bytes(Field.PEER, _bytes(Field.PEER_ID, called))
+    )
 
 
 def with_status(kind: int, status: int, slot_until_unix_s: int | None = None) -> bytes:
     """A relay's answer, with its length; ``slot_until_unix_s``: when the slot granted ends."""
     slot = b""
     if slot_until_unix_s is not None:
-        slot = _bytes(RESERVATION, _number(_EXPIRE, slot_until_unix_s))
-    return _framed(_number(TYPE, kind) + slot + _number(STATUS, status))
+        slot = _bytes(Field.RESERVATION, _number(Field.EXPIRE, slot_until_unix_s))
+    return _framed(_number(Field.TYPE, kind) + slot + _number(Field.STATUS, status))
 
 
 def stop_connect(caller: bytes) -> bytes:
     """A call for the peer called, from the peer whose id is ``caller``, with its length."""
-    return _framed(_number(TYPE, STOP_CONNECT) + _bytes(PEER, _bytes(_PEER_ID, caller)))
+    return _framed(
+        _number(Field.TYPE, StopType.CONNECT) + _bytes(Field.PEER, _bytes(Field.PEER_ID, caller))
+    )
 
 
 def status_of(message: bytes) -> int:
     """The status with which a peer takes a call; raises as :func:`hop_request`."""
     fields = dict(fields_of(message))
-    status = fields.get(_STOP_STATUS_FIELD)
-    if fields.get(TYPE) != STOP_STATUS or not isinstance(status, int):
+    status = fields.get(Field.STOP_STATUS)
+    if fields.get(Field.TYPE) != StopType.STATUS or not isinstance(status, int):
         raise codec.MalformedError("a call is answered without a status")
     return status
 
@@ -99,15 +143,15 @@ def fields_of(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     while at < len(message):
         tag, at = _varint(message, at)
         kind = tag & 7
-        if kind == _VARINT:
+        if kind == _Wire.VARINT:
             value, at = _varint(message, at)
             yield tag >> 3, value
-        elif kind == _BYTES:
+        elif kind == _Wire.BYTES:
             length, at = _varint(message, at)
             yield tag >> 3, message[at : at + length]
             at += length
-        elif kind in {_FIXED32, _FIXED64}:
-            at += 4 if kind == _FIXED32 else 8
+        elif kind in {_Wire.FIXED32, _Wire.FIXED64}:
+            at += 4 if kind == _Wire.FIXED32 else 8
         else:
             raise codec.MalformedError(f"a relay's message has a field of type {kind}")
     if at > len(message):
@@ -124,11 +168,11 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 def _number(field: int, value: int) -> bytes:
-    return _encoded(field << 3 | _VARINT) + _encoded(value)
+    return _encoded(field << 3 | _Wire.VARINT) + _encoded(value)
 
 
 def _bytes(field: int, value: bytes) -> bytes:
-    return _encoded(field << 3 | _BYTES) + _encoded(len(value)) + value
+    return _encoded(field << 3 | _Wire.BYTES) + _encoded(len(value)) + value
 
 
 def _framed(message: bytes) -> bytes:

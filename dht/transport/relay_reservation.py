@@ -14,11 +14,9 @@ from dht.messages import codec
 from dht.messages.types import ADDRESSES_MAX
 from dht.transport.interface import RELAY_PROTOCOL, Transport
 from dht.transport.relay_messages import (
-    HOP_STATUS,
-    LIMIT,
-    OK,
-    STATUS,
-    TYPE,
+    Field,
+    HopType,
+    Status,
     fields_of,
     read_message,
 )
@@ -56,7 +54,7 @@ async def reserve(transport: Transport, relay_id: str, addresses: tuple[str, ...
     limit.
     """
     granted = await ask_slot(transport, relay_id, addresses)
-    if granted.status != OK:
+    if granted.status != Status.OK:
         raise NetworkError(f"relay {relay_id} refuses a reservation: status {granted.status}")
     if not granted.is_enough:
         raise NetworkError(
@@ -81,8 +79,8 @@ def granted_by(message: bytes) -> Granted:
     Raises :class:`dht.messages.codec.MalformedError` for anything but a status.
     """
     fields = dict(fields_of(message))
-    status, limit = fields.get(STATUS), fields.get(LIMIT, b"")
-    if fields.get(TYPE) != HOP_STATUS or not isinstance(status, int):
+    status, limit = fields.get(Field.STATUS), fields.get(Field.LIMIT, b"")
+    if fields.get(Field.TYPE) != HopType.STATUS or not isinstance(status, int):
         raise codec.MalformedError("a relay answers without a status")
     limits = dict(fields_of(limit)) if isinstance(limit, bytes) else {}
     call_s, call_bytes = limits.get(_DURATION_S, 0), limits.get(_DATA_BYTES, 0)

@@ -3,13 +3,15 @@
 The daemon's own relay takes anybody's calls on any protocol and counts nothing. This one answers in
 its place: for peers alone that need one here (:class:`dht.budget.Parties`), within the budget, on
 streams that are metered as all others are. A call ends when one of its ends closes it, or says
-nothing for ``IDLE_S``. It has no other limit in time, which would break a healthy answer: bytes per
-second bound it. Both ends secure the call once more, so what passes here is ciphertext.
+nothing for ``RelayServerConfig.idle_s``. It has no other limit in time, which would break a healthy
+answer: bytes per second bound it. Both ends secure the call once more, so what passes here is
+ciphertext.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from dht.budget import RELAY_BYTES, RELAY_CALLS, RELAY_SLOTS, Budget
 from dht.errors import NetworkError, PeerError
@@ -19,15 +21,9 @@ from dht.supervision import end_all
 from dht.transport.interface import RELAY_STOP_PROTOCOL, Stream, Transport
 from dht.transport.metered import no_pause
 from dht.transport.relay_messages import (
-    CONNECT,
-    DENIED,
-    FAILED,
-    FULL,
-    HOP_STATUS,
-    NO_SLOT,
-    OK,
-    RESERVE,
     HopRequest,
+    HopType,
+    Status,
     hop_request,
     read_message,
     status_of,
@@ -35,15 +31,20 @@ from dht.transport.relay_messages import (
     with_status,
 )
 
-SLOT_S = 150.0
-"""Time for which a slot is granted: who holds it asks again every minute, and may miss once."""
-IDLE_S = 600.0
-"""Time without a byte after which a call ends; libp2p's own keep-alives come every 30 s."""
-ANSWER_S = 10.0
-"""Time limit for each message of the peer that calls or is called."""
-CHUNK_BYTES = 32 << 10
-WAIT_S = 0.1
-"""Interval at which bytes above the rate are tried again; meanwhile nothing is read."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayServerConfig:
+    """What callers and those with a slot may take of a relay."""
+
+    slot_s: float = 150.0
+    """Time for which a slot is granted: who holds it asks again every minute, and may miss once."""
+    idle_s: float = 600.0
+    """Time without a byte after which a call ends; libp2p's own keep-alives come every 30 s."""
+    answer_s: float = 10.0
+    """Time limit for each message of the peer that calls or is called."""
+    chunk_bytes: int = 32 << 10
+    wait_s: float = 0.1
+    """Interval at which bytes above the rate are tried again; meanwhile nothing is read."""
 
 
 class RelayServer:
@@ -57,12 +58,14 @@ class RelayServer:
         offers: bool,
         metered: Callable[[Stream], Stream] = lambda stream: stream,
         pause: Callable[[], Awaitable[None]] = no_pause,
+        config: RelayServerConfig | None = None,
     ) -> None:
         """``offers``: whether this peer relays at all; without it everybody is refused.
 
         ``metered`` counts the bytes of the second half of a call; ``pause`` waits until bytes that
         are not urgent may leave, as the owner lends the connection.
         """
+        self._config = config or RelayServerConfig()
         self._transport = transport
         self._offers = offers
         self._metered = metered
@@ -76,11 +79,11 @@ class RelayServer:
 
     async def serve(self, stream: Stream) -> None:
         """Grant a slot, or carry one call until it ends."""
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(self._config.answer_s):
             request = hop_request(await read_message(stream))
-        if request.kind == RESERVE:
+        if request.kind == HopType.RESERVE:
             await self._answer(stream, self._reserve(stream.remote_peer_id), slot=True)
-        elif request.kind == CONNECT:
+        elif request.kind == HopType.CONNECT:
             await self._connect(stream, request)
         else:
             raise codec.MalformedError(f"a relay is asked for {request.kind}")
@@ -95,11 +98,11 @@ class RelayServer:
         """Grant or renew a slot; returns the status of the answer."""
         self._expire()
         if not self._offers or not self._needs.needs_relay(peer_id):
-            return DENIED
+            return Status.DENIED
         if peer_id not in self._until_s and not self._slots.take(peer_id):
-            return FULL
-        self._until_s[peer_id] = asyncio.get_running_loop().time() + SLOT_S
-        return OK
+            return Status.FULL
+        self._until_s[peer_id] = asyncio.get_running_loop().time() + self._config.slot_s
+        return Status.OK
 
     def _expire(self) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -110,19 +113,19 @@ class RelayServer:
     async def _connect(self, stream: Stream, request: HopRequest) -> None:
         caller, called = stream.remote_peer_id, peer_id_of(request.peer)
         if called not in self.slots or called == caller:
-            await self._answer(stream, NO_SLOT)
+            await self._answer(stream, Status.NO_SLOT)
             return
         if not self._calls.take(caller):
-            await self._answer(stream, FULL)
+            await self._answer(stream, Status.FULL)
             return
         try:
             try:
                 onward = await self._call(caller, called)
             except (NetworkError, PeerError, TimeoutError):
-                await self._answer(stream, FAILED)
+                await self._answer(stream, Status.FAILED)
                 return
             try:
-                await self._answer(stream, OK)
+                await self._answer(stream, Status.OK)
                 await self._carry(called, stream, onward)
             finally:
                 await onward.close()
@@ -134,10 +137,10 @@ class RelayServer:
         opened = await self._transport.open_stream(called, RELAY_STOP_PROTOCOL)
         stream = self._metered(opened)
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(self._config.answer_s):
                 stream.write(stop_connect(peer_id_bytes(caller)))
                 await stream.drain()
-                if (status := status_of(await read_message(stream))) != OK:
+                if (status := status_of(await read_message(stream))) != Status.OK:
                     raise NetworkError(f"peer {called} takes no call: status {status}")
         except BaseException:
             await stream.close()
@@ -160,17 +163,18 @@ class RelayServer:
         clock = asyncio.get_running_loop()
         with suppress(NetworkError, TimeoutError):
             while True:
-                async with asyncio.timeout(IDLE_S):
-                    data = await source.read_some(CHUNK_BYTES)
+                async with asyncio.timeout(self._config.idle_s):
+                    data = await source.read_some(self._config.chunk_bytes)
                 while not self._bytes.take(called, len(data), clock.time()):  # noqa: ASYNC110
-                    await asyncio.sleep(WAIT_S)
+                    await asyncio.sleep(self._config.wait_s)
                 await self._pause()
                 sink.write(data)
-                async with asyncio.timeout(IDLE_S):
+                async with asyncio.timeout(self._config.idle_s):
                     await sink.drain()
 
     async def _answer(self, stream: Stream, status: int, *, slot: bool = False) -> None:
-        until_s = int(self._transport.now() + SLOT_S) if slot and status == OK else None
-        async with asyncio.timeout(ANSWER_S):
-            stream.write(with_status(HOP_STATUS, status, until_s))
+        granted = slot and status == Status.OK
+        until_s = int(self._transport.now() + self._config.slot_s) if granted else None
+        async with asyncio.timeout(self._config.answer_s):
+            stream.write(with_status(HopType.STATUS, status, until_s))
             await stream.drain()

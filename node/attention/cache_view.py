@@ -55,27 +55,30 @@ class PoolCache:
         return False
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
-        """State of a layer's convolution; None before its first token."""
+        """State of a layer's convolution, ``[1, channels, columns]``; None before its first
+        token."""
         kept = self._states_of(layer_idx)
         return kept.conv_states[state_idx] if kept.has_previous_state[state_idx] else None
 
     def update_conv_state(
         self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **named: Any
     ) -> torch.Tensor:
-        """Append columns to a convolution's state; returns it with all of them."""
+        """Append columns to a convolution's state; returns it with all, ``[1, channels,
+        columns]``."""
         kept = self._states_of(layer_idx)
         state: torch.Tensor = kept.update_conv_state(conv_states, state_idx, **named)
         return state
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
-        """State of a layer's recurrence; None before its first token."""
+        """State of a layer's recurrence, ``[1, …]`` as the family has it; None before its first
+        token."""
         kept = self._states_of(layer_idx)
         return kept.recurrent_states[state_idx] if kept.has_previous_state[state_idx] else None
 
     def update_recurrent_state(
         self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **named: Any
     ) -> torch.Tensor:
-        """Replace the state of a layer's recurrence."""
+        """Replace the state of a layer's recurrence; returns the new one, of the same shape."""
         kept = self._states_of(layer_idx)
         state: torch.Tensor = kept.update_recurrent_state(recurrent_states, state_idx, **named)
         return state
@@ -153,7 +156,7 @@ class AskedCache:
     def update(
         self, key: torch.Tensor, value: torch.Tensor, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys and values themselves."""
+        """The keys and values themselves, ``[1, KV heads, tokens, width]`` each."""
         return key, value
 
 
@@ -256,7 +259,8 @@ class LookingCache(PoolCache):
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Note the layer's shape; nothing is written."""
+        """Note the layer's shape; nothing is written. Returns ``[1, KV heads, context, width]``
+        without meaning for keys and for values."""
         self._note(layer_idx, kv_heads=key.shape[1])
         self._note(layer_idx, key_width=key.shape[-1], value_width=value.shape[-1])
         context = self._segment.context_tokens

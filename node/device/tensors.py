@@ -29,7 +29,8 @@ def stored_dtype(name: str) -> torch.dtype:
 
 
 def to_device(numbers: Sequence[int] | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """``numbers`` on ``device`` (int64 unless they are a tensor), without waiting for the device.
+    """``numbers`` on ``device``, of the same shape (a sequence becomes ``[count]`` int64), without
+    waiting for the device.
 
     CUDA copies ordinary memory into buffers of its own before the call returns.
     """
@@ -44,7 +45,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` on the CPU; complete only once its device has been waited for.
+    """``tensor`` on the CPU, of the same shape; complete only once its device has been waited for.
 
     From CUDA the target is page-locked, so that the copy is as fast as the bus and does not block.
     """

@@ -29,7 +29,7 @@ def results_of(
     if drawn:
         spans = (range(row.last - 1 - len(row.item.drafts), row.last) for row in drawn)
         last = to_device(list(itertools.chain.from_iterable(spans)), hidden.device)
-        logits = loaded.flow.leave(hidden[last])
+        logits = loaded.forward.leave(hidden[last])
         greedy = torch.argmax(logits, dim=-1)
     # One transfer brings the step's output from the device: rows for the next stage, or tokens
     # together with whether their rows are finite.
@@ -117,4 +117,4 @@ def _prompt_scores(row: StepRows, hidden: torch.Tensor, loaded: LoadedRange, voc
         return b""
     first = row.first + targets.first_row
     rows = hidden[first : first + len(targets.token_ids)]
-    return score_prompt(loaded.flow.leave, rows, targets.token_ids, targets.top, vocab)
+    return score_prompt(loaded.forward.leave, rows, targets.token_ids, targets.top, vocab)

@@ -44,5 +44,5 @@ class StepRows:
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The parts concatenated; a single part is not copied."""
+    """The parts, ``[rows, …]`` each, one behind the other; a single part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -82,7 +82,7 @@ class Engine:
             config.store, config.dtype, config.quantize, device=config.device
         )
         self.spec = self.layout.spec(config.name)
-        self._width = self.layout.anatomy.row_width
+        self._width = self.layout.structure.row_width
         self.state_tokens = self.layout.state_tokens
         """KV tokens that a session is charged with for the states of its layers."""
         self.kv_tokens_min = kv_tokens_least(self.spec)
@@ -197,7 +197,7 @@ class Engine:
         tokens = min(TRIAL_ROWS, self.spec.context_tokens, self.kv.free_tokens)
         numbers = torch.randn(tokens, self._width, generator=generator)
         ids = torch.randint(0, self.spec.vocab, (tokens,), generator=generator).tolist()
-        rows = self.layout.anatomy.trial_rows(start, numbers)
+        rows = self.layout.structure.trial_rows(start, numbers)
         item = WorkItem(
             session="trial",
             start=start,
@@ -250,14 +250,14 @@ class Engine:
     def _kv_pool(self, pages: int) -> KvPool:
         # Where keys depend on the context's length, equal tokens need not have equal ones; a state
         # belongs to one position.
-        anatomy = self.layout.anatomy
-        keeps = self.config.keep_prefixes and not (anatomy.by_length or anatomy.keeps_state)
+        structure = self.layout.structure
+        keeps = self.config.keep_prefixes and not (structure.by_length or structure.keeps_state)
         page_tokens = self.config.page_tokens
-        return KvPool(self._pools, pages, page_tokens, anatomy.new_state, keeps=keeps)
+        return KvPool(self._pools, pages, page_tokens, structure.new_state, keeps=keeps)
 
     def _pool(self, pages: int, layer: int) -> LayerPool:
         rows = pages * self.config.page_tokens + 1
-        shape = self.layout.anatomy.kv_shapes[layer]
+        shape = self.layout.structure.kv_shapes[layer]
         return LayerPool.empty(shape, rows, self.layout.dtype, self.device, self._writer(shape))
 
     def step(self, items: Sequence[WorkItem]) -> list[WorkResult]:
@@ -277,8 +277,8 @@ class Engine:
             page_tokens=self.config.page_tokens,
             width=self._width,
             vocab=self.spec.vocab,
-            context_tokens=self.spec.context_tokens - self.layout.anatomy.first_position,
-            carried=self.layout.anatomy.carried,
+            context_tokens=self.spec.context_tokens - self.layout.structure.first_position,
+            carried=self.layout.structure.carried,
             unsound=unsound_of(items),
         )
         for index, item in enumerate(items):
@@ -314,7 +314,7 @@ class Engine:
         None where the layers are not held, or there is no room for the session. Integers that rows
         carry beside hidden states are set to 0.
         """
-        name, anatomy = "rows", self.layout.anatomy
+        name, structure = "rows", self.layout.structure
         if not self.held[0] <= start < end <= self.held[1]:
             return None
         if self.kv.reserve(name, len(rows)) is not None:
@@ -324,16 +324,16 @@ class Engine:
             start=start,
             end=end,
             position=0,
-            hidden=anatomy.trial_rows(start, rows),
+            hidden=structure.trial_rows(start, rows),
             returns_rows=True,
         )
         try:
             (result,) = self.step([item])
         finally:
             self.kv.free(name)
-        if anatomy.carried is None or result.hidden is None:
+        if structure.carried is None or result.hidden is None:
             return result.hidden
-        return result.hidden[:, : anatomy.carried.hidden.width]
+        return result.hidden[:, : structure.carried.hidden.width]
 
     def _raise_if_lost(self, error: Exception) -> None:
         """Raise DeviceLostError if the device itself reported ``error`` and no longer computes."""

@@ -118,7 +118,7 @@ def try_attention_kernel(
                 step, positions = trial_step({layer: pool}, contexts, page_tokens, device)
                 step.attend_pages = attend_pages
                 hidden = torch.randn(len(positions), width, generator=generator)
-                loaded.flow.run(layer, layer + 1, step, hidden.to(device, dtype), positions)
+                loaded.forward.run(layer, layer + 1, step, hidden.to(device, dtype), positions)
                 apart.extend(step.compared or [])
     if not apart:
         raise KernelRefused("no layer attends by rows and columns alone")

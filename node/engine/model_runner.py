@@ -69,10 +69,10 @@ class ModelRunner:
         self._page_tokens = page_tokens
         self._spec = spec
         self._attend_pages: AttendPages | None = None
-        self._by_pages_alone = not any(map(looks_at_sessions, layout.anatomy.calls))
+        self._by_pages_alone = not any(map(looks_at_sessions, layout.structure.calls))
         """Whether no layer needs a context's pool rows if ``attend_pages`` or a table is there."""
         self._kv_bytes = layout.dtype.itemsize * max(
-            shape.numbers for shape in layout.anatomy.kv_shapes
+            shape.numbers for shape in layout.structure.kv_shapes
         )
 
     @property
@@ -88,41 +88,41 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Run one row through every layer; UserError if its attention cannot be computed here."""
         where = self._layout.store.directory
-        anatomy = self._layout.anatomy
-        zeros = torch.zeros(1, anatomy.row_width, dtype=self._layout.dtype, device=self.device)
+        structure = self._layout.structure
+        zeros = torch.zeros(1, structure.row_width, dtype=self._layout.dtype, device=self.device)
         position = torch.zeros(1, dtype=torch.long, device=self.device)
-        self._loaded.flow.stacks = False
+        self._loaded.forward.stacks = False
         for index in self._pools:
-            row = anatomy.trial_rows(index, zeros)
+            row = structure.trial_rows(index, zeros)
             step = Step(pools=self._pools, write_slots=ALONE, segments=[self._trial(0, 1)])
             kept = _tensors_kept(self._loaded.layers[index])
             try:
                 with torch.inference_mode():
-                    out = self._loaded.flow.run(index, index + 1, step, row, position)
+                    out = self._loaded.forward.run(index, index + 1, step, row, position)
             except (torch.OutOfMemoryError, AcceleratorError):
                 raise  # tells nothing about the model
             except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
                 raise UserError(f"{where} cannot be served yet: {error}") from error
-            if (anatomy.packed and step.calls != 1) or out.shape != row.shape:
+            if (structure.packed and step.calls != 1) or out.shape != row.shape:
                 raise UserError(
                     f"{where} cannot be served yet: its layers do not call attention through"
                     " transformers' interface"
                 )
             if _tensors_kept(self._loaded.layers[index]) != kept:
                 raise UserError(f"{where} cannot be served yet: its layers keep a state themselves")
-            if not anatomy.packed and not self._is_causal(index):
+            if not structure.packed and not self._is_causal(index):
                 raise UserError(
                     f"{where} cannot be served yet: its layers answer otherwise where rows come one"
                     " by one, beside another session's"
                 )
 
-        self._loaded.flow.stacks = anatomy.may_stack and all(map(self._stacks, self._pools))
+        self._loaded.forward.stacks = structure.may_stack and all(map(self._stacks, self._pools))
 
     def _stacks(self, layer: int) -> bool:
         """Whether single rows of two sessions give together what each gives alone."""
-        anatomy, dtype = self._layout.anatomy, self._layout.dtype
+        structure, dtype = self._layout.structure, self._layout.dtype
         generator = torch.Generator().manual_seed(1)
-        rows = torch.randn(2 * ROWS_TRIED, anatomy.row_width, generator=generator)
+        rows = torch.randn(2 * ROWS_TRIED, structure.row_width, generator=generator)
         rows = rows.to(self.device, dtype)
         lengths = (ROWS_TRIED, ROWS_TRIED - 2)
 
@@ -130,10 +130,10 @@ class ModelRunner:
             spans = [range(s.position, s.context_tokens) for s in segments]
             at = torch.tensor(list(itertools.chain.from_iterable(spans)), device=self.device)
             step = Step(pools=self._pools, write_slots=ALONE, segments=segments)
-            return self._loaded.flow.run(layer, layer + 1, step, given, at).float()
+            return self._loaded.forward.run(layer, layer + 1, step, given, at).float()
 
         def last_rows(stacks: bool) -> torch.Tensor:
-            self._loaded.flow.stacks = False
+            self._loaded.forward.stacks = False
             ends = []
             for number, tokens in enumerate(lengths):
                 first = number * ROWS_TRIED
@@ -142,7 +142,7 @@ class ModelRunner:
                     last=tokens - 1,
                     context_tokens=tokens - 1,
                     slots=slice(first, first + tokens - 1),
-                    state=anatomy.new_state(),
+                    state=structure.new_state(),
                 )
                 made([begun], rows[first : first + tokens - 1])
                 slots = slice(first, first + tokens)
@@ -151,7 +151,7 @@ class ModelRunner:
                         begun, first=number, last=number + 1, context_tokens=tokens, slots=slots
                     )
                 )
-            self._loaded.flow.stacks = stacks
+            self._loaded.forward.stacks = stacks
             newest = [number * ROWS_TRIED + tokens - 1 for number, tokens in enumerate(lengths)]
             return made(ends, rows[newest])
 
@@ -176,7 +176,7 @@ class ModelRunner:
             last=last - first,
             context_tokens=last,
             slots=slice(0, last),
-            state=state or self._layout.anatomy.new_state(),
+            state=state or self._layout.structure.new_state(),
         )
 
     def _is_causal(self, layer: int) -> bool:
@@ -184,18 +184,18 @@ class ModelRunner:
 
         For masks and states that are not ours, only a trial tells.
         """
-        anatomy = self._layout.anatomy
-        new_state = anatomy.new_state
+        structure = self._layout.structure
+        new_state = structure.new_state
         generator = torch.Generator().manual_seed(0)
-        rows = torch.randn(ROWS_TRIED, anatomy.row_width, generator=generator)
-        rows = anatomy.trial_rows(layer, rows.to(self.device, self._layout.dtype))
+        rows = torch.randn(ROWS_TRIED, structure.row_width, generator=generator)
+        rows = structure.trial_rows(layer, rows.to(self.device, self._layout.dtype))
 
         def made(first: int, last: int, state: SessionState | None) -> torch.Tensor:
             segments = [self._trial(first, last, state)]
             step = Step(pools=self._pools, write_slots=slice(first, last), segments=segments)
             positions = torch.arange(first, last, device=self.device)
-            out = self._loaded.flow.run(layer, layer + 1, step, rows[first:last], positions)
-            return out[:, : anatomy.width].float()  # not the order in which tokens were chosen
+            out = self._loaded.forward.run(layer, layer + 1, step, rows[first:last], positions)
+            return out[:, : structure.width].float()  # not the order in which tokens were chosen
 
         def one(at: int, state: SessionState | None) -> torch.Tensor:
             made(at, at + 1, new_state())  # a state of the modules' own would be mixed up
@@ -212,7 +212,7 @@ class ModelRunner:
                 half = ROWS_TRIED // 2
                 parts = [made(0, half, state), made(half, ROWS_TRIED, state)]
                 if not is_same(parts, self._least):
-                    self._loaded.flow.row_by_row = True
+                    self._loaded.forward.row_by_row = True
             state = new_state()
             least = self._least if self.device.type == "cpu" else AHEAD_LEAST
             return is_same([one(at, state) for at in range(ROWS_TRIED)], least)
@@ -235,8 +235,8 @@ class ModelRunner:
 
         Call it before any session comes. Raises MachineError if the kernel crashed the device.
         """
-        anatomy = self._layout.anatomy
-        if not anatomy.packed:
+        structure = self._layout.structure
+        if not structure.packed:
             return
         apart = tried(
             self.device,
@@ -246,7 +246,7 @@ class ModelRunner:
                 self._loaded,
                 self._pools,
                 self._page_tokens,
-                anatomy.width,
+                structure.width,
                 self._layout.dtype,
             ),
         )
@@ -261,9 +261,9 @@ class ModelRunner:
             paged=BlockTable.room(1, 1, self._page_tokens, 0, self.device),
             attend_pages=attend_pages,
         )
-        like = torch.zeros(1, anatomy.width, dtype=self._layout.dtype, device=self.device)
+        like = torch.zeros(1, structure.width, dtype=self._layout.dtype, device=self.device)
         with torch.inference_mode():
-            self._loaded.flow.prepare(min(self._pools), max(self._pools) + 1, step, like)
+            self._loaded.forward.prepare(min(self._pools), max(self._pools) + 1, step, like)
 
     def run(self, rows: list[StepRows]) -> list[WorkResult]:
         """Pack the rows, run each layer over those that need it, split the results.
@@ -298,7 +298,7 @@ class ModelRunner:
         embedded: Iterator[torch.Tensor] = iter(())
         if entering and self._loaded.embed is not None:
             token_ids = [item.token_ids for item in entering if item.token_ids is not None]
-            hidden = self._loaded.flow.enter(
+            hidden = self._loaded.forward.enter(
                 token_ids, [item.position for item in entering], self.device
             )
             if len(entering) == len(rows):
@@ -340,7 +340,7 @@ class ModelRunner:
         else:
             whole = pool_rows(pages, context, size)
             if (
-                row.item.tokens > 1 or self._loaded.flow.graphs is None
+                row.item.tokens > 1 or self._loaded.forward.graphs is None
             ):  # a table needs it on the host
                 whole = to_device(whole, self.device)
         return Segment(
@@ -377,12 +377,12 @@ class ModelRunner:
         segments = [row.segment for row in active]
         if at == total:
             step = self._step(segments, slots)
-            return self._loaded.flow.run(start, end, step, hidden, positions)
+            return self._loaded.forward.run(start, end, step, hidden, positions)
         spans = [range(row.first, row.last) for row in active]
         chosen = to_device(list(itertools.chain.from_iterable(spans)), self.device)
         step = self._step(segments, self._rows_of(slots)[chosen])
         merged = hidden.clone()
-        rows = self._loaded.flow.run(start, end, step, hidden[chosen], positions[chosen])
+        rows = self._loaded.forward.run(start, end, step, hidden[chosen], positions[chosen])
         merged[chosen] = rows
         return merged
 
@@ -394,13 +394,13 @@ class ModelRunner:
         if self._attend_pages is not None:
             step.attend_pages = self._attend_pages
             step.paged = BlockTable.of(segments, self._page_tokens, self.device)
-        elif decode and self._layout.anatomy.packed:
+        elif decode and self._layout.structure.packed:
             step.decode = decode_rows(
                 segments,
                 self._kv_bytes,
                 self._page_tokens,
                 self.device,
-                tables_only=self._loaded.flow.graphs is not None,
+                tables_only=self._loaded.forward.graphs is not None,
             )
         if step.decode is None or not self._by_pages_alone:
             for segment in segments:

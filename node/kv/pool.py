@@ -21,7 +21,8 @@ ENDED = "this session holds no KV here"
 
 
 def pool_rows(pages: Sequence[int], tokens: int, page_tokens: int) -> torch.Tensor:
-    """Pool rows of the first ``tokens`` tokens that ``pages`` hold, int64, on the CPU."""
+    """Pool rows of the first ``tokens`` tokens that ``pages`` hold: ``[tokens]`` int64, on the
+    CPU."""
     used = torch.tensor(pages[: -(-tokens // page_tokens)])
     return (used[:, None] * page_tokens + torch.arange(page_tokens)).flatten()[:tokens]
 
@@ -165,7 +166,7 @@ class KvPool:
         return None
 
     def slots(self, reservation: Reservation, tokens: int) -> torch.Tensor:
-        """Pool rows of a session's first ``tokens`` tokens, on the CPU."""
+        """Pool rows of a session's first ``tokens`` tokens: ``[tokens]`` int64, on the CPU."""
         return pool_rows(reservation.pages, tokens, self._page_tokens)
 
     def take(self, session: str, position: int, tokens: int) -> KvRows:

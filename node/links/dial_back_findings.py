@@ -12,15 +12,20 @@ from dataclasses import dataclass, field
 from dht.messages.peer import ReachAnswer
 from dht.messages.types import Reach
 
-NEWEST = 6
-"""Number of newest answers that count: two looks at three peers each."""
-KEPT_S = 3600.0
-FAILED_MIN = 2
-"""Minimum number of failed dial-backs from which anything is concluded."""
-OUTVOTED = 3
-"""Number of failed dial-backs that outweigh one success, which a liar might report."""
-RETURN_MIN = 2
-"""Minimum number of successes before a closed peer counts as open, if others failed."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingsConfig:
+    """How long what a dial-back found is kept."""
+
+    newest: int = 6
+    """Number of newest answers that count: two looks at three peers each."""
+    kept_s: float = 3600.0
+    failed_min: int = 2
+    """Minimum number of failed dial-backs from which anything is concluded."""
+    outvoted: int = 3
+    """Number of failed dial-backs that outweigh one success, which a liar might report."""
+    return_min: int = 2
+    """Minimum number of successes before a closed peer counts as open, if others failed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,6 +34,7 @@ class Findings:
 
     closed: bool = False
     """Whether others cannot get through; only :meth:`conclude` changes it."""
+    config: FindingsConfig = field(default_factory=FindingsConfig)
     _said: dict[str, tuple[ReachAnswer, float]] = field(default_factory=dict)
 
     def note(self, peer_id: str, answer: ReachAnswer | None, now_s: float) -> None:
@@ -37,7 +43,7 @@ class Findings:
             return
         self._said.pop(peer_id, None)
         self._said[peer_id] = (answer, now_s)
-        while len(self._said) > 2 * NEWEST:
+        while len(self._said) > 2 * self.config.newest:
             del self._said[next(iter(self._said))]
 
     @property
@@ -64,13 +70,15 @@ class Findings:
 
     def conclude(self, now_s: float, *, relayed: bool) -> Reach:
         """How others reach this peer; ``relayed``: whether a relay takes calls for it."""
-        self._said = {p: said for p, said in self._said.items() if now_s - said[1] < KEPT_S}
+        self._said = {
+            p: said for p, said in self._said.items() if now_s - said[1] < self.config.kept_s
+        }
         reached, failed = self.counts
         if self.closed:
-            open_again = reached > failed and (reached >= RETURN_MIN or not failed)
+            open_again = reached > failed and (reached >= self.config.return_min or not failed)
             self.closed = not open_again
         else:
-            self.closed = failed >= max(FAILED_MIN, OUTVOTED * reached)
+            self.closed = failed >= max(self.config.failed_min, self.config.outvoted * reached)
         if reached and not self.closed:
             return Reach.DIRECT
         if relayed and self.suspect:
@@ -85,7 +93,7 @@ class Findings:
         """
         said = [answer for answer, _ in self._said.values()]
         outside = [answer for answer in said if is_public(answer.host)]
-        return (outside or said)[-NEWEST:]
+        return (outside or said)[-self.config.newest :]
 
 
 def is_public(host: str) -> bool:

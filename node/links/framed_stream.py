@@ -12,20 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator.links.bandwidth_estimator import CreditError
-from coordinator.links.scheduler import FRAME_BYTES_MIN, LinkScheduler, Slice, TrafficClass
+from coordinator.links.scheduler import LinkConfig, LinkScheduler, Slice, TrafficClass
 from coordinator.links.token_bucket import Allowance
 from dht.budget import FRAME_BYTES, Budget
 from dht.errors import NetworkError
 from dht.messages import codec
 from dht.messages.session import Activations, Delivered, FramePart
+from dht.transport.frame_sender import STALLED_S, UNDRAINED_BYTES_MAX
 from dht.transport.interface import Stream
 
-UNDRAINED_BYTES_MAX = 256 << 10
-"""Maximum bytes written and not yet taken by the transport."""
 QUEUED_BYTES_MAX = 256 << 20
 """Maximum bytes waiting to be sent; beyond, the link is broken: its reader is as good as gone."""
-STALLED_S = 30.0
-"""A peer that gives no credit for ``STALLED_S`` while prefill waits counts as gone."""
 PARTIAL_FRAMES_MAX = 8
 """Maximum number of unfinished frames at once: one per class, and some room."""
 
@@ -282,7 +279,7 @@ class LinkReader:
         released = self._said_slow_bytes if hold else self.slow_bytes
         worth = (
             self._part_read
-            or self.total_bytes - self._said_bytes >= FRAME_BYTES_MIN
+            or self.total_bytes - self._said_bytes >= LinkConfig().frame_bytes_min
             or released > self._said_slow_bytes
         )
         if not worth:

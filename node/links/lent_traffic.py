@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.links.token_bucket import Allowance, MonthlyUse
@@ -14,17 +15,22 @@ from dht.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
-SAVE_EVERY_S = 30.0
-BESIDE_PART = 0.1
-"""Part of the month's traffic that others may take beside sessions: probes, plans, records, text
-files, relayed calls. What is lent is lent for answers."""
-SMALL_BYTES = 1 << 12
-"""Maximum size of a message that is no body of anything."""
-
 
 def loop_us() -> int:
     """The running loop's time in microseconds; tests may use a virtual clock."""
     return int(asyncio.get_running_loop().time() * 1e6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficConfig:
+    """How traffic beside sessions is held back."""
+
+    save_every_s: float = 30.0
+    beside_part: float = 0.1
+    """Part of the month's traffic that others may take beside sessions: probes, plans, records,
+    text files, relayed calls. What is lent is lent for answers."""
+    small_bytes: int = 1 << 12
+    """Maximum size of a message that is no body of anything."""
 
 
 class LentTraffic:
@@ -37,7 +43,9 @@ class LentTraffic:
         down: Allowance | None = None,
         month_bytes_max: float | None = None,
         month_file: Path | None = None,
+        config: TrafficConfig | None = None,
     ) -> None:
+        self.config = config or TrafficConfig()
         self.up = up or Allowance()
         self.down = down or Allowance()
         self.purposes: Mapping[str, int] = {}
@@ -73,11 +81,11 @@ class LentTraffic:
     def beside(self, size_bytes: int, is_known: Callable[[], bool]) -> None:
         """Count bytes that another peer takes beside sessions.
 
-        Raises NetworkError where ``BESIDE_PART`` of the month's traffic is used, but for
-        ``SMALL_BYTES`` or less of a peer that is known: its pings go on being answered.
+        Raises NetworkError where ``beside_part`` of the month's traffic is used, but for
+        ``small_bytes`` or less of a peer that is known: its pings go on being answered.
         """
         self._beside_bytes += size_bytes
-        if self.beside_left_bytes <= 0 and (size_bytes > SMALL_BYTES or not is_known()):
+        if self.beside_left_bytes <= 0 and (size_bytes > self.config.small_bytes or not is_known()):
             raise NetworkError("what this peer lends beside sessions is used for this month")
 
     async def wait_beside(self) -> None:
@@ -94,7 +102,7 @@ class LentTraffic:
             return math.inf
         more = self._beside_bytes - self._saved_beside_bytes
         used_bytes = self._beside.spent(more, time.time()).used_bytes
-        return BESIDE_PART * self.month_bytes_max - used_bytes
+        return self.config.beside_part * self.month_bytes_max - used_bytes
 
     def exhausted(self) -> str | None:
         """Why this peer lends nothing for the rest of the month, or None. Books the use so far."""

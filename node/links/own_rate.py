@@ -10,19 +10,6 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-WINDOW_S = 5.0
-"""Minimum length of a window."""
-BUSY = 0.8
-"""Minimum share of a window for which a busy link was the limit of what its peer sent."""
-SHARED = 0.8
-"""Maximum ratio of a sum to its links' rates alone where they share an uplink."""
-SUMS_KEPT = 8
-"""Number of the newest shared windows, of which the largest sum counts."""
-LINKS_KEPT = 64
-"""Maximum links whose rate alone is remembered, the newest."""
-TOLD_APART = 1.1
-"""Ratio of a rate to the announced one from which on it is announced anew."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSeen:
@@ -33,19 +20,38 @@ class LinkSeen:
     """Time for which the link, not its sender, was the limit."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateConfig:
+    """When the uplink counts as measured, and for how long."""
+
+    window_s: float = 5.0
+    """Minimum length of a window."""
+    busy: float = 0.8
+    """Minimum share of a window for which a busy link was the limit of what its peer sent."""
+    shared: float = 0.8
+    """Maximum ratio of a sum to its links' rates alone where they share an uplink."""
+    sums_kept: int = 8
+    """Number of the newest shared windows, of which the largest sum counts."""
+    links_kept: int = 64
+    """Maximum links whose rate alone is remembered, the newest."""
+    told_apart: float = 1.1
+    """Ratio of a rate to the announced one from which on it is announced anew."""
+
+
 class OwnRate:
     """One machine's uplink, told of its links every so often."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: RateConfig | None = None) -> None:
+        self._config = config or RateConfig()
         self._before: dict[str, LinkSeen] = {}
         self._before_s: float | None = None
         self._alone: dict[str, float] = {}
-        self._sums: deque[float] = deque(maxlen=SUMS_KEPT)
+        self._sums: deque[float] = deque(maxlen=self._config.sums_kept)
         self._told: float | None = None
 
     def look(self, links: Mapping[str, LinkSeen], now_s: float) -> None:
-        """Take the links' totals; a window ends where ``WINDOW_S`` passed since the last one."""
-        if self._before_s is not None and now_s - self._before_s < WINDOW_S:
+        """Take the links' totals; a window ends where ``window_s`` passed since the last one."""
+        if self._before_s is not None and now_s - self._before_s < self._config.window_s:
             return
         if self._before_s is not None:
             self._end_window(links, now_s - self._before_s)
@@ -59,29 +65,33 @@ class OwnRate:
             if before is None or link.delivered_bytes < before.delivered_bytes:
                 continue  # a stream that began within the window
             rates[name] = (link.delivered_bytes - before.delivered_bytes) / took_s
-            if link.busy_us - before.busy_us >= BUSY * took_s * 1e6:
+            if link.busy_us - before.busy_us >= self._config.busy * took_s * 1e6:
                 busy.add(name)
         total = sum(rates.values())
-        if self._sums and total > TOLD_APART * max(self._sums):
+        if self._sums and total > self._config.told_apart * max(self._sums):
             self._sums.clear()  # it carried more than it can: what was seen holds no longer
         if len(busy) == 1:
             (name,) = busy
             self._alone[name] = max(rates[name], self._alone.pop(name, 0.0))
-            while len(self._alone) > LINKS_KEPT:
+            while len(self._alone) > self._config.links_kept:
                 del self._alone[next(iter(self._alone))]
         elif len(busy) > 1 and busy <= self._alone.keys():
             together = sum(rates[name] for name in busy)
-            if together < SHARED * sum(self._alone[name] for name in busy):
+            if together < self._config.shared * sum(self._alone[name] for name in busy):
                 self._sums.append(total)
 
     @property
     def bytes_per_s(self) -> float | None:
-        """The uplink's rate; None: not known. It changes only by ``TOLD_APART`` or more.
+        """The uplink's rate; None: not known. It changes only by ``told_apart`` or more.
 
         It is at least that of the fastest link alone, however slowly others read together.
         """
         found = max([*self._sums, *self._alone.values()]) if self._sums else None
         told = self._told
-        if found is None or told is None or max(found, told) > TOLD_APART * min(found, told):
+        if (
+            found is None
+            or told is None
+            or max(found, told) > self._config.told_apart * min(found, told)
+        ):
             self._told = found
         return self._told

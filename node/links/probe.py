@@ -10,7 +10,7 @@ import statistics
 from dht.budget import PROBE_BYTES, Budget
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
-from dht.messages.peer import ProbeData, ProbeRequest
+from dht.messages.peer import REQUESTS_MAX, ProbeData, ProbeRequest
 from dht.messages.session import Ping, Pong
 from dht.messages.types import Link
 from dht.transport.interface import PROBE_PROTOCOL, Stream, Transport
@@ -39,7 +39,6 @@ SPAN_S = 0.04
 """Minimum span of the timed end with a meaningful rate: bursts come some milliseconds apart."""
 SERVED_BYTES_MAX = 8 << 20
 """Maximum bytes that one stream may ask for; the budget bounds those of all."""
-REQUESTS_MAX = 24
 PROBE_S = 10.0
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from zlib import crc32
 
 from dht.errors import NetworkError, PeerError
@@ -13,13 +14,6 @@ from dht.transport.relay_reservation import ask_slot, circuit_addresses, reserve
 
 logger = logging.getLogger(__name__)
 
-RELAYS = 2
-"""Number of relays that a peer holds; one of them may go at any time."""
-TRIED_MAX = 4
-"""Maximum number of new relays asked per look."""
-MISSES_MAX = 2
-"""Number of failed renewals in a row after which a relay is given up."""
-RESERVE_S = 6.0
 WATCH_EVERY_S, WATCH_S = 5.0, 2.5
 """Interval at which relays are asked whether they are there, and time limit for the answer. One
 that answers neither of two requests is replaced at once: until then callers find nobody."""
@@ -44,16 +38,33 @@ def relay_candidates(nodes: Mapping[str, NodeRecord], me: str) -> list[str]:
     return sorted(able, key=lambda peer_id: crc32(f"{me}{peer_id}".encode()))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayConfig:
+    """How many relays a peer holds a slot at."""
+
+    relays: int = 2
+    """Number of relays that a peer holds; one of them may go at any time."""
+    tried_max: int = 4
+    """Maximum number of new relays asked per look."""
+    misses_max: int = 2
+    """Number of failed renewals in a row after which a relay is given up."""
+    reserve_s: float = 6.0
+
+
 class Relays:
     """The slots that this peer holds at relays; :meth:`hold` renews them."""
 
     def __init__(
-        self, transport: Transport, introduce: Callable[[], Awaitable[bool]] | None = None
+        self,
+        transport: Transport,
+        introduce: Callable[[], Awaitable[bool]] | None = None,
+        config: RelayConfig | None = None,
     ) -> None:
         """``introduce`` tells the network that this peer is there, before relays are asked; it
         returns whether the network did not know before."""
         self._transport = transport
         self._introduce = introduce
+        self._config = config or RelayConfig()
         self._held: dict[str, tuple[tuple[str, ...], int]] = {}
         self._refused: set[str] = set()
 
@@ -76,8 +87,8 @@ class Relays:
             self._refused.clear()  # they get another chance at the next look
         new = self._introduce is not None and bool(free) and await self._introduce()
         for left in reversed(range(INTRODUCED_TRIES if new else 1)):
-            for relay_id in free[:TRIED_MAX]:
-                if len(self._held) >= RELAYS:
+            for relay_id in free[: self._config.tried_max]:
+                if len(self._held) >= self._config.relays:
                     return
                 addresses = nodes[relay_id].addresses
                 if relay_id in self._held:
@@ -118,14 +129,14 @@ class Relays:
         if relay_id in able and await self._granted(relay_id, nodes[relay_id].addresses):
             me = self._transport.peer_id
             self._held[relay_id] = (circuit_addresses(relay_id, nodes[relay_id].addresses, me), 0)
-        elif misses + 1 < MISSES_MAX:
+        elif misses + 1 < self._config.misses_max:
             self._held[relay_id] = (addresses, misses + 1)
         else:
             del self._held[relay_id]
 
     async def _granted(self, relay_id: str, addresses: tuple[str, ...]) -> bool:
         try:
-            async with asyncio.timeout(RESERVE_S):
+            async with asyncio.timeout(self._config.reserve_s):
                 await reserve(self._transport, relay_id, addresses)
         except (NetworkError, PeerError, TimeoutError) as error:
             logger.info("no slot at relay %s: %s", relay_id, error)

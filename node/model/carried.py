@@ -66,14 +66,15 @@ class TokenForm:
         return (digits(flat) if self.integers else flat).to(dtype)
 
     def tensor(self, rows: torch.Tensor) -> torch.Tensor:
-        """The tensor of ``rows``. Raises UnsoundRows for digits that are none."""
+        """The tensor of ``rows``, ``[tokens, width]``; its tokens are along ``dim``. Raises
+        UnsoundRows for digits that are none."""
         flat = integers(rows) if self.integers else rows
         return flat.reshape(rows.shape[0], *self.shape).movedim(0, self.dim)
 
 
 def digits(numbers: torch.Tensor) -> torch.Tensor:
-    """Digits of each number plus one, along the last dimension; -1, which stands for no number,
-    becomes zeros."""
+    """Digits of each number plus one: ``[…, count]`` becomes ``[…, count × DIGITS]``. -1, which
+    stands for no number, becomes zeros."""
     if numbers.numel() and not -1 <= int(numbers.min()) <= int(numbers.max()) <= INTEGERS_MAX:
         raise UnsoundRows(f"integers beyond {INTEGERS_MAX} do not travel")
     known = numbers.long()[..., None] + 1
@@ -82,7 +83,8 @@ def digits(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def integers(rows: torch.Tensor) -> torch.Tensor:
-    """The numbers of :func:`digits`. Raises UnsoundRows for digits that are none."""
+    """The numbers of :func:`digits`, ``[…, count]`` int64. Raises UnsoundRows for digits that are
+    none."""
     if not bool(((rows >= 0) & (rows < BASE) & (rows == rows.round())).all()):
         raise UnsoundRows("the digits of a number are not between 0 and 255")
     powers = BASE ** torch.arange(DIGITS, device=rows.device)

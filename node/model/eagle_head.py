@@ -205,8 +205,8 @@ def eagle_head(main: ModelLayout, store: WeightStore) -> EagleHead:
 
 
 def _head_of(main: ModelLayout, store: WeightStore) -> EagleHead:
-    anatomy, layers = main.anatomy, len(main.layers)
-    if anatomy.row_width != anatomy.width:
+    structure, layers = main.structure, len(main.layers)
+    if structure.row_width != structure.width:
         raise Unservable("the model's rows carry more than hidden states")
     config = library_config(store.directory)
     features = _feature_layers(store.config, layers)
@@ -217,7 +217,7 @@ def _head_of(main: ModelLayout, store: WeightStore) -> EagleHead:
     if store.config.get("norm_output"):
         raise Unservable("it goes on from normed output")
     width, vocab = int(config.hidden_size), main.spec("").vocab
-    _check_shape(shapes, "fc.weight", (width, FEATURE_LAYERS * anatomy.width))
+    _check_shape(shapes, "fc.weight", (width, FEATURE_LAYERS * structure.width))
     known = shapes["lm_head.weight"][0]
     if TOKENS in shapes:
         _check_shape(shapes, TOKENS, (known,))
@@ -226,8 +226,8 @@ def _head_of(main: ModelLayout, store: WeightStore) -> EagleHead:
     embeds = "embed_tokens.weight" in shapes
     if embeds:
         _check_shape(shapes, "embed_tokens.weight", (vocab, width))
-    elif width != anatomy.width:
-        raise Unservable(f"it has no embedding, and its width is {width}, not {anatomy.width}")
+    elif width != structure.width:
+        raise Unservable(f"it has no embedding, and its width is {width}, not {structure.width}")
     config.num_hidden_layers, config.tie_word_embeddings = 1, False
     config.vocab_size, config.max_position_embeddings = vocab, main.spec("").context_tokens
     stored = _renamed(stored_weights(str(store.directory), store.config, store.tensors))
@@ -237,7 +237,7 @@ def _head_of(main: ModelLayout, store: WeightStore) -> EagleHead:
             model.add_module(EMBEDDING[:-1], nn.Embedding(vocab, width, dtype=main.dtype))
     layout = ModelLayout.studied(store, config, model, stored, main.dtype, packed=True)
     layout = replace(layout, quantize=main.quantize, device=main.device).with_names(stored)
-    for path in ("model.layers.0", *layout.anatomy.before, *layout.anatomy.behind):
+    for path in ("model.layers.0", *layout.structure.before, *layout.structure.behind):
         layout.names.sources(layout.part_parameters(path))  # raises UserError where one is lacking
     return EagleHead(main=main, layout=layout, feature_layers=features, embeds=embeds)
 

@@ -78,7 +78,7 @@ class ModelLayout:
     embed_name: str
     head_name: str
     tied: bool
-    anatomy: ModelStructure
+    structure: ModelStructure
     names: CheckpointNames
     kept_float32: frozenset[str]
     """Parameters that the model's code computes in float32, whatever the dtype."""
@@ -128,20 +128,22 @@ class ModelLayout:
         ``packed``: whether its attention is ours. Raises what its code raises, and Unservable.
         """
         stack = layers_name(model, config)
-        anatomy = inspect_model(
+        structure = inspect_model(
             model,
             stack,
             packed=packed,
             context_tokens=sizes_of(config)[1],
             dtype=dtype,
         )
-        if not any(shape.numbers for shape in anatomy.kv_shapes) and not any(anatomy.state_bytes):
+        if not any(shape.numbers for shape in structure.kv_shapes) and not any(
+            structure.state_bytes
+        ):
             raise Unservable("its layers keep neither keys and values nor a state")
         named = {id(module): name for name, module in model.named_modules()}
-        structure: Any = model
-        embed_name = named.get(id(structure.get_input_embeddings()), "")
-        head_name = named.get(id(structure.get_output_embeddings()), "")
-        if embed_name not in anatomy.before or head_name not in anatomy.behind:
+        whole: Any = model
+        embed_name = named.get(id(whole.get_input_embeddings()), "")
+        head_name = named.get(id(whole.get_output_embeddings()), "")
+        if embed_name not in structure.before or head_name not in structure.behind:
             raise Unservable("its embedding or its LM head is not where it says")
         names = CheckpointNames(str(store.directory), model, stored, store.config)
         layers: Any = model.get_submodule(stack)
@@ -155,7 +157,7 @@ class ModelLayout:
             embed_name=embed_name,
             head_name=head_name,
             tied=f"{head_name}.weight" not in names and ties(model, f"{head_name}.weight"),
-            anatomy=anatomy,
+            structure=structure,
             names=names,
             kept_float32=kept_float32(model, dtype),
         )
@@ -171,8 +173,8 @@ class ModelLayout:
         return Skeleton(
             self.model,
             self.layers_name,
-            tuples=self.anatomy.tuples,
-            first_position=self.anatomy.first_position,
+            tuples=self.structure.tuples,
+            first_position=self.structure.first_position,
         )
 
     def spec(self, name: str) -> ModelSpec:
@@ -180,8 +182,8 @@ class ModelLayout:
         layers, longest, vocab = sizes_of(self.config)
         sizes = list(self._layer_bytes())
         item = self.dtype.itemsize
-        behind = sum(self._part_bytes(part) for part in self.anatomy.behind)
-        before = sum(self._part_bytes(part) for part in self.anatomy.before)
+        behind = sum(self._part_bytes(part) for part in self.structure.behind)
+        before = sum(self._part_bytes(part) for part in self.structure.before)
         spec = ModelSpec(
             name=name,
             root=self.store.root,
@@ -190,7 +192,7 @@ class ModelLayout:
             embed_bytes=before,
             head_bytes=behind,
             kv_bytes_per_token_layer=self.kv_bytes_per_token_layer,
-            activation_bytes=self.anatomy.row_width * item,
+            activation_bytes=self.structure.row_width * item,
             context_tokens=longest,
             vocab=vocab,
         )
@@ -203,9 +205,9 @@ class ModelLayout:
         States of a layer take what its own keys and values leave of it: a layer that keeps both is
         given twice as much, and a model without keys and values its states for ``STATE_TOKENS``.
         """
-        item, anatomy = self.dtype.itemsize, self.anatomy
-        kv = [shape.numbers * item for shape in anatomy.kv_shapes]
-        states = anatomy.state_bytes or (0,) * len(kv)
+        item, structure = self.dtype.itemsize, self.structure
+        kv = [shape.numbers * item for shape in structure.kv_shapes]
+        states = structure.state_bytes or (0,) * len(kv)
         both = [2 * size if state else size for size, state in zip(kv, states, strict=True)]
         return max(both) or -(-2 * max(states) // STATE_TOKENS)
 
@@ -214,7 +216,7 @@ class ModelLayout:
         """Tokens of KV on each layer whose memory a session's states, and their copies from before
         the newest step, may take."""
         per_token, item = self.kv_bytes_per_token_layer, self.dtype.itemsize
-        kept = zip(self.anatomy.kv_shapes, self.anatomy.state_bytes, strict=False)
+        kept = zip(self.structure.kv_shapes, self.structure.state_bytes, strict=False)
         return max(
             (-(-2 * size // (per_token - kv.numbers * item)) for kv, size in kept if size),
             default=0,
@@ -321,7 +323,9 @@ class LoadedRange:
         """Makes what a head that is held joins with tokens; None where there is no head."""
         self._made_up = False
         capture = CudaCapture(device) if device.type == "cuda" else None
-        self.flow = LayerForward(layout.anatomy, layout.skeleton().to(device), capture, kernels)
+        self.forward = LayerForward(
+            layout.structure, layout.skeleton().to(device), capture, kernels
+        )
         """Runs rows through what is held."""
 
     @property
@@ -335,9 +339,9 @@ class LoadedRange:
         return self.parts.get(self._layout.head_name)
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Rows of the last layer behind the model's last norm, where nothing else but the head is
-        behind that layer."""
-        for path in self._layout.anatomy.behind[:-1]:
+        """Rows of the last layer, ``[rows, width]``, behind the model's last norm, where nothing
+        else but the head is behind that layer."""
+        for path in self._layout.structure.behind[:-1]:
             hidden = self.parts[path](hidden)
         return hidden
 
@@ -366,11 +370,11 @@ class LoadedRange:
             self.layers, self.parts = {}, {}
         self._made_up = made_up
         self.layers = {i: layer for i, layer in self.layers.items() if start <= i < end}
-        self.flow.keep(self.layers)
+        self.forward.keep(self.layers)
         shared = self._tied_weight()
         beside = self._beside(start, end)
         self.parts = {path: part for path, part in self.parts.items() if path in beside}
-        self.flow.hold(self.parts)  # drops the other parts
+        self.forward.hold(self.parts)  # drops the other parts
         missing = self._missing(start, end, shared)
         entries = [store.tensors[n] for part in missing for n in part.names if n in store.tensors]
         meter = _Meter(sum(entry.size_bytes for entry in entries), progress)
@@ -378,11 +382,11 @@ class LoadedRange:
         for part in missing:
             tensors = self._tensors(part, shared, meter)
             module = self._fill(part, tensors)
-            self.flow.multiply_packed(module)
+            self.forward.multiply_packed(module)
             if self._layout.quantize is not None and part.layer is not None:
                 module = quantize_linears(module, self._layout.quantize)
             if part.layer is not None:
-                module = self.flow.prepared(part.layer, module, self._layout.dtype, self.device)
+                module = self.forward.prepared(part.layer, module, self._layout.dtype, self.device)
             elif not self._layout.tied:
                 module = favour_few_rows(module)
             if part.layer is not None:
@@ -392,7 +396,7 @@ class LoadedRange:
             shared = shared if shared is not None else self._tied_weight()
             del tensors, module
             give_back()  # what the sources of this part took, before those of the next
-        self.flow.hold(self.parts)
+        self.forward.hold(self.parts)
         return store.bytes_read - before
 
     def lend(self, parts: Mapping[str, nn.Module]) -> None:
@@ -411,14 +415,14 @@ class LoadedRange:
     def clear(self) -> None:
         """Hold nothing; the memory is free once nobody uses the parts."""
         self.layers, self.parts, self._made_up = {}, {}, False
-        self.flow.keep(self.layers)
-        self.flow.hold({})
+        self.forward.keep(self.layers)
+        self.forward.hold({})
 
     def _beside(self, start: int, end: int) -> list[str]:
         """Modules beside the layers that ``[start, end)`` needs."""
-        anatomy = self._layout.anatomy
-        before = anatomy.before if start == 0 else ()
-        behind = anatomy.behind if end == len(self._layout.layers) else ()
+        structure = self._layout.structure
+        before = structure.before if start == 0 else ()
+        behind = structure.behind if end == len(self._layout.layers) else ()
         return [*before, *behind]
 
     def _tied_weight(self) -> torch.Tensor | None:

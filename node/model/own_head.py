@@ -144,7 +144,7 @@ def own_head(main: ModelLayout) -> OwnHead | None:
 def _head_of(
     main: ModelLayout, names: HeadNames, stored: Mapping[str, Stored], *, packed: bool
 ) -> ModelLayout:
-    norm, stack = main.anatomy.behind[0], main.layers_name
+    norm, stack = main.structure.behind[0], main.layers_name
     config = _one_layer(library_config(main.store.directory))
     model = model_of(config, main.dtype, ATTENTION_NAME if packed else None)
     as_own = {
@@ -163,7 +163,7 @@ def _head_of(
     layout = ModelLayout.studied(main.store, config, model, renamed, main.dtype, packed=packed)
     if not _is_plain(layout):
         raise Unservable("its layer takes more than hidden states and positions")
-    width = layout.anatomy.width
+    width = layout.structure.width
     first = bool(getattr(config, "mtp_hidden_states_first", False))
     entry = HeadEntry(model.get_submodule(norm), width, main.dtype, first)
     model.add_module(ENTRY, entry)
@@ -193,9 +193,9 @@ def _names(stored: Iterable[str], layers: int) -> HeadNames | None:
 
 def _is_plain(layout: ModelLayout) -> bool:
     """Whether embedding, layers, norm and head follow each other with nothing in between."""
-    anatomy = layout.anatomy
-    plain = anatomy.plain_entry and anatomy.plain_tail and len(anatomy.behind) == 2
-    return plain and anatomy.row_width == anatomy.width
+    structure = layout.structure
+    plain = structure.plain_entry and structure.plain_tail and len(structure.behind) == 2
+    return plain and structure.row_width == structure.width
 
 
 def _one_layer(config: Any) -> Any:

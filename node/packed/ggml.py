@@ -81,7 +81,8 @@ class BlockPacking:
     def dequantise(
         self, parts: Parts, dtype: torch.dtype, room: Room | None = None
     ) -> torch.Tensor:
-        """The matrix's numbers; computed in float32 and rounded to ``dtype`` once."""
+        """The matrix's numbers, ``[…, outs, ins]``; computed in float32 and rounded to ``dtype``
+        once."""
         numbers = _meaning(self.kind)(parts["codes"].contiguous().view(-1)).view(self.shape(parts))
         if "order" in parts:
             numbers = numbers[..., parts["order"][0].long()]

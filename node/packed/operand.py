@@ -91,7 +91,8 @@ class OperandPacking:
     def dequantise(
         self, parts: Parts, dtype: torch.dtype, room: Room | None = None
     ) -> torch.Tensor:
-        """The matrix's numbers; computed in float32 and rounded to ``dtype`` once."""
+        """The matrix's numbers, ``[…, outs, ins]``; computed in float32 and rounded to ``dtype``
+        once."""
         room = room or Room()
         *leading, outs, ins = self.shape(parts)
         halved = (*leading, outs // self.rows, ins * self.bits // 4, self.rows // 2)

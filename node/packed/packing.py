@@ -96,7 +96,7 @@ class Meaning(Protocol):
     def dequantise(
         self, parts: Parts, dtype: torch.dtype, room: "Room | None" = None
     ) -> torch.Tensor:
-        """The matrix's numbers, perhaps in ``room``."""
+        """The matrix's numbers, ``[…, outs, ins]``, perhaps in ``room``."""
 
     def picked(self, parts: Parts, places: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Numbers of the rows at ``places``, ``[count, ins]``."""
@@ -183,7 +183,8 @@ class Packing:
     def dequantise(
         self, parts: Parts, dtype: torch.dtype, room: "Room | None" = None
     ) -> torch.Tensor:
-        """The matrix's numbers; computed in float32 and rounded to ``dtype`` once.
+        """The matrix's numbers, ``[…, outs, ins]``; computed in float32 and rounded to ``dtype``
+        once.
 
         They are in ``room`` where it is given, and stay until it is used again.
         """
@@ -312,7 +313,7 @@ class Room:
         return kept[:numbers].view(*shape)
 
     def copy(self, tensor: torch.Tensor, dtype: torch.dtype, use: str = "") -> torch.Tensor:
-        """``tensor`` in another dtype."""
+        """``tensor`` in another dtype, of the same shape."""
         return self.empty(tensor.shape, dtype, tensor.device, use).copy_(tensor)
 
 
@@ -323,7 +324,7 @@ def random_bytes(count: int, mask: int) -> torch.Tensor:
 
 
 def plain_scales(scales: torch.Tensor) -> torch.Tensor:
-    """Scales as float32; bytes are exponents of two."""
+    """Scales as float32, of the same shape; bytes are exponents of two."""
     if scales.dtype is torch.uint8:
         return torch.exp2(scales.to(torch.float32) - EXPONENT_BIAS)
     return scales.to(torch.float32)

@@ -86,7 +86,7 @@ class PackedTensor(torch.Tensor):
         return self.packing.is_finite(self.parts, self.dtype)
 
     def dequantised(self) -> torch.Tensor:
-        """The whole as a plain tensor."""
+        """The whole as a plain tensor, ``[…, outs, ins]``, or as it is turned."""
         made = self.packing.dequantise(self.parts, self.dtype)
         return made.transpose(-1, -2) if self.turned else made
 

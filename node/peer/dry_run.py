@@ -10,7 +10,7 @@ from dht.messages.types import NodeRecord, Reach, layers_text, model_key
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
 from node.device.hardware import Machine
-from node.links.dial_back_findings import NEWEST, Findings
+from node.links.dial_back_findings import Findings
 from node.links.probe import measure_link
 from node.links.reachability import ask_back, greeter
 from node.links.relay_slots import relay_candidates
@@ -96,12 +96,12 @@ async def dialled_back(
 
     Raises UserError if it cannot listen on ``host`` and ``port``.
     """
-    asked = sorted(nodes.keys() - {transport.peer_id})[:NEWEST]
+    findings = Findings()
+    asked = sorted(nodes.keys() - {transport.peer_id})[: findings.config.newest]
     async with greeter(host, port) as listened:
         said = await asyncio.gather(
             *(ask_back(transport, p, nodes[p].addresses, listened) for p in asked)
         )
-    findings = Findings()
     for peer_id, answer in zip(asked, said, strict=True):
         findings.note(peer_id, answer, 0.0)
     through, failed = findings.counts

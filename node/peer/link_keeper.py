@@ -7,7 +7,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from zlib import crc32
 
 from dht.errors import NetworkError
@@ -26,15 +26,6 @@ STEADY_S = 0.005
 """Difference of two round trips that is none: plans are the same."""
 
 
-EVERY_S = 30.0
-FRESH_S = 1200.0
-"""Age below which a measured link is not probed again; links in use measure themselves. It
-doubles each time that a probe finds a link as it was."""
-PUBLISH_S = 120.0
-"""Interval at which links are published even if unchanged: their record lives for 5 min."""
-PER_ROUND = 8
-
-
 def probe_order(me: str, others: Iterable[str]) -> list[str]:
     """The peers whose links to ``me`` are probed, first ones first, in an order of its own.
 
@@ -50,6 +41,19 @@ def is_steady(before: Link, now: Link) -> bool:
     return fast <= STEADY * slow and far <= max(STEADY * near, near + STEADY_S)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkKeepConfig:
+    """How often links are measured and told."""
+
+    every_s: float = 30.0
+    fresh_s: float = 1200.0
+    """Age below which a measured link is not probed again; links in use measure themselves. It
+    doubles each time that a probe finds a link as it was."""
+    publish_s: float = 120.0
+    """Interval at which links are published even if unchanged: their record lives for 5 min."""
+    per_round: int = 8
+
+
 class LinkKeeper:
     """Keeps one peer's links measured and published."""
 
@@ -59,11 +63,13 @@ class LinkKeeper:
         directory: Directory,
         stage: StageServer,
         measured: MeasuredLinks,
+        config: LinkKeepConfig | None = None,
     ) -> None:
         """Probes are written to ``measured``."""
         self._transport = transport
         self._directory = directory
         self._stage = stage
+        self._config = config or LinkKeepConfig()
         self._measured = measured
         self._probed: dict[str, tuple[Link, float, float]] = {}
         """Each neighbour's last probe, the age up to which it is fresh, and when it was made by the
@@ -77,7 +83,7 @@ class LinkKeeper:
                 await self._round()
             except NetworkError as error:
                 logger.info("cannot measure links: %s", error)
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(self._config.every_s)
 
     async def _round(self) -> None:
         me = self._transport.peer_id
@@ -91,7 +97,7 @@ class LinkKeeper:
         }
         missing = [peer_id for peer_id in nodes if peer_id not in fresh | {me: None}]
         missing = probe_order(me, missing)
-        room = min(PER_ROUND, LINKS_MAX - len(fresh))
+        room = min(self._config.per_round, LINKS_MAX - len(fresh))
         for peer_id in missing[: max(0, room)]:
             if self._stage.traffic.beside_left_bytes < MEASURE_BYTES:
                 break  # what the owner lends is for answers
@@ -106,7 +112,7 @@ class LinkKeeper:
         changed = fresh != self._measured.links
         self._measured.links = fresh
         busy = self._busy(nodes)
-        due = now_s - self._published_s > PUBLISH_S
+        due = now_s - self._published_s > self._config.publish_s
         if (fresh or busy) and (changed or busy or due):
             newest = sorted(fresh.values(), key=lambda link: -link.measured_unix_s)
             links = (*busy, *newest)[:LINKS_MAX]
@@ -117,7 +123,7 @@ class LinkKeeper:
         """The age up to which a new probe is fresh."""
         before = self._probed.get(link.source)
         if before is None or not is_steady(before[0], link):
-            return FRESH_S
+            return self._config.fresh_s
         return min(2 * before[1], LINK_FRESH_MAX_S)
 
     def _busy(self, nodes: Mapping[str, NodeRecord]) -> list[Link]:
@@ -131,6 +137,6 @@ class LinkKeeper:
                 rtt_s=link.delivery.base_rtt_us / 1e6,
                 measured_unix_s=self._transport.now(),
             )
-            for peer_id, link in self._stage.flow.links().items()
+            for peer_id, link in self._stage.pipeline.links().items()
             if link.delivery.known and peer_id in nodes
         ]

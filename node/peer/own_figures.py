@@ -44,7 +44,7 @@ class OwnFigures:
             peer_id: LinkSeen(
                 delivered_bytes=link.delivery.delivered_bytes, busy_us=link.delivery.busy_us
             )
-            for peer_id, link in self._stage.flow.links().items()
+            for peer_id, link in self._stage.pipeline.links().items()
         }
         self._uplink.look(seen, asyncio.get_running_loop().time())
         traffic = self._stage.traffic

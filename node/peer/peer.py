@@ -19,7 +19,6 @@ from dht.messages.types import NodeRecord, NodeState, Reach
 from dht.records.directory import Directory
 from dht.supervision import PartFunction, Supervisor, beside
 from dht.transport.interface import Transport
-from node.links.lent_traffic import SAVE_EVERY_S
 from node.links.measured_links import MeasuredLinks
 from node.links.probe import ProbeServer
 from node.links.reachability import ReachKeeper, ReachServer
@@ -312,7 +311,7 @@ class Peer:
         """Keep the month's count of traffic, and report what it was for."""
         traffic = self._stage.traffic
         while True:
-            await asyncio.sleep(SAVE_EVERY_S)
+            await asyncio.sleep(traffic.config.save_every_s)
             traffic.save()
             self._reporter.event("traffic", bytes=dict(traffic.purposes))
 

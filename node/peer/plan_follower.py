@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from coordinator.failure.liveness import answers_ping
+from coordinator.failure.pinger import BY_PEERS, answers_ping
 from coordinator.heuristics.uncoordinated import span_to_take
 from coordinator.plans.move_waits import (
     MoveWait,
@@ -361,7 +361,7 @@ class PlanFollower:
             if not asking:
                 break
             answers = await asyncio.gather(
-                *(answers_ping(self._transport, r.peer_id, r.addresses) for r in asking)
+                *(answers_ping(self._transport, BY_PEERS, r.peer_id, r.addresses) for r in asking)
             )
             asked = zip((r.peer_id for r in asking), answers, strict=True)
             self._asked.update((peer_id, (there, now_s)) for peer_id, there in asked)

@@ -19,10 +19,9 @@ from dht.errors import NetworkError
 from dht.hub import absolute_model
 from dht.identity.dialling import DialRule
 from dht.json_file import decode_json
-from dht.messages.types import ModelSpec, NodeState
+from dht.messages.types import ADDRESSES_MAX, ModelSpec, NodeState
 from dht.records.directory import Directory
 from dht.remembered import (
-    ADDRESSES_MAX,
     Remembered,
     addresses_of_network,
     is_remembered,

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from coordinator.catalogue.need import Need, needed_elsewhere
 from coordinator.catalogue.reading import network_models, served_models
@@ -19,17 +20,6 @@ from node.peer.choosing import files_of, known_root
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 10.0
-LASTS_S = 20.0
-"""Time for which a loss must last before anybody moves."""
-TURN_S = 10.0
-"""Time by which each volunteer in the order waits for the one before it to go."""
-TURNS_MAX = 4
-SETTLED_S = 60.0
-"""Minimum time that a volunteer stays with the model that it joined."""
-MOVED_S = 600.0
-"""Minimum time that a volunteer stays with a model that it moved to."""
-
 
 def turn_of(peer_id: str, model: str, peers: Sequence[str]) -> int:
     """The place of a peer in the order in which ``peers`` move to ``model``: by hash, so that all
@@ -38,7 +28,26 @@ def turn_of(peer_id: str, model: str, peers: Sequence[str]) -> int:
     def rank(peer: str) -> bytes:
         return hashlib.sha256(f"{model} {peer}".encode()).digest()
 
-    return min(TURNS_MAX, sum(rank(other) < rank(peer_id) for other in peers if other != peer_id))
+    return min(
+        RoamConfig().turns_max,
+        sum(rank(other) < rank(peer_id) for other in peers if other != peer_id),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoamConfig:
+    """When a peer turns to another model."""
+
+    look_s: float = 10.0
+    lasts_s: float = 20.0
+    """Time for which a loss must last before anybody moves."""
+    turn_s: float = 10.0
+    """Time by which each volunteer in the order waits for the one before it to go."""
+    turns_max: int = 4
+    settled_s: float = 60.0
+    """Minimum time that a volunteer stays with the model that it joined."""
+    moved_s: float = 600.0
+    """Minimum time that a volunteer stays with a model that it moved to."""
 
 
 class Roamer:
@@ -55,11 +64,13 @@ class Roamer:
         named: Sequence[str],
         allowed: Sequence[str],
         stays_s: float,
+        config: RoamConfig | None = None,
     ) -> None:
         """``directory`` is that of this peer's model, ``record`` its newest announcement;
         ``is_spare`` tells whether others have shown that they hold its layers
         (:mod:`node.stage.layer_check`); ``allowed`` are models that its owner lends the machine to.
         """
+        self._config = config or RoamConfig()
         self._transport = transport
         self._directory = directory
         self._record = record
@@ -74,7 +85,7 @@ class Roamer:
         """Roots of the allowed models, where they are known."""
 
     async def run(self) -> None:
-        """Look every ``LOOK_S`` until there was a reason to move."""
+        """Look every ``look_s`` until there was a reason to move."""
         await asyncio.sleep(self._stays_s)
         while True:
             try:
@@ -85,7 +96,7 @@ class Roamer:
             if need is not None:
                 self._move(need)
                 await asyncio.Event().wait()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._config.look_s)
 
     async def look(self, now_s: float) -> Need | None:
         """The model to move to now; None while there is no reason. Raises NetworkError."""
@@ -107,7 +118,7 @@ class Roamer:
         nodes = await self._directory.nodes()
         serving = [p for p, each in nodes.items() if each.state is NodeState.SERVING]
         turn = turn_of(record.peer_id, wanted, serving)
-        if now_s - self._since_s < LASTS_S + TURN_S * turn:
+        if now_s - self._since_s < self._config.lasts_s + self._config.turn_s * turn:
             return None
         return need if await self._is_spare() else None
 

@@ -214,7 +214,7 @@ class EngineLayer:
         kv = self._engine.kv
         refused = [kv.reserve(name, context + rows) for name in names]
         if context > 0 and not any(refused):
-            begun = 1 if self._engine.layout.anatomy.keeps_state else 0
+            begun = 1 if self._engine.layout.structure.keeps_state else 0
             if begun:
                 hidden = self._hidden(len(names))
                 self._step([self._item(n, 0, h[None]) for n, h in zip(names, hidden, strict=True)])
@@ -229,14 +229,14 @@ class EngineLayer:
         return WorkItem(session=name, start=index, end=index + 1, position=position, hidden=hidden)
 
     def _hidden(self, rows: int) -> torch.Tensor:
-        anatomy = self._engine.layout.anatomy
+        structure = self._engine.layout.structure
         generator = torch.Generator().manual_seed(0)
-        numbers = torch.randn(rows, anatomy.row_width, generator=generator)
-        return anatomy.trial_rows(self._index, numbers)
+        numbers = torch.randn(rows, structure.row_width, generator=generator)
+        return structure.trial_rows(self._index, numbers)
 
     def _empty_kv(self, position: int, end: int) -> KvRows:
         layout = self._engine.layout
-        parts = layout.anatomy.kv_shapes[self._index].parts
+        parts = layout.structure.kv_shapes[self._index].parts
         return KvRows(
             start=self._index,
             end=self._index + 1,
@@ -248,12 +248,12 @@ class EngineLayer:
 
     def _time(self, items: Sequence[WorkItem]) -> float:
         self._layers_s = 0.0
-        flow = self._engine.loaded.flow
-        vars(flow)["run"] = partial(self._timed, flow.run)
+        forward = self._engine.loaded.forward
+        vars(forward)["run"] = partial(self._timed, forward.run)
         try:
             self._step(items)
         finally:
-            del vars(flow)["run"]
+            del vars(forward)["run"]
         return self._layers_s
 
     def _step(self, items: Sequence[WorkItem]) -> None:
@@ -267,7 +267,7 @@ class EngineLayer:
         """Run the layer within a step, and add what it takes beyond no layer at all: rows are
         staged for a GPU's graph once, whatever the number of layers."""
         took_s, made = self._took_s(partial(run, start, end, *given))
-        if self._engine.device.type == "cuda" and self._engine.layout.anatomy.packed:
+        if self._engine.device.type == "cuda" and self._engine.layout.structure.packed:
             rows = given[1].shape[0]
             for _ in range(1 if rows in self._empty_s else EMPTY_TIMINGS):
                 empty_s, _ = self._took_s(partial(run, start, start, *given))

@@ -46,7 +46,7 @@ class SamplingRow:
 
 
 def finite(scores: torch.Tensor) -> torch.Tensor:
-    """``scores`` with finite values only; NaN counts as the least likely."""
+    """``scores``, of the same shape, with finite values only; NaN counts as the least likely."""
     return torch.nan_to_num(scores, nan=-FLOAT32_MAX, posinf=FLOAT32_MAX, neginf=-FLOAT32_MAX)
 
 

@@ -15,6 +15,7 @@ import logging
 import random
 import secrets
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
 
@@ -42,13 +43,6 @@ apart, or more."""
 SCALE = 0.1
 """Standard deviation of the rows that go in: as small as embeddings, so that layers add much."""
 DTYPE = "float32"
-ANSWER_S = 10.0
-PROVEN_S = 60.0
-"""Time for which a peer that showed its layers is not asked again."""
-RETRY_S = 30.0
-"""Time after which a peer that did not show its layers is asked again."""
-ASKED_AT_ONCE = 4
-REMEMBERED_MAX = 1024
 
 
 class RunsLayers(Protocol):
@@ -122,10 +116,26 @@ class LayerCheckServer:
         await answer(stream, LayerRows(), b"" if made is None else join_rows([made.float()]))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckConfig:
+    """Whom a peer asks to show its layers, and how often."""
+
+    answer_s: float = 10.0
+    proven_s: float = 60.0
+    """Time for which a peer that showed its layers is not asked again."""
+    retry_s: float = 30.0
+    """Time after which a peer that did not show its layers is asked again."""
+    asked_at_once: int = 4
+    remembered_max: int = 1024
+
+
 class LayerChecker:
     """Knows which peers have shown that they hold layers that this peer holds, too."""
 
-    def __init__(self, transport: Transport, engine: RunsLayers) -> None:
+    def __init__(
+        self, transport: Transport, engine: RunsLayers, config: CheckConfig | None = None
+    ) -> None:
+        self._config = config or CheckConfig()
         self._transport = transport
         self._engine = engine
         self._rng = random.Random(transport.peer_id)  # noqa: S311  who is asked first is no secret
@@ -142,7 +152,7 @@ class LayerChecker:
     ) -> frozenset[str]:
         """The peers of ``holders`` that have shown their part of ``mine``, the layers held here.
 
-        As few are asked as leave no layer of ``needed`` without such a peer, ``ASKED_AT_ONCE`` at
+        As few are asked as leave no layer of ``needed`` without such a peer, ``asked_at_once`` at
         most. With ``again``, peers must show now what they showed before; the others are not asked.
         """
         found, left = set(), set(needed)
@@ -150,19 +160,19 @@ class LayerChecker:
         asked: list[NodeRecord] = []
         unknown: list[NodeRecord] = []
         for record in holders:
-            shown, at_s = self._seen.get(_name(record), (False, -RETRY_S))
+            shown, at_s = self._seen.get(_name(record), (False, -self._config.retry_s))
             if again:
                 if shown:
                     unknown.append(record)
-            elif shown and now_s - at_s < PROVEN_S:
+            elif shown and now_s - at_s < self._config.proven_s:
                 found.add(record.peer_id)
                 left -= set(range(record.start, record.end))
-            elif shown or now_s - at_s >= RETRY_S:
+            elif shown or now_s - at_s >= self._config.retry_s:
                 unknown.append(record)
         self._rng.shuffle(unknown)
         for record in unknown:
             layers = set(range(record.start, record.end))
-            if left & layers and (again or len(asked) < ASKED_AT_ONCE):
+            if left & layers and (again or len(asked) < self._config.asked_at_once):
                 asked.append(record)
                 left -= layers if again else set()
         shows = await asyncio.gather(*(self._shows(record, mine) for record in asked))
@@ -171,7 +181,7 @@ class LayerChecker:
             self._seen[_name(record)] = shown, asyncio.get_running_loop().time()
             if shown:
                 found.add(record.peer_id)
-        while len(self._seen) > REMEMBERED_MAX:
+        while len(self._seen) > self._config.remembered_max:
             del self._seen[next(iter(self._seen))]
         return frozenset(found)
 
@@ -191,7 +201,7 @@ class LayerChecker:
             return False
         check = LayerCheck(nonce=nonce, start=start, end=start + count)
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(self._config.answer_s):
                 theirs = await self._ask(record, check, made.shape[1])
         except (NetworkError, PeerError, RowsError, TimeoutError) as error:
             logger.info("peer %s does not show its layers: %s", record.peer_id, error)

@@ -230,8 +230,8 @@ class LocalEngine:
     @property
     def carries_more(self) -> bool:
         """Whether rows carry more than hidden states, such as integers, which int8 would ruin."""
-        anatomy = self._engine.layout.anatomy
-        return anatomy.row_width > anatomy.width
+        structure = self._engine.layout.structure
+        return structure.row_width > structure.width
 
     @property
     def is_local(self) -> bool:
@@ -370,7 +370,8 @@ class LocalEngine:
         return await self._worker.call(lambda: self._engine.kv.put(key, packed))
 
     async def run_rows(self, start: int, end: int, rows: torch.Tensor) -> torch.Tensor | None:
-        """Run rows between steps; see :meth:`node.engine.engine.Engine.run_rows`."""
+        """Run rows, ``[rows, width]``, between steps; see
+        :meth:`node.engine.engine.Engine.run_rows`."""
         return await self._worker.call(
             lambda: self._watched(lambda: self._engine.run_rows(start, end, rows))
         )

@@ -66,7 +66,7 @@ class Opening:
         config: StageConfig,
         table: SessionTable,
         hops: HopTable,
-        flow: StagePipeline,
+        pipeline: StagePipeline,
         counters: Counter[str],
         bandwidth_from: Callable[[str], float | None],
         now: Callable[[], float],
@@ -85,7 +85,7 @@ class Opening:
         self._config = config
         self._table = table
         self._hops = hops
-        self._flow = flow
+        self._pipeline = pipeline
         self._counters = counters
         self._turned_away = TurnedAway()
         self.demand = Demand()
@@ -191,8 +191,8 @@ class Opening:
             row_bytes=TOKEN_BYTES if first else row_bytes_of(self._engine),
             kv_bytes_per_s=0.0 if source is None or stateful else self._bandwidth_from(source),
             rows_bytes_per_s=self._bandwidth_from(upstream),
-            row_s=self._flow.sizer.row_s,
-            beside_rows=self._flow.sizer.beside() if self._table.holding > 1 else None,
+            row_s=self._pipeline.sizer.row_s,
+            beside_rows=self._pipeline.sizer.beside() if self._table.holding > 1 else None,
             logged=open_.rows_logged,
             stages_above=open_.hop,
         ).cheapest()
@@ -207,7 +207,7 @@ class Opening:
             if not log.covers(session.key, message.position, session.done_position):
                 self.not_logged(live, "the rows so far are not logged here")
                 return
-            self._flow.copy_rows(live, message.position)
+            self._pipeline.copy_rows(live, message.position)
         warming.upstream.send(message)
         if isinstance(message, SessionRefused | SessionFailed):
             self._table.warm(live, None)
@@ -264,7 +264,7 @@ class Opening:
     def _let_in(self, session: StageSession, now_s: float) -> SessionRefused | None:
         """Reserve KV for a session, or return why not."""
         open_ = session.open
-        load = self._table.load(open_.client, now_s, claim_of(open_), self._flow.has_work)
+        load = self._table.load(open_.client, now_s, claim_of(open_), self._pipeline.has_work)
         session.urgent = self._runs_first(open_, load)
         ask = self._kv.ask_of(open_, session.kv_key)
         urgent = self._is_urgent(open_, ask, load)
@@ -287,13 +287,15 @@ class Opening:
         """
         open_ = session.open
         ask = self._kv.ask_of(open_, session.kv_key)
-        load = self._table.load(open_.client, now_s, busy=self._flow.has_work)
+        load = self._table.load(open_.client, now_s, busy=self._pipeline.has_work)
         room = self._kv.room
-        resting = self._table.resting(now_s, self._flow.has_work, open_.client)
+        resting = self._table.resting(now_s, self._pipeline.has_work, open_.client)
         free = room.free_tokens + sum(room.charged_of(live.session.kv_key) for live in resting)
         fits = room.expected_tokens(ask) <= free
         if resting and fits:
-            left = self._table.load(open_.client, now_s, busy=self._flow.has_work, without=resting)
+            left = self._table.load(
+                open_.client, now_s, busy=self._pipeline.has_work, without=resting
+            )
             if self._refuse_for_load(left, urgent=False) is None:
                 for live in resting:
                     self._put_out(live)
@@ -321,7 +323,7 @@ class Opening:
             return RefusalCode.TOO_MANY, f"{load.sessions} sessions are open, that is the limit"
         if load.own >= config.sessions_per_client_max:
             return RefusalCode.TOO_MANY, f"you have {load.own} sessions here, that is the limit"
-        waits_s = self._flow.decode_waits.p95_s
+        waits_s = self._pipeline.decode_waits.p95_s
         if not urgent and queue_is_long(load, waits_s):
             full = f"{load.sessions} sessions, {load.own} of them yours"
             return RefusalCode.TOO_MANY, f"{full}, a token in {waits_s or 0.0:.1f} s"
@@ -357,7 +359,7 @@ class Opening:
         crowd = needed * turn
         wanted = max(needed, min(crowd, capacity))
         # However much KV is free, the queue only shortens when sessions end.
-        if not urgent and decodes_wait(load, self._flow.decode_waits.p95_s):
+        if not urgent and decodes_wait(load, self._pipeline.decode_waits.p95_s):
             wanted, free = min(QUEUE_PLACES * crowd, room.charged_tokens), 0
         holding = self._table.holdings(now_s, room.charged_of, ask.client)
         room_s = retry_after_s(wanted, free, holding)
@@ -439,9 +441,9 @@ class Opening:
             self._rewind(session, resume.own_position)
             log.truncate(session.key, session.next_position)
         else:
-            self._flow.resend(live, resume.resend_from, own)
+            self._pipeline.resend(live, resume.resend_from, own)
         self._accept(live)
-        self._flow.push(live)
+        self._pipeline.push(live)
 
     def _rewind(self, session: StageSession, position: int) -> None:
         """Run rows from ``position`` on again, or from the last one before it that the engine can

@@ -81,7 +81,7 @@ class StageServer:
         if budget is not None:
             budget.parties.work = self._table.knows
             self._table.account = self.kv.account = budget.parties.account
-        self.flow = StagePipeline(
+        self.pipeline = StagePipeline(
             engine,
             self.kv,
             config,
@@ -100,7 +100,7 @@ class StageServer:
             config,
             self._table,
             self._hops,
-            self.flow,
+            self.pipeline,
             self.counters,
             bandwidth_from,
             transport.now,
@@ -119,7 +119,7 @@ class StageServer:
             drop=self._table.forget,
             sign=transport.sign,
         )
-        engine.start(self.flow.on_results)
+        engine.start(self.pipeline.on_results)
 
     @property
     def sessions(self) -> int:
@@ -135,7 +135,7 @@ class StageServer:
     @property
     def serialisation_s(self) -> float:
         """Seconds spent converting tensors to frames and frames to tensors, writing included."""
-        return self.flow.serialisation_s
+        return self.pipeline.serialisation_s
 
     @property
     def log_bytes(self) -> int:
@@ -143,14 +143,14 @@ class StageServer:
         return self._table.log.bytes_held
 
     def _free_kv(self, key: str) -> None:
-        self.flow.drop(key)
+        self.pipeline.drop(key)
         self._moving_s.pop(key, None)
         self.kv.free(key)
         if self.kv.waiting:  # not at once: who frees may be in the midst of taking
-            asyncio.get_running_loop().call_soon(self.flow.resume_without_kv)
+            asyncio.get_running_loop().call_soon(self.pipeline.resume_without_kv)
 
     def _drop_work(self, key: str) -> None:
-        self.flow.drop(key)
+        self.pipeline.drop(key)
         self._engine.drop(key)
 
     def _make_way(self, key: str) -> bool:
@@ -194,7 +194,7 @@ class StageServer:
 
     def pong(self, nonce: int) -> Pong:
         """The answer to a ping, with this stage's step times."""
-        pace = self.flow.pace
+        pace = self.pipeline.pace
         stalled_s = pace.stalled_s(asyncio.get_running_loop().time())
         return Pong(nonce=nonce, stalled_s=stalled_s, step_p95_s=pace.p95_s)
 
@@ -208,9 +208,9 @@ class StageServer:
         beat_s = loop.time()
         while True:
             await self._table.wait_any()
-            await asyncio.sleep(0.05 if self.flow.stalled else self._config.keepalive_s / 4)
+            await asyncio.sleep(0.05 if self.pipeline.stalled else self._config.keepalive_s / 4)
             now_s = loop.time()
-            self.flow.resume_stalled()
+            self.pipeline.resume_stalled()
             self._give_up_paused(now_s)
             self._give_up_waiting(now_s)
             if now_s - beat_s >= self._config.keepalive_s:
@@ -221,7 +221,7 @@ class StageServer:
     def _give_up_waiting(self, now_s: float) -> None:
         """Put out sessions that have waited for KV for too long."""
         if self.kv.waiting:
-            self.flow.resume_without_kv()
+            self.pipeline.resume_without_kv()
         for key in self.kv.overdue(now_s):
             if (live := self._table.of_key(key)) is not None:
                 self._put_out(live, now_s)
@@ -359,7 +359,7 @@ class StageServer:
             return False
         live.attached, live.attached_position = sender, attach.position
         live.attached_scores = 0
-        self.flow.send_tokens(live)
+        self.pipeline.send_tokens(live)
         return True
 
     def detach(self, session: str, sender: FrameSender) -> None:
@@ -456,7 +456,7 @@ class StageServer:
                 hop.send(SessionClose(session=open_.session, attempt=open_.attempt))
         if session.is_last and live.attached is not None:
             session.finish_reason = FinishReason.CANCELLED
-            self.flow.send_tokens(live)
+            self.pipeline.send_tokens(live)
         self.counters["closed"] += 1
         self._table.forget(live)
 

@@ -46,8 +46,12 @@ class StageKv:
         shape = view.start, view.end, self._engine.kv_tokens // size
         if shape != self._shape and view.start < view.end and not any(self._room):
             self._shape = shape
-            self._room = KvRoom(*shape, page_tokens=size, lengths=self._room.lengths)
+            lengths = self._room.lengths
+            self._room = KvRoom(*shape, page_tokens=size, lengths=lengths, give=self._give)
         return self._room
+
+    def _give(self, session: str, charged: int) -> bool:
+        return self._engine.extend_kv(session, max(0, charged - self._engine.state_tokens))
 
     @property
     def waiting(self) -> int:
@@ -83,7 +87,7 @@ class StageKv:
         key, layers, state = ask.session, (ask.start, ask.end), self._engine.state_tokens
         likely, most = self.room.expected_tokens(ask) - state, ask.most_tokens - state
         found = self._engine.open_kv(key, most, layers, likely, names)
-        if found and not self.room.grow(key, found):  # others borrow what is promised
+        if found and not self.room.grow(key, found + state):  # others borrow what is promised
             self._engine.free(key)
             return self._engine.open_kv(key, most, layers, likely)
         return found
@@ -103,7 +107,7 @@ class StageKv:
         if session not in room:
             return True  # the engine refuses its work
         charged = tokens + self._engine.state_tokens
-        while not (room.grow(session, charged) and self._engine.extend_kv(session, tokens)):
+        while not room.grow(session, charged):
             victim = room.who_gives_way(session, charged)
             if victim is None or not self._make_way(victim):
                 self._waiting_s.setdefault(session, asyncio.get_running_loop().time())
@@ -120,10 +124,11 @@ class StageKv:
         room = self.room
         if session not in room or not more:
             return more
-        held = min(more, max(0, room.held_of(session) - tokens))
+        charged = tokens + self._engine.state_tokens
+        held = min(more, max(0, room.held_of(session) - charged))
         wanted = held if self._waiting_s else more
         for each in (wanted, held):
-            if room.grow(session, tokens + each) and self._engine.extend_kv(session, tokens + each):
+            if room.grow(session, charged + each):
                 return each
         return 0
 

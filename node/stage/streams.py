@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from dht.budget import FRAME_BYTES, PINGS, Budget
 from dht.errors import NetworkError, PeerError
@@ -41,22 +42,25 @@ from node.stage.server import StageServer
 
 logger = logging.getLogger(__name__)
 
-PINGS_PAUSE_S = 1.0
-CONTROL_BYTES_MAX = 1 << 12
-TOKEN_ID_BYTES_MAX = 5
-"""Bytes of the longest token id in a message."""
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig:
+    """What strangers may send on streams to a stage, and for how long."""
 
-FIRST_FRAME_S = 15.0
-"""Time within which the first frame of a stream must come; otherwise it is closed."""
-CREDIT_S = 0.02
-"""Interval at which held-back credit is looked at again."""
-CLIENT_SILENCE_S = 30.0
-"""Silence after which a client is gone (clients ping) and its session is freed."""
-HOP_SILENCE_S = 120.0
-"""Silence after which a hop is closed; stages ping hops in use, close others after a minute."""
-PART_S = 60.0
-"""Longest pause within a frame that comes in parts."""
+    pings_pause_s: float = 1.0
+    control_bytes_max: int = 1 << 12
+    token_id_bytes_max: int = 5
+    """Bytes of the longest token id in a message."""
+    first_frame_s: float = 15.0
+    """Time within which the first frame of a stream must come; otherwise it is closed."""
+    credit_s: float = 0.02
+    """Interval at which held-back credit is looked at again."""
+    client_silence_s: float = 30.0
+    """Silence after which a client is gone (clients ping) and its session is freed."""
+    hop_silence_s: float = 120.0
+    """Silence after which a hop is closed; stages ping hops in use, close others after a minute."""
+    part_s: float = 60.0
+    """Longest pause within a frame that comes in parts."""
 
 
 class StageStreams:
@@ -67,8 +71,10 @@ class StageStreams:
         transport: Transport,
         stage: StageServer,
         budget: Budget | None = None,
+        config: StreamConfig | None = None,
     ) -> None:
         """``budget`` bounds what unfinished frames take."""
+        self._config = config or StreamConfig()
         self._transport = transport
         self._stage = stage
         self._budget = budget or Budget()
@@ -104,7 +110,7 @@ class StageStreams:
 
         A close alone frees a stage that is no longer on the session's route.
         """
-        frame = await self._read(stream, FIRST_FRAME_S, codec.FRAME_BYTES_MAX)
+        frame = await self._read(stream, self._config.first_frame_s, codec.FRAME_BYTES_MAX)
         open_ = frame.message
         if isinstance(open_, SessionClose):
             self._stage.close_for(open_, stream.remote_peer_id)
@@ -127,7 +133,8 @@ class StageStreams:
     async def _copy_kv(self, stream: Stream, order: KvCopy) -> None:
         """Copy a session's KV to another peer for its client, until done or the client is gone."""
         copying = asyncio.create_task(self._stage.copies.send(order, stream.remote_peer_id))
-        gone = asyncio.create_task(codec.read_frame(stream, limit_bytes=CONTROL_BYTES_MAX))
+        most = self._config.control_bytes_max
+        gone = asyncio.create_task(codec.read_frame(stream, limit_bytes=most))
         try:
             await asyncio.wait({copying, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not copying.done():
@@ -155,12 +162,12 @@ class StageStreams:
         """Handle one frame of a client's session; False when the client closes."""
         await sender.room()
         token_ids = min(open_.prompt_tokens, PROMPT_TOKENS_MAX)
-        longest = CONTROL_BYTES_MAX + TOKEN_ID_BYTES_MAX * token_ids
-        frame = await self._read(stream, CLIENT_SILENCE_S, longest)
+        longest = self._config.control_bytes_max + self._config.token_id_bytes_max * token_ids
+        frame = await self._read(stream, self._config.client_silence_s, longest)
         mine = (open_.session, open_.attempt)
         match frame.message:
             case Prompt() as prompt if (prompt.session, prompt.attempt) == mine:
-                self._stage.flow.take_inputs(*mine, prompt.position, prompt.token_ids)
+                self._stage.pipeline.take_inputs(*mine, prompt.position, prompt.token_ids)
             case SessionClose():
                 return False
             case Ping() as ping:
@@ -171,7 +178,8 @@ class StageStreams:
 
     async def _serve_tokens(self, stream: Stream) -> None:
         """Send the tokens of a session, whose last stage is here, to its client."""
-        attach = (await self._read(stream, FIRST_FRAME_S, CONTROL_BYTES_MAX)).message
+        config = self._config
+        attach = (await self._read(stream, config.first_frame_s, config.control_bytes_max)).message
         if not isinstance(attach, TokensAttach):
             raise codec.MalformedError("a token stream starts with an attach")
         async with _sending(stream) as sender:
@@ -188,7 +196,9 @@ class StageStreams:
             try:
                 while True:
                     await sender.room()
-                    frame = await self._read(stream, CLIENT_SILENCE_S, CONTROL_BYTES_MAX)
+                    frame = await self._read(
+                        stream, config.client_silence_s, config.control_bytes_max
+                    )
                     if not isinstance(frame.message, Ping):
                         raise codec.MalformedError("only pings follow an attach")
                     await self._pong(stream, frame.message, sender)
@@ -203,7 +213,7 @@ class StageStreams:
             held = asyncio.Event()
             crediting = asyncio.create_task(self._keep_crediting(reader, sender, held))
             try:
-                limit_s = FIRST_FRAME_S
+                limit_s = self._config.first_frame_s
                 while True:
                     async with asyncio.timeout(limit_s):
                         frame = await reader.read()
@@ -214,7 +224,9 @@ class StageStreams:
                     self._credit(reader, sender)
                     if reader.holds:
                         held.set()
-                    limit_s = PART_S if reader.unfinished else HOP_SILENCE_S
+                    limit_s = (
+                        self._config.part_s if reader.unfinished else self._config.hop_silence_s
+                    )
                     await sender.room()
             finally:
                 reader.close()
@@ -225,11 +237,11 @@ class StageStreams:
         """Answer a ping; nothing is read for a while from one who sends too many."""
         now_s = asyncio.get_running_loop().time()
         if not self._budget.rate(PINGS).take(stream.remote_peer_id, 1, now_s):
-            await asyncio.sleep(PINGS_PAUSE_S)
+            await asyncio.sleep(self._config.pings_pause_s)
         sender.send(self._stage.pong(ping.nonce))
 
     def _credit(self, reader: LinkReader, sender: FrameSender) -> None:
-        hold = self._stage.flow.behind or self._stage.traffic.down_exceeded
+        hold = self._stage.pipeline.behind or self._stage.traffic.down_exceeded
         delivered = reader.acknowledgement(hold=hold)
         if delivered is not None:
             sender.send(delivered)
@@ -240,7 +252,7 @@ class StageStreams:
         """Give held-back credit as soon as this stage has caught up."""
         while True:
             await held.wait()
-            await asyncio.sleep(CREDIT_S)
+            await asyncio.sleep(self._config.credit_s)
             self._credit(reader, sender)
             if not reader.holds:
                 held.clear()
@@ -248,11 +260,11 @@ class StageStreams:
     def _take_from_stage(self, peer_id: str, frame: codec.Frame, sender: FrameSender) -> None:
         match frame.message:
             case Activations() as activations:
-                self._stage.flow.take_activations(peer_id, activations, frame.body)
+                self._stage.pipeline.take_activations(peer_id, activations, frame.body)
             case KvPages() as pages:
                 self._stage.copies.take(peer_id, pages, frame.body, sender.send)
             case RingTokens(tokens=tokens):
-                self._stage.flow.take_ring(peer_id, tokens)
+                self._stage.pipeline.take_ring(peer_id, tokens)
             case SessionOpen() as open_:
                 if open_.hop == 0 or open_.hop >= len(open_.route):
                     raise codec.MalformedError("an open over a hop is for a later stage")

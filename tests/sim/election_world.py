@@ -13,6 +13,7 @@ from typing import Any
 
 from coordinator.election.election import (
     CATCH_UP_S,
+    LEASE_S,
     Elected,
     Election,
     ElectionView,
@@ -47,6 +48,7 @@ from dht.messages.types import (
     PlanVersion,
     Problem,
 )
+from dht.records.directory import LIFETIME_S, RecordKind
 from dht.records.sightings import Sightings
 
 LAYERS = 4
@@ -54,7 +56,7 @@ START_UNIX_S = 1.7e9
 SKEW_S = 3.0
 LOSS = 0.02
 SILENT_AFTER_S = 3.0
-NODE_LIFE_S, LEASE_LIFE_S, PLAN_LIFE_S = 60.0, 30.0, 600.0
+NODE_LIFE_S, PLAN_LIFE_S = LIFETIME_S[RecordKind.NODES], LIFETIME_S[RecordKind.PLAN]
 ANNOUNCE_S, PUBLISH_S = 5.0, 60.0
 WITNESSES = 3
 MODEL = ModelSpec(
@@ -241,9 +243,9 @@ class World:
                 match effect:
                     case StoreLease(term=term):
                         lease = LeaseRecord(
-                            peer_id=member.name, term=term, expires_unix_s=unix_s + LEASE_LIFE_S
+                            peer_id=member.name, term=term, expires_unix_s=unix_s + LEASE_S
                         )
-                        if self.write(member, "lease", lease, LEASE_LIFE_S):
+                        if self.write(member, "lease", lease, LEASE_S):
                             stored = True
                             done = LeaseStored(term=term)
                             member.election, _ = step(member.election, done, clock_s)

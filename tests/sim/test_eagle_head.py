@@ -130,7 +130,7 @@ def test_rows_in_8_bits_are_the_same_with_features_beside_them() -> None:
     async def scenario() -> None:
         async with headed_swarm(*SPANS) as swarm, swarm.client() as client:
             for peer in swarm.peers:
-                peer.stage.flow._config = replace(peer.stage.flow._config, int8="all")
+                peer.stage.pipeline._config = replace(peer.stage.pipeline._config, int8="all")
             plain, drafted = [
                 await client.generate(
                     PROMPT, GenerationOptions(max_new_tokens=NEW, speculate=speculate)
@@ -212,7 +212,7 @@ def test_strange_features_cost_drafts_and_no_token(features: bytes, count: int, 
             last = swarm.peers[1]
             last.engine.feature_layers = FEATURES
             await last.announce()
-            flow, take = last.stage.flow, last.stage.flow.take_activations
+            pipeline, take = last.stage.pipeline, last.stage.pipeline.take_activations
 
             def lied(peer_id: str, message: Activations, body: bytes) -> None:
                 (item,) = message.items
@@ -226,7 +226,7 @@ def test_strange_features_cost_drafts_and_no_token(features: bytes, count: int, 
                     body = bytes(body)[: 4 * rows] + features
                 take(peer_id, message, body)
 
-            flow.take_activations = lied  # type: ignore[method-assign]
+            pipeline.take_activations = lied  # type: ignore[method-assign]
             answer = await client.generate(PROMPT, max_new_tokens=NEW)
             assert answer.token_ids == answer_of(PROMPT, NEW)
             counts = counted(swarm)

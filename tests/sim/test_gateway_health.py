@@ -6,16 +6,16 @@ from contextlib import asynccontextmanager
 
 from client import Swarm
 from client.errors import no_route_text
-from client.view.pinger import PING_AGAIN_S, PING_EVERY_S, PONG_S
+from coordinator.failure.pinger import BY_CLIENTS
 from coordinator.routing.affinity import Route
 from coordinator.routing.routes import NoRoute
 from testing.clock import run_virtual
 from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import until
 
-KILLED_S = PING_EVERY_S + PING_AGAIN_S
+KILLED_S = BY_CLIENTS.every_s + (BY_CLIENTS.silent_misses - 1) * BY_CLIENTS.again_s
 """docs/gateway.md: pings of a killed peer fail at once,"""
-FROZEN_S = KILLED_S + 2 * PONG_S
+FROZEN_S = KILLED_S + BY_CLIENTS.silent_misses * BY_CLIENTS.answer_s
 """those of one that is frozen or cut off when their time is over."""
 PROMPT = (1, 2, 3)
 
@@ -55,7 +55,10 @@ def test_a_holder_that_is_killed_or_frozen_is_missed_although_its_record_lives_o
             assert await seconds_until(client, well=False) <= FROZEN_S + 0.2
             assert why(client) == "layers 0-3 are held by nobody that can be reached"
             swarm.network.thaw(first.peer_id)
-            assert await seconds_until(client, well=True) <= PING_EVERY_S + PONG_S + 0.2
+            assert (
+                await seconds_until(client, well=True)
+                <= BY_CLIENTS.every_s + BY_CLIENTS.answer_s + 0.2
+            )
             swarm.kill(second)
             assert await seconds_until(client, well=False) <= KILLED_S + 0.2
             assert second.peer_id in client.view.nodes, "its record would have called it well"

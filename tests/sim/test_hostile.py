@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from client.errors import RequestRefusedError, UnavailableError
-from client.session.controller import UNSOUND_TRIES
+from client.session.config import SessionConfig
 from client.text.tokenizer import ModelText
 from coordinator.admission.rules import (
     CLAIM_SHARE,
@@ -62,7 +62,7 @@ from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import DIALS_REFUSED
 from node.stage.config import StageConfig
 from node.stage.opening import close_of
-from node.stage.streams import HOP_SILENCE_S, PART_S
+from node.stage.streams import StreamConfig
 from testing.clock import run_virtual
 from testing.network import MemoryTransport
 from tests.sim.paper_swarm import (
@@ -936,9 +936,9 @@ def test_a_hop_that_says_nothing_is_closed(part: bool) -> None:
                 await codec.send_frame(stream, begun, b"x")
             else:
                 await codec.send_frame(stream, Ping(nonce=1))
-            await asyncio.sleep(PART_S / 2)
+            await asyncio.sleep(StreamConfig().part_s / 2)
             assert not target.stage.counters["streams_silent"]
-            await asyncio.sleep(HOP_SILENCE_S)
+            await asyncio.sleep(StreamConfig().hop_silence_s)
             assert target.stage.counters["streams_silent"] == 1
             await ended(stream)
 
@@ -1031,7 +1031,7 @@ def test_a_request_that_all_call_unsound_ends_at_once(
             with pytest.raises(RequestRefusedError, match="nobody takes such a request"):
                 await client.generate(PROMPT, max_new_tokens=5, **options)
             assert loop.time() - started_s < 5, "nobody waits for another answer"
-            assert len(told) == min(holders, UNSOUND_TRIES)
+            assert len(told) == min(holders, SessionConfig().unsound_tries)
             view, now_s = client.view, loop.time()
             assert not any(view.avoidance.avoids(node, now_s) for node in view.nodes.values())
 
@@ -1166,7 +1166,7 @@ def send_unsound_rows(peer: PaperPeer) -> None:
 
 def accuse(peer: PaperPeer, which: int) -> None:
     """Let a peer say of the stage before it (-1) or after it (1) that the stream to it broke."""
-    take = peer.stage.flow.on_results
+    take = peer.stage.pipeline.on_results
 
     def lie(results: Sequence[WorkResult]) -> None:
         for result in results:
@@ -1187,7 +1187,7 @@ def swallow_opens(peer: PaperPeer) -> None:
 
 def close_sessions(peer: PaperPeer) -> None:
     """Let a peer close at the next stage what it was asked to serve."""
-    take = peer.stage.flow.on_results
+    take = peer.stage.pipeline.on_results
 
     def lie(results: Sequence[WorkResult]) -> None:
         for result in results:

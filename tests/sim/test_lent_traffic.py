@@ -12,9 +12,10 @@ from coordinator.links.token_bucket import Allowance
 from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.messages.session import ActivationItem, Activations, Ping
+from dht.transport.frame_sender import STALLED_S
 from dht.transport.metered import ByteMeter, MeteredStream, MeteredTransport
 from dht.transport.streams import stream_pair
-from node.links.framed_stream import STALLED_S, LinkReader, LinkSender
+from node.links.framed_stream import LinkReader, LinkSender
 from node.links.lent_traffic import LentTraffic, loop_us
 from node.links.probe import ProbeServer, measure_link
 from testing.network import MemoryNetwork

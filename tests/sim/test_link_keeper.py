@@ -17,7 +17,7 @@ from node.links.lent_traffic import LentTraffic
 from node.links.measured_links import MeasuredLinks
 from node.links.probe import PROBE_BYTES_MAX
 from node.peer import link_keeper
-from node.peer.link_keeper import EVERY_S, LinkKeeper, is_steady
+from node.peer.link_keeper import LinkKeepConfig, LinkKeeper, is_steady
 from testing.clock import run_virtual
 from testing.network import MemoryNetwork
 from tests.unit.records import record_of
@@ -59,7 +59,9 @@ def probed_s(
         )
 
     async def scenario() -> None:
-        stage: Any = SimpleNamespace(traffic=LentTraffic(), flow=SimpleNamespace(links=lambda: {}))
+        stage: Any = SimpleNamespace(
+            traffic=LentTraffic(), pipeline=SimpleNamespace(links=lambda: {})
+        )
         there = directory.records
         here: Any = directory
         transport = MemoryNetwork(random.Random(1)).transport()
@@ -68,7 +70,7 @@ def probed_s(
         if away_s > 0:
             await asyncio.sleep(away_s)
             directory.records = {}
-            await asyncio.sleep(2 * EVERY_S)
+            await asyncio.sleep(2 * LinkKeepConfig().every_s)
             directory.records = there
         await asyncio.sleep(hours * HOUR_S - max(0.0, away_s))
         task.cancel()
@@ -116,15 +118,15 @@ def test_a_busy_link_is_announced_as_its_frames_found_it(
         delivery.sent(30_000, at_us, limited=False)
     assert delivery.known
     up = Allowance() if up_mbit is None else Allowance(up_mbit * 125_000)
-    flow = SimpleNamespace(links=lambda: {"b": SimpleNamespace(delivery=delivery)})
-    stage: Any = SimpleNamespace(traffic=LentTraffic(up=up), flow=flow)
+    pipeline = SimpleNamespace(links=lambda: {"b": SimpleNamespace(delivery=delivery)})
+    stage: Any = SimpleNamespace(traffic=LentTraffic(up=up), pipeline=pipeline)
     directory = PaperDirectory()
 
     async def scenario() -> str:
         here: Any = directory
         transport = MemoryNetwork(random.Random(1)).transport()
         task = asyncio.create_task(LinkKeeper(transport, here, stage, MeasuredLinks()).run())
-        await asyncio.sleep(3 * EVERY_S)
+        await asyncio.sleep(3 * LinkKeepConfig().every_s)
         task.cancel()
         return transport.peer_id
 

@@ -203,7 +203,7 @@ def test_a_last_stage_that_claims_more_than_was_drafted_is_named(claimed: tuple[
             position=len(session.inputs),
             token_ids=claimed,
         )
-        stage.flow.take_ring(last, (token,))
+        stage.pipeline.take_ring(last, (token,))
 
     lied_to(0, -1, lie, (0, 4), (4, 8), (4, 8))
 
@@ -221,7 +221,7 @@ def test_a_stage_that_sends_other_rows_than_a_decode_has_is_named(
             drafts=drafts,
         )
         message = Activations(items=(item,), dtype="float32", hidden=1)
-        stage.flow.take_activations(first, message, bytes(4 * rows))
+        stage.pipeline.take_activations(first, message, bytes(4 * rows))
 
     lied_to(1, 0, lie, (0, 4), (4, 8), (0, 4))
 

@@ -180,7 +180,7 @@ REPETITION = (
         PING, Told(Pong)), "stale_activations"),
     Way("a part twice", HOP, (part(1, 0, 9, b"abc"), part(1, 0, 9, b"abc")), "malformed"),
     Way("65 requests for plans", PLAN_PROTOCOL, ([PING] * 65,), "ended", 11),
-    Way("25 pings to probe", PROBE, ([PING] * 25,), "ended", 11),
+    Way("65 pings to probe", PROBE, ([PING] * 65,), "ended", 11),
 )  # fmt: skip
 SILENCES = (
     Way("a session's stream without a word", SESSION, (), "streams_silent", 16),

@@ -54,7 +54,7 @@ from client.gateway.structured.calls import Call
 from client.gateway.structured.channels import Channels, channels_of
 from client.gateway.structured.schemas import Schema
 from client.swarm.swarm import Swarm
-from client.text.arrangement import Arguments, LeftOut, arranged
+from client.text.arrangement import CALL_ID_CHARS, Arguments, LeftOut, arranged
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import Tokenizer
 from dht.errors import NetworkError, SwarmError, UserError
@@ -67,8 +67,6 @@ FAULT_CHARS_MAX = 400
 A_TOOL = Function(name="weather", parameters={"type": "object", "properties": {"at": {}}})
 A_CALL = {"name": A_TOOL.name, "arguments": Arguments({"at": "sea"})}
 """What a chat template is tried with."""
-CALL_ID_CHARS = 9
-"""Some templates take ids of this length alone."""
 
 
 @dataclass(slots=True, kw_only=True)

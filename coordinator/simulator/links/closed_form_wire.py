@@ -8,16 +8,16 @@ against the scheduler itself, slice by slice (:mod:`coordinator.simulator.links.
 from collections import deque
 
 from coordinator.links.scheduler import (
-    FRAME_BYTES_MAX,
-    FRAME_BYTES_MIN,
-    FRAME_US,
-    PREFILL_SHARE,
+    LinkConfig,
     TrafficClass,
 )
 from coordinator.simulator.core.parts import SimulatedLink, SimulatedPiece, SimulatedSession
 from coordinator.simulator.core.swarm import LiveSwarm
 
 PREFILL = TrafficClass.PREFILL
+
+
+LINK = LinkConfig()
 
 
 class FramedWire:
@@ -62,14 +62,14 @@ class FramedWire:
         if start_s > now_s:
             end_s = start_s + took_s
             if prompts:  # decodes queue up: the prompt sends its share between them
-                self._decodes_until_s = start_s + took_s / (1 - PREFILL_SHARE)
+                self._decodes_until_s = start_s + took_s / (1 - LINK.prefill_share)
                 self._prompt_until_s += took_s
             else:
                 self._decodes_until_s = end_s
         elif prompts:
             start_s = now_s + (self._prompt_until_s - now_s) % _slice_s(prompts[0][0].bytes_per_s)
             start_s += (
-                took_s * PREFILL_SHARE / (1 - PREFILL_SHARE)
+                took_s * LINK.prefill_share / (1 - LINK.prefill_share)
             )  # the prompt's share of bytes, on average
             self._decodes_until_s = end_s = start_s + took_s
             self._prompt_until_s += took_s
@@ -102,8 +102,8 @@ class FramedWire:
 
 def _slice_s(bytes_per_s: float) -> float:
     """Time of a slice of prefill on a link, in seconds."""
-    wanted = bytes_per_s * FRAME_US / 1e6
-    return min(max(wanted, FRAME_BYTES_MIN), FRAME_BYTES_MAX) / bytes_per_s
+    wanted = bytes_per_s * LINK.frame_us / 1e6
+    return min(max(wanted, LINK.frame_bytes_min), LINK.frame_bytes_max) / bytes_per_s
 
 
 class InOrderWire:

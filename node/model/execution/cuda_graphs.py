@@ -74,12 +74,12 @@ def page_bucket(columns: int) -> int:
     return size
 
 
-def recordable(anatomy: ModelStructure, start: int, end: int) -> bool:
+def recordable(structure: ModelStructure, start: int, end: int) -> bool:
     """Whether layers ``[start, end)`` and the sources of their arguments can be captured."""
-    return anatomy.packed and (
-        all(traits.recordable for traits in anatomy.traits[start:end])
-        and not any(looks_at_sessions(call) for call in anatomy.calls[start:end])
-        and all(source.recordable and not source.by_length for source in anatomy.sources)
+    return structure.packed and (
+        all(traits.recordable for traits in structure.traits[start:end])
+        and not any(looks_at_sessions(call) for call in structure.calls[start:end])
+        and all(source.recordable and not source.by_length for source in structure.sources)
     )
 
 

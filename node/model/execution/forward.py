@@ -39,7 +39,7 @@ class LayerForward:
 
     def __init__(
         self,
-        anatomy: ModelStructure,
+        structure: ModelStructure,
         skeleton: Skeleton,
         capture: Capture | None = None,
         kernels: RowsKernels | None = None,
@@ -47,12 +47,14 @@ class LayerForward:
         """``skeleton`` is on the parts' device; ``capture`` makes graphs of decode steps;
         ``kernels`` take the place of parts of the layers."""
         self._kernels = kernels
-        self._anatomy = anatomy
+        self._structure = structure
         self._skeleton = skeleton
-        self._embed_width = int(skeleton.parts[anatomy.before[0]].get_parameter("weight").shape[-1])
-        self._sources = [skeleton.module(source.name) for source in anatomy.sources]
+        self._embed_width = int(
+            skeleton.parts[structure.before[0]].get_parameter("weight").shape[-1]
+        )
+        self._sources = [skeleton.module(source.name) for source in structure.sources]
         self._parts: dict[str, nn.Module] = {}
-        self.traced = TorchScriptLayers(anatomy, self._sources)
+        self.traced = TorchScriptLayers(structure, self._sources)
         """Layers recorded for decode steps; empty if none are."""
         self._layers: dict[int, nn.Module] = {}
         self.row_by_row = False
@@ -74,8 +76,8 @@ class LayerForward:
         self, index: int, layer: nn.Module, dtype: torch.dtype, device: torch.device
     ) -> nn.Module:
         """Optimise a layer: fewer products and launches, a better layout, recorded on a CPU."""
-        if self._anatomy.packed:  # other layers may read weights without calling their modules
-            share_products(layer, self._anatomy.traits[index].siblings)
+        if self._structure.packed:  # other layers may read weights without calling their modules
+            share_products(layer, self._structure.traits[index].siblings)
             layer = favour_few_rows(layer)
         if device.type == "cuda":
             fuse_norms(layer, dtype, self._kernels.norm_rows if self._kernels else None)
@@ -109,13 +111,13 @@ class LayerForward:
 
         ``starts``: position of each session's first token.
         """
-        if not self._anatomy.packed:
+        if not self._structure.packed:
             return _joined(
                 [self._enter_alone(*each, device) for each in zip(token_ids, starts, strict=True)]
             )
         ids = to_device(list(itertools.chain.from_iterable(token_ids)), device)[None]
-        if self._anatomy.plain_entry:
-            hidden: torch.Tensor = self._parts[self._anatomy.before[0]](ids)[0]
+        if self._structure.plain_entry:
+            hidden: torch.Tensor = self._parts[self._structure.before[0]](ids)[0]
             return hidden
         positions = [range(at, at + len(part)) for part, at in zip(token_ids, starts, strict=True)]
         packed = to_device(list(itertools.chain.from_iterable(positions)), device)[None]
@@ -139,14 +141,14 @@ class LayerForward:
 
     def leave(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits ``[rows, vocabulary]`` from output rows of the last layer."""
-        hidden = hidden[:, : self._anatomy.width]
-        if self._anatomy.plain_tail:
+        hidden = hidden[:, : self._structure.width]
+        if self._structure.plain_tail:
             flowing = hidden
-            for name in self._anatomy.behind:
+            for name in self._structure.behind:
                 flowing = self._parts[name](flowing)
             return flowing
         rows = hidden[None]
-        if self._anatomy.carried is not None:
+        if self._structure.carried is not None:
             rows = self._carried.hidden.tensor(hidden)
         heard = self._skeleton.run(
             **self._blank(hidden),
@@ -161,9 +163,9 @@ class LayerForward:
     ) -> torch.Tensor:
         """Output ``[tokens, hidden]`` of layers ``[start, end)``, which must be held, for input
         ``hidden``; ``positions`` is ``[tokens]``."""
-        if not self._anatomy.packed:
+        if not self._structure.packed:
             return self._session_by_session(start, end, step, hidden, positions)
-        if self.graphs is not None and recordable(self._anatomy, start, end):
+        if self.graphs is not None and recordable(self._structure, start, end):
             replayed = self.graphs.run(start, end, step, hidden, positions)
             if replayed is not None:
                 return replayed
@@ -180,7 +182,7 @@ class LayerForward:
     def prepare(self, start: int, end: int, step: Step, like: torch.Tensor) -> None:
         """Capture decode steps like ``step`` through layers ``[start, end)`` before they come, if
         possible; see :meth:`node.model.execution.cuda_graphs.CudaGraphs.prepare`."""
-        if self.graphs is not None and recordable(self._anatomy, start, end):
+        if self.graphs is not None and recordable(self._structure, start, end):
             self.graphs.prepare(start, end, step, like)
 
     def _as_they_are(
@@ -195,7 +197,7 @@ class LayerForward:
                 for source in range(len(self._sources))
             ]
             for index in range(start, end):
-                call = self._anatomy.calls[index]
+                call = self._structure.calls[index]
                 positional, named = call.resolve(packed, position_ids, outputs)
                 packed = _hidden(self._layers[index](packed, *positional, **named))
         finally:
@@ -210,7 +212,7 @@ class LayerForward:
         segments: list[Segment],
     ) -> Any:
         """Output of a weightless module for the positions of all rows."""
-        source, module = self._anatomy.sources[at], self._sources[at]
+        source, module = self._structure.sources[at], self._sources[at]
         if not source.by_length:
             positional, named = source.arguments.resolve(hidden, positions, ())
             return module(*positional, **named)
@@ -268,7 +270,7 @@ class LayerForward:
         for segment in itertools.chain.from_iterable(map(self._runs, step.segments)):
             rows = hidden[segment.first : segment.last]
             cache = PoolCache(step.pools, segment)
-            tuples = self._anatomy.tuples
+            tuples = self._structure.tuples
             inside = LayersInside(
                 self._carried, self._layers, start, end, rows, cache, tuples=tuples
             )
@@ -294,7 +296,7 @@ class LayerForward:
         chosen = [segment.first for segment in segments]
         rows = hidden if len(chosen) == len(hidden) else hidden[chosen]
         cache = BatchedCache(step.pools, segments, rows.device)
-        tuples = self._anatomy.tuples
+        tuples = self._structure.tuples
         inside = LayersInside(
             self._carried, self._layers, start, end, rows, cache, tuples=tuples, stacked=True
         )
@@ -302,7 +304,7 @@ class LayerForward:
             embedded=rows.new_zeros(len(chosen), 1, self._embed_width),
             positions=positions[chosen][:, None],
             cache=cache,
-            mask=cache.mask if any(kv.numbers for kv in self._anatomy.kv_shapes) else None,
+            mask=cache.mask if any(kv.numbers for kv in self._structure.kv_shapes) else None,
             perform=inside.perform,
         )
         cache.states.put_back()
@@ -310,12 +312,12 @@ class LayerForward:
 
     @property
     def _carried(self) -> Carried:
-        carried = self._anatomy.carried
+        carried = self._structure.carried
         assert carried is not None  # noqa: S101 - known where sessions run alone
         return carried
 
     def _blank(self, rows: torch.Tensor) -> dict[str, Any]:
-        width = None if self._anatomy.by_ids else self._embed_width
+        width = None if self._structure.by_ids else self._embed_width
         return blank_input(rows.shape[0], width, rows)
 
 

@@ -37,8 +37,8 @@ Recorded = Callable[..., Any]
 class TorchScriptLayers:
     """Recordings of the layers held, and of the modules that compute their arguments."""
 
-    def __init__(self, anatomy: ModelStructure, sources: Sequence[nn.Module]) -> None:
-        self._anatomy = anatomy
+    def __init__(self, structure: ModelStructure, sources: Sequence[nn.Module]) -> None:
+        self._structure = structure
         self._modules = list(sources)
         self._programs: dict[Any, Recorded | None] = {}
         """Program by kind of layer. TorchScript never forgets one, so weights are arguments."""
@@ -56,21 +56,21 @@ class TorchScriptLayers:
 
     def add(self, index: int, layer: nn.Module, dtype: torch.dtype) -> None:
         """Record a layer on the CPU; it stays unrecorded if that is impossible."""
-        anatomy = self._anatomy
-        if not anatomy.packed or not anatomy.traits[index].recordable:
+        structure = self._structure
+        if not structure.packed or not structure.traits[index].recordable:
             return
         if not self._sources_are_known:
             self._sources = [
                 self._recorded_source(source, module, dtype)
-                for source, module in zip(anatomy.sources, self._modules, strict=True)
+                for source, module in zip(structure.sources, self._modules, strict=True)
             ]
             self._sources_are_known = True
         names = [name for name, _ in _weights(layer)]
         weights = tuple(weight for _, weight in _weights(layer))
-        counts = [len(source.token_dims) for source in anatomy.sources]
+        counts = [len(source.token_dims) for source in structure.sources]
         holder = [layer]
-        function = _flat(index, holder, names, anatomy.calls[index], counts)
-        kind = (*_numbers(layer), anatomy.calls[index], *((w.shape, w.dtype) for w in weights))
+        function = _flat(index, holder, names, structure.calls[index], counts)
+        kind = (*_numbers(layer), structure.calls[index], *((w.shape, w.dtype) for w in weights))
         try:
             with torch.inference_mode():
                 if kind not in self._programs:
@@ -144,7 +144,7 @@ class TorchScriptLayers:
             return module(*positional, **named)
 
         def example(rows: int) -> tuple[Tensor, Tensor]:
-            return _hidden(rows, self._anatomy.width, dtype), 5 * torch.arange(rows)[None] + rows
+            return _hidden(rows, self._structure.width, dtype), 5 * torch.arange(rows)[None] + rows
 
         try:
             with torch.inference_mode():
@@ -162,12 +162,12 @@ class TorchScriptLayers:
         self, index: int, rows: int, dtype: torch.dtype, weights: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         """Arguments of a recorded layer, each row being the last of a context of a few tokens."""
-        kv_heads, key_width, value_width, _ = self._anatomy.kv_shapes[index]
+        kv_heads, key_width, value_width, _ = self._structure.kv_shapes[index]
         starts = CONTEXT_COMPARED * torch.arange(rows)
-        hidden = _hidden(rows, self._anatomy.width, dtype)
+        hidden = _hidden(rows, self._structure.width, dtype)
         positions = starts[None] + 1
         flat: list[Tensor] = []
-        for source, module in zip(self._anatomy.sources, self._modules, strict=True):
+        for source, module in zip(self._structure.sources, self._modules, strict=True):
             positional, named = source.arguments.resolve(hidden, positions, ())
             output = module(*positional, **named)
             flat.extend([output] if isinstance(output, Tensor) else output)

@@ -136,7 +136,7 @@ def inspect_model(
     """
 
     def studied() -> ModelStructure:
-        return _Inspection(model, layers_name, packed, context_tokens, dtype).anatomy()
+        return _Inspection(model, layers_name, packed, context_tokens, dtype).structure()
 
     try:
         with without_compiler():
@@ -275,7 +275,7 @@ class _Inspection:
                 raise Unservable("it changes the hidden states between its layers")
             expected = answer(index, call.hidden)
 
-    def anatomy(self) -> ModelStructure:
+    def structure(self) -> ModelStructure:
         before, behind = self._sides()
         flow = self._flow
         if flow is None:

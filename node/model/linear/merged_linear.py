@@ -27,7 +27,8 @@ class MergedLinear(nn.Module):
         self._made: dict[int, torch.Tensor] = {}
 
     def part(self, rows: torch.Tensor, index: int) -> torch.Tensor:
-        """Output of the module at ``index`` for ``rows``; dropped once all parts are taken."""
+        """Output of the module at ``index`` for ``rows``, ``[…, its outs]``; dropped once all parts
+        are taken."""
         if self._given is not rows or index not in self._made:
             self._given = rows
             parts: Iterable[torch.Tensor] = self.linear(rows).split(self._sizes, dim=-1)
@@ -51,7 +52,7 @@ class MergedLinearPart(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The merged matrix, for code that asks for its dtype or device."""
+        """The merged matrix, ``[outs of all, ins]``, for code that asks for its dtype or device."""
         weight: torch.Tensor = self.__dict__["shared"].linear.weight
         return weight
 

@@ -52,7 +52,8 @@ class PackedLinear(nn.Module):
 def packed_product(
     rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, in_features: int
 ) -> torch.Tensor:
-    """``rows`` of any shape times a packed matrix; written so that TorchScript accepts it."""
+    """``rows``, ``[…, in_features]``, times a packed matrix: ``[…, outs]``. Written so that
+    TorchScript accepts it."""
     flat = rows.reshape(-1, in_features)
     count = flat.size(0)
     # In float32 the kernel for four rows is faster than those for one and two.

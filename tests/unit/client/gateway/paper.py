@@ -138,12 +138,12 @@ class PaperSession(SessionDriver):
         self._swarm = swarm
 
     async def tokens(self) -> AsyncGenerator[tuple[int, ...], None]:
-        swarm, log = self._swarm, self.owner.log
+        swarm, log = self._swarm, self.controller.log
         sampling = log.request.sampling
         swarm.live += 1
         swarm.served += 1
         named = self._named
-        self.owner.cached_tokens = 0 if named is None else named.known_tokens
+        self.controller.cached_tokens = 0 if named is None else named.known_tokens
         said = None if swarm.says is None else swarm.text.prompt_ids(swarm.says)
         self._stands(ControllerState.OPENING, swarm.route())
         self._stands(ControllerState.RUNNING, swarm.route())
@@ -178,19 +178,19 @@ class PaperSession(SessionDriver):
 
     async def _reroute(self) -> None:
         """Lose the first stage, and go on without it."""
-        lost = self.owner.route[0].peer_id
-        self.owner.lost = {lost}
-        self.owner.failovers += 1
-        self._stands(ControllerState.DRAWING, self.owner.route)
+        lost = self.controller.route[0].peer_id
+        self.controller.lost = {lost}
+        self.controller.failovers += 1
+        self._stands(ControllerState.DRAWING, self.controller.route)
         if self._swarm.mended is not None:
             await self._swarm.mended.wait()
         self._stands(ControllerState.OPENING, self._swarm.route(without=[lost]))
-        self.owner.lost = set()
-        self._stands(ControllerState.RUNNING, self.owner.route)
+        self.controller.lost = set()
+        self._stands(ControllerState.RUNNING, self.controller.route)
         self._swarm.losses += 1
 
     def _stands(self, state: ControllerState, route: Route) -> None:
-        self.owner.state, self.owner.route = state, route
+        self.controller.state, self.controller.route = state, route
         self._tell_route()
 
 

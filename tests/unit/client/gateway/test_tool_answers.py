@@ -73,7 +73,7 @@ class Scripted(PaperSession):
     requests: list[AnswerRequest]
 
     async def tokens(self) -> AsyncGenerator[tuple[int, ...], None]:
-        log = self.owner.log
+        log = self.controller.log
         tokenizer = self._swarm.text.tokenizer
         assert tokenizer is not None
         for token_id in (*tokenizer.encode(self.text, special_tokens=False), EOS):

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.answer.generation import AnswerLog, AnswerRequest
+from client.session.config import SessionConfig
 from client.session.controller import (
-    PAUSED_S,
-    RELIEF_EVERY_S,
     ControllerState,
     SessionController,
 )
@@ -48,6 +47,8 @@ from tests.choices import Choices, choices
 from tests.examples import examples
 from tests.unit.records import MODEL
 
+CONFIG = SessionConfig()
+
 NOBODY = NoRoute(reason="nobody")
 NEW = 12
 TRUTH = tuple(range(500, 500 + NEW))
@@ -70,7 +71,7 @@ class World:
                 model=MODEL, prompt_ids=PROMPT, max_new_tokens=NEW, sampling=Sampling()
             )
         )
-        self.owner = SessionController(log=self.log, wait_s=60.0)
+        self.controller = SessionController(log=self.log, wait_s=60.0)
         self.now_s = 0.0
         self.delivered: list[int] = []
         self.holds: dict[str, int] = {}
@@ -125,10 +126,10 @@ class World:
                 case FindRoute(mend=old, lost=lost, after_s=after_s):
                     self.now_s += after_s
                     route = self.mend(old, lost) if old else self.route(lost)
-                    todo += self.owner.step(RouteFound(route=route), self.now_s)
+                    todo += self.controller.step(RouteFound(route=route), self.now_s)
                 case FindMigrationRoute(mend=old, leaving=leaving, to=to):
                     route = self.swap(old, leaving, to) if to else self.mend(old, {leaving})
-                    todo += self.owner.step(MigrationRouteFound(route=route), self.now_s)
+                    todo += self.controller.step(MigrationRouteFound(route=route), self.now_s)
                 case Open(attempt=attempt, route=route):
                     assert attempt == self.log.attempt
                     assert not self.attempts or attempt > self.attempts[-1], "attempts only grow"
@@ -139,17 +140,17 @@ class World:
                 case OpenMigration(attempt=attempt, route=route, until=until):
                     assert attempt > self.attempts[-1]
                     self.attempts.append(attempt)
-                    assert self.owner.state is ControllerState.RUNNING, "the answer goes on"
-                    new = [s for s in route[: until + 1] if s not in self.owner.accepted]
+                    assert self.controller.state is ControllerState.RUNNING, "the answer goes on"
+                    new = [s for s in route[: until + 1] if s not in self.controller.accepted]
                     self.holds.update(dict.fromkeys((s.peer_id for s in new), attempt))
                 case CopyKv(attempt=attempt, source=source, to=to):
                     assert attempt == self.attempts[-1] > self.log.attempt, "of the newest copies"
-                    serving = {stage.peer_id for stage in self.owner.accepted}
+                    serving = {stage.peer_id for stage in self.controller.accepted}
                     assert source in serving
                     assert to not in serving
                 case Leave(attempt=attempt, stages=stages):
                     for stage in stages:
-                        assert stage not in self.owner.accepted, "a serving stage was closed"
+                        assert stage not in self.controller.accepted, "a serving stage was closed"
                         if self.holds.get(stage.peer_id, attempt + 1) <= attempt:
                             del self.holds[stage.peer_id]
                 case Feed(attempt=attempt):
@@ -166,21 +167,21 @@ class World:
         if isinstance(event, Refused):
             if self.holds.get(event.peer_id) == event.attempt:
                 del self.holds[event.peer_id]
-            if event.code is RefusalCode.NO_KV and self.owner.state is ControllerState.OPENING:
+            if event.code is RefusalCode.NO_KV and self.controller.state is ControllerState.OPENING:
                 # The stages before it pass the refusal up, and forget what is new to them.
                 for peer in self.fresh & set(self.holds):
                     if self.holds[peer] == event.attempt:
                         del self.holds[peer]
         self.past.append(event)
-        self.perform(self.owner.step(event, self.now_s))
+        self.perform(self.controller.step(event, self.now_s))
 
     def event(self) -> Event:
         """Something that may happen now, plausible or not."""
         chosen = self.chosen
-        owner, attempt = self.owner, self.log.attempt
-        peers = [stage.peer_id for stage in owner.route] or list(PEERS)
+        controller, attempt = self.controller, self.log.attempt
+        peers = [stage.peer_id for stage in controller.route] or list(PEERS)
         peer = chosen.one_of(peers)
-        move_attempt = owner.move.attempt if owner.move is not None else attempt + 1
+        move_attempt = controller.move.attempt if controller.move is not None else attempt + 1
         at = chosen.one_of([attempt, attempt, attempt, move_attempt, max(0, attempt - 1)])
         start = chosen.below(NEW)
         kind = chosen.one_of((*EVENTS, "again") if self.past else EVENTS)
@@ -204,7 +205,7 @@ class World:
                 return Lost(attempt=at, peer_id=peer, reason="r", watched=self.chosen.yes())
             case "leave":
                 to = chosen.one_of(PEERS) if chosen.yes() else ""
-                self.now_s += RELIEF_EVERY_S if to and chosen.yes() else 0.0
+                self.now_s += CONFIG.relief_every_s if to and chosen.yes() else 0.0
                 return Leaving(attempt=at, peer_id=peer, to=to)
             case "warm":
                 return MigrationCaughtUp(attempt=at)
@@ -215,7 +216,7 @@ class World:
         """From now on everybody does what is asked: the answer must come to its end."""
         for _ in range(200):
             self.now_s += 0.01
-            match self.owner.state:
+            match self.controller.state:
                 case ControllerState.OPENING:
                     self.happen(Accepted(attempt=self.log.attempt, position=0))
                 case ControllerState.RUNNING:
@@ -230,42 +231,44 @@ class World:
 def live(chosen: Choices, steps: int) -> None:
     """One session's life, and what must hold in the end."""
     world = World(chosen)
-    world.perform(world.owner.start(0.0))
+    world.perform(world.controller.start(0.0))
     for _ in range(steps):
-        if world.owner.state in {ControllerState.DONE, ControllerState.GAVE_UP}:
+        if world.controller.state in {ControllerState.DONE, ControllerState.GAVE_UP}:
             break
         world.happen(world.event())
     world.calm()
-    owner = world.owner
-    if owner.state is ControllerState.GAVE_UP:
+    controller = world.controller
+    if controller.state is ControllerState.GAVE_UP:
         return
-    assert owner.state is ControllerState.DONE
+    assert controller.state is ControllerState.DONE
     assert tuple(world.delivered) == TRUTH
     # What is still held is what the end closes: the route, and the stages of a move under way.
-    closed = {stage.peer_id for stage in (*owner.accepted, *owner.touched)}
-    if owner.move is not None:
-        closed |= {stage.peer_id for stage in owner.move.route}
+    closed = {stage.peer_id for stage in (*controller.accepted, *controller.touched)}
+    if controller.move is not None:
+        closed |= {stage.peer_id for stage in controller.move.route}
     assert set(world.holds) - world.dead <= closed
 
 
 def test_a_stage_that_always_gives_way_is_not_waited_for_for_ever() -> None:
     route = (RouteStage(peer_id="a", start=0, end=8),)
     request = AnswerRequest(model=MODEL, prompt_ids=PROMPT, max_new_tokens=9, sampling=Sampling())
-    owner = SessionController(log=AnswerLog(request=request), wait_s=0.0)
-    owner.start(0.0)
+    controller = SessionController(log=AnswerLog(request=request), wait_s=0.0)
+    controller.start(0.0)
     now_s = 0.0
-    while owner.state is not ControllerState.GAVE_UP:
-        assert now_s < PAUSED_S + 20.0
-        if owner.state is ControllerState.DRAWING:
-            owner.step(RouteFound(route=route if now_s < PAUSED_S else NOBODY), now_s)
-        owner.step(Accepted(attempt=owner.attempt, position=0), now_s)
+    while controller.state is not ControllerState.GAVE_UP:
+        assert now_s < CONFIG.paused_s + 20.0
+        if controller.state is ControllerState.DRAWING:
+            controller.step(RouteFound(route=route if now_s < CONFIG.paused_s else NOBODY), now_s)
+        controller.step(Accepted(attempt=controller.attempt, position=0), now_s)
         if now_s == 0.0:
-            owner.step(Arrived(attempt=owner.attempt, position=3, token_ids=(7,)), now_s)
+            controller.step(Arrived(attempt=controller.attempt, position=3, token_ids=(7,)), now_s)
         now_s += 10.0
-        gone = Lost(attempt=owner.attempt, peer_id="a", reason="needed", retry_after_s=8.0)
-        owner.step(gone, now_s)
-    assert now_s >= PAUSED_S, "an answer that began is waited for, though its client does not wait"
-    assert (owner.failovers, owner.attempt > 3) == (0, True)
+        gone = Lost(attempt=controller.attempt, peer_id="a", reason="needed", retry_after_s=8.0)
+        controller.step(gone, now_s)
+    assert now_s >= CONFIG.paused_s, (
+        "an answer that began is waited for, though its client does not wait"
+    )
+    assert (controller.failovers, controller.attempt > 3) == (0, True)
 
 
 @pytest.mark.parametrize("watched", [True, False])
@@ -274,23 +277,23 @@ def test_who_was_lost_with_an_earlier_route_is_not_waited_for_on_the_next(watche
     a, b, c = (RouteStage(peer_id=peer, start=0, end=4) for peer in "abc")
     ends = RouteStage(peer_id="z", start=4, end=8)
     request = AnswerRequest(model=MODEL, prompt_ids=PROMPT, max_new_tokens=9, sampling=Sampling())
-    owner = SessionController(log=AnswerLog(request=request), wait_s=60.0)
-    owner.start(0.0)
-    owner.step(RouteFound(route=(a, ends)), 0.0)
-    first = owner.attempt
-    owner.step(Accepted(attempt=first, position=0), 0.0)
-    owner.step(Lost(attempt=first, peer_id="z", reason="said to be silent"), 2.0)
-    owner.step(RouteFound(route=(a, replace(ends, peer_id="y"))), 2.0)
+    controller = SessionController(log=AnswerLog(request=request), wait_s=60.0)
+    controller.start(0.0)
+    controller.step(RouteFound(route=(a, ends)), 0.0)
+    first = controller.attempt
+    controller.step(Accepted(attempt=first, position=0), 0.0)
+    controller.step(Lost(attempt=first, peer_id="z", reason="said to be silent"), 2.0)
+    controller.step(RouteFound(route=(a, replace(ends, peer_id="y"))), 2.0)
     late = Lost(attempt=first, peer_id="a", reason="silent for 2.0 s", watched=watched)
-    effects = owner.step(late, 2.0)
+    effects = controller.step(late, 2.0)
     assert any(isinstance(each, FindRoute) for each in effects) == watched
     if watched:
-        assert "a" in owner.lost
-        owner.step(RouteFound(route=(b, ends)), 2.0)
-        assert not owner.step(replace(late, peer_id="c"), 2.0), "it is not on the route"
-        owner.step(Accepted(attempt=owner.attempt, position=0), 2.0)
-        assert not owner.step(replace(late, peer_id="b"), 2.0), "it has answered since"
-    assert c not in owner.route
+        assert "a" in controller.lost
+        controller.step(RouteFound(route=(b, ends)), 2.0)
+        assert not controller.step(replace(late, peer_id="c"), 2.0), "it is not on the route"
+        controller.step(Accepted(attempt=controller.attempt, position=0), 2.0)
+        assert not controller.step(replace(late, peer_id="b"), 2.0), "it has answered since"
+    assert c not in controller.route
 
 
 @pytest.mark.property
@@ -303,14 +306,14 @@ def test_every_token_once_and_nothing_is_left_reserved(chosen: Choices, steps: i
 @pytest.mark.parametrize("overflows", [True, False])
 def test_an_overflow_ends_a_request_at_once_where_there_is_no_other_route(overflows: bool) -> None:
     request = AnswerRequest(model=MODEL, prompt_ids=PROMPT, max_new_tokens=3, sampling=Sampling())
-    owner = SessionController(log=AnswerLog(request=request), wait_s=60.0)
-    owner.start(0.0)
+    controller = SessionController(log=AnswerLog(request=request), wait_s=60.0)
+    controller.start(0.0)
     route = (RouteStage(peer_id="a", start=0, end=4), RouteStage(peer_id="b", start=4, end=8))
-    owner.step(RouteFound(route=route), 0.0)
-    owner.step(Accepted(attempt=owner.attempt, position=0), 0.0)
+    controller.step(RouteFound(route=route), 0.0)
+    controller.step(Accepted(attempt=controller.attempt, position=0), 0.0)
     reason = f"layers [4, 8) {OVERFLOWS if overflows else 'were lost'}"
-    [avoid, _] = owner.step(Lost(attempt=owner.attempt, peer_id="b", reason=reason), 1.0)
+    [avoid, _] = controller.step(Lost(attempt=controller.attempt, peer_id="b", reason=reason), 1.0)
     assert avoid == Avoid(peer_id="b", code=None, reason=reason)
-    effects = owner.step(RouteFound(route=NOBODY), 1.0)
+    effects = controller.step(RouteFound(route=NOBODY), 1.0)
     ended = [effect for effect in effects if isinstance(effect, GiveUp)]
     assert ended == ([GiveUp(reason=reason)] if overflows else [])

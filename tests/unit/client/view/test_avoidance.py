@@ -1,8 +1,10 @@
 """Laws of passing peers over."""
 
-from client.view.avoidance import CROWDED_S, SECOND_CHANCE_S, TRY_S, UNANSWERED_MAX, Avoidance
+from client.view.avoidance import Avoidance, AvoidConfig
 from dht.messages.types import NodeRecord
 from tests.unit.records import record_of
+
+CONFIG = AvoidConfig()
 
 
 def record(peer_id: str = "a", joined_unix_s: float = 100.0) -> NodeRecord:
@@ -41,13 +43,15 @@ def test_a_peer_that_fails_all_the_time_gains_nothing_by_saying_that_it_joined_a
 def test_where_there_is_no_other_a_failed_peer_is_tried_by_one_request_at_a_time() -> None:
     avoidance = Avoidance()
     avoidance.add("a", 15.0, 0.0, joined_unix_s=100.0)
-    assert avoidance.avoids(record(), SECOND_CHANCE_S - 0.1, second_chance=True)
-    assert not avoidance.avoids(record(), SECOND_CHANCE_S, second_chance=True)
-    assert avoidance.avoids(record(), SECOND_CHANCE_S), "where there is another, it is avoided"
-    avoidance.trying(["a"], SECOND_CHANCE_S)
-    assert avoidance.avoids(record(), SECOND_CHANCE_S + 0.1, second_chance=True)
+    assert avoidance.avoids(record(), CONFIG.second_chance_s - 0.1, second_chance=True)
+    assert not avoidance.avoids(record(), CONFIG.second_chance_s, second_chance=True)
+    assert avoidance.avoids(record(), CONFIG.second_chance_s), (
+        "where there is another, it is avoided"
+    )
+    avoidance.trying(["a"], CONFIG.second_chance_s)
+    assert avoidance.avoids(record(), CONFIG.second_chance_s + 0.1, second_chance=True)
     avoidance.add("a", 15.0, 3.0, joined_unix_s=100.0)
-    assert avoidance.avoids(record(), 3.0 + 1.9 * SECOND_CHANCE_S, second_chance=True)
+    assert avoidance.avoids(record(), 3.0 + 1.9 * CONFIG.second_chance_s, second_chance=True)
 
 
 def test_a_full_peer_is_asked_again_when_it_said_and_by_one_request_first() -> None:
@@ -65,26 +69,26 @@ def test_a_full_peer_is_asked_again_when_it_said_and_by_one_request_first() -> N
     avoidance.worked(["a"], had_room=False)
     assert avoidance.avoids(record(), 1.0), "it works, for those whom it had room for"
     avoidance.trying("a", 4.0)
-    assert avoidance.avoids(record(), 4.0 + TRY_S / 2)
-    assert not avoidance.avoids(record(), 4.0 + TRY_S)
+    assert avoidance.avoids(record(), 4.0 + CONFIG.try_s / 2)
+    assert not avoidance.avoids(record(), 4.0 + CONFIG.try_s)
     avoidance.worked(["a"], had_room=True)
     assert not avoidance.avoids(record(), 4.0)
 
 
 def test_one_request_at_a_time_waits_for_what_a_peer_says_that_was_full() -> None:
     avoidance = Avoidance()
-    for _ in range(UNANSWERED_MAX + 1):
+    for _ in range(CONFIG.unanswered_max + 1):
         avoidance.asked(["a", "b"])
     assert not avoidance.avoids(record(), 0.0), "nobody said that it was full"
     avoidance.add("a", 1.0, 0.0, joined_unix_s=100.0, full=True)
     assert avoidance.avoids(record(), 1.0), "its time is over, but others ask"
     assert not avoidance.avoids(record(), 1.0, urgent=True)
     assert not avoidance.avoids(record(), 1.0, full=True)
-    assert avoidance.room_after_s("a", 1.0) == TRY_S
+    assert avoidance.room_after_s("a", 1.0) == CONFIG.try_s
     avoidance.answered(["a", "b"])
     assert avoidance.avoids(record(), 1.0)
     avoidance.answered(["a", "b"])
     assert not avoidance.avoids(record(), 1.0)
     avoidance.asked(["a"])
     assert avoidance.avoids(record(), 1.0)
-    assert not avoidance.avoids(record(), CROWDED_S), "that was long ago"
+    assert not avoidance.avoids(record(), CONFIG.crowded_s), "that was long ago"

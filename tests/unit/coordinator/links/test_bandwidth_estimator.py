@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.links.bandwidth_estimator import BUNCH_ROUNDS, CreditError, DeliveryEstimator
+from coordinator.links.bandwidth_estimator import CreditError, DeliveryConfig, DeliveryEstimator
 from coordinator.links.scheduler import LinkScheduler, TrafficClass
 from tests.unit.coordinator.links.paper_link import PaperLink
 
@@ -97,7 +97,7 @@ def test_acknowledgements_of_nothing_are_not_remembered() -> None:
     delivery.sent(4096, 10_000_000, limited=False)
     for step in range(5000):
         delivery.acknowledged(4096 + min(4095, step), 10_000_001 + step)
-    assert len(delivery._bunches) <= BUNCH_ROUNDS + 1
+    assert len(delivery._bunches) <= DeliveryConfig().bunch_rounds + 1
 
 
 def test_credits_that_cannot_be_are_refused() -> None:

@@ -6,13 +6,12 @@ from hypothesis import strategies as st
 
 from coordinator.failure.detector import WatchConfig
 from coordinator.links.chunk_sizer import (
-    BESIDE_TOKENS_LEAST,
-    BESIDE_TOKENS_MOST,
     CANDIDATES,
-    CHUNK_TOKENS_UNMEASURED,
-    STEP_S_MAX,
+    ChunkConfig,
     ChunkSizer,
 )
+
+CONFIG = ChunkConfig()
 
 
 def sizer(fixed_s: float, row_s: float) -> ChunkSizer:
@@ -68,7 +67,9 @@ def test_a_slow_link_asks_for_small_chunks() -> None:
 def test_chunks_shrink_as_rows_become_dearer() -> None:
     made = sizer(2e-3, 2e-5)
     early = made.choose(4000, 3, link_row_s=1e-6, others_decode=False)
-    assert made.choose(4000, 3, link_row_s=None, others_decode=False) <= CHUNK_TOKENS_UNMEASURED
+    assert (
+        made.choose(4000, 3, link_row_s=None, others_decode=False) <= CONFIG.chunk_tokens_unmeasured
+    )
     for _ in range(30):
         made.ran(early, 2e-3 + early * 4e-4, decodes_only=False)
     assert made.choose(4000, 3, link_row_s=1e-6, others_decode=False) < early
@@ -82,7 +83,7 @@ def test_decodes_of_others_bound_a_chunk() -> None:
 
 @pytest.mark.parametrize(("row_s", "rows"), [(0.001, 512), (0.03, 64), (0.1, 16), (9.0, 16)])
 def test_no_chunk_takes_so_long_that_its_peer_is_given_up(row_s: float, rows: int) -> None:
-    assert WatchConfig().most_s == 2 * STEP_S_MAX
+    assert WatchConfig().most_s == 2 * CONFIG.step_s_max
     sizer = ChunkSizer(fixed_s=0.1, row_s=row_s)
     assert sizer.choose(2000, 1, link_row_s=None, others_decode=False) == rows
 
@@ -93,15 +94,15 @@ def test_nothing_measured_and_nonsense() -> None:
     made.ran(64, float("nan"), decodes_only=True)
     made.ran(64, -1.0, decodes_only=False)
     chosen = made.choose(1000, 2, link_row_s=None, others_decode=True)
-    assert chosen == CHUNK_TOKENS_UNMEASURED
+    assert chosen == CONFIG.chunk_tokens_unmeasured
 
 
 def test_rows_beside_decodes_lengthen_a_step_by_little() -> None:
     sizer = ChunkSizer()
-    assert sizer.beside() == BESIDE_TOKENS_LEAST
+    assert sizer.beside() == CONFIG.beside_tokens_least
     sizer.ran(4, 0.010, decodes_only=True)
     sizer.ran(100, 0.015, decodes_only=False)  # 50 us a row, 500 us of room
     assert sizer.beside() == 10
     slow, free = ChunkSizer(fixed_s=0.01, row_s=0.01), ChunkSizer(fixed_s=0.01, row_s=0.0)
-    assert slow.beside() == BESIDE_TOKENS_LEAST
-    assert free.beside() == BESIDE_TOKENS_MOST
+    assert slow.beside() == CONFIG.beside_tokens_least
+    assert free.beside() == CONFIG.beside_tokens_most

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from coordinator.links.bandwidth_estimator import CreditError
 from coordinator.links.scheduler import (
-    FRAME_BYTES_MAX,
+    LinkConfig,
     LinkScheduler,
     Slice,
     TrafficClass,
@@ -74,18 +74,15 @@ def test_no_more_than_one_frame_goes_before_a_waiting_decode() -> None:
             piece = scheduler.next_slice(now_us)
             assert piece is not None
             behind = behind + piece.size_bytes if piece.traffic is TrafficClass.PREFILL else 0
-            assert behind <= FRAME_BYTES_MAX
+            assert behind <= LinkConfig().frame_bytes_max
             acknowledged += piece.size_bytes
             slow += piece.size_bytes if piece.traffic is TrafficClass.PREFILL else 0
         scheduler.acknowledged(acknowledged, slow, now_us + 500)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.25])
-def test_prefill_gets_its_share_under_endless_decode(
-    monkeypatch: pytest.MonkeyPatch, share: float
-) -> None:
-    monkeypatch.setattr("coordinator.links.scheduler.PREFILL_SHARE", share)
-    scheduler = LinkScheduler()
+def test_prefill_gets_its_share_under_endless_decode(share: float) -> None:
+    scheduler = LinkScheduler(LinkConfig(prefill_share=share))
     link = PaperLink(scheduler, lambda _: 100 * MBIT, 2_000)
     link.offer(TrafficClass.PREFILL, 1 << 30)
 
@@ -154,7 +151,7 @@ def test_a_frame_takes_about_as_long_whatever_the_link() -> None:
         link = PaperLink(LinkScheduler(), lambda _, mbit=mbit: mbit * MBIT, 5_000)
         link.offer(TrafficClass.PREFILL, int(mbit * MBIT))
         link.run()
-        wanted = min(max(mbit * MBIT * 1.5e-3, 4096), FRAME_BYTES_MAX)
+        wanted = min(max(mbit * MBIT * 1.5e-3, 4096), LinkConfig().frame_bytes_max)
         assert math.isclose(link.scheduler.frame_bytes, wanted, rel_tol=0.15)
 
 

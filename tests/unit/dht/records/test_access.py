@@ -10,7 +10,7 @@ import pytest
 from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.messages.peer import RecordsFound, RecordStore, RecordStored, SignedRecord
-from dht.records.access import PUSHED_TO, SEARCH_PERIOD_S, AskedRecords, SharedRecords
+from dht.records.access import AccessConfig, AskedRecords, SharedRecords
 from dht.records.directory import RecordKind, record_key
 from dht.records.helper import RecordHelper
 from dht.records.signed import RecordError, RecordGuard, RecordSigner, sign_record
@@ -18,6 +18,8 @@ from dht.transport.interface import RECORDS_PROTOCOL, Stream
 from testing.clock import run_virtual
 from testing.network import LinkModel, MemoryNetwork
 from tests.unit.records import record_of
+
+CONFIG = AccessConfig()
 
 NODES = record_key("net", "model", RecordKind.NODES)
 LEASE = record_key("net", "model", RecordKind.LEASE)
@@ -170,13 +172,13 @@ def test_everybody_soon_knows_what_is_new_and_hardly_anybody_searches() -> None:
         assert await author.records.store(LEASE, b"a lease", world.network.now() + 30)
         assert clock() - told_s < 2.0
         aware = [author.peer_id in peer.records.known_signed(LEASE) for peer in world.peers]
-        assert sum(aware) >= PUSHED_TO
+        assert sum(aware) >= CONFIG.pushed_to
         while not all(author.peer_id in p.records.known_signed(LEASE) for p in world.peers):
             assert clock() - told_s < 10.0
             await asyncio.sleep(0.1)
         await asyncio.sleep(120)
         per_peer = (world.shelves.searches.total() - before) / len(world.peers)
-        assert per_peer <= 130 / SEARCH_PERIOD_S + 1
+        assert per_peer <= 130 / CONFIG.search_period_s + 1
         await world.stop()
 
     within(body)
@@ -278,7 +280,7 @@ def test_the_dead_are_forgotten_and_a_swarm_that_was_cut_heals() -> None:
         world.network.heal()
         for peer in world.peers:
             peer.side = 0
-        assert await world.agreed(200.0) < 1.5 * SEARCH_PERIOD_S + 60
+        assert await world.agreed(200.0) < 1.5 * CONFIG.search_period_s + 60
         await world.stop()
 
     within(body)

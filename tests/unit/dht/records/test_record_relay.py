@@ -14,9 +14,10 @@ from dht.messages import codec
 from dht.messages.peer import RecordsFound, RecordsRequest, RecordStore, RecordStored, SignedRecord
 from dht.messages.session import Ping, Pong
 from dht.records.client import RecordClient
-from dht.records.helper import ANSWER_BYTES_MAX, SEND_LIMIT_S, RecordHelper
+from dht.records.helper import ANSWER_BYTES_MAX, RecordHelper
 from dht.records.signed import RecordError, RecordGuard, sign_record
 from dht.transport.interface import RECORDS_PROTOCOL, Stream
+from dht.transport.requests import SEND_LIMIT_S
 from testing.clock import run_virtual
 from testing.network import MemoryNetwork, MemoryTransport
 

@@ -14,12 +14,9 @@ from dht.messages import codec
 from dht.transport.interface import RELAY_PROTOCOL, RELAY_STOP_PROTOCOL, Stream
 from dht.transport.metered import ByteMeter
 from dht.transport.relay_messages import (
-    DENIED,
-    FAILED,
-    NO_SLOT,
-    OK,
-    RESERVE,
     HopRequest,
+    HopType,
+    Status,
     _framed,
     _number,
     call_for,
@@ -30,7 +27,7 @@ from dht.transport.relay_messages import (
     with_status,
 )
 from dht.transport.relay_reservation import granted_by, reserve
-from dht.transport.relay_server import IDLE_S, SLOT_S, RelayServer
+from dht.transport.relay_server import RelayServer, RelayServerConfig
 from testing.clock import run_virtual
 from testing.network import MemoryNetwork, MemoryTransport
 
@@ -68,7 +65,7 @@ class World:
     async def echo(self, stream: Stream) -> None:
         """Take a call as libp2p does, and send back whatever comes."""
         await read_message(stream)
-        stream.write(_framed(_number(1, 1) + _number(4, OK)))
+        stream.write(_framed(_number(1, 1) + _number(4, Status.OK)))
         while True:
             stream.write(await stream.read_some(ENOUGH))
             await stream.drain()
@@ -85,7 +82,7 @@ def test_a_peer_with_a_slot_is_called_and_all_bytes_count_as_lent() -> None:
         await world.start()
         await reserve(world.closed, world.relay.peer_id, ())
         status, stream = await world.call()
-        assert status == OK
+        assert status == Status.OK
         data = random.Random(1).randbytes(300_000)
         stream.write(data)
         assert await stream.read_exactly(len(data)) == data
@@ -101,13 +98,13 @@ def test_strangers_are_passed_on_by_no_peer() -> None:
         world = World()
         world.budget.parties.needs_relay = lambda peer_id: False
         await world.start()
-        with pytest.raises(NetworkError, match=f"status {DENIED}"):
+        with pytest.raises(NetworkError, match=f"status {Status.DENIED}"):
             await reserve(world.closed, world.relay.peer_id, ())
         status, _ = await world.call()
-        assert status == NO_SLOT
+        assert status == Status.NO_SLOT
         asleep = World(offers=False)
         await asleep.start()
-        with pytest.raises(NetworkError, match=f"status {DENIED}"):
+        with pytest.raises(NetworkError, match=f"status {Status.DENIED}"):
             await reserve(asleep.closed, asleep.relay.peer_id, ())
 
     run_virtual(scenario(), limit_s=60)
@@ -147,10 +144,10 @@ def test_free_identities_leave_calls_and_slots_to_peers_that_are_known() -> None
         await reserve(world.closed, world.relay.peer_id, ())
         for each in crowd:
             status, _ = await world.call(each)
-            took[1] += status == OK
+            took[1] += status == Status.OK
         assert took == [8, 8]
         status, _ = await world.call()
-        assert status == OK
+        assert status == Status.OK
 
     run_virtual(scenario(), limit_s=60)
 
@@ -161,23 +158,23 @@ def test_slots_and_calls_end() -> None:
         await world.start()
         await reserve(world.closed, world.relay.peer_id, ())
         status, stream = await world.call()
-        assert status == OK
+        assert status == Status.OK
         stream.write(b"x")
         assert await stream.read_exactly(1) == b"x"
         with pytest.raises(NetworkError):
             await stream.read_exactly(1)  # nobody says anything
         assert world.budget.held(RELAY_CALLS).total == 0
         assert not world.server.slots
-        assert IDLE_S > SLOT_S
+        assert RelayServerConfig().idle_s > RelayServerConfig().slot_s
         status, _ = await world.call()
-        assert status == NO_SLOT
+        assert status == Status.NO_SLOT
         await reserve(world.closed, world.relay.peer_id, ())
         world.network.kill(world.closed.peer_id)
         status, _ = await world.call()
-        assert status == FAILED
+        assert status == Status.FAILED
         assert world.budget.held(RELAY_CALLS).total == 0
 
-    run_virtual(scenario(), limit_s=2 * IDLE_S)
+    run_virtual(scenario(), limit_s=2 * RelayServerConfig().idle_s)
 
 
 @pytest.mark.parametrize(
@@ -201,8 +198,8 @@ def test_nonsense_ends_its_stream_alone(words: bytes) -> None:
 
 def test_messages_are_those_of_libp2p() -> None:
     caller = b"\x00\x24" + bytes(36)
-    assert hop_request(b"\x08\x00") == HopRequest(kind=RESERVE)
+    assert hop_request(b"\x08\x00") == HopRequest(kind=HopType.RESERVE)
     assert hop_request(stop_connect(caller)[1:]).peer == caller
-    assert with_status(2, OK) == b"\x04\x08\x02\x28\x64"
-    assert status_of(b"\x08\x01\x20\x64") == OK
-    assert granted_by(with_status(2, OK, 1_700_000_000)[1:]).is_enough
+    assert with_status(2, Status.OK) == b"\x04\x08\x02\x28\x64"
+    assert status_of(b"\x08\x01\x20\x64") == Status.OK
+    assert granted_by(with_status(2, Status.OK, 1_700_000_000)[1:]).is_enough

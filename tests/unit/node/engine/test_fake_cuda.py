@@ -65,7 +65,7 @@ def engine_of(directory: Path, dtype: str, **more: Any) -> Engine:
 
 
 def graphs_of(engine: Engine) -> CudaGraphs:
-    graphs = engine.loaded.flow.graphs
+    graphs = engine.loaded.forward.graphs
     assert graphs is not None
     return graphs
 
@@ -228,8 +228,8 @@ def every_kind_of_step(name: str, tmp_path: Path) -> None:
         assert step(engine, seen, [drawn, changed])[1].scores
         assert len(seen.waits) <= 5 + own_waits, seen.waits  # the token, the scores, its logits
         # Another part of the layers for each: rows pass through those that they do not need.
-        half, anatomy = layers // 2, engine.layout.anatomy
-        rows = anatomy.trial_rows(half, torch.zeros(1, anatomy.row_width))
+        half, structure = layers // 2, engine.layout.structure
+        rows = structure.trial_rows(half, torch.zeros(1, structure.row_width))
         engine.kv.free("a")
         assert engine.kv.reserve("a", 64) is None
         parts = [

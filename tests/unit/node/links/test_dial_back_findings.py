@@ -2,7 +2,9 @@
 
 from dht.messages.peer import ReachAnswer
 from dht.messages.types import Reach
-from node.links.dial_back_findings import KEPT_S, NEWEST, Findings
+from node.links.dial_back_findings import Findings, FindingsConfig
+
+CONFIG = FindingsConfig()
 
 PUBLIC = "8.8.4.4"
 
@@ -71,13 +73,15 @@ def test_a_closed_peer_returns_when_several_get_through() -> None:
 
 def test_the_newest_words_count() -> None:
     findings = Findings()
-    for number in range(2 * NEWEST):
+    for number in range(2 * CONFIG.newest):
         findings.note(f"old{number}", said(True), 0.0)
     assert findings.conclude(0.0, relayed=False) is Reach.DIRECT
-    for number in range(NEWEST):
+    for number in range(CONFIG.newest):
         findings.note(f"new{number}", said(False), 1.0)
     assert findings.conclude(1.0, relayed=False) is Reach.NONE
-    assert findings.conclude(1.0 + KEPT_S, relayed=False) is Reach.NONE, "silence opens nobody"
+    assert findings.conclude(1.0 + CONFIG.kept_s, relayed=False) is Reach.NONE, (
+        "silence opens nobody"
+    )
 
 
 def test_neighbours_count_only_where_nobody_looked_from_outside() -> None:

@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.links.own_rate import LINKS_KEPT, TOLD_APART, WINDOW_S, LinkSeen, OwnRate
+from node.links.own_rate import LinkSeen, OwnRate, RateConfig
+from tests.examples import examples
+
+CONFIG = RateConfig()
 
 
 class Links:
@@ -17,7 +20,7 @@ class Links:
         self.own.look({}, self.now_s)
 
     def window(self, **bytes_per_s: tuple[float, bool]) -> float | None:
-        took_s = 2 * WINDOW_S
+        took_s = 2 * CONFIG.window_s
         for name in bytes_per_s:
             self.seen.setdefault(name, LinkSeen(delivered_bytes=0, busy_us=0))
         self.own.look(self.seen, self.now_s)
@@ -85,7 +88,7 @@ def test_a_stream_that_began_anew_counts_from_its_next_window() -> None:
     links.window(a=(1e6, True))
     links.window(b=(1e6, True))
     links.seen["a"] = LinkSeen(delivered_bytes=0, busy_us=0)
-    links.now_s += 2 * WINDOW_S
+    links.now_s += 2 * CONFIG.window_s
     links.own.look(links.seen, links.now_s)
     assert links.own.bytes_per_s is None
     assert links.window(a=(0.6e6, True), b=(0.5e6, True)) == pytest.approx(1.1e6)
@@ -106,8 +109,8 @@ def test_it_is_no_less_than_any_link_alone_and_told_seldom(windows) -> None:  # 
         found = links.window(**window)
         busy = [rate for rate, is_busy in window.values() if is_busy]
         if found is not None and len(busy) == 1:
-            assert found * TOLD_APART >= busy[0] * (1 - 1e-6)
+            assert found * CONFIG.told_apart >= busy[0] * (1 - 1e-6)
         if found is not None and before is not None and found != before:
-            assert max(found, before) > TOLD_APART * min(found, before)
+            assert max(found, before) > CONFIG.told_apart * min(found, before)
         before = found
-        assert len(links.own._alone) <= LINKS_KEPT
+        assert len(links.own._alone) <= CONFIG.links_kept

@@ -13,11 +13,13 @@ from dht.records.directory import Directory
 from dht.transport.interface import REACH_PROTOCOL, Stream
 from dht.transport.relay_reservation import RELAY_PROTOCOL, RESERVE
 from node.links.reachability import ReachKeeper
-from node.links.relay_slots import MISSES_MAX, RELAYS, Relays, relay_candidates
+from node.links.relay_slots import RelayConfig, Relays, relay_candidates
 from testing.clock import run_virtual
 from testing.network import MemoryNetwork, MemoryTransport
 from tests.sim.test_sessions import until
 from tests.unit.records import MODEL, record_of
+
+CONFIG = RelayConfig()
 
 GRANTED = b"\x04\x08\x02\x28\x64"
 REFUSED = b"\x05\x08\x02\x28\xc8\x01"
@@ -87,20 +89,20 @@ def test_slots_are_renewed_replaced_and_let_go() -> None:
         relays = Relays(network.transport())
         await relays.hold(records(peers))
         held = {p for p, each in peers.items() if each.asked}
-        assert len(held) == len(relays.addresses) == RELAYS
+        assert len(held) == len(relays.addresses) == CONFIG.relays
         first = sorted(held)[0]
         before = relays.addresses
         peers[first].grants = False
-        for _ in range(MISSES_MAX - 1):
+        for _ in range(CONFIG.misses_max - 1):
             await relays.hold(records(peers))
             assert relays.addresses == before, "one miss is none"
         await relays.hold(records(peers))
-        assert len(relays.addresses) == RELAYS
+        assert len(relays.addresses) == CONFIG.relays
         assert not any(f"/p2p/{first}/" in each for each in relays.addresses)
         # One that others cannot reach any more is of no use though it grants.
         second = next(iter(held - {first}))
         peers[second].record = replace(peers[second].record, reach=Reach.NONE)
-        for _ in range(MISSES_MAX):
+        for _ in range(CONFIG.misses_max):
             await relays.hold(records(peers))
         assert not any(f"/p2p/{second}/" in each for each in relays.addresses)
         relays.let_go()
@@ -168,7 +170,7 @@ def test_a_closed_peer_takes_relays_and_leaves_them_when_it_is_open() -> None:
         await kept.look()
         assert kept.settled.is_set()
         (reach, beside), *rest = told
-        assert (reach, rest, len(beside)) == (Reach.RELAYED, [], RELAYS)
+        assert (reach, rest, len(beside)) == (Reach.RELAYED, [], CONFIG.relays)
         assert all(each.endswith(f"/p2p-circuit/p2p/{me}") for each in beside)
         await kept.look()
         assert len(told) == 1, "nothing changed"
@@ -192,7 +194,7 @@ def test_a_relay_that_dies_is_replaced_within_fifteen_seconds() -> None:
         clock = asyncio.get_running_loop()
         await until(lambda: bool(told))
         (_, beside), held = told[0], [each for each in peers if each.asked]
-        assert len(held) == RELAYS
+        assert len(held) == CONFIG.relays
         dead = held[0].transport.peer_id
         await asyncio.sleep(10)
         assert len(told) == 1, "who is there stays"
@@ -202,7 +204,7 @@ def test_a_relay_that_dies_is_replaced_within_fifteen_seconds() -> None:
         assert clock.time() - died_s < 15
         reach, now = told[1]
         assert reach is Reach.RELAYED
-        assert len(now) == RELAYS
+        assert len(now) == CONFIG.relays
         assert not any(f"/p2p/{dead}/" in each for each in now)
         assert set(now) & set(beside), "the other one stays"
         running.cancel()

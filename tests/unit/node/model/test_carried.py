@@ -115,12 +115,12 @@ def test_a_peer_that_sends_tokens_nobody_chose_fails_its_own_session_alone(tmp_p
     store = WeightStore.open(str(tmp_path))
     engine = Engine(EngineConfig(store=store, name="tiny", memory_bytes=16 << 20))
     engine.load(1, 4)
-    anatomy = engine.layout.anatomy
-    sound = anatomy.trial_rows(1, torch.randn(2, anatomy.row_width))
+    structure = engine.layout.structure
+    sound = structure.trial_rows(1, torch.randn(2, structure.row_width))
     far = sound.clone()
-    far[1, anatomy.width : anatomy.width + 3] = 9
+    far[1, structure.width : structure.width + 3] = 9
     torn = sound.clone()
-    torn[0, anatomy.width] = 0.25
+    torn[0, structure.width] = 0.25
 
     def results(**rows: torch.Tensor) -> dict[str, WorkResult]:
         items = [

@@ -165,13 +165,13 @@ def rows_of(model: Any, prompt: tuple[int, ...], answer: list[int]) -> torch.Ten
 
 def listen(engine: Engine, logits: list[torch.Tensor]) -> None:
     """Note what the engine draws from."""
-    leave = engine.loaded.flow.leave
+    leave = engine.loaded.forward.leave
 
     def listening(hidden: torch.Tensor) -> torch.Tensor:
         logits.append(leave(hidden))
         return logits[-1]
 
-    engine.loaded.flow.leave = listening  # type: ignore[method-assign]
+    engine.loaded.forward.leave = listening  # type: ignore[method-assign]
 
 
 on_cuda = pytest.param(
@@ -218,7 +218,7 @@ def test_rotation_by_length_goes_by_what_a_session_may_reach(tmp_path: Path) -> 
     """Short and long sessions share steps, each with its own frequencies."""
     model = make(tmp_path, "phi3, longrope")
     engine = engine_of(tmp_path, 0, 4)
-    assert engine.layout.anatomy.by_length
+    assert engine.layout.structure.by_length
     for tokens in (20, 90):  # below and beyond the switching point of 64
         sessions = [
             Session(name=f"{tokens}/{n}", prompt=prompt_of(n), chunk=9, spans=[(0, 0, 4)])

@@ -40,7 +40,7 @@ def run(engine: Engine, position: int, ids: tuple[int, ...]) -> int:
 
 def test_a_session_goes_on_elsewhere_and_from_an_earlier_position(directory: Path) -> None:
     here, there = engine_of(directory), engine_of(directory)
-    shape = here.layout.anatomy.kv_shapes[0]
+    shape = here.layout.structure.kv_shapes[0]
     assert shape.indexer_width == SPARSE["index_head_dim"]
     assert here.spec.kv_bytes_per_token_layer == shape.numbers * 4, "they are charged"
     run(here, 0, PROMPT[:30])

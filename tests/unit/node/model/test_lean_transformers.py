@@ -22,10 +22,10 @@ from node.model.layer_range import ModelLayout
 from node.weights.store import WeightStore
 found = {}
 for name, directory in json.load(sys.stdin).items():
-    anatomy = repr(ModelLayout.of(WeightStore.open(directory), "float32").anatomy)
+    structure = repr(ModelLayout.of(WeightStore.open(directory), "float32").structure)
     needless = {"torch._dynamo", "sympy", *lean_transformers.OPTIONAL}
     heavy = sorted(module for module in needless if module in sys.modules)
-    found[name] = [anatomy, heavy]
+    found[name] = [structure, heavy]
 print(json.dumps(found))
 """
 
@@ -59,4 +59,4 @@ def test_every_family_is_understood_without_the_compiler(tmp_path: Path) -> None
     importlib.import_module("torch._dynamo")
     for name, directory in directories.items():
         layout = ModelLayout.of(WeightStore.open(directory), "float32")
-        assert _placeless(lean[name][0]) == _placeless(repr(layout.anatomy)), name
+        assert _placeless(lean[name][0]) == _placeless(repr(layout.structure)), name

@@ -25,7 +25,7 @@ def test_rows_of_sessions_of_any_length_share_a_pass(
 ) -> None:
     model = make(tmp_path, name)
     engines = [engine_of(tmp_path, 0, 2), engine_of(tmp_path, 2, LAYERS)]
-    assert all(engine.loaded.flow.stacks for engine in engines)
+    assert all(engine.loaded.forward.stacks for engine in engines)
     together: list[int] = []
     stacked = LayerForward._stacked
 
@@ -51,4 +51,4 @@ def test_rows_of_sessions_of_any_length_share_a_pass(
 
 def test_a_model_that_keeps_no_state_is_not_stacked(tmp_path: Path) -> None:
     make(tmp_path, "bloom")
-    assert not engine_of(tmp_path, 0, 1).loaded.flow.stacks
+    assert not engine_of(tmp_path, 0, 1).loaded.forward.stacks

@@ -67,7 +67,7 @@ def test_no_position_lies_beyond_those_that_were_learned(tmp_path: Path) -> None
     written("roberta", tmp_path)
     engine = engine_of(tmp_path)
     engine.load(0, engine.spec.layers)
-    assert engine.layout.anatomy.first_position == 1
+    assert engine.layout.structure.first_position == 1
     assert engine.kv.reserve("s", CONTEXT) is None
 
     def error_of(position: int, tokens: int) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 from coordinator.links.token_bucket import Allowance
 from dht.messages.types import NodeRecord
 from node.links.lent_traffic import LentTraffic
-from node.links.own_rate import WINDOW_S
+from node.links.own_rate import RateConfig
 from node.peer.own_figures import OwnFigures
 from node.stage.local_engine import LocalEngine
 from node.stage.server import StageServer
@@ -25,7 +25,7 @@ class Stage:
 
     def __init__(self, traffic: LentTraffic) -> None:
         self.traffic = traffic
-        self.flow = self
+        self.pipeline = self
         self.totals = {"a": (0.0, 0.0), "b": (0.0, 0.0)}
 
     def links(self) -> dict[str, object]:
@@ -62,7 +62,7 @@ def test_rates_are_those_measured_or_lent_or_unknown(
         figures = OwnFigures(cast("LocalEngine", Engine()), cast("StageServer", stage))
         first = last = figures.refined(record_of("me"))
         for carried in ({"a": 1e6}, {"b": 1e6}, {"a": 0.6e6, "b": 0.6e6}):
-            await stage.carry(2 * WINDOW_S, **carried)
+            await stage.carry(2 * RateConfig().window_s, **carried)
             last = figures.refined(first)
         return first, last
 

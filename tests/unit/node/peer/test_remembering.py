@@ -11,9 +11,9 @@ import pytest
 
 from dht.errors import NetworkError
 from dht.identity.dialling import DialRule
-from dht.messages.types import NodeState
+from dht.messages.types import ADDRESSES_MAX, NodeState
 from dht.records.directory import Directory
-from dht.remembered import ADDRESSES_MAX, VARIABLE, Remembered, remember
+from dht.remembered import VARIABLE, Remembered, remember
 from node.owner.reporter import Reporter
 from node.peer.remembering import (
     LOOK_S,

@@ -10,7 +10,7 @@ import pytest
 from dht.messages.types import ModelRecord, NodeRecord
 from dht.model_files import directory_root
 from dht.records.directory import Directory
-from node.peer.roaming import LASTS_S, TURN_S, TURNS_MAX, Roamer, turn_of
+from node.peer.roaming import RoamConfig, Roamer, turn_of
 from testing.network import MemoryNetwork
 from tests.unit.records import MODEL, record_of
 
@@ -57,13 +57,14 @@ async def moved(root: str, holders: int, after_s: float, *, shown: bool = True) 
     return "" if need is None else need.model.name
 
 
-LONG_S = LASTS_S + TURNS_MAX * TURN_S
+CONFIG = RoamConfig()
+LONG_S = CONFIG.lasts_s + CONFIG.turns_max * CONFIG.turn_s
 
 
 def test_a_loss_must_last_and_the_own_model_stay_whole() -> None:
     root = directory_root(BROOK)
     assert asyncio.run(moved(root, 2, LONG_S)) == "brook"
-    assert not asyncio.run(moved(root, 2, LASTS_S - 1))
+    assert not asyncio.run(moved(root, 2, CONFIG.lasts_s - 1))
     assert not asyncio.run(moved(root, 1, LONG_S))
     assert not asyncio.run(moved(root, 2, LONG_S, shown=False))
 
@@ -74,7 +75,7 @@ def test_made_up_weights_draw_no_volunteer_away(root: str) -> None:
 
 
 def test_volunteers_go_one_at_a_time() -> None:
-    peers = [f"p{number}" for number in range(TURNS_MAX)]
-    assert sorted(turn_of(peer, "m", peers) for peer in peers) == list(range(TURNS_MAX))
+    peers = [f"p{number}" for number in range(CONFIG.turns_max)]
+    assert sorted(turn_of(peer, "m", peers) for peer in peers) == list(range(CONFIG.turns_max))
     crowd = [f"p{number}" for number in range(100)]
-    assert max(turn_of(peer, "m", crowd) for peer in crowd) == TURNS_MAX
+    assert max(turn_of(peer, "m", crowd) for peer in crowd) == CONFIG.turns_max

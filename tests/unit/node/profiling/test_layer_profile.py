@@ -228,12 +228,12 @@ def test_a_busy_moment_of_a_gpu_makes_no_layer_quicker(monkeypatch: pytest.Monke
         now_s += 250e-6 if start < end or slow else 50e-6
         return torch.empty(0)
 
-    anatomy = SimpleNamespace(packed=True)
+    structure = SimpleNamespace(packed=True)
     engine: Any = SimpleNamespace(
         spec=SimpleNamespace(context_tokens=64),
         config=SimpleNamespace(page_tokens=16),
         device=torch.device("cuda"),
-        layout=SimpleNamespace(anatomy=anatomy),
+        layout=SimpleNamespace(structure=structure),
         kv_tokens_beside=lambda *_: 64,
         load=lambda *_, **__: 0,
     )

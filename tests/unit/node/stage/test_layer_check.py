@@ -17,11 +17,10 @@ from dht.transport.interface import LAYERS_PROTOCOL, Stream
 from node.engine.engine import Engine, EngineConfig
 from node.links.wire_rows import join_rows
 from node.stage.layer_check import (
-    ANSWER_S,
     APART_MAX,
-    ASKED_AT_ONCE,
     LAYERS_CHECKED_MAX,
     ROWS,
+    CheckConfig,
     LayerChecker,
     LayerCheckServer,
     agree,
@@ -119,7 +118,7 @@ def test_who_is_about_to_leave_shows_nobody_its_layers():
 def test_at_the_end_those_show_their_layers_again_that_did_before():
     async def scenario() -> None:
         network, checker = swarm()
-        found = [await holder(network, n, n + 1) for n in range(ASKED_AT_ONCE + 2)]
+        found = [await holder(network, n, n + 1) for n in range(CheckConfig().asked_at_once + 2)]
         records, needed = [record for record, _ in found], range(len(found))
         assert not await checker.proven(records, range(8), needed, again=True)
         assert not any(engine.runs for _, engine in found), "strangers are not asked"
@@ -137,9 +136,9 @@ def test_only_as_many_are_asked_as_the_layers_need():
         network, checker = swarm()
         found = [await holder(network, 0, 8) for _ in range(10)]
         shown = await checker.proven([record for record, _ in found], range(8), range(2, 4))
-        assert len(shown) == sum(engine.runs for _, engine in found) == ASKED_AT_ONCE
+        assert len(shown) == sum(engine.runs for _, engine in found) == CheckConfig().asked_at_once
         assert await checker.proven([record for record, _ in found], range(8), range(2, 4)) == shown
-        assert sum(engine.runs for _, engine in found) == ASKED_AT_ONCE
+        assert sum(engine.runs for _, engine in found) == CheckConfig().asked_at_once
 
     run_virtual(scenario(), limit_s=1000)
 
@@ -179,7 +178,7 @@ def test_who_does_not_hold_them_shows_nothing(serve):
         record = await liar(network, serve)
         begun_s = asyncio.get_running_loop().time()
         assert await checker.proven([record], range(8), range(8)) == frozenset()
-        assert asyncio.get_running_loop().time() - begun_s <= ANSWER_S + 1
+        assert asyncio.get_running_loop().time() - begun_s <= CheckConfig().answer_s + 1
         honest, _ = await holder(network, 0, 8)
         assert await checker.proven([record, honest], range(8), range(8)) == {honest.peer_id}
 
@@ -341,12 +340,12 @@ def test_layers_are_shown_where_rows_carry_more_than_hidden_states(
     store = WeightStore.open(str(tmp_path))
     engine = Engine(EngineConfig(store=store, name="tiny", memory_bytes=64 << 20))
     engine.load(0, engine.spec.layers)
-    anatomy = engine.layout.anatomy
-    assert anatomy.carried is not None
-    given = rows_for(NONCE, "peer", anatomy.row_width)
+    structure = engine.layout.structure
+    assert structure.carried is not None
+    given = rows_for(NONCE, "peer", structure.row_width)
     for start in range(engine.spec.layers):
         made = engine.run_rows(start, start + 1, given)
         assert made is not None
-        assert made.shape == (ROWS, anatomy.carried.hidden.width)
+        assert made.shape == (ROWS, structure.carried.hidden.width)
         assert agree(given, made, made)
         assert not agree(given, made, given[:, : made.shape[1]])

@@ -265,7 +265,7 @@ def engine_of(directory: Path, *, kernels: bool) -> Engine:
     engine = Engine(config)
     if kernels:
         engine._experts = grouped_gemm
-        engine.loaded.flow._kernels = RowsKernels(
+        engine.loaded.forward._kernels = RowsKernels(
             norm_rows, rotate_heads, choose_experts, gate_rows, packed, write_rows
         )
     engine.load(0, LAYERS)

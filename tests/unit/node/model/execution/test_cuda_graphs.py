@@ -41,7 +41,7 @@ def again(body: Callable[[], None]) -> Callable[[], None]:
 
 
 def with_graphs(engine: Engine, capture: Callable[..., Callable[[], None]] = again) -> CudaGraphs:
-    flow = engine.loaded.flow
+    flow = engine.loaded.forward
     flow.graphs = CudaGraphs(flow._as_they_are, capture)
     return flow.graphs
 
@@ -243,7 +243,7 @@ def test_what_a_predicate_masks_is_never_captured(
 def test_captured_steps_answer_as_on_the_cpu(family: str, tmp_path: Path) -> None:
     make(tmp_path, family)
     engine = engine_of(tmp_path, "cuda")
-    graphs = engine.loaded.flow.graphs
+    graphs = engine.loaded.forward.graphs
     assert graphs is not None
     assert isinstance(graphs._capture, CudaCapture)
     assert answers(engine, PROMPTS, 6) == answers(engine_of(tmp_path), PROMPTS, 6)

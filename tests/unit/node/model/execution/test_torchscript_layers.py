@@ -61,17 +61,17 @@ def test_what_does_not_look_at_numbers_is_recorded_and_answers_the_same(
 ) -> None:
     make(tmp_path, family)
     engine = engine_of(tmp_path)
-    assert len(engine.loaded.flow.traced) == recorded
+    assert len(engine.loaded.forward.traced) == recorded
     monkeypatch.setattr(torchscript_layers.TorchScriptLayers, "add", lambda *_: None)
     plain = engine_of(tmp_path)
-    assert len(plain.loaded.flow.traced) == 0
+    assert len(plain.loaded.forward.traced) == 0
     assert answers(engine, PROMPTS, 6) == answers(plain, PROMPTS, 6)
 
 
 def test_packed_layers_share_one_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_linear, "NUMBERS_LEAST", 1)
     make(tmp_path, "llama")
-    recordings = engine_of(tmp_path).loaded.flow.traced
+    recordings = engine_of(tmp_path).loaded.forward.traced
     assert len(recordings) == LAYERS
     assert len(recordings._programs) == 1
 
@@ -81,9 +81,9 @@ def test_decode_steps_run_what_was_recorded(
 ) -> None:
     make(tmp_path, "llama")
     engine = engine_of(tmp_path)
-    recordings = engine.loaded.flow.traced
+    recordings = engine.loaded.forward.traced
     assert len(recordings._programs) == 1  # for all layers: TorchScript never forgets one
-    monkeypatch.setattr(engine.loaded.flow, "_as_they_are", None)
+    monkeypatch.setattr(engine.loaded.forward, "_as_they_are", None)
     assert engine.kv.reserve("s", 8) is None
     item = WorkItem(session="s", start=1, end=3, position=0, hidden=torch.ones(1, 32))
     assert engine.step([item])[0].error is None
@@ -100,14 +100,14 @@ def test_a_recording_that_differs_is_not_used(
         torchscript_layers, "_recorded", lambda function, _: lambda *given: 1.01 * function(*given)
     )
     monkeypatch.setattr(torchscript_layers.TorchScriptLayers, "_recorded_source", lambda *_: None)
-    assert len(engine_of(tmp_path).loaded.flow.traced) == 0
+    assert len(engine_of(tmp_path).loaded.forward.traced) == 0
 
 
 def test_layers_that_scale_differently_are_recorded_apart(tmp_path: Path) -> None:
     model = make(tmp_path, "gpt2")
     model.config.scale_attn_by_inverse_layer_idx = True
     model.config.save_pretrained(tmp_path)
-    recordings = engine_of(tmp_path).loaded.flow.traced
+    recordings = engine_of(tmp_path).loaded.forward.traced
     assert len(recordings) == LAYERS
     assert len(recordings._programs) == LAYERS
 
@@ -123,14 +123,14 @@ def test_without_torchscript_layers_run_as_they_are(
 
     monkeypatch.setattr(torch.jit, "trace", refuse)
     engine = engine_of(tmp_path)
-    assert len(engine.loaded.flow.traced) == 0
+    assert len(engine.loaded.forward.traced) == 0
     assert answers(engine, PROMPTS, 3) == expected
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_other_precisions_are_recorded_too(dtype: str, tmp_path: Path) -> None:
     make(tmp_path, "llama")
-    assert len(engine_of(tmp_path, dtype).loaded.flow.traced) == LAYERS
+    assert len(engine_of(tmp_path, dtype).loaded.forward.traced) == LAYERS
 
 
 def test_layers_that_leave_take_their_weights_along(tmp_path: Path) -> None:
@@ -140,4 +140,4 @@ def test_layers_that_leave_take_their_weights_along(tmp_path: Path) -> None:
     engine.load(1, 3)
     gc.collect()
     assert not [tensor for tensor in held if tensor() is not None]
-    assert len(engine.loaded.flow.traced) == 2
+    assert len(engine.loaded.forward.traced) == 2

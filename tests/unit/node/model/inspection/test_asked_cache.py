@@ -17,7 +17,7 @@ from testing.tiny_families import make
 
 
 def structure_of(directory: Path) -> ModelStructure:
-    return ModelLayout.of(WeightStore.open(str(directory)), "float32").anatomy
+    return ModelLayout.of(WeightStore.open(str(directory)), "float32").structure
 
 
 def asking(monkeypatch: pytest.MonkeyPatch, ask: Any) -> None:

@@ -104,6 +104,6 @@ def test_traits_of_real_layers(
     family: str, recordable: bool, siblings: int, tmp_path: Path
 ) -> None:
     make(tmp_path, family)
-    traits = ModelLayout.of(WeightStore.open(str(tmp_path)), "float32").anatomy.traits
+    traits = ModelLayout.of(WeightStore.open(str(tmp_path)), "float32").structure.traits
     assert traits[0].recordable is recordable
     assert sum(map(len, traits[0].siblings)) == siblings
