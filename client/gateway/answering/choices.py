@@ -13,7 +13,7 @@ from client.gateway.protocols.answer_bodies import (
     chat_logprobs,
     finish_of,
 )
-from client.gateway.structured.answer_reader import AnswerReader, Thought
+from client.gateway.structured.answer_reader import AnswerPart, AnswerReader, Thought
 from client.gateway.structured.call_pieces import CallBegun, CallGrows
 from client.gateway.structured.calls import Call
 from dht.json_file import Json
@@ -49,6 +49,10 @@ class ChoiceWriter:
                 in_pieces=job.streams,
             )
         self._calls = 0
+        self._begun = 0
+        """Calls that the answer made so far, told or not."""
+        self._is_over = False
+        """Whether nothing that follows is told."""
         self._logprobs = CompletionLogprobs(text_of=text_of, top=job.logprobs_top or 0)
 
     @property
@@ -98,7 +102,7 @@ class ChoiceWriter:
         """Content, thoughts and calls of a whole answer."""
         if self._reader is None:
             return {"content": text}
-        parts = [*self._reader.push(text), *self._reader.flush()]
+        parts = self._told([*self._reader.push(text), *self._reader.flush()])
         content = "".join(part for part in parts if isinstance(part, str))
         thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
         calls = [self._call(part) for part in parts if isinstance(part, Call)]
@@ -107,11 +111,23 @@ class ChoiceWriter:
             found |= {"content": content.lstrip() or None, "reasoning_content": thoughts}
         return {**found, "tool_calls": calls} if calls else found
 
+    def _told(self, parts: Sequence[AnswerPart]) -> list[AnswerPart]:
+        """The parts that the request wants to be told."""
+        found: list[AnswerPart] = []
+        for part in parts:
+            if self._job.one_call and self._begun and not isinstance(part, CallGrows):
+                self._is_over = True
+            self._begun += isinstance(part, Call | CallBegun)
+            is_hidden = isinstance(part, Thought) and not self._job.tells_thoughts
+            if not (self._is_over or is_hidden):
+                found.append(part)
+        return found
+
     def _deltas(self, text: str, *, ends: bool) -> list[Json]:
         """Content, thoughts and calls that became certain in a stream."""
         if self._reader is None:
             return [{"content": text}] if text else []
-        parts = [*self._reader.push(text), *(self._reader.flush() if ends else ())]
+        parts = self._told([*self._reader.push(text), *(self._reader.flush() if ends else ())])
         found: list[Json] = []
         for part in parts:
             match part:

@@ -32,6 +32,9 @@ class Job:
     """Text of each choice's prompt, for ``echo``."""
     calls: CallFormat | None = None
     """How calls are read in the answers, where functions are offered."""
+    one_call: bool = False
+    """Whether the first call of an answer is its only one: what follows it is left out."""
+    tells_thoughts: bool = True
     parameters: Mapping[str, Schema] = field(default_factory=dict)
     """The schemas of those functions' arguments by their names."""
     channels: Channels | None = None

@@ -43,6 +43,7 @@ from client.gateway.protocols.requests import (
     seeded,
     size_of,
     wanted_tokens,
+    with_allowed_tools,
 )
 from client.gateway.protocols.tool_names import with_shown_names
 from client.gateway.structured.call_formats import call_format
@@ -135,7 +136,7 @@ class CompletionService:
         """
         names: Mapping[str, str] = {}
         if isinstance(request, ChatRequest):
-            request, names = with_shown_names(request)
+            request, names = with_shown_names(with_allowed_tools(request))
         check_supported(request)
         check_stops((request.stop,) if isinstance(request.stop, str) else request.stop or ())
         context = await self._context()
@@ -194,6 +195,8 @@ class CompletionService:
             channels = None
         return {
             "calls": calls,
+            "one_call": request.parallel_tool_calls is False,
+            "tells_thoughts": request.tells_thoughts,
             "parameters": request.parameters,
             "channels": channels,
             "opened": None if channels is None else channels.opened_by(prompt),
@@ -201,7 +204,8 @@ class CompletionService:
 
     async def count(self, request: ChatRequest) -> int:
         """The number of tokens of the prompt that ``request`` makes; raises ApiError."""
-        request, _ = with_shown_names(request)
+        request, _ = with_shown_names(with_allowed_tools(request))
+        check_supported(request)
         await self._threads.run(size_of(request), lambda: self._grammar(request))
         context = await self._context()
         (prompt_ids,), _ = await self._threads.run(
@@ -319,7 +323,7 @@ class CompletionService:
                 "messages",
                 "no_chat_template",
             )
-        continued = bool(request.continue_final_message)
+        continued = request.continues
         shown: dict[str, Any] = {
             "add_generation_prompt": request.add_generation_prompt is not False and not continued,
             "tools": [tool.function.as_dict() for tool in request.offered] or None,

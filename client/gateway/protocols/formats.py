@@ -95,7 +95,7 @@ def tools_grammar(
     (:func:`format_grammar`), empty: any text. Raises ApiError (400).
     """
     if isinstance(request.tool_choice, ToolChoice):
-        name = request.tool_choice.function.name
+        name = request.tool_choice.name
         chosen = [tool for tool in request.offered if tool.function.name == name]
         if not chosen:
             raise bad_request(f"tool_choice names {name!r}, which tools has not", "tool_choice")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -37,10 +37,9 @@ from dht.messages.session import (
 logger = logging.getLogger(__name__)
 MESSAGES_MAX = 4096
 TOOLS_MAX = 128
-PROMPT_FIELDS = frozenset({"prompt", "messages", "input"})
+PROMPT_FIELDS = frozenset({"prompt", "messages", "input", "system", "instructions"})
 FIELD_BYTES_MAX = 256 << 10
 """Maximum size of any other field: 16 stop strings of 1,024 escaped characters have 192 KiB."""
-IMAGE_TEXT = "[an image, which this model cannot see]"
 MESSAGE_CHARACTERS = 64
 """Characters that take as long as a message alone."""
 NO_EFFORT, DEFAULT_EFFORT = "none", "medium"
@@ -71,6 +70,9 @@ ToolName = Annotated[str, Meta(min_length=1, max_length=1024)]
 """Names that models cannot write are shortened for them (:mod:`…protocols.tool_names`)."""
 Stop = Annotated[str, Meta(max_length=STOP_CHARS_MAX)]
 TokenCount = Annotated[int, Meta(ge=0, le=1 << 22)]
+ANY_NUMBER = -1
+"""What programs send as ``max_tokens`` for "as many as there is room for"."""
+MostTokens = Annotated[int, Meta(ge=ANY_NUMBER, le=1 << 22)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -117,7 +119,9 @@ class Function(msgspec.Struct, kw_only=True):
     def as_dict(self) -> dict[str, Any]:
         """The function in OpenAI's form, as chat templates take it."""
         described = {"name": self.name, "description": self.description or ""}
-        parameters = self.parameters or {"type": "object", "properties": {}}
+        parameters = {"type": "object", **(self.parameters or {})}
+        if not parameters.get("properties"):  # templates walk through them
+            parameters["properties"] = {}
         return {"type": "function", "function": {**described, "parameters": parameters}}
 
 
@@ -130,11 +134,29 @@ class FunctionName(msgspec.Struct, kw_only=True):
     name: str
 
 
-class ToolChoice(msgspec.Struct, kw_only=True):
-    """The one function to call."""
-
+class NamedTool(msgspec.Struct, kw_only=True):
+    type: Literal["function"]
     function: FunctionName
-    type: Literal["function"] = "function"
+
+
+class AllowedTools(msgspec.Struct, kw_only=True):
+    """The functions that may be called, of those in ``tools``."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Meta(max_length=TOOLS_MAX)]
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    """The one function to call, or those that may be called."""
+
+    type: Literal["function", "allowed_tools"] = "function"
+    function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
+
+    @property
+    def name(self) -> str:
+        """The function to call; empty: none is named."""
+        return "" if self.function is None else self.function.name
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
@@ -147,7 +169,8 @@ class ToolCall(msgspec.Struct, kw_only=True):
 
     function: CalledFunction
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function", ""] | None = "function"
+    """Programs that put calls together out of pieces leave it empty."""
 
 
 class Sampled(msgspec.Struct, kw_only=True):
@@ -164,7 +187,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = None
-    max_tokens: TokenCount | None = None
+    max_tokens: MostTokens | None = None
     # vLLM's
     top_k: int | None = None
     min_p: MinP | None = None
@@ -207,15 +230,39 @@ class RefusalPart(msgspec.Struct, kw_only=True, tag_field="type", tag="refusal")
         return self.refusal
 
 
-class ImagePart(msgspec.Struct, kw_only=True, tag_field="type", tag="image_url"):
-    """Taken in the results of calls alone, where a text stands in its place."""
+class UnseenPart(msgspec.Struct, kw_only=True):
+    """What no text is. Taken in the results of calls alone, where a text stands in its place: one
+    that a tool brings would else end the conversation."""
+
+    what: ClassVar[str]
 
     @property
     def text(self) -> str:
-        return IMAGE_TEXT
+        return unseen(self.what)
 
 
-Parts = list[TextPart | RefusalPart | ImagePart]
+def unseen(what: str) -> str:
+    """The text in the place of something that the model cannot see."""
+    return f"[{what}, which this model cannot see]"
+
+
+class ImagePart(UnseenPart, tag_field="type", tag="image_url"):
+    what = "an image"
+
+
+class FilePart(UnseenPart, tag_field="type", tag="file"):
+    what = "a file"
+
+
+class AudioPart(UnseenPart, tag_field="type", tag="input_audio"):
+    what = "a recording"
+
+
+class VideoPart(UnseenPart, tag_field="type", tag="video_url"):
+    what = "a video"
+
+
+Parts = list[TextPart | RefusalPart | ImagePart | FilePart | AudioPart | VideoPart]
 
 
 class Message(msgspec.Struct, kw_only=True):
@@ -225,13 +272,28 @@ class Message(msgspec.Struct, kw_only=True):
     tool_calls: Annotated[list[ToolCall], Meta(max_length=TOOLS_MAX)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """``reasoning_content`` by another name."""
     refusal: str | None = None
+    prefix: bool | None = None
+    """Whether the answer goes on with this message, which is the last."""
+    partial: bool | None = None
+    """``prefix`` by another name."""
+    # What some programs send, and is refused by name: it says something that no prompt would.
+    audio: Any = None
+    function_call: Any = None
+    images: Any = None
+
+    @property
+    def thoughts(self) -> str | None:
+        """What the model thought before it said this."""
+        return self.reasoning_content or self.reasoning
 
     @property
     def characters(self) -> int:
         """Number of characters of the content and its calls."""
         called = len(msgspec.json.encode(self.tool_calls or ()))
-        called += len(self.reasoning_content or "") + len(self.refusal or "")
+        called += len(self.thoughts or "") + len(self.refusal or "")
         if isinstance(self.content, list):
             return called + sum(1 + len(part.text) for part in self.content)
         return called + len(self.content or "")
@@ -242,9 +304,9 @@ class Message(msgspec.Struct, kw_only=True):
         if isinstance(content, list):
             content = "\n".join(part.text for part in content)
         found: dict[str, Any] = {"role": self.role, "content": content or self.refusal or ""}
-        for name in ("name", "tool_call_id", "reasoning_content"):
-            if getattr(self, name) is not None:
-                found[name] = getattr(self, name)
+        told = {"name": self.name, "tool_call_id": self.tool_call_id}
+        told["reasoning_content"] = self.thoughts
+        found |= {name: value for name, value in told.items() if value is not None}
         if self.tool_calls:
             found["tool_calls"] = [
                 {
@@ -277,11 +339,25 @@ def _arguments(given: str | dict[str, Any] | None) -> Arguments | str:
     return str(given)
 
 
+class ThinkingOptions(msgspec.Struct, kw_only=True):
+    """How much to think, as OpenRouter's clients say it."""
+
+    effort: Effort | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+
+
+class ThinkingSwitch(msgspec.Struct, kw_only=True):
+    """Whether to think, as the clients of DeepSeek, GLM and Kimi say it."""
+
+    type: str
+
+
 class ChatRequest(Sampled, kw_only=True):
     """``/v1/chat/completions``."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MESSAGES_MAX)]
-    max_completion_tokens: TokenCount | None = None
+    max_completion_tokens: MostTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     response_format: ResponseFormat | None = None
@@ -290,6 +366,11 @@ class ChatRequest(Sampled, kw_only=True):
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
     reasoning_effort: Effort | None = None
+    # other services' names for how much to think, and whether to tell
+    reasoning: ThinkingOptions | None = None
+    thinking: ThinkingSwitch | None = None
+    enable_thinking: bool | None = None
+    include_reasoning: bool | None = None
     # vLLM's
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -299,7 +380,7 @@ class ChatRequest(Sampled, kw_only=True):
         """What the chat template takes beside the messages: how much to think, under the names
         that templates read."""
         found: dict[str, Any] = {}
-        if (effort := self.reasoning_effort) is not None:
+        if (effort := self.effort) is not None:
             knows = any(f"{mark}{effort}{mark}" in template for mark in "'\"")
             thinks = effort != NO_EFFORT
             found = {
@@ -308,6 +389,32 @@ class ChatRequest(Sampled, kw_only=True):
                 "thinking": thinks,
             }
         return {**found, **(self.chat_template_kwargs or {})}
+
+    @property
+    def effort(self) -> str | None:
+        """How much to think, by whichever name it was asked for; None: as the model does."""
+        if self.reasoning_effort is not None:
+            return self.reasoning_effort
+        if self.reasoning is not None and self.reasoning.effort is not None:
+            return self.reasoning.effort
+        thinks = [self.enable_thinking]
+        thinks += [None if self.thinking is None else self.thinking.type != "disabled"]
+        thinks += [None if self.reasoning is None else self.reasoning.enabled]
+        said = next((each for each in thinks if each is not None), None)
+        return None if said is None else DEFAULT_EFFORT if said else NO_EFFORT
+
+    @property
+    def tells_thoughts(self) -> bool:
+        """Whether the answer's thoughts are wanted."""
+        hides = self.reasoning is not None and self.reasoning.exclude is True
+        return self.include_reasoning is not False and not hides
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer goes on with the last message."""
+        last = self.messages[-1] if self.messages else None
+        begins = last is not None and bool(last.prefix or last.partial)
+        return bool(self.continue_final_message) or begins
 
     @property
     def offered(self) -> list[Tool]:
@@ -338,7 +445,7 @@ def _check_sizes(shape: msgspec.Struct) -> None:
         size_bytes = len(getattr(shape, name))
         if name not in PROMPT_FIELDS and size_bytes > FIELD_BYTES_MAX:
             raise bad_request(f"{name} has {size_bytes} bytes; {FIELD_BYTES_MAX} at most", name)
-    for name in ("messages", "input"):
+    for name in ("messages", "input", "system"):
         items = bytes(getattr(shape, name, b""))
         if items.startswith(b"["):
             count = len(msgspec.json.decode(items, type=list[msgspec.Raw]))
@@ -373,14 +480,30 @@ def parse_request(body: bytes, kind: type[AnyRequest]) -> AnyRequest:
         raise bad_request(f"the body is not JSON: {error}") from None
 
 
+def with_allowed_tools(request: ChatRequest) -> ChatRequest:
+    """The same request with those of its functions alone that ``tool_choice`` allows; raises
+    ApiError (400)."""
+    choice = request.tool_choice
+    if not isinstance(choice, ToolChoice) or choice.function is not None:
+        return request
+    if (allowed := choice.allowed_tools) is None:
+        raise bad_request("tool_choice names no function", "tool_choice")
+    names = {tool.function.name for tool in allowed.tools}
+    tools = [tool for tool in request.tools or () if tool.function.name in names]
+    if unknown := names - {tool.function.name for tool in tools}:
+        reason = f"tool_choice names {min(unknown)[:200]!r}, which tools has not"
+        raise bad_request(reason, "tool_choice")
+    return msgspec.structs.replace(request, tools=tools or None, tool_choice=allowed.mode)
+
+
 def check_supported(request: CompletionRequest | ChatRequest) -> None:
     """Raises ApiError (400) for what would be answered wrongly."""
     refused: dict[str, bool]
     if isinstance(request, ChatRequest):
         refused = {
-            **_images(request),
+            **_not_read(request),
             "modalities": bool(request.modalities) and request.modalities != ["text"],
-            "top_logprobs": request.top_logprobs is not None and not request.logprobs,
+            "top_logprobs": bool(request.top_logprobs) and not request.logprobs,
         }
     else:
         refused = {
@@ -395,15 +518,19 @@ def check_supported(request: CompletionRequest | ChatRequest) -> None:
             raise bad_request(f"{param} is not supported here: leave it out", at)
 
 
-def _images(request: ChatRequest) -> dict[str, bool]:
-    """Where images stand that a model would have to see."""
-    return {
-        f"messages[{at}].content[{part_at}].type: image_url": True
-        for at, message in enumerate(request.messages)
-        if message.role != "tool" and isinstance(message.content, list)
-        for part_at, part in enumerate(message.content)
-        if isinstance(part, ImagePart)
-    }
+def _not_read(request: ChatRequest) -> dict[str, bool]:
+    """Where messages have what a model of texts would have to see, or what has another name here
+    (``function_call``: ``tool_calls``)."""
+    found = {}
+    for at, message in enumerate(request.messages):
+        for name in ("audio", "function_call", "images"):
+            found[f"messages[{at}].{name}"] = bool(getattr(message, name))
+        parts = message.content if isinstance(message.content, list) else ()
+        for part_at, part in enumerate(parts if message.role != "tool" else ()):
+            if isinstance(part, UnseenPart):
+                kind = part.__struct_config__.tag
+                found[f"messages[{at}].content[{part_at}].type: {kind}"] = True
+    return found
 
 
 Prompts = tuple[str, ...] | tuple[tuple[int, ...], ...]
@@ -507,11 +634,13 @@ def seeded(options: GenerationOptions, index: int) -> GenerationOptions:
 
 def wanted_tokens(request: CompletionRequest | ChatRequest) -> int | None:
     """The most new tokens that a request asks for; None where it leaves that open."""
+    wanted = request.max_tokens
     if isinstance(request, ChatRequest):
         if request.max_completion_tokens is not None:
-            return request.max_completion_tokens
-        return request.max_tokens
-    return COMPLETION_TOKENS_DEFAULT if request.max_tokens is None else request.max_tokens
+            wanted = request.max_completion_tokens
+    elif wanted is None:
+        wanted = COMPLETION_TOKENS_DEFAULT
+    return None if wanted == ANY_NUMBER else wanted
 
 
 def open_tokens(room: int, free: int, left: int | None) -> int:

@@ -11,7 +11,7 @@ from hashlib import sha256
 
 from msgspec.structs import replace
 
-from client.gateway.protocols.requests import ChatRequest, Message, ToolChoice
+from client.gateway.protocols.requests import ChatRequest, FunctionName, Message, ToolChoice
 from client.gateway.structured.calls import NAME, NAME_CHARS_MAX
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9_.-]")
@@ -45,9 +45,7 @@ def with_shown_names(request: ChatRequest) -> tuple[ChatRequest, Mapping[str, st
     given = {shown(tool.function.name): tool.function.name for tool in request.tools or ()}
     choice = request.tool_choice
     if isinstance(choice, ToolChoice):
-        choice = replace(
-            choice, function=replace(choice.function, name=shown(choice.function.name))
-        )
+        choice = replace(choice, function=FunctionName(name=shown(choice.name)))
     tools = [
         replace(tool, function=replace(tool.function, name=shown(tool.function.name)))
         for tool in request.tools or ()

@@ -9,7 +9,7 @@ from typing import Any
 from client.gateway.errors import bad_request
 from client.gateway.structured.call_formats import CallFormat, Hole, MarkOrHole, steps_of
 from client.gateway.structured.channels import Channels
-from client.gateway.structured.grammar import PLACES_MAX, literal, of_document, too_large
+from client.gateway.structured.grammar import PLACES_MAX, literal, of_document, of_regex, too_large
 from client.gateway.structured.schemas import (
     Path,
     Schema,
@@ -17,15 +17,15 @@ from client.gateway.structured.schemas import (
     TooManyPlaces,
     properties_of,
 )
+from client.gateway.structured.text_patterns import ANYTHING, patterns_of
 from dht.messages.session import GRAMMAR_BYTES_MAX
 
 NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
-NOT_HERE = frozenset({"allOf", "anyOf", "format", "if", "not", "oneOf", "pattern", "$ref"})
+NOT_HERE = frozenset({"allOf", "anyOf", "if", "not", "oneOf", "$ref"})
 """What a schema may ask of a string, and no grammar of a text without quotes follows here."""
 ALTERNATIVES = ("anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "$ref")
 """What a schema may ask of all arguments together, and no grammar follows that has them apart."""
 BLANK = r'"\n"?'
-ANYTHING = r"[\s\S]*"
 SPACE = r"WS: /[ \t\n]{1,24}/"
 
 
@@ -211,26 +211,32 @@ class _CallsGrammar:
         least, most = schema.get("minLength", 0), schema.get("maxLength", "")
         if not isinstance(least, int) or not (most == "" or isinstance(most, int)):
             raise _not_here(at.function, at.key, "a length that is no number")
-        return self._any_text(f"{{{int(least)},{most}}}", at.ends)
+        patterns = patterns_of(schema)
+        if patterns is None:
+            raise _not_here(at.function, at.key, "pattern" if "pattern" in schema else "format")
+        return self._any_text(f"{{{int(least)},{most}}}", patterns, at.ends)
 
-    def _any_text(self, lengths: str, ends: tuple[MarkOrHole, ...]) -> str:
-        """The term of a text of some lengths, and of what ends it."""
+    def _any_text(self, lengths: str, patterns: list[str], ends: tuple[MarkOrHole, ...]) -> str:
+        """The term of a text of some lengths that matches all ``patterns``, and of what ends it."""
         mark = next(step for step in ends if isinstance(step, str))
         breaks = "\n" if ends[0] is Hole.BREAK else ""
         parts = self._parts(mark)
         name = f"VALUE{len(self._rules)}"
         if parts[0] in self._marks:  # no text has that token
-            self._add(rf"{name}: /[\s\S]{lengths}{_escaped(breaks)}/")
-            lengths_may_be_none = lengths.startswith("{0,") and not breaks
+            also = "".join(f" & {of_regex(each)[:-1]}{_escaped(breaks)}/" for each in patterns)
+            self._add(rf"{name}: /[\s\S]{lengths}{_escaped(breaks)}/{also}")
+            lengths_may_be_none = lengths.startswith("{0,") and not breaks and not patterns
             return f"{name}{'?' if lengths_may_be_none else ''} {self._literal(mark)}"
         # What ends the text stands at its end alone, and what closes the call nowhere in it.
         closes = self._parts(self._form.closes)
         barred = "" if closes[0] in self._marks else _escaped(self._form.closes)
         barred = f" & ~/{ANYTHING}{barred}{ANYTHING}/" if barred else ""
         first, then = parts[0], parts[1:]
+        end = _escaped(breaks + first)
+        also = "".join(f" & {of_regex(each)[:-1]}{end}/" for each in patterns)
         self._add(
-            rf"{name}: /[\s\S]{lengths}{_escaped(breaks + first)}/"
-            rf" & ~/{ANYTHING}{_escaped(first)}[\s\S]+/{barred}"
+            rf"{name}: /[\s\S]{lengths}{end}/"
+            rf" & ~/{ANYTHING}{_escaped(first)}[\s\S]+/{barred}{also}"
         )
         return " ".join((name, *(self._marks.get(part, literal(part)) for part in then)))
 

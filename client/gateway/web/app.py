@@ -297,6 +297,10 @@ class Gateway:
     async def _generate(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         async with self._admitted(request) as body:
             given = parse_request(body, dialect.kind)
+            done = dialect.at_once(given, int(self._config.now_s()))
+            if done is not None:
+                async with self._served.use(dialect.chat_of(given).model):
+                    return _json(done)
             parsed = dialect.chat_of(given)
             writer = dialect.writer(given)
             async with self._understood(request, parsed, dialect, writer) as (service, job):

@@ -9,6 +9,7 @@ import msgspec
 from client.gateway.protocols import anthropic_messages, ollama, openai_responses
 from client.gateway.protocols.blocks import AnswerWriter, AsItIs
 from client.gateway.protocols.requests import ChatRequest, CompletionRequest
+from dht.json_file import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class Dialect:
     """Raises ApiError (400)."""
     writer: Callable[[Any], AnswerWriter] = AsItIs
     """Made of a request."""
+    at_once: Callable[[Any, int], Json | None] = lambda request, now_s: None
+    """The answer to a request that asks the model for nothing, at a Unix time in whole seconds."""
     params: Mapping[str, str] = field(default_factory=dict)
     """Fields of a chat whose names differ."""
 
@@ -38,7 +41,15 @@ RESPONSES = Dialect(
     writer=openai_responses.ResponseWriter,
     params=openai_responses.PARAMS,
 )
-OLLAMA_CHATS = Dialect(kind=ollama.OllamaChat, chat_of=ollama.chat_of, writer=ollama.OllamaWriter)
+OLLAMA_CHATS = Dialect(
+    kind=ollama.OllamaChat,
+    chat_of=ollama.chat_of,
+    writer=ollama.OllamaWriter,
+    at_once=ollama.loaded,
+)
 OLLAMA_TEXTS = Dialect(
-    kind=ollama.OllamaGenerate, chat_of=ollama.chat_or_text_of, writer=ollama.OllamaWriter
+    kind=ollama.OllamaGenerate,
+    chat_of=ollama.chat_or_text_of,
+    writer=ollama.OllamaWriter,
+    at_once=ollama.loaded,
 )
