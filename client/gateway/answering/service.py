@@ -28,7 +28,7 @@ from client.gateway.protocols.answer_bodies import (
     finish_of,
     route_body,
 )
-from client.gateway.protocols.formats import format_grammar, tools_grammar, wants_format
+from client.gateway.protocols.formats import format_grammar, is_free, tools_grammar, wants_format
 from client.gateway.protocols.requests import (
     CHAT_TOKENS_DEFAULT,
     ChatRequest,
@@ -150,7 +150,9 @@ class CompletionService:
         if wanted == 0 and not echo:
             name = "max_completion_tokens" if is_chat else "max_tokens"
             raise bad_request(f"{name} is 0; at least 1, or 0 with echo", name)
-        grammar = await self._threads.run(size_of(request), lambda: self._grammar(request))
+        grammar = await self._threads.run(
+            size_of(request), lambda: self._grammar(request, texts[0] if texts else "")
+        )
         await self._check(grammar, who)
         told = (request.stream and request.stream_options) or StreamOptions()
         tasks = []
@@ -187,11 +189,12 @@ class CompletionService:
         )
 
     def _reading(self, request: ChatRequest, prompt: str, grammar: str) -> Json:
-        """How the answers are read. One that follows a grammar has no thoughts, but it may have
-        messages with heads."""
+        """How the answers are read. One that has to be a call or in a format has no thoughts, but
+        it may have messages with heads."""
         calls, channels = self._calls if request.offered else None, self._channels
         heads = channels is not None and channels.says
-        if grammar and (not heads or (wants_format(request) and not request.offered)):
+        is_bare = not heads or (wants_format(request) and not request.offered)
+        if grammar and not is_free(request) and is_bare:
             channels = None
         return {
             "calls": calls,
@@ -220,15 +223,17 @@ class CompletionService:
         except (SwarmError, NetworkError) as error:
             raise as_api_error(error) from None
 
-    def _grammar(self, request: CompletionRequest | ChatRequest) -> str:
-        """The grammar that the answers follow; empty: none. Raises ApiError (400).
+    def _grammar(self, request: CompletionRequest | ChatRequest, prompt: str = "") -> str:
+        """The grammar that the answers to ``prompt`` follow; empty: none. Raises ApiError (400).
 
         In a thread: a schema may be large, and refer to itself.
         """
         wanted = format_grammar(request)
         if not isinstance(request, ChatRequest):
             return wanted
-        calls = tools_grammar(request, self._calls, self._channels, self._marks, wanted)
+        channels = self._channels
+        opened = channels is not None and channels.opened_by(prompt) is not None
+        calls = tools_grammar(request, self._calls, channels, self._marks, wanted, opened=opened)
         return calls or wanted
 
     async def _check(self, grammar: str, who: str) -> None:
@@ -343,6 +348,9 @@ class CompletionService:
         if channels is not None and channels.says and only_format:
             # The format is that of the text, so the head of its message is the prompt's.
             text += channels.says_at_once if text.endswith(channels.prompt_ends) else ""
+        if channels is not None and not is_free(request) and channels.opened_by(text) == "":
+            # A call or a format is demanded of the answer, not of thoughts: these end at once.
+            text += f"\n{channels.closes[0]}\n\n"
         return text
 
     def _new_tokens(

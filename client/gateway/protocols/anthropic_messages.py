@@ -329,8 +329,8 @@ def _messages(message: AnthropicMessage, where: str) -> list[Message]:
             case ThinkingBlock(thinking=thought):
                 thoughts.append(thought)
             case ToolUseBlock(id=call_id, name=name, input=given):
-                text = given if isinstance(given, str | None) else written(given)
-                called = CalledFunction(name=name, arguments=text)
+                arguments = given if isinstance(given, str | None) else written(given)
+                called = CalledFunction(name=name, arguments=arguments)
                 calls.append(ToolCall(id=call_id, function=called))
             case ToolResultBlock(tool_use_id=call_id, content=content, is_error=failed):
                 result = f"{FAILED if failed else ''}{text_in(content)}"

@@ -42,6 +42,11 @@ def format_grammar(request: CompletionRequest | ChatRequest) -> str:
     return next(iter(grammars.values()), "")
 
 
+def is_free(request: ChatRequest) -> bool:
+    """Whether a request leaves it to the model what its answer is: it may think before."""
+    return not request.requires_call and not wants_format(request)
+
+
 def wants_format(request: CompletionRequest | ChatRequest) -> bool:
     """Whether a request wants its answer to be in a format (see :func:`format_grammar`)."""
     return bool(_formats(request))
@@ -88,11 +93,14 @@ def tools_grammar(
     channels: Channels | None,
     marks: Mapping[str, str],
     wanted: str = "",
+    *,
+    opened: bool = False,
 ) -> str:
     """The grammar that makes calls valid where the request asks for that; empty: none.
 
     ``marks`` are terms of special tokens; ``wanted`` is the grammar of an answer that calls nothing
-    (:func:`format_grammar`), empty: any text. Raises ApiError (400).
+    (:func:`format_grammar`), empty: any text. ``opened``: the prompt ends within thoughts. Raises
+    ApiError (400).
     """
     if isinstance(request.tool_choice, ToolChoice):
         name = request.tool_choice.name
@@ -101,7 +109,7 @@ def tools_grammar(
             raise bad_request(f"tool_choice names {name!r}, which tools has not", "tool_choice")
     else:
         chosen = request.offered
-    required = isinstance(request.tool_choice, ToolChoice) or request.tool_choice == "required"
+    required = request.requires_call
     if required and not chosen:
         raise bad_request("tool_choice wants a call, but there are no tools", "tool_choice")
     if not chosen:
@@ -120,6 +128,7 @@ def tools_grammar(
         marks=marks,
         channels=channels,
         otherwise=_term_of(wanted) if wanted else None,
+        opened=opened,
     )
 
 

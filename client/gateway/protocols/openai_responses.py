@@ -329,8 +329,8 @@ class _Chat:
                 called = CalledFunction(name=_given(item, "name", at), arguments=item.arguments)
                 self._calls.append(ToolCall(id=own, function=called))
                 self._turn()
-                said = _text((item.output if item.error is None else item.error) or "")
-                self._found.append(Message(role="tool", tool_call_id=own, content=said))
+                result = _text((item.output if item.error is None else item.error) or "")
+                self._found.append(Message(role="tool", tool_call_id=own, content=result))
             case "message":
                 content = _given(item, "content", at)
                 for part_at, part in enumerate(content if isinstance(content, list) else ()):

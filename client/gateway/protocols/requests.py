@@ -417,6 +417,11 @@ class ChatRequest(Sampled, kw_only=True):
         return bool(self.continue_final_message) or begins
 
     @property
+    def requires_call(self) -> bool:
+        """Whether the answer has to be a call."""
+        return isinstance(self.tool_choice, ToolChoice) or self.tool_choice == "required"
+
+    @property
     def offered(self) -> list[Tool]:
         """The functions that the model is told of."""
         return [] if self.tool_choice == "none" else self.tools or []

@@ -292,6 +292,37 @@ def test_mistral_shows_a_system_message_that_stands_alone() -> None:
     assert "[INST]d-one[/INST]" in prompt
 
 
+# Thoughts
+
+OPENS = QWEN3 + "{% if add_generation_prompt %}<think>\n{% endif %}"
+"""Of models that always think."""
+
+
+def test_models_think_before_a_call_that_is_strict_and_not_forced() -> None:
+    strict = [function("look", strict=True)]
+    call = written("look", {"city": "x"})
+    for template, thought in ((QWEN3, "<think>hm</think>\n"), (OPENS, "hm\n</think>\n")):
+        body = {"messages": HI, "tools": strict}
+        (choice,) = answered(CHAT, body, f"{thought}So.\n{call}", template=template)["choices"]
+        assert choice["message"]["reasoning_content"].strip() == "hm"
+        assert choice["message"]["content"] == "So."
+        assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"tools": [function("look")], "tool_choice": "required"},
+        {"response_format": {"type": "json_object"}},
+    ],
+)
+def test_what_is_demanded_of_an_answer_is_not_said_within_thoughts(body: dict[str, Any]) -> None:
+    prompt = asyncio.run(prompt_for(CHAT, {"messages": HI, **body}, OPENS))
+    assert prompt.endswith("<think>\n\n</think>\n\n")
+    free = asyncio.run(prompt_for(CHAT, {"messages": HI}, OPENS))
+    assert free.endswith("<think>\n")
+
+
 # Texts that follow a schema without quotes
 
 

@@ -17,7 +17,7 @@ from client.gateway.structured.answer_reader import AnswerPart, AnswerReader
 from client.gateway.structured.call_formats import CALL_FORMATS, CallFormat, call_format
 from client.gateway.structured.calls import Call
 from client.gateway.structured.calls_grammar import calls_grammar
-from client.gateway.structured.channels import MESSAGES
+from client.gateway.structured.channels import MESSAGES, TAGGED_THOUGHTS, Channels
 from client.text.tokenizer import Tokenizer
 from dht.grammars.trial import fault_of, limits
 from testing.local_swarm import ROOT
@@ -59,12 +59,20 @@ def test_every_way_to_call_is_written_by_some_template() -> None:
     assert set(WRITTEN) == set(CALL_FORMATS)
 
 
+def channels_of(form: CallFormat) -> Channels:
+    return MESSAGES if form.in_channel else TAGGED_THOUGHTS
+
+
+def marks_of(form: CallFormat) -> frozenset[str]:
+    return form.marks | channels_of(form).marks
+
+
 @cache
 def tokenizer(form: CallFormat, kind: str) -> tuple[Tokenizer, LLTokenizer, int]:
     """One whose marks are ``bytes``, ``added`` or ``special`` tokens, as a client has it and as a
     stage, and its number of tokens."""
     backend = Backend.from_file(str(MODEL / "tokenizer.json"))
-    tags = sorted({tag for mark in form.marks for tag in TAGS.findall(mark)})
+    tags = sorted({tag for mark in marks_of(form) for tag in TAGS.findall(mark)})
     if kind != "bytes":
         special = kind == "special"
         backend.add_tokens([AddedToken(tag, special=special, normalized=False) for tag in tags])
@@ -74,12 +82,12 @@ def tokenizer(form: CallFormat, kind: str) -> tuple[Tokenizer, LLTokenizer, int]
 
 def named(form: CallFormat, kind: str) -> dict[str, str]:
     """The terms of the marks that a grammar has to name."""
-    ids = tokenizer(form, kind)[0].mark_tokens(form.marks)
+    ids = tokenizer(form, kind)[0].mark_tokens(marks_of(form))
     return {mark: f"<[{token_id}]>" for mark, token_id in ids.items()}
 
 
 def grammar_of(form: CallFormat, kind: str, **options: Any) -> str:
-    channels = MESSAGES if form.in_channel else None
+    channels = channels_of(form)
     given: dict[str, Any] = {"required": True, "parallel": False, "channels": channels, **options}
     return calls_grammar(form, FUNCTIONS, marks=named(form, kind), **given)
 
@@ -142,6 +150,26 @@ def test_calls_are_read_and_forced_as_the_template_writes_them(form: CallFormat,
         assert follows(form, kind, free, text)
         assert follows(form, kind, free, f"{said}It is late.")
         assert not follows(form, kind, free, text.replace("city", "town"))
+
+
+@pytest.mark.parametrize("kind", ["bytes", "added", "special"])
+@pytest.mark.parametrize("form", CALL_FORMATS, ids=lambda form: form.title)
+def test_thoughts_may_stand_before_calls_and_text_that_are_not_demanded(
+    form: CallFormat, kind: str
+) -> None:
+    before, behind = channels_of(form).thoughts
+    call = written_call(form, "weather", ARGUMENTS)
+    said = f"{MESSAGES.says_at_once if form.in_channel else ''}It is late."
+    grammar = grammar_of(form, kind, required=False)
+    assert fault_of(grammar) == ""
+    for answer in (call, said):
+        assert follows(form, kind, grammar, f"{before}hm{behind}{answer}")
+    if not form.in_channel:
+        opened = grammar_of(form, kind, required=False, opened=True)
+        assert fault_of(opened) == ""
+        for answer in (call, said):
+            assert follows(form, kind, opened, f"hm{behind}\n\n{answer}")
+    assert not follows(form, kind, grammar_of(form, kind), f"{before}hm{behind}{call}")
 
 
 @pytest.mark.parametrize("kind", ["bytes", "added", "special"])
