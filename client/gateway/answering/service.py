@@ -29,11 +29,11 @@ from client.gateway.protocols.answer_bodies import (
     route_body,
 )
 from client.gateway.protocols.formats import format_grammar, is_free, tools_grammar, wants_format
+from client.gateway.protocols.messages import Function
 from client.gateway.protocols.requests import (
     CHAT_TOKENS_DEFAULT,
     ChatRequest,
     CompletionRequest,
-    Function,
     StreamOptions,
     check_stops,
     check_supported,

@@ -8,28 +8,30 @@ from msgspec import Meta
 
 from client.gateway.errors import ApiError, bad_request
 from client.gateway.protocols.blocks import Kind, PartWriter, message_from, text_in, tool_from
-from client.gateway.protocols.requests import (
-    DEFAULT_EFFORT,
+from client.gateway.protocols.messages import (
     MESSAGES_MAX,
-    NO_EFFORT,
-    STOPS_MAX,
     TOOLS_MAX,
     CalledFunction,
-    ChatRequest,
-    Effort,
     FunctionName,
     Message,
-    NamedSchema,
-    ResponseFormat,
-    Stop,
-    StreamOptions,
-    TokenCount,
     Tool,
     ToolCall,
     ToolChoice,
     ToolName,
     UnseenPart,
     unseen,
+)
+from client.gateway.protocols.requests import (
+    DEFAULT_EFFORT,
+    NO_EFFORT,
+    STOPS_MAX,
+    ChatRequest,
+    Effort,
+    NamedSchema,
+    ResponseFormat,
+    Stop,
+    StreamOptions,
+    TokenCount,
 )
 from client.gateway.structured.calls import written
 from dht.json_file import Json

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 
 from client.gateway.errors import bad_request
-from client.gateway.protocols.requests import ChatRequest, CompletionRequest, ToolChoice
+from client.gateway.protocols.messages import ToolChoice
+from client.gateway.protocols.requests import ChatRequest, CompletionRequest
 from client.gateway.structured.call_formats import CallFormat
 from client.gateway.structured.calls_grammar import calls_grammar
 from client.gateway.structured.channels import Channels

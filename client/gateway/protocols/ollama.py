@@ -13,22 +13,24 @@ from msgspec import Meta
 
 from client.gateway.errors import ApiError, bad_request
 from client.gateway.protocols.blocks import AnswerWriter
-from client.gateway.protocols.requests import (
-    DEFAULT_EFFORT,
+from client.gateway.protocols.messages import (
     MESSAGES_MAX,
-    NO_EFFORT,
-    STOPS_MAX,
     TOOLS_MAX,
     CalledFunction,
+    Message,
+    Tool,
+    ToolCall,
+)
+from client.gateway.protocols.requests import (
+    DEFAULT_EFFORT,
+    NO_EFFORT,
+    STOPS_MAX,
     ChatRequest,
     CompletionRequest,
-    Message,
     NamedSchema,
     ResponseFormat,
     Stop,
     StreamOptions,
-    Tool,
-    ToolCall,
 )
 from dht.json_file import Json
 from dht.messages.session import Temperature, TopP

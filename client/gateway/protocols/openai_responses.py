@@ -10,26 +10,28 @@ from msgspec import Meta
 
 from client.gateway.errors import ApiError, bad_request
 from client.gateway.protocols.blocks import Kind, PartWriter, message_from, tool_from
-from client.gateway.protocols.requests import (
+from client.gateway.protocols.messages import (
     MESSAGES_MAX,
-    SALT_CHARS_MAX,
     TOOLS_MAX,
     AllowedTools,
     CalledFunction,
-    ChatRequest,
-    Effort,
     FunctionName,
     Message,
-    NamedSchema,
-    ResponseFormat,
-    StreamOptions,
     Tool,
     ToolCall,
     ToolChoice,
     ToolName,
     unseen,
 )
-from client.gateway.protocols.requests import NamedTool as ChatTool
+from client.gateway.protocols.messages import NamedTool as ChatTool
+from client.gateway.protocols.requests import (
+    SALT_CHARS_MAX,
+    ChatRequest,
+    Effort,
+    NamedSchema,
+    ResponseFormat,
+    StreamOptions,
+)
 from dht.json_file import Json
 from dht.messages.session import Temperature, TopP
 

@@ -11,7 +11,8 @@ from hashlib import sha256
 
 from msgspec.structs import replace
 
-from client.gateway.protocols.requests import ChatRequest, FunctionName, Message, ToolChoice
+from client.gateway.protocols.messages import FunctionName, Message, ToolChoice
+from client.gateway.protocols.requests import ChatRequest
 from client.gateway.structured.calls import NAME, NAME_CHARS_MAX
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9_.-]")

@@ -142,19 +142,20 @@ class Gateway:
             ("POST", "/v1/embeddings", self._embeddings),
             ("GET", "/v1/models", self._models),
             ("GET", "/v1/models/{model:.+}", self._model),
+            ("POST", "/api/chat", partial(self._generate, dialect=OLLAMA_CHATS)),
+            ("POST", "/api/generate", partial(self._generate, dialect=OLLAMA_TEXTS)),
+            ("POST", "/api/show", self._show),
+            ("GET", "/api/tags", self._tags),
+            ("GET", "/api/ps", self._tags),
+            ("GET", "/api/version", self._version),
         ):
             for alias in _aliases(path):
-                resource = self.app.add_routes([web.route(method, alias, handler)])[0].resource
+                route = web.get if method == "GET" else web.post
+                resource = self.app.add_routes([route(alias, handler)])[0].resource
                 assert resource is not None  # noqa: S101  it has a path
                 self._paths[resource.canonical] = path.replace(":.+", "")
         self.app.add_routes(
             [
-                web.post("/api/chat", partial(self._generate, dialect=OLLAMA_CHATS)),
-                web.post("/api/generate", partial(self._generate, dialect=OLLAMA_TEXTS)),
-                web.post("/api/show", self._show),
-                web.get("/api/tags", self._tags),
-                web.get("/api/ps", self._tags),
-                web.get("/api/version", self._version),
                 web.get("/health", self._health),
                 web.get("/metrics", self._show_metrics),
                 web.get("/openapi.json", self._openapi),
@@ -545,9 +546,10 @@ class Gateway:
 
 def _aliases(path: str) -> list[str]:
     """An endpoint's path, and where people's settings look for it, too: without ``/v1``, with it
-    twice, with a slash behind it."""
+    twice or before Ollama's, with a slash too many."""
     behind = path.removeprefix("/v1")
-    paths = [path, behind, f"/v1/v1{behind}"]
+    paths = [path, f"/{path}", f"/v1{path}", f"/v1/{behind}"]
+    paths += [behind] if behind != path else []
     return paths + [f"{each}/" for each in paths if not each.endswith("}")]
 
 
@@ -558,7 +560,7 @@ def _json(body: Json, status: int = 200) -> web.Response:
 
 
 def _body_of(request: web.Request, error: ApiError) -> Json:
-    if request.path.startswith("/api/"):
+    if "/api/" in request.path:
         return ollama.error_of(error)
     is_anthropic = request.path.rstrip("/").endswith(ANTHROPIC_PATHS)
     return error_of(error) if is_anthropic else error.body

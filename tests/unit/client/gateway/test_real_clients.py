@@ -704,6 +704,9 @@ def test_who_gets_no_turn_in_time_hears_when_to_come_back() -> None:
         ("/messages/", {"messages": HI, "max_tokens": 9}, "content"),
         ("/responses", {"input": "x"}, "output"),
         ("/completions", {"prompt": "x"}, "choices"),
+        ("//v1/chat/completions", {"messages": HI}, "choices"),
+        ("/v1//chat/completions", {"messages": HI}, "choices"),
+        ("/v1/api/chat", {"model": "brook", "messages": HI, "stream": False}, "message"),
     ],
 )
 def test_paths_of_people_s_settings_are_answered(path: str, body: Any, said: str) -> None:
@@ -712,7 +715,8 @@ def test_paths_of_people_s_settings_are_answered(path: str, body: Any, said: str
             status, answer = await gateway.post(path, **body)
             assert status == 200
             assert said in answer
-            for listed in ("/models", "/v1/models/", "/v1/models/brook/", "/models/brook"):
+            listed_at = ("/models", "/v1/models/", "/v1/models/brook/", "/models/brook")
+            for listed in (*listed_at, "//v1/models", "/api/tags/"):
                 async with gateway.http.get(gateway.url + listed) as response:
                     assert response.status == 200, listed
             async with gateway.http.get(gateway.url + "/metrics") as response:
