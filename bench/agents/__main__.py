@@ -22,7 +22,7 @@ from typing import Any
 from bench.agents import outside, programs, sdks
 from bench.agents.families import CALLS, ONE_CALL, calls, could_call, says, thinks
 from bench.agents.said import TOOL, Ask, Refused, Turn
-from bench.report import parser_of, provenance, write
+from bench.report import code, parser_of, provenance, write
 from testing.local_swarm import ROOT
 from tests.templates import TEMPLATES
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
@@ -187,7 +187,7 @@ GOOD = frozenset({"ok", "none", "refused"})
 
 class Table:
     """The cells so far, written to a file with each new one: a run that is cut short goes on from
-    there, if the code is the same."""
+    there. A row says which code made it; one of other code begins anew."""
 
     def __init__(self, out: Path | None) -> None:
         self._out = out
@@ -196,19 +196,27 @@ class Table:
             **provenance(0),
             "emulated": "the swarm is made up and its answers are scripted",
             "missing": [],
+            "made": known.get("made", {}),
             "cells": known.get("cells", {}),
         }
-        self._is_same = known.get("trees") == self.result["trees"]
+        self._made = code()
+        for client in self.result["cells"]:
+            self.result["made"].setdefault(client, {"commit": known["commit"]})
+
+    def _is_same(self, client: str) -> bool:
+        """Whether a row was made by this code."""
+        return bool(self.result["made"].get(client, {}).get("sources") == self._made["sources"])
 
     def has(self, client: str, family: str) -> bool:
         """Whether this code was seen to do well here."""
         tried = self.result["cells"].get(client, {}).get(family)
-        return self._is_same and tried is not None and GOOD.issuperset(tried.values())
+        return self._is_same(client) and tried is not None and GOOD.issuperset(tried.values())
 
     def add(self, client: str, family: str, tried: Mapping[str, str]) -> None:
         """Take a cell in the place of what was known."""
-        row = self.result["cells"].setdefault(client, {})
+        row = self.result["cells"].get(client, {}) if self._is_same(client) else {}
         row[family] = tried
+        self.result["made"][client] = self._made
         self.result["cells"][client] = {each: row[each] for each in TEMPLATES if each in row}
         if self._out is not None:
             write(self._out, self.result)
