@@ -106,9 +106,10 @@ class ChoiceWriter:
         content = "".join(part for part in parts if isinstance(part, str))
         thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
         calls = [self._call(part) for part in parts if isinstance(part, Call)]
-        found: Json = {"content": (content.strip() or None) if calls else content}
-        if thoughts:
-            found |= {"content": content.lstrip() or None, "reasoning_content": thoughts}
+        content = content.lstrip() if thoughts else content
+        content = content.strip() if calls else content
+        found: Json = {"content": content or (None if thoughts or calls else "")}
+        found |= {"reasoning_content": thoughts} if thoughts else {}
         return {**found, "tool_calls": calls} if calls else found
 
     def _told(self, parts: Sequence[AnswerPart]) -> list[AnswerPart]:
