@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,7 @@ from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
 from tests.unit.client.gateway.test_tool_answers import Scripted
 
 CONTEXT_TOKENS = 32_768
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 TASK, SYSTEM, SECRET, DONE = "Read the notes.", "Be brief as ever.", "heron", "It says heron."
 LONG = " a long way" * 3000
 TOO_LONG = " a long way" * 11_000
@@ -230,16 +230,6 @@ async def _overflow(program: Program, path: str, gateway: PaperGateway, work: Pa
     return _judged(any(words in run.printed for words in known) and not run.asked, run)
 
 
-async def run(prefix: Path, families: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The cells of each program that is in ``prefix`` (absolute) or on the path, and the names of
-    those that are not."""
-    path = os.pathsep.join((str(prefix / "node_modules" / ".bin"), os.environ["PATH"]))
-    cells: dict[str, Any] = {}
-    missing = []
-    for program in PROGRAMS:
-        name = await version_of(program, path)
-        if name is None:
-            missing.append(program.title)
-        else:
-            cells[name] = {family: await cell(program, path, family) for family in families}
-    return cells, missing
+def path_of(prefix: Path) -> str:
+    """Where programs are looked for: in ``prefix`` (absolute), then on the path."""
+    return os.pathsep.join((str(prefix / "node_modules" / ".bin"), os.environ["PATH"]))

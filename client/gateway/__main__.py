@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from client.answer.defaults import SamplingDefaults
 from client.gateway.programs import PROGRAMS, settings, settings_for
 from client.gateway.protocols.requests import CHAT_TOKENS_DEFAULT
+from client.gateway.web.callers import hosts_of, proxies_of
 from client.remembering import remember_swarm, settled_swarm
 from client.swarm.swarm import Swarm, model_beside, named_of
 from client.text.chat_template import ChatTemplate
@@ -225,7 +226,7 @@ async def serve(arguments: argparse.Namespace) -> int:
     from client.gateway.answering.answers import Answers
     from client.gateway.answering.models import GatewayModels, OpenModel
     from client.gateway.metrics import Metrics
-    from client.gateway.web.app import Gateway, GatewayConfig, hosts_of, proxies_of
+    from client.gateway.web.app import Gateway, GatewayConfig
     from client.gateway.web.server import drain, serving
     from dht.grammars.trials import GrammarTrials
 

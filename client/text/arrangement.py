@@ -138,7 +138,7 @@ def _skeleton(messages: Sequence[Message]) -> tuple[list[Message], dict[str, tup
         told = dict(message)
         if message.get("content"):
             told["content"] = word(at, "its text")
-        if message.get("name") and message["role"] == "user":
+        if _is_named(message):
             told["name"] = word(at, "its name")
         if message.get("tool_calls"):
             told["tool_calls"] = [_call_of(call, at, word) for call in message["tool_calls"]]
@@ -183,15 +183,33 @@ def _later_systems_as_users(messages: Sequence[Message]) -> list[Message]:
 
 
 def _systems_as_users(messages: Sequence[Message]) -> list[Message]:
-    if not any(each["role"] == "user" for each in messages):
-        return list(messages)
     return [{**each, "role": "user"} if each["role"] == "system" else each for each in messages]
 
 
+def _is_named(message: Message) -> bool:
+    """Whether a message says who of several speaks in it."""
+    return bool(message["role"] != "tool" and message.get("name") and message.get("content"))
+
+
 def _names_in_texts(messages: Sequence[Message]) -> list[Message]:
+    return [_name_in_text(each) if _is_named(each) else each for each in messages]
+
+
+def _name_in_text(message: Message) -> Message:
+    unnamed = {name: value for name, value in message.items() if name != "name"}
+    return {**unnamed, "content": f"{message['name']}: {message['content']}"}
+
+
+def _results_named(messages: Sequence[Message]) -> list[Message]:
+    """Results of calls with the functions' names, for templates that cannot do without."""
+    names = {
+        call["id"]: call["function"]["name"]
+        for each in messages
+        for call in each.get("tool_calls") or ()
+    }
     return [
-        {**each, "content": f"{each['name']}: {each['content']}"}
-        if each["role"] == "user" and each.get("name")
+        {"name": names[each.get("tool_call_id")], **each}
+        if each["role"] == "tool" and each.get("tool_call_id") in names
         else each
         for each in messages
     ]
@@ -248,8 +266,10 @@ def _joined(messages: Sequence[Message]) -> Iterator[Message]:
             and _is_plain(each)
             and last["role"] == each["role"]
         ):
-            texts = filter(None, (last["content"], each["content"]))
-            last = {**last, **each, "content": BETWEEN.join(texts)}
+            same = last.get("name") == each.get("name")
+            both = (last, each) if same else _names_in_texts((last, each))
+            texts = filter(None, (one["content"] for one in both))
+            last = {**both[0], **both[1], "content": BETWEEN.join(texts)}
             continue
         if last is not None:
             yield last
@@ -347,6 +367,7 @@ REWRITES: tuple[Rewrite, ...] = (
     _later_systems_as_users,
     _turns_joined,
     _arguments_as_objects,
+    _results_named,
     _ids_that_name,
     _short_ids,
     _one_call_each,

@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,41 +18,36 @@ from client.gateway.answering.answers import (
     ChoiceTask,
     as_api_error,
 )
+from client.gateway.answering.choices import ChoiceWriter
+from client.gateway.answering.job import Job
 from client.gateway.answering.text_threads import TextThreads
 from client.gateway.errors import TooLong, bad_request, beyond_context, too_many
 from client.gateway.protocols.answer_bodies import (
     ChunkHead,
-    CompletionLogprobs,
     Usage,
-    chat_logprobs,
     finish_of,
     route_body,
 )
+from client.gateway.protocols.formats import format_grammar, is_free, tools_grammar, wants_format
+from client.gateway.protocols.messages import Function
 from client.gateway.protocols.requests import (
     CHAT_TOKENS_DEFAULT,
     ChatRequest,
     CompletionRequest,
-    Function,
     StreamOptions,
     check_stops,
     check_supported,
-    format_grammar,
     open_tokens,
     prompts_of,
     request_options,
     seeded,
     size_of,
-    tools_grammar,
     wanted_tokens,
-    wants_format,
+    with_allowed_tools,
 )
 from client.gateway.protocols.tool_names import with_shown_names
-from client.gateway.structured.answer_reader import AnswerReader, Thought
-from client.gateway.structured.call_formats import CallFormat, call_format
-from client.gateway.structured.call_pieces import CallBegun, CallGrows
-from client.gateway.structured.calls import Call
-from client.gateway.structured.channels import Channels, channels_of
-from client.gateway.structured.schemas import Schema
+from client.gateway.structured.call_formats import call_format
+from client.gateway.structured.channels import channels_of
 from client.swarm.swarm import Swarm
 from client.text.arrangement import CALL_ID_CHARS, Arguments, LeftOut, arranged
 from client.text.chat_template import ChatTemplate
@@ -60,59 +55,12 @@ from client.text.tokenizer import Tokenizer
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.grammars.trials import GrammarTrials, TrialsBusyError
 from dht.json_file import Json
-from dht.messages.logprobs import TokenScore
 
 FAULT_CHARS_MAX = 400
 """Characters of what is said to be wrong with a grammar: the library shows the grammar, too."""
 A_TOOL = Function(name="weather", parameters={"type": "object", "properties": {"at": {}}})
 A_CALL = {"name": A_TOOL.name, "arguments": Arguments({"at": "sea"})}
 """What a chat template is tried with."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Job:
-    """A request that was understood: what to run, and how its answers are written."""
-
-    head: ChunkHead
-    tasks: list[ChoiceTask]
-    usage: Usage
-    """Tokens used so far; all prompts count from the beginning."""
-    choices: int
-    """Choices of each prompt, one behind the other."""
-    streams: bool
-    include_usage: bool
-    is_chat: bool
-    logprobs_top: int | None
-    echo: bool = False
-    keeps_answer: bool = True
-    """False where only the prompt is wanted back (``echo`` with ``max_tokens`` 0)."""
-    prompt_texts: list[str] = field(default_factory=list)
-    """Text of each choice's prompt, for ``echo``."""
-    calls: CallFormat | None = None
-    """How calls are read in the answers, where functions are offered."""
-    parameters: Mapping[str, Schema] = field(default_factory=dict)
-    """The schemas of those functions' arguments by their names."""
-    channels: Channels | None = None
-    """How thoughts are read in the answers."""
-    opened: str | None = None
-    """The head of the thoughts or of the message that the prompt ends within."""
-    who: str = ""
-    """Who asks, for the turns to answer."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    """What the request calls its functions, by the names that the model sees."""
-    accepted: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once all stages of a first choice's route have accepted it."""
-    first_token_s: float | None = None
-    """When the first token came, by the event loop's clock."""
-    finish: str | None = None
-    """Why the choice that ended last did."""
-
-    @property
-    def most_tokens(self) -> int:
-        """The most tokens that prompts and answers may have together."""
-        return self.usage.prompt_tokens + sum(
-            task.options.max_new_tokens or 0 for task in self.tasks
-        )
 
 
 class CompletionService:
@@ -188,7 +136,7 @@ class CompletionService:
         """
         names: Mapping[str, str] = {}
         if isinstance(request, ChatRequest):
-            request, names = with_shown_names(request)
+            request, names = with_shown_names(with_allowed_tools(request))
         check_supported(request)
         check_stops((request.stop,) if isinstance(request.stop, str) else request.stop or ())
         context = await self._context()
@@ -202,7 +150,9 @@ class CompletionService:
         if wanted == 0 and not echo:
             name = "max_completion_tokens" if is_chat else "max_tokens"
             raise bad_request(f"{name} is 0; at least 1, or 0 with echo", name)
-        grammar = await self._threads.run(size_of(request), lambda: self._grammar(request))
+        grammar = await self._threads.run(
+            size_of(request), lambda: self._grammar(request, texts[0] if texts else "")
+        )
         await self._check(grammar, who)
         told = (request.stream and request.stream_options) or StreamOptions()
         tasks = []
@@ -239,14 +189,17 @@ class CompletionService:
         )
 
     def _reading(self, request: ChatRequest, prompt: str, grammar: str) -> Json:
-        """How the answers are read. One that follows a grammar has no thoughts, but it may have
-        messages with heads."""
+        """How the answers are read. One that has to be a call or in a format has no thoughts, but
+        it may have messages with heads."""
         calls, channels = self._calls if request.offered else None, self._channels
         heads = channels is not None and channels.says
-        if grammar and (not heads or (wants_format(request) and not request.offered)):
+        is_bare = not heads or (wants_format(request) and not request.offered)
+        if grammar and not is_free(request) and is_bare:
             channels = None
         return {
             "calls": calls,
+            "one_call": request.parallel_tool_calls is False,
+            "tells_thoughts": request.tells_thoughts,
             "parameters": request.parameters,
             "channels": channels,
             "opened": None if channels is None else channels.opened_by(prompt),
@@ -254,7 +207,8 @@ class CompletionService:
 
     async def count(self, request: ChatRequest) -> int:
         """The number of tokens of the prompt that ``request`` makes; raises ApiError."""
-        request, _ = with_shown_names(request)
+        request, _ = with_shown_names(with_allowed_tools(request))
+        check_supported(request)
         await self._threads.run(size_of(request), lambda: self._grammar(request))
         context = await self._context()
         (prompt_ids,), _ = await self._threads.run(
@@ -269,15 +223,17 @@ class CompletionService:
         except (SwarmError, NetworkError) as error:
             raise as_api_error(error) from None
 
-    def _grammar(self, request: CompletionRequest | ChatRequest) -> str:
-        """The grammar that the answers follow; empty: none. Raises ApiError (400).
+    def _grammar(self, request: CompletionRequest | ChatRequest, prompt: str = "") -> str:
+        """The grammar that the answers to ``prompt`` follow; empty: none. Raises ApiError (400).
 
         In a thread: a schema may be large, and refer to itself.
         """
         wanted = format_grammar(request)
         if not isinstance(request, ChatRequest):
             return wanted
-        calls = tools_grammar(request, self._calls, self._channels, self._marks, wanted)
+        channels = self._channels
+        opened = channels is not None and channels.opened_by(prompt) is not None
+        calls = tools_grammar(request, self._calls, channels, self._marks, wanted, opened=opened)
         return calls or wanted
 
     async def _check(self, grammar: str, who: str) -> None:
@@ -372,7 +328,7 @@ class CompletionService:
                 "messages",
                 "no_chat_template",
             )
-        continued = bool(request.continue_final_message)
+        continued = request.continues
         shown: dict[str, Any] = {
             "add_generation_prompt": request.add_generation_prompt is not False and not continued,
             "tools": [tool.function.as_dict() for tool in request.offered] or None,
@@ -392,6 +348,9 @@ class CompletionService:
         if channels is not None and channels.says and only_format:
             # The format is that of the text, so the head of its message is the prompt's.
             text += channels.says_at_once if text.endswith(channels.prompt_ends) else ""
+        if channels is not None and not is_free(request) and channels.opened_by(text) == "":
+            # A call or a format is demanded of the answer, not of thoughts: these end at once.
+            text += f"\n{channels.closes[0]}\n\n"
         return text
 
     def _new_tokens(
@@ -450,9 +409,12 @@ class CompletionService:
         tokenizer = self._swarm.text.tokenizer
         return b"" if tokenizer is None else tokenizer.token_bytes(token_id)
 
+    def _writer(self, job: Job, task: ChoiceTask) -> ChoiceWriter:
+        return ChoiceWriter(job, task, self._text_of, self._bytes_of)
+
     async def whole(self, job: Job) -> Json:
         """The whole answer as one object; raises ApiError."""
-        writers = [_Choice(self, job, task) for task in job.tasks]
+        writers = [self._writer(job, task) for task in job.tasks]
         async with aclosing(
             self._answers.parts(self._swarm, job.tasks, job.who, job.accepted)
         ) as parts:
@@ -466,7 +428,7 @@ class CompletionService:
 
     async def chunks(self, job: Job) -> AsyncGenerator[Json, None]:
         """The answer as chunks, the usage last where it is asked for; raises ApiError."""
-        writers = [_Choice(self, job, task) for task in job.tasks]
+        writers = [self._writer(job, task) for task in job.tasks]
         no_usage: Json = {"usage": None} if job.include_usage else {}
         async with aclosing(
             self._answers.parts(self._swarm, job.tasks, job.who, job.accepted)
@@ -496,178 +458,3 @@ def _count(job: Job, part: ChoicePart) -> None:
         job.finish = finish_of(part.answer.finish_reason)
         if part.index % job.choices == 0:
             job.usage.cached_tokens += part.answer.cached_tokens
-
-
-class _Choice:
-    """Writes one choice, whole or in chunks."""
-
-    def __init__(self, service: CompletionService, job: Job, task: ChoiceTask) -> None:
-        self._job = job
-        self._task = task
-        self._service = service
-        self._text: list[str] = []
-        self._scores: list[TokenScore] = []
-        self._prompt: list[tuple[int, TokenScore | None]] = []
-        self._finish: str | None = None
-        self._stop: str | None = None
-        """The stop string that ended it."""
-        self._started = False
-        self._reader: AnswerReader | None = None
-        if job.is_chat and (job.calls is not None or job.channels is not None):
-            self._reader = AnswerReader(
-                job.calls,
-                job.channels,
-                opened=job.opened,
-                parameters=job.parameters,
-                in_pieces=job.streams,
-            )
-        self._calls = 0
-        self._logprobs = CompletionLogprobs(text_of=service._text_of, top=job.logprobs_top or 0)
-
-    @property
-    def values_per_token(self) -> int:
-        """Number of log probabilities that are written for a token."""
-        return 0 if self._job.logprobs_top is None else 1 + self._job.logprobs_top
-
-    @property
-    def size(self) -> int:
-        """Number of log probabilities to write."""
-        return (len(self._prompt) + len(self._scores)) * self.values_per_token
-
-    def add(self, part: ChoicePart) -> None:
-        """Take a part into the whole choice."""
-        if part.prompt_logprobs is not None:
-            self._prompt = list(zip(self._task.prompt_ids, part.prompt_logprobs, strict=True))
-        if self._job.keeps_answer:
-            self._text.append(part.piece.text)
-            self._scores += part.piece.logprobs
-        if part.answer is not None:
-            self._finish = finish_of(part.answer.finish_reason)
-            self._stop = part.answer.stop
-
-    def whole(self) -> Json:
-        """The choice of a whole answer."""
-        job, text = self._job, "".join(self._text)
-        finish = self._finish if job.keeps_answer else "length"
-        if job.is_chat:
-            message = {"role": "assistant", "refusal": None, **self._message(text)}
-            finish = self._finish_of(finish)
-            choice: Json = {"message": message, "logprobs": self._chat_logprobs(self._scores)}
-        else:
-            if job.echo:
-                text = job.prompt_texts[self._task.index] + text
-            choice = {
-                "text": text,
-                "logprobs": self._completion_logprobs(self._prompt, self._scores),
-            }
-        return {"index": self._task.index, **choice, "finish_reason": finish, **self._stopped}
-
-    @property
-    def _stopped(self) -> Json:
-        """The stop string that ended the choice, under vLLM's name, where one did."""
-        return {} if self._stop is None else {"stop_reason": self._stop}
-
-    def _message(self, text: str) -> Json:
-        """Content, thoughts and calls of a whole answer."""
-        if self._reader is None:
-            return {"content": text}
-        parts = [*self._reader.push(text), *self._reader.flush()]
-        content = "".join(part for part in parts if isinstance(part, str))
-        thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
-        calls = [self._call(part) for part in parts if isinstance(part, Call)]
-        found: Json = {"content": (content.strip() or None) if calls else content}
-        if thoughts:
-            found |= {"content": content.lstrip() or None, "reasoning_content": thoughts}
-        return {**found, "tool_calls": calls} if calls else found
-
-    def _deltas(self, text: str, *, ends: bool) -> list[Json]:
-        """Content, thoughts and calls that became certain in a stream."""
-        if self._reader is None:
-            return [{"content": text}] if text else []
-        parts = [*self._reader.push(text), *(self._reader.flush() if ends else ())]
-        found: list[Json] = []
-        for part in parts:
-            match part:
-                case str():
-                    found.append({"content": part})
-                case Thought():
-                    found.append({"reasoning_content": part.text})
-                case CallBegun():
-                    found.append(self._call_begun(part.name))
-                case CallGrows():
-                    found.append(self._call_grows(part.arguments))
-                case Call():
-                    found += [self._call_begun(part.name), self._call_grows(part.arguments)]
-        return found
-
-    def _call_begun(self, name: str) -> Json:
-        begun = {"index": self._calls, **self._call(Call(name=name, arguments=""))}
-        return {"tool_calls": [begun]}
-
-    def _call_grows(self, arguments: str) -> Json:
-        piece = {"index": self._calls - 1, "function": {"arguments": arguments}}
-        return {"tool_calls": [piece]}
-
-    def _call(self, call: Call) -> Json:
-        self._calls += 1
-        name = self._job.names.get(call.name, call.name)
-        function = {"name": name, "arguments": call.arguments}
-        call_id = secrets.token_hex(5)[:CALL_ID_CHARS]
-        return {"id": call_id, "type": "function", "function": function}
-
-    def _finish_of(self, finish: str | None) -> str | None:
-        return "tool_calls" if self._calls and finish == "stop" else finish
-
-    def chunks(self, part: ChoicePart) -> list[Json]:
-        """The choices of the chunks that a part makes."""
-        job, found = self._job, []
-        self._scores, self._text = [], []
-        first = not self._started
-        self._started = True
-        self.add(part)
-        text, prompt, self._prompt = "".join(self._text), self._prompt, []
-        if first and job.is_chat:
-            found.append(self._chunk({"role": "assistant", "content": ""}, None, None))
-        if job.is_chat:
-            deltas = self._deltas(text, ends=part.answer is not None)
-            if self._scores and not deltas:
-                deltas = [{"content": ""}]
-            logprobs = self._chat_logprobs(self._scores)
-            for delta in deltas:
-                found.append(self._chunk(delta, logprobs, None))
-                logprobs = None
-            if part.answer is not None:
-                found.append(self._chunk({}, None, self._finish_of(self._finish)))
-            return found
-        if first and job.echo:
-            text = job.prompt_texts[self._task.index] + text
-        if text or self._scores or prompt:
-            logprobs = self._completion_logprobs(prompt, self._scores)
-            found.append(self._chunk(text, logprobs, None))
-        if part.answer is not None:
-            found.append(self._chunk("", None, self._finish if job.keeps_answer else "length"))
-        return found
-
-    def _chunk(self, new: Any, logprobs: Json | None, finish: str | None) -> Json:
-        name = "delta" if self._job.is_chat else "text"
-        return {
-            "index": self._task.index,
-            name: new,
-            "logprobs": logprobs,
-            "finish_reason": finish,
-            **({} if finish is None else self._stopped),
-        }
-
-    def _chat_logprobs(self, scores: Sequence[TokenScore]) -> Json | None:
-        if self._job.logprobs_top is None:
-            return None
-        return chat_logprobs(scores, self._service._text_of, self._service._bytes_of)
-
-    def _completion_logprobs(
-        self,
-        prompt: Sequence[tuple[int, TokenScore | None]],
-        scores: Sequence[TokenScore],
-    ) -> Json | None:
-        if self._job.logprobs_top is None:
-            return None
-        return self._logprobs.add([*prompt, *((score.token_id, score) for score in scores)])

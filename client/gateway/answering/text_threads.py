@@ -3,12 +3,20 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
-LONG = 1 << 16
-"""Characters or log probabilities from which on work is long: some 50 ms of it."""
-SHORT_THREADS, LONG_THREADS = 2, 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadsConfig:
+    """How much text is worked on at once."""
+
+    long_size: int = 1 << 16
+    """Characters or log probabilities from which on work is long: some 50 ms of it."""
+    short_threads: int = 2
+    long_threads: int = 1
 
 
 class TextThreads:
@@ -18,9 +26,10 @@ class TextThreads:
     it begins is left out.
     """
 
-    def __init__(self) -> None:
-        self._short = ThreadPoolExecutor(SHORT_THREADS, "short texts")
-        self._long = ThreadPoolExecutor(LONG_THREADS, "long texts")
+    def __init__(self, config: ThreadsConfig = ThreadsConfig()) -> None:
+        self._config = config
+        self._short = ThreadPoolExecutor(config.short_threads, "short texts")
+        self._long = ThreadPoolExecutor(config.long_threads, "long texts")
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
         """What ``work()`` returns or raises; ``size`` in characters or log probabilities.
@@ -29,5 +38,5 @@ class TextThreads:
         """
         if not size:
             return work()
-        pool = self._long if size >= LONG else self._short
+        pool = self._long if size >= self._config.long_size else self._short
         return await asyncio.get_running_loop().run_in_executor(pool, work)

@@ -4,19 +4,25 @@ import asyncio
 import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
-OWN_SHARE = 0.75
-"""The most of all turns that one of those who ask may have at a time, so that somebody else who
-comes waits for no answer to end."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnsConfig:
+    """How turns are shared."""
+
+    own_share: float = 0.75
+    """The most of all turns that one of those who ask may have at a time, so that somebody else
+    who comes waits for no answer to end."""
 
 
 class Turns:
     """``count`` turns. Whoever has the fewest gets the next one; of several, the one who waits for
     it since longest ago."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, config: TurnsConfig = TurnsConfig()) -> None:
         self._free = count
-        self._own_max = max(1, math.ceil(count * OWN_SHARE))
+        self._own_max = max(1, math.ceil(count * config.own_share))
         self._taken: Counter[str] = Counter()
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 

@@ -8,28 +8,32 @@ from msgspec import Meta
 
 from client.gateway.errors import ApiError, bad_request
 from client.gateway.protocols.blocks import Kind, PartWriter, message_from, text_in, tool_from
-from client.gateway.protocols.requests import (
-    DEFAULT_EFFORT,
-    IMAGE_TEXT,
+from client.gateway.protocols.messages import (
     MESSAGES_MAX,
-    NO_EFFORT,
-    STOPS_MAX,
     TOOLS_MAX,
     CalledFunction,
-    ChatRequest,
-    Effort,
     FunctionName,
     Message,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolName,
+    UnseenPart,
+    unseen,
+)
+from client.gateway.protocols.requests import (
+    DEFAULT_EFFORT,
+    NO_EFFORT,
+    STOPS_MAX,
+    ChatRequest,
+    Effort,
     NamedSchema,
     ResponseFormat,
     Stop,
     StreamOptions,
     TokenCount,
-    Tool,
-    ToolCall,
-    ToolChoice,
-    ToolName,
 )
+from client.gateway.structured.calls import written
 from dht.json_file import Json
 from dht.messages.session import Temperature, TopP
 
@@ -81,15 +85,57 @@ class RedactedThinkingBlock(
 class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
     id: str
     name: str
-    input: dict[str, Any]
+    input: dict[str, Any] | str | None = None
+    """Programs keep what a model wrote, also where it was no object."""
 
 
-class ImageBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="image"):
-    """Taken in the results of calls alone, where a text stands in its place."""
+class ImageBlock(UnseenPart, tag_field="type", tag="image"):
+    what = "an image"
+
+
+class DocumentSource(msgspec.Struct, kw_only=True):
+    """What a document is: its text (``data`` or ``content``), or a file that no model of texts can
+    read."""
+
+    type: str
+    data: str = ""
+    content: str | list[TextBlock | ImageBlock] | None = None
+
+    @property
+    def text(self) -> str | None:
+        """Its text; None: it has none."""
+        match self.type:
+            case "text":
+                return self.data
+            case "content":
+                return text_in(self.content)
+        return None
+
+
+class DocumentBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="document"):
+    """Without a text it is taken in the results of calls alone."""
+
+    source: DocumentSource
+    title: str | None = None
+    context: str | None = None
 
     @property
     def text(self) -> str:
-        return IMAGE_TEXT
+        told = self.source.text
+        parts = (self.title, self.context, unseen("a document") if told is None else told)
+        return "\n".join(filter(None, parts))
+
+
+class SearchResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="search_result"):
+    """What a search found, as text."""
+
+    source: str
+    title: str
+    content: list[TextBlock]
+
+    @property
+    def text(self) -> str:
+        return "\n".join((self.title, self.source, text_in(self.content)))
 
 
 class ReferenceBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_reference"):
@@ -102,13 +148,24 @@ class ReferenceBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_r
         return self.tool_name
 
 
+ResultBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ReferenceBlock
+
+
 class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_result"):
     tool_use_id: str
-    content: str | list[TextBlock | ImageBlock | ReferenceBlock] | None = None
+    content: str | list[ResultBlock] | None = None
     is_error: bool | None = None
 
 
-Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+Block = (
+    TextBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | DocumentBlock
+    | SearchResultBlock
+)
 
 
 class AnthropicMessage(msgspec.Struct, kw_only=True):
@@ -201,8 +258,8 @@ def prompt_of(request: CountRequest) -> ChatRequest:
     messages = []
     if request.system:
         messages.append(Message(role="system", content=text_in(request.system)))
-    for message in request.messages:
-        messages += _messages(message)
+    for at, message in enumerate(request.messages):
+        messages += _messages(message, f"messages[{at}]")
     choice, config, last = request.tool_choice, request.output_config, messages[-1:]
     return ChatRequest(
         model=request.model,
@@ -253,13 +310,20 @@ def _choice(choice: AnthropicToolChoice) -> Literal["auto", "none", "required"] 
             return choice.type
 
 
-def _messages(message: AnthropicMessage) -> list[Message]:
-    """Results of calls as messages of their own, then what else is said."""
+def _messages(message: AnthropicMessage, where: str) -> list[Message]:
+    """Results of calls as messages of their own, then what else is said; raises ApiError (400)
+    with ``where`` it stands for what cannot be read."""
     if isinstance(message.content, str):
         return [Message(role=message.role, content=message.content)]
     found, said, calls, thoughts = [], [], [], []
-    for block in message.content:
+    for at, block in enumerate(message.content):
         match block:
+            case DocumentBlock() if block.source.text is None:
+                param = f"{where}.content[{at}].source.type"
+                reason = f"{param}: {block.source.type} is not supported here: the model reads text"
+                raise bad_request(reason, param)
+            case DocumentBlock() | SearchResultBlock():
+                said.append(block.text)
             case TextBlock(text=text):
                 said.append(text)
             case RedactedThinkingBlock():
@@ -267,7 +331,8 @@ def _messages(message: AnthropicMessage) -> list[Message]:
             case ThinkingBlock(thinking=thought):
                 thoughts.append(thought)
             case ToolUseBlock(id=call_id, name=name, input=given):
-                called = CalledFunction(name=name, arguments=json.dumps(given, ensure_ascii=False))
+                arguments = given if isinstance(given, str | None) else written(given)
+                called = CalledFunction(name=name, arguments=arguments)
                 calls.append(ToolCall(id=call_id, function=called))
             case ToolResultBlock(tool_use_id=call_id, content=content, is_error=failed):
                 result = f"{FAILED if failed else ''}{text_in(content)}"

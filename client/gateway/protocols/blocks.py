@@ -8,14 +8,8 @@ from typing import Protocol
 import msgspec
 
 from client.gateway.errors import ApiError
-from client.gateway.protocols.requests import (
-    ChatRequest,
-    CompletionRequest,
-    Function,
-    Message,
-    Tool,
-    ToolCall,
-)
+from client.gateway.protocols.messages import Function, Message, Tool, ToolCall
+from client.gateway.protocols.requests import ChatRequest, CompletionRequest
 from dht.json_file import Json
 
 

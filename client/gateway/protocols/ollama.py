@@ -13,22 +13,24 @@ from msgspec import Meta
 
 from client.gateway.errors import ApiError, bad_request
 from client.gateway.protocols.blocks import AnswerWriter
-from client.gateway.protocols.requests import (
-    DEFAULT_EFFORT,
+from client.gateway.protocols.messages import (
     MESSAGES_MAX,
-    NO_EFFORT,
-    STOPS_MAX,
     TOOLS_MAX,
     CalledFunction,
+    Message,
+    Tool,
+    ToolCall,
+)
+from client.gateway.protocols.requests import (
+    DEFAULT_EFFORT,
+    NO_EFFORT,
+    STOPS_MAX,
     ChatRequest,
     CompletionRequest,
-    Message,
     NamedSchema,
     ResponseFormat,
     Stop,
     StreamOptions,
-    Tool,
-    ToolCall,
 )
 from dht.json_file import Json
 from dht.messages.session import Temperature, TopP
@@ -57,7 +59,7 @@ class Options(msgspec.Struct, kw_only=True):
 
 class OllamaFunction(msgspec.Struct, kw_only=True):
     name: str
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] | str | None = None
 
 
 class OllamaCall(msgspec.Struct, kw_only=True):
@@ -67,7 +69,7 @@ class OllamaCall(msgspec.Struct, kw_only=True):
 
 class OllamaMessage(msgspec.Struct, kw_only=True):
     role: Annotated[str, Meta(min_length=1, max_length=64)]
-    content: str = ""
+    content: str | None = None
     thinking: str | None = None
     images: list[str] | None = None
     tool_calls: Annotated[list[OllamaCall], Meta(max_length=TOOLS_MAX)] | None = None
@@ -83,7 +85,9 @@ class OllamaAsked(msgspec.Struct, kw_only=True):
     """What both endpoints have in common."""
 
     model: str
-    stream: bool = True
+    stream: bool | None = None
+    """None: yes."""
+    keep_alive: Any = None
     format: Format = None
     options: Options | None = None
     think: Think = None
@@ -92,16 +96,16 @@ class OllamaAsked(msgspec.Struct, kw_only=True):
 class OllamaChat(OllamaAsked, kw_only=True):
     """``/api/chat``."""
 
-    messages: Annotated[list[OllamaMessage], Meta(max_length=MESSAGES_MAX)] = []
+    messages: Annotated[list[OllamaMessage], Meta(max_length=MESSAGES_MAX)] | None = None
     tools: Annotated[list[Tool], Meta(max_length=TOOLS_MAX)] | None = None
 
 
 class OllamaGenerate(OllamaAsked, kw_only=True):
     """``/api/generate``: a chat of one message, or with ``raw`` the text as it is."""
 
-    prompt: str = ""
+    prompt: str | None = None
     system: str | None = None
-    raw: bool = False
+    raw: bool | None = None
     images: list[str] | None = None
 
 
@@ -112,21 +116,23 @@ def name_of(model: str) -> str:
 
 def chat_of(request: OllamaChat) -> ChatRequest:
     """The same request to ``/v1/chat/completions``; raises ApiError (400)."""
-    calls: list[str] = []
-    """Ids of calls whose results have not come; Ollama's have none."""
+    open_calls: list[OllamaCall] = []
+    """Those whose results have not come; Ollama's have no ids."""
     messages = []
-    for at, message in enumerate(request.messages):
+    for at, message in enumerate(request.messages or ()):
         _no_images(message.images, f"messages[{at}].images")
         for call_at, call in enumerate(message.tool_calls or ()):
             call.id = call.id or f"call{at}x{call_at}"
-            calls.append(call.id)
+            open_calls.append(call)
         own = message.tool_call_id
-        if message.role == "tool" and own is None:
-            own = calls.pop(0) if calls else "call"
+        if message.role == "tool":
+            answered = _answered(message, open_calls)
+            own = own or (answered and answered.id) or "call"
         messages.append(
             Message(
                 role=message.role,
                 content=message.content,
+                name=message.tool_name,
                 reasoning_content=message.thinking,
                 tool_call_id=own,
                 tool_calls=[
@@ -141,9 +147,38 @@ def chat_of(request: OllamaChat) -> ChatRequest:
                 or None,
             )
         )
-    if not messages:
-        raise bad_request("messages is empty", "messages")
     return ChatRequest(messages=messages, tools=request.tools, **_shared(request))
+
+
+def _answered(result: OllamaMessage, calls: list[OllamaCall]) -> OllamaCall | None:
+    """The call that a result belongs to, out of those that wait for one: by its id, or else the
+    first of its function, or else the first."""
+
+    def fits(call: OllamaCall) -> bool:
+        if result.tool_call_id:
+            return call.id == result.tool_call_id
+        return result.tool_name in (None, "", call.function.name)
+
+    at = next((at for at, call in enumerate(calls) if fits(call)), 0)
+    return calls.pop(at) if calls else None
+
+
+def loaded(request: OllamaChat | OllamaGenerate, created: int) -> Json | None:
+    """The answer to a request that only has a model loaded, or unloaded; None: it asks for more.
+
+    Programs send it before people have typed anything. ``created`` is Unix time in whole seconds.
+    """
+    asks = request.messages if isinstance(request, OllamaChat) else request.prompt or request.system
+    if asks:
+        return None
+    writer = OllamaWriter(request)
+    writer.begin(0, created)
+    reason = "unload" if request.keep_alive in UNLOADS else "load"
+    return {**writer.line({}, done=True), "done_reason": reason}
+
+
+UNLOADS = (0, "0", "0s", "0m")
+"""Times to keep a model that have it unloaded at once."""
 
 
 def chat_or_text_of(request: OllamaGenerate) -> ChatRequest | CompletionRequest:
@@ -151,17 +186,19 @@ def chat_or_text_of(request: OllamaGenerate) -> ChatRequest | CompletionRequest:
     raises ApiError (400)."""
     _no_images(request.images, "images")
     if request.raw:
+        if request.system:
+            raise bad_request("system is not for raw: put it into the prompt", "system")
         shared = _shared(request)
         form = shared.pop("response_format", None)
         shared.pop("reasoning_effort", None)
         if form is not None:
             schema = {"type": "object"} if form.json_schema is None else form.json_schema.schema
             shared["guided_json"] = schema
-        return CompletionRequest(prompt=request.prompt, **{"max_tokens": RAW_TOKENS, **shared})
+        return CompletionRequest(
+            prompt=request.prompt or "", **{"max_tokens": RAW_TOKENS, **shared}
+        )
     said = [("system", request.system), ("user", request.prompt)]
     messages = [Message(role=role, content=text) for role, text in said if text]
-    if not messages:
-        raise bad_request("prompt is empty", "prompt")
     return ChatRequest(messages=messages, **_shared(request))
 
 
@@ -176,11 +213,11 @@ def _no_images(images: Sequence[str] | None, param: str) -> None:
 
 def _shared(request: OllamaAsked) -> dict[str, Any]:
     options = request.options or Options()
-    length = options.num_predict
+    length, streams = options.num_predict, request.stream is not False
     found: dict[str, Any] = {
         "model": name_of(request.model),
-        "stream": request.stream,
-        "stream_options": StreamOptions(include_usage=True) if request.stream else None,
+        "stream": streams,
+        "stream_options": StreamOptions(include_usage=True) if streams else None,
         "max_tokens": length if length is not None and length > 0 else None,
         "repetition_penalty": options.repeat_penalty,
         **{
@@ -229,12 +266,13 @@ class OllamaWriter(AnswerWriter):
     @property
     def beat(self) -> bytes:
         """A line that brings nothing."""
-        return self.framed(self._line({}, done=False))
+        return self.framed(self.line({}, done=False))
 
     def framed(self, event: Json) -> bytes:
         return msgspec.json.encode(event) + b"\n"
 
-    def _line(self, message: Json, *, done: bool) -> Json:
+    def line(self, message: Json, *, done: bool) -> Json:
+        """A line of a stream, or its last."""
         made = datetime.fromtimestamp(self._created, UTC).isoformat().replace("+00:00", "Z")
         said: Json = {"role": "assistant", "content": "", **message}
         if not self._is_chat:
@@ -251,7 +289,7 @@ class OllamaWriter(AnswerWriter):
         times = dict.fromkeys(
             ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration"), 0
         )
-        return {**self._line(message, done=True), "done_reason": self._reason, **times, **counted}
+        return {**self.line(message, done=True), "done_reason": self._reason, **times, **counted}
 
     def whole(self, answer: Json) -> Json:
         choice = answer["choices"][0]
@@ -271,12 +309,12 @@ class OllamaWriter(AnswerWriter):
                 for name, text in call["function"].items():
                     known[name] += text
             if any((message := _of(delta)).values()):
-                found.append(self._line(message, done=False))
+                found.append(self.line(message, done=False))
             self._finish(choice["finish_reason"])
         if chunk.get("usage") is not None:
             if self._calls:
                 calls = [_call(call) for call in self._calls.values()]
-                found.append(self._line({"tool_calls": calls}, done=False))
+                found.append(self.line({"tool_calls": calls}, done=False))
             found.append(self._ended({}, chunk["usage"]))
         return found
 

@@ -9,24 +9,28 @@ import msgspec
 from msgspec import Meta
 
 from client.gateway.errors import ApiError, bad_request
-from client.gateway.protocols.blocks import Kind, PartWriter, message_from, text_in, tool_from
-from client.gateway.protocols.requests import (
-    IMAGE_TEXT,
+from client.gateway.protocols.blocks import Kind, PartWriter, message_from, tool_from
+from client.gateway.protocols.messages import (
     MESSAGES_MAX,
-    SALT_CHARS_MAX,
     TOOLS_MAX,
+    AllowedTools,
     CalledFunction,
-    ChatRequest,
-    Effort,
     FunctionName,
     Message,
-    NamedSchema,
-    ResponseFormat,
-    StreamOptions,
     Tool,
     ToolCall,
     ToolChoice,
     ToolName,
+    unseen,
+)
+from client.gateway.protocols.messages import NamedTool as ChatTool
+from client.gateway.protocols.requests import (
+    SALT_CHARS_MAX,
+    ChatRequest,
+    Effort,
+    NamedSchema,
+    ResponseFormat,
+    StreamOptions,
 )
 from dht.json_file import Json
 from dht.messages.session import Temperature, TopP
@@ -53,39 +57,47 @@ HOSTED = frozenset(
 )
 """Tools that run at OpenAI's. Nothing runs here, so they are left out: programs offer them to every
 model, beside functions of their own."""
+UNSEEN = {"input_audio": "a recording", "input_file": "a file", "input_image": "an image"}
+"""Parts that no text is, and what they are."""
 INPUT = "input"
 """The one argument of the function that a custom tool is for models."""
 
 
 class Part(msgspec.Struct, kw_only=True):
-    """A part of an item's content. Images are taken in results of calls alone."""
+    """A part of an item's content. What no text is, is taken in results of calls alone."""
 
     type: Literal[
         "input_text", "output_text", "reasoning_text", "summary_text", "text", "refusal",
-        "input_image",
+        "input_audio", "input_file", "input_image",
     ]  # fmt: skip
-    text: str = ""
-    refusal: str = ""
+    text: str | None = None
+    refusal: str | None = None
 
 
 ContentParts = Annotated[list[Part], Meta(max_length=MESSAGES_MAX)]
 
 
 class Item(msgspec.Struct, kw_only=True):
-    """A message, a model's thoughts, its call of a function, or what that returned. References to
-    items that a server stored, and searches of hosted tools, say nothing here and are left out."""
+    """A message, a model's thoughts, its call of a function, or what that returned; a call that a
+    server of tools answered (``mcp_call``) is both. What hosted tools did without a word for the
+    model is left out."""
 
     type: Literal[
         "message", "reasoning", "function_call", "function_call_output", "custom_tool_call",
-        "custom_tool_call_output", "web_search_call", "item_reference",
+        "custom_tool_call_output", "mcp_call", "file_search_call", "image_generation_call",
+        "item_reference", "mcp_approval_request", "mcp_approval_response", "mcp_list_tools",
+        "tool_search_call", "tool_search_output", "web_search_call",
     ] = "message"  # fmt: skip
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | ContentParts | None = None
     summary: ContentParts | None = None
+    id: str | None = None
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
     arguments: str | None = None
+    error: str | None = None
+    results: list[Any] | None = None
     input: str | None = None
     output: str | ContentParts | None = None
 
@@ -111,10 +123,20 @@ class ResponseTool(msgspec.Struct, kw_only=True):
     tools: Annotated[list["ResponseTool"], Meta(max_length=TOOLS_MAX)] | None = None
 
 
-class ChosenTool(msgspec.Struct, kw_only=True):
+class NamedTool(msgspec.Struct, kw_only=True):
     type: Literal["function", "custom"]
     name: str
     namespace: str | None = None
+
+
+class ChosenTool(msgspec.Struct, kw_only=True):
+    """The one tool to call, or those that may be called (``allowed_tools``)."""
+
+    type: Literal["function", "custom", "allowed_tools"]
+    name: str | None = None
+    namespace: str | None = None
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[NamedTool], Meta(max_length=TOOLS_MAX)] = []
 
 
 class Reasoning(msgspec.Struct, kw_only=True):
@@ -184,9 +206,17 @@ def chat_of_response(request: ResponsesRequest) -> ChatRequest:
 def _choice(
     choice: Literal["auto", "none", "required"] | ChosenTool | None,
 ) -> Literal["auto", "none", "required"] | ToolChoice | None:
-    if isinstance(choice, ChosenTool):
-        return ToolChoice(function=FunctionName(name=_joined(choice.namespace, choice.name)))
-    return choice
+    if not isinstance(choice, ChosenTool):
+        return choice
+    if choice.type == "allowed_tools":
+        names = (FunctionName(name=_joined(tool.namespace, tool.name)) for tool in choice.tools)
+        tools = [ChatTool(type="function", function=name) for name in names]
+        return ToolChoice(
+            type="allowed_tools", allowed_tools=AllowedTools(mode=choice.mode, tools=tools)
+        )
+    if choice.name is None:
+        raise bad_request("tool_choice names no function", "tool_choice")
+    return ToolChoice(function=FunctionName(name=_joined(choice.namespace, choice.name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +307,8 @@ class _Chat:
             case "reasoning":
                 if self._said or self._calls:
                     self._turn()
-                self._thoughts.append(text_in(item.content) or text_in(item.summary))
+                if thought := _text(item.content or item.summary or ""):
+                    self._thoughts.append(thought)
             case "function_call":
                 called = CalledFunction(
                     name=_joined(item.namespace, _given(item, "name", at)),
@@ -287,7 +318,7 @@ class _Chat:
             case "custom_tool_call":
                 called = CalledFunction(
                     name=_joined(item.namespace, _given(item, "name", at)),
-                    arguments={INPUT: _given(item, "input", at)},
+                    arguments={INPUT: item.input or ""},
                 )
                 self._calls.append(ToolCall(id=_given(item, "call_id", at), function=called))
             case "function_call_output" | "custom_tool_call_output":
@@ -295,15 +326,24 @@ class _Chat:
                 call_id, output = _given(item, "call_id", at), _given(item, "output", at)
                 said = Message(role="tool", tool_call_id=call_id, content=_text(output))
                 self._found.append(said)
+            case "mcp_call":
+                own = _given(item, "id", at)
+                called = CalledFunction(name=_given(item, "name", at), arguments=item.arguments)
+                self._calls.append(ToolCall(id=own, function=called))
+                self._turn()
+                result = _text((item.output if item.error is None else item.error) or "")
+                self._found.append(Message(role="tool", tool_call_id=own, content=result))
             case "message":
                 content = _given(item, "content", at)
                 for part_at, part in enumerate(content if isinstance(content, list) else ()):
-                    if part.type == "input_image":
+                    if part.type in UNSEEN:
                         param = f"{at}.content[{part_at}].type"
-                        raise bad_request(f"{param}: input_image is not supported here", param)
+                        raise bad_request(f"{param}: {part.type} is not supported here", param)
                 self._message(_given(item, "role", at), _text(content))
-            case "web_search_call" | "item_reference":
-                logger.info("%s is a %s: left out, nothing is stored here", at, item.type)
+            case "file_search_call" if item.results:
+                raise bad_request(f"{at}.results: put them into a message", f"{at}.results")
+            case _:
+                logger.info("%s is a %s: left out, nothing runs here", at, item.type)
 
     def _message(self, role: str, text: str) -> None:
         if role == "assistant":
@@ -328,11 +368,12 @@ class _Chat:
 
 
 def _text(content: str | Sequence[Part]) -> str:
-    """The text of a content; in an image's place stands a text."""
+    """The text of a content; a text stands in the place of what is none."""
     if isinstance(content, str):
         return content
     texts = (
-        IMAGE_TEXT if each.type == "input_image" else each.text or each.refusal for each in content
+        unseen(UNSEEN[each.type]) if each.type in UNSEEN else each.text or each.refusal or ""
+        for each in content
     )
     return "\n".join(texts)
 

@@ -5,7 +5,6 @@ and are not built are refused by name (:mod:`client.gateway.protocols.refused`);
 fields are ignored. Fields below "vLLM's" are what vLLM adds to OpenAI's interface, under its names.
 """
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,17 +17,19 @@ from msgspec import Meta
 from client.answer.defaults import SamplingDefaults
 from client.answer.generation import GenerationOptions, PrefixCache
 from client.gateway.errors import bad_request
+from client.gateway.protocols.messages import (
+    MESSAGES_MAX,
+    TOOLS_MAX,
+    Message,
+    Tool,
+    ToolChoice,
+    UnseenPart,
+)
 from client.gateway.protocols.refused import REFUSED, check_fields
-from client.gateway.structured.call_formats import CallFormat
-from client.gateway.structured.calls_grammar import calls_grammar
-from client.gateway.structured.channels import Channels
-from client.gateway.structured.grammar import of_choice, of_regex, of_schema, schema_in
 from client.gateway.structured.schemas import Schema
-from client.text.arrangement import Arguments
 from dht.errors import UserError
 from dht.messages.session import (
     BIASED_TOKENS_MAX,
-    GRAMMAR_BYTES_MAX,
     Alternatives,
     Bias,
     MinP,
@@ -39,13 +40,9 @@ from dht.messages.session import (
     TopP,
 )
 
-logger = logging.getLogger(__name__)
-MESSAGES_MAX = 4096
-TOOLS_MAX = 128
-PROMPT_FIELDS = frozenset({"prompt", "messages", "input"})
+PROMPT_FIELDS = frozenset({"prompt", "messages", "input", "system", "instructions"})
 FIELD_BYTES_MAX = 256 << 10
 """Maximum size of any other field: 16 stop strings of 1,024 escaped characters have 192 KiB."""
-IMAGE_TEXT = "[an image, which this model cannot see]"
 MESSAGE_CHARACTERS = 64
 """Characters that take as long as a message alone."""
 NO_EFFORT, DEFAULT_EFFORT = "none", "medium"
@@ -53,21 +50,10 @@ EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 """Efforts that no template knows, by the nearest that those know which read one."""
 PROMPTS_MAX = 256
 CHOICES_MAX = 16
-GUIDES = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-"""vLLM's fields for the format of an answer."""
-OUTPUTS = {
-    "json": "guided_json",
-    "regex": "guided_regex",
-    "choice": "guided_choice",
-    "grammar": "guided_grammar",
-    "json_object": "",
-}
-"""Fields of ``structured_outputs``, by what they were called before."""
 STOPS_MAX = 16
 STOP_CHARS_MAX = 1024
 SALT_CHARS_MAX = 256
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
-START = "start: "
 PROMPT_TOKENS_MAX = 1 << 20
 COMPLETION_TOKENS_DEFAULT = 16
 """OpenAI's default for completions."""
@@ -83,10 +69,11 @@ all of it at every stage, and others come, too."""
 TokenIds = Annotated[list[int], Meta(max_length=PROMPT_TOKENS_MAX)]
 Effort = Annotated[str, Meta(pattern="^[a-z]{1,32}$")]
 Choices = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
-ToolName = Annotated[str, Meta(min_length=1, max_length=1024)]
-"""Names that models cannot write are shortened for them (:mod:`…protocols.tool_names`)."""
 Stop = Annotated[str, Meta(max_length=STOP_CHARS_MAX)]
 TokenCount = Annotated[int, Meta(ge=0, le=1 << 22)]
+ANY_NUMBER = -1
+"""What programs send as ``max_tokens`` for "as many as there is room for"."""
+MostTokens = Annotated[int, Meta(ge=ANY_NUMBER, le=1 << 22)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -122,50 +109,6 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     json_object: bool | None = None
 
 
-class Function(msgspec.Struct, kw_only=True):
-    """A function that the model may call. ``parameters`` is a JSON schema."""
-
-    name: ToolName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The function in OpenAI's form, as chat templates take it."""
-        described = {"name": self.name, "description": self.description or ""}
-        parameters = self.parameters or {"type": "object", "properties": {}}
-        return {"type": "function", "function": {**described, "parameters": parameters}}
-
-
-class Tool(msgspec.Struct, kw_only=True):
-    function: Function
-    type: Literal["function"] = "function"
-
-
-class FunctionName(msgspec.Struct, kw_only=True):
-    name: str
-
-
-class ToolChoice(msgspec.Struct, kw_only=True):
-    """The one function to call."""
-
-    function: FunctionName
-    type: Literal["function"] = "function"
-
-
-class CalledFunction(msgspec.Struct, kw_only=True):
-    name: str
-    arguments: str | dict[str, Any] | None = "{}"
-
-
-class ToolCall(msgspec.Struct, kw_only=True):
-    """A call that an earlier answer made."""
-
-    function: CalledFunction
-    id: str | None = None
-    type: Literal["function"] = "function"
-
-
 class Sampled(msgspec.Struct, kw_only=True):
     """What both kinds of requests have in common."""
 
@@ -180,7 +123,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = None
-    max_tokens: TokenCount | None = None
+    max_tokens: MostTokens | None = None
     # vLLM's
     top_k: int | None = None
     min_p: MinP | None = None
@@ -211,93 +154,25 @@ class CompletionRequest(Sampled, kw_only=True):
     suffix: str | None = None
 
 
-class TextPart(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
-    text: str
+class ThinkingOptions(msgspec.Struct, kw_only=True):
+    """How much to think, as OpenRouter's clients say it."""
+
+    effort: Effort | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
 
 
-class RefusalPart(msgspec.Struct, kw_only=True, tag_field="type", tag="refusal"):
-    refusal: str
+class ThinkingSwitch(msgspec.Struct, kw_only=True):
+    """Whether to think, as the clients of DeepSeek, GLM and Kimi say it."""
 
-    @property
-    def text(self) -> str:
-        return self.refusal
-
-
-class ImagePart(msgspec.Struct, kw_only=True, tag_field="type", tag="image_url"):
-    """Taken in the results of calls alone, where a text stands in its place."""
-
-    @property
-    def text(self) -> str:
-        return IMAGE_TEXT
-
-
-Parts = list[TextPart | RefusalPart | ImagePart]
-
-
-class Message(msgspec.Struct, kw_only=True):
-    role: Annotated[str, Meta(min_length=1, max_length=64)]
-    content: str | Annotated[Parts, Meta(max_length=MESSAGES_MAX)] | None = None
-    name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Meta(max_length=TOOLS_MAX)] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    refusal: str | None = None
-
-    @property
-    def characters(self) -> int:
-        """Number of characters of the content and its calls."""
-        called = len(msgspec.json.encode(self.tool_calls or ()))
-        called += len(self.reasoning_content or "") + len(self.refusal or "")
-        if isinstance(self.content, list):
-            return called + sum(1 + len(part.text) for part in self.content)
-        return called + len(self.content or "")
-
-    def as_dict(self) -> dict[str, Any]:
-        """What a chat template sees."""
-        content = self.content
-        if isinstance(content, list):
-            content = "\n".join(part.text for part in content)
-        found: dict[str, Any] = {"role": self.role, "content": content or self.refusal or ""}
-        for name in ("name", "tool_call_id", "reasoning_content"):
-            if getattr(self, name) is not None:
-                found[name] = getattr(self, name)
-        if self.tool_calls:
-            found["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": _arguments(call.function.arguments),
-                    },
-                }
-                for call in self.tool_calls
-            ]
-        return found
-
-
-def _arguments(given: str | dict[str, Any] | None) -> Arguments | str:
-    """Arguments of an earlier call: as an object, or as the text that they are. A model that wrote
-    them wrong sees what it wrote; refused, they would end the conversation."""
-    if isinstance(given, dict):
-        return Arguments(given)
-    try:
-        found = msgspec.json.decode(given or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        found = given
-    if isinstance(found, dict):
-        return Arguments(found)
-    if found is None:
-        return Arguments()
-    logger.warning("the arguments of a call in the history are no JSON object: taken as text")
-    return str(given)
+    type: str
 
 
 class ChatRequest(Sampled, kw_only=True):
     """``/v1/chat/completions``."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MESSAGES_MAX)]
-    max_completion_tokens: TokenCount | None = None
+    max_completion_tokens: MostTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     response_format: ResponseFormat | None = None
@@ -306,6 +181,11 @@ class ChatRequest(Sampled, kw_only=True):
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
     reasoning_effort: Effort | None = None
+    # other services' names for how much to think, and whether to tell
+    reasoning: ThinkingOptions | None = None
+    thinking: ThinkingSwitch | None = None
+    enable_thinking: bool | None = None
+    include_reasoning: bool | None = None
     # vLLM's
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -315,7 +195,7 @@ class ChatRequest(Sampled, kw_only=True):
         """What the chat template takes beside the messages: how much to think, under the names
         that templates read."""
         found: dict[str, Any] = {}
-        if (effort := self.reasoning_effort) is not None:
+        if (effort := self.effort) is not None:
             knows = any(f"{mark}{effort}{mark}" in template for mark in "'\"")
             thinks = effort != NO_EFFORT
             found = {
@@ -324,6 +204,37 @@ class ChatRequest(Sampled, kw_only=True):
                 "thinking": thinks,
             }
         return {**found, **(self.chat_template_kwargs or {})}
+
+    @property
+    def effort(self) -> str | None:
+        """How much to think, by whichever name it was asked for; None: as the model does."""
+        if self.reasoning_effort is not None:
+            return self.reasoning_effort
+        if self.reasoning is not None and self.reasoning.effort is not None:
+            return self.reasoning.effort
+        thinks = [self.enable_thinking]
+        thinks += [None if self.thinking is None else self.thinking.type != "disabled"]
+        thinks += [None if self.reasoning is None else self.reasoning.enabled]
+        said = next((each for each in thinks if each is not None), None)
+        return None if said is None else DEFAULT_EFFORT if said else NO_EFFORT
+
+    @property
+    def tells_thoughts(self) -> bool:
+        """Whether the answer's thoughts are wanted."""
+        hides = self.reasoning is not None and self.reasoning.exclude is True
+        return self.include_reasoning is not False and not hides
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer goes on with the last message."""
+        last = self.messages[-1] if self.messages else None
+        begins = last is not None and bool(last.prefix or last.partial)
+        return bool(self.continue_final_message) or begins
+
+    @property
+    def requires_call(self) -> bool:
+        """Whether the answer has to be a call."""
+        return isinstance(self.tool_choice, ToolChoice) or self.tool_choice == "required"
 
     @property
     def offered(self) -> list[Tool]:
@@ -354,7 +265,7 @@ def _check_sizes(shape: msgspec.Struct) -> None:
         size_bytes = len(getattr(shape, name))
         if name not in PROMPT_FIELDS and size_bytes > FIELD_BYTES_MAX:
             raise bad_request(f"{name} has {size_bytes} bytes; {FIELD_BYTES_MAX} at most", name)
-    for name in ("messages", "input"):
+    for name in ("messages", "input", "system"):
         items = bytes(getattr(shape, name, b""))
         if items.startswith(b"["):
             count = len(msgspec.json.decode(items, type=list[msgspec.Raw]))
@@ -389,14 +300,30 @@ def parse_request(body: bytes, kind: type[AnyRequest]) -> AnyRequest:
         raise bad_request(f"the body is not JSON: {error}") from None
 
 
+def with_allowed_tools(request: ChatRequest) -> ChatRequest:
+    """The same request with those of its functions alone that ``tool_choice`` allows; raises
+    ApiError (400)."""
+    choice = request.tool_choice
+    if not isinstance(choice, ToolChoice) or choice.function is not None:
+        return request
+    if (allowed := choice.allowed_tools) is None:
+        raise bad_request("tool_choice names no function", "tool_choice")
+    names = {tool.function.name for tool in allowed.tools}
+    tools = [tool for tool in request.tools or () if tool.function.name in names]
+    if unknown := names - {tool.function.name for tool in tools}:
+        reason = f"tool_choice names {min(unknown)[:200]!r}, which tools has not"
+        raise bad_request(reason, "tool_choice")
+    return msgspec.structs.replace(request, tools=tools or None, tool_choice=allowed.mode)
+
+
 def check_supported(request: CompletionRequest | ChatRequest) -> None:
     """Raises ApiError (400) for what would be answered wrongly."""
     refused: dict[str, bool]
     if isinstance(request, ChatRequest):
         refused = {
-            **_images(request),
+            **_not_read(request),
             "modalities": bool(request.modalities) and request.modalities != ["text"],
-            "top_logprobs": request.top_logprobs is not None and not request.logprobs,
+            "top_logprobs": bool(request.top_logprobs) and not request.logprobs,
         }
     else:
         refused = {
@@ -411,15 +338,19 @@ def check_supported(request: CompletionRequest | ChatRequest) -> None:
             raise bad_request(f"{param} is not supported here: leave it out", at)
 
 
-def _images(request: ChatRequest) -> dict[str, bool]:
-    """Where images stand that a model would have to see."""
-    return {
-        f"messages[{at}].content[{part_at}].type: image_url": True
-        for at, message in enumerate(request.messages)
-        if message.role != "tool" and isinstance(message.content, list)
-        for part_at, part in enumerate(message.content)
-        if isinstance(part, ImagePart)
-    }
+def _not_read(request: ChatRequest) -> dict[str, bool]:
+    """Where messages have what a model of texts would have to see, or what has another name here
+    (``function_call``: ``tool_calls``)."""
+    found = {}
+    for at, message in enumerate(request.messages):
+        for name in ("audio", "function_call", "images"):
+            found[f"messages[{at}].{name}"] = bool(getattr(message, name))
+        parts = message.content if isinstance(message.content, list) else ()
+        for part_at, part in enumerate(parts if message.role != "tool" else ()):
+            if isinstance(part, UnseenPart):
+                kind = part.__struct_config__.tag
+                found[f"messages[{at}].content[{part_at}].type: {kind}"] = True
+    return found
 
 
 Prompts = tuple[str, ...] | tuple[tuple[int, ...], ...]
@@ -504,109 +435,6 @@ def request_options(
         raise bad_request(str(error)) from None
 
 
-def format_grammar(request: CompletionRequest | ChatRequest) -> str:
-    """The grammar of what a request wants its answer to be; empty: any text. Raises ApiError."""
-    grammars = {name: _grammar_of(name, wanted) for name, wanted in _formats(request).items()}
-    if len(grammars) > 1:
-        names = " and ".join(grammars)
-        raise bad_request(f"{names} cannot be followed at once", next(reversed(grammars)))
-    for name, grammar in grammars.items():
-        try:
-            size_bytes = len(grammar.encode())
-        except UnicodeEncodeError:
-            raise bad_request(f"{name} is not valid UTF-8 text", name) from None
-        if size_bytes > GRAMMAR_BYTES_MAX:
-            raise bad_request(f"{name} has {size_bytes} bytes; {GRAMMAR_BYTES_MAX} at most", name)
-    return next(iter(grammars.values()), "")
-
-
-def wants_format(request: CompletionRequest | ChatRequest) -> bool:
-    """Whether a request wants its answer to be in a format (see :func:`format_grammar`)."""
-    return bool(_formats(request))
-
-
-def _formats(request: CompletionRequest | ChatRequest) -> dict[str, Any]:
-    """What a request wants its answer to be, by the field that says so."""
-    form = request.response_format if isinstance(request, ChatRequest) else None
-    guides = {name: getattr(request, name) for name in GUIDES}
-    outputs = request.structured_outputs
-    for name, kind in OUTPUTS.items():
-        if outputs is not None and (guide := getattr(outputs, name)) not in (None, False):
-            guides[f"structured_outputs.{name}"] = guide if kind else {"type": "object"}
-    return {
-        **({} if form is None or form.type == "text" else {"response_format": form}),
-        **{name: guide for name, guide in guides.items() if guide is not None},
-    }
-
-
-def _grammar_of(name: str, wanted: Any) -> str:
-    """The grammar of the format ``wanted`` in the field ``name``; raises ApiError."""
-    param, name = name, OUTPUTS.get(name.removeprefix("structured_outputs."), name)
-    match name or "guided_json":
-        case "guided_grammar":
-            return str(wanted)
-        case "guided_json":
-            term = of_schema(schema_in(wanted, param))
-        case "guided_regex":
-            term = of_regex(wanted)
-        case "guided_choice":
-            term = of_choice(wanted)
-        case _ if wanted.type == "json_object":
-            term = of_schema(wanted.schema or {"type": "object"})
-        case _:
-            if wanted.json_schema is None or wanted.json_schema.schema is None:
-                raise bad_request(f"{name} has no json_schema with a schema", name)
-            term = of_schema(wanted.json_schema.schema)
-    return f"{START}{term}"
-
-
-def tools_grammar(
-    request: ChatRequest,
-    form: CallFormat | None,
-    channels: Channels | None,
-    marks: Mapping[str, str],
-    wanted: str = "",
-) -> str:
-    """The grammar that makes calls valid where the request asks for that; empty: none.
-
-    ``marks`` are terms of special tokens; ``wanted`` is the grammar of an answer that calls nothing
-    (:func:`format_grammar`), empty: any text. Raises ApiError (400).
-    """
-    if isinstance(request.tool_choice, ToolChoice):
-        name = request.tool_choice.function.name
-        chosen = [tool for tool in request.offered if tool.function.name == name]
-        if not chosen:
-            raise bad_request(f"tool_choice names {name!r}, which tools has not", "tool_choice")
-    else:
-        chosen = request.offered
-    required = isinstance(request.tool_choice, ToolChoice) or request.tool_choice == "required"
-    if required and not chosen:
-        raise bad_request("tool_choice wants a call, but there are no tools", "tool_choice")
-    if not chosen:
-        return ""
-    if form is None:
-        reason = "this model's chat template has no way to call tools that is known here"
-        raise bad_request(reason, "tools")
-    if not required and not wanted and not any(tool.function.strict for tool in chosen):
-        return ""
-    return calls_grammar(
-        form,
-        [msgspec.to_builtins(tool.function) for tool in chosen],
-        required=required,
-        parallel=request.parallel_tool_calls is not False
-        and not isinstance(request.tool_choice, ToolChoice),
-        marks=marks,
-        channels=channels,
-        otherwise=_term_of(wanted) if wanted else None,
-    )
-
-
-def _term_of(grammar: str) -> str:
-    """A whole grammar as a term within another."""
-    one_rule = grammar.startswith(f"{START}%json") and "\n" not in grammar
-    return grammar.removeprefix(START) if one_rule else f"%lark {{\n{grammar}\n}}"
-
-
 def _bias(given: Mapping[str, float]) -> dict[int, float]:
     # Keys are counted and measured first: a stranger may choose numbers whose hashes are the same.
     if len(given) > BIASED_TOKENS_MAX:
@@ -626,11 +454,13 @@ def seeded(options: GenerationOptions, index: int) -> GenerationOptions:
 
 def wanted_tokens(request: CompletionRequest | ChatRequest) -> int | None:
     """The most new tokens that a request asks for; None where it leaves that open."""
+    wanted = request.max_tokens
     if isinstance(request, ChatRequest):
         if request.max_completion_tokens is not None:
-            return request.max_completion_tokens
-        return request.max_tokens
-    return COMPLETION_TOKENS_DEFAULT if request.max_tokens is None else request.max_tokens
+            wanted = request.max_completion_tokens
+    elif wanted is None:
+        wanted = COMPLETION_TOKENS_DEFAULT
+    return None if wanted == ANY_NUMBER else wanted
 
 
 def open_tokens(room: int, free: int, left: int | None) -> int:

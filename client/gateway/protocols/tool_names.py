@@ -6,24 +6,39 @@ takes, and that calls in answers are read with.
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 
 from msgspec.structs import replace
 
-from client.gateway.protocols.requests import ChatRequest, Message, ToolChoice
-from client.gateway.structured.calls import NAME
+from client.gateway.protocols.messages import FunctionName, Message, ToolChoice
+from client.gateway.protocols.requests import ChatRequest
+from client.gateway.structured.calls import NAME, NAME_CHARS_MAX
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9_.-]")
-DIGEST_CHARS = 8
-HEAD_CHARS = 64 - 1 - DIGEST_CHARS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamesConfig:
+    """How a name is shortened: its beginning, and a digest of all of it behind a ``_``."""
+
+    digest_chars: int = 8
+    """Enough to tell the few hundred functions of a request apart."""
+
+    @property
+    def head_chars(self) -> int:
+        return NAME_CHARS_MAX - 1 - self.digest_chars
+
+
+CONFIG = NamesConfig()
 
 
 def shown(name: str) -> str:
     """The name that models see."""
     if NAME.fullmatch(name):
         return name
-    digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_CHARS]
-    return f"{_FOREIGN.sub('_', name)[:HEAD_CHARS]}_{digest}"
+    digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[: CONFIG.digest_chars]
+    return f"{_FOREIGN.sub('_', name)[: CONFIG.head_chars]}_{digest}"
 
 
 def with_shown_names(request: ChatRequest) -> tuple[ChatRequest, Mapping[str, str]]:
@@ -31,9 +46,7 @@ def with_shown_names(request: ChatRequest) -> tuple[ChatRequest, Mapping[str, st
     given = {shown(tool.function.name): tool.function.name for tool in request.tools or ()}
     choice = request.tool_choice
     if isinstance(choice, ToolChoice):
-        choice = replace(
-            choice, function=replace(choice.function, name=shown(choice.function.name))
-        )
+        choice = replace(choice, function=FunctionName(name=shown(choice.name)))
     tools = [
         replace(tool, function=replace(tool.function, name=shown(tool.function.name)))
         for tool in request.tools or ()

@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 from client.gateway.structured.call_formats import CallFormat, Hole, MarkOrHole, steps_of
 from client.gateway.structured.schemas import TYPES, ArgumentTypes, Schema
 
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}(?![A-Za-z0-9_.-])")
+NAME_CHARS_MAX = 64
+NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{NAME_CHARS_MAX}}}(?![A-Za-z0-9_.-])")
 """The names that functions may have."""
 ID = re.compile(r"[0-9A-Za-z_.:-]{1,64}(?![0-9A-Za-z_.:-])")
 _NAMED = re.compile(

@@ -9,7 +9,7 @@ from typing import Any
 from client.gateway.errors import bad_request
 from client.gateway.structured.call_formats import CallFormat, Hole, MarkOrHole, steps_of
 from client.gateway.structured.channels import Channels
-from client.gateway.structured.grammar import PLACES_MAX, literal, of_document, too_large
+from client.gateway.structured.grammar import PLACES_MAX, literal, of_document, of_regex, too_large
 from client.gateway.structured.schemas import (
     Path,
     Schema,
@@ -17,15 +17,17 @@ from client.gateway.structured.schemas import (
     TooManyPlaces,
     properties_of,
 )
+from client.gateway.structured.text_patterns import ANYTHING, patterns_of
 from dht.messages.session import GRAMMAR_BYTES_MAX
 
 NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
-NOT_HERE = frozenset({"allOf", "anyOf", "format", "if", "not", "oneOf", "pattern", "$ref"})
+NOT_HERE = frozenset({"allOf", "anyOf", "if", "not", "oneOf", "$ref"})
 """What a schema may ask of a string, and no grammar of a text without quotes follows here."""
 ALTERNATIVES = ("anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "$ref")
 """What a schema may ask of all arguments together, and no grammar follows that has them apart."""
 BLANK = r'"\n"?'
-ANYTHING = r"[\s\S]*"
+BLANKS = r"/[ \n]{0,4}/"
+SOMETHING = r"[\s\S]+"
 SPACE = r"WS: /[ \t\n]{1,24}/"
 
 
@@ -38,15 +40,18 @@ def calls_grammar(
     marks: Mapping[str, str],
     channels: Channels | None = None,
     otherwise: str | None = None,
+    opened: bool = False,
 ) -> str:
     """The grammar of an answer that calls ``functions`` (each with ``name``, ``parameters``).
 
     ``marks`` has the terms of tokens that stand in the model's marks, by their text, where bytes
     do not match them. Without ``required``, the answer may be something else: what the term
-    ``otherwise`` says, or text, with calls in it or behind it. Raises ApiError (400) for a schema
-    that cannot be followed in this form, or is too large.
+    ``otherwise`` says, or text, with calls in it or behind it. Thoughts may stand in front of text
+    and calls where nothing is demanded of them; ``opened``: the prompt ends within thoughts. Raises
+    ApiError (400) for a schema that cannot be followed in this form, or is too large.
     """
-    return _CallsGrammar(form, marks, channels).text(functions, required, parallel, otherwise)
+    grammar = _CallsGrammar(form, marks, channels, opened)
+    return grammar.text(functions, required, parallel, otherwise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +68,12 @@ class _Argument:
 
 class _CallsGrammar:
     def __init__(
-        self, form: CallFormat, marks: Mapping[str, str], channels: Channels | None
+        self, form: CallFormat, marks: Mapping[str, str], channels: Channels | None, opened: bool
     ) -> None:
         self._form = form
         self._marks = marks
+        self._channels = channels
+        self._opened = opened
         self._says_at_once = channels.says_at_once if form.in_channel and channels else ""
         self._rules: list[str] = []
         self._left = GRAMMAR_BYTES_MAX
@@ -108,22 +115,48 @@ class _CallsGrammar:
             self._add(f"otherwise: {otherwise}")
             says = self._literal(self._says_at_once)
             return f"start: {says} otherwise | {calls}"
+        self._add(f"free: {self._free(first, behind, calls)}")
+        return f"start: {self._thoughts()}"
+
+    def _thoughts(self) -> str:
+        """The term of a free answer, with the thoughts that may stand in front of it. Where their
+        marks are no tokens, any text has them already, but one that begins with a call."""
+        channels = self._channels
+        if channels is None or (channels.says and not self._form.in_channel):
+            return "free"
+        opens, closes = channels.thoughts
+        if self._parts(closes)[0] not in self._marks:
+            if self._form.opens and not channels.says:
+                return "free"
+            before = "" if self._opened else _escaped(opens)
+            end = channels.closes[0]
+            self._add(f"thoughts[lazy]: /{before}{ANYTHING}{_escaped(end)}/")
+            then = self._literal(closes.removeprefix(end))
+            return f"(thoughts {then} {BLANKS})? free"
+        self._add(rf"THOUGHT: /{SOMETHING}/")
+        ended = f"{self._literal(closes)} {BLANKS}"
+        if self._opened and not channels.says:
+            return f"THOUGHT? ({ended} free)?"
+        return f"({self._literal(opens)} THOUGHT? {ended})? free"
+
+    def _free(self, first: str, behind: str, calls: str) -> str:
+        """The term of a text, with calls in it or behind it."""
         if not first:
             self._add(r"TEXT: /[^{\s][\s\S]*/")
-            return f"start: TEXT? | {calls}"
+            return f"TEXT? | {calls}"
         if self._says_at_once:
-            self._add(r"TEXT: /[\s\S]+/")
-            return f"start: {self._literal(self._says_at_once)} TEXT? | {calls}"
+            self._add(f"TEXT: /{SOMETHING}/")
+            return f"{self._literal(self._says_at_once)} TEXT? | {calls}"
         parts = self._parts(first)
         if parts[0] in self._marks:
-            self._add(r"TEXT: /[\s\S]+/")
-            return f"start: TEXT? ({calls})?"
+            self._add(f"TEXT: /{SOMETHING}/")
+            return f"TEXT? ({calls})?"
         # A terminal takes all that it can: what ends with the mark has to end at the first one.
         escaped = _escaped(parts[0])
         self._add(f"TEXT: /{ANYTHING}/ & ~/{ANYTHING}{escaped}{ANYTHING}/")
         self._add(f"until[lazy]: /{ANYTHING}{escaped}/")
         then = " ".join(self._marks.get(part, literal(part)) for part in parts[1:])
-        return f"start: TEXT? | until {then} {behind}"
+        return f"TEXT? | until {then} {behind}"
 
     def _call(self, function: Mapping[str, Any]) -> str:
         """The term of a call of ``function``."""
@@ -211,26 +244,32 @@ class _CallsGrammar:
         least, most = schema.get("minLength", 0), schema.get("maxLength", "")
         if not isinstance(least, int) or not (most == "" or isinstance(most, int)):
             raise _not_here(at.function, at.key, "a length that is no number")
-        return self._any_text(f"{{{int(least)},{most}}}", at.ends)
+        patterns = patterns_of(schema)
+        if patterns is None:
+            raise _not_here(at.function, at.key, "pattern" if "pattern" in schema else "format")
+        return self._any_text(f"{{{int(least)},{most}}}", patterns, at.ends)
 
-    def _any_text(self, lengths: str, ends: tuple[MarkOrHole, ...]) -> str:
-        """The term of a text of some lengths, and of what ends it."""
+    def _any_text(self, lengths: str, patterns: list[str], ends: tuple[MarkOrHole, ...]) -> str:
+        """The term of a text of some lengths that matches all ``patterns``, and of what ends it."""
         mark = next(step for step in ends if isinstance(step, str))
         breaks = "\n" if ends[0] is Hole.BREAK else ""
         parts = self._parts(mark)
         name = f"VALUE{len(self._rules)}"
         if parts[0] in self._marks:  # no text has that token
-            self._add(rf"{name}: /[\s\S]{lengths}{_escaped(breaks)}/")
-            lengths_may_be_none = lengths.startswith("{0,") and not breaks
+            also = "".join(f" & {of_regex(each)[:-1]}{_escaped(breaks)}/" for each in patterns)
+            self._add(rf"{name}: /[\s\S]{lengths}{_escaped(breaks)}/{also}")
+            lengths_may_be_none = lengths.startswith("{0,") and not breaks and not patterns
             return f"{name}{'?' if lengths_may_be_none else ''} {self._literal(mark)}"
         # What ends the text stands at its end alone, and what closes the call nowhere in it.
         closes = self._parts(self._form.closes)
         barred = "" if closes[0] in self._marks else _escaped(self._form.closes)
         barred = f" & ~/{ANYTHING}{barred}{ANYTHING}/" if barred else ""
         first, then = parts[0], parts[1:]
+        end = _escaped(breaks + first)
+        also = "".join(f" & {of_regex(each)[:-1]}{end}/" for each in patterns)
         self._add(
-            rf"{name}: /[\s\S]{lengths}{_escaped(breaks + first)}/"
-            rf" & ~/{ANYTHING}{_escaped(first)}[\s\S]+/{barred}"
+            rf"{name}: /[\s\S]{lengths}{end}/"
+            rf" & ~/{ANYTHING}{_escaped(first)}[\s\S]+/{barred}{also}"
         )
         return " ".join((name, *(self._marks.get(part, literal(part)) for part in then)))
 

@@ -39,6 +39,14 @@ class Channels:
         """Marks that stay in an answer's text though a tokenizer may call them special."""
         return frozenset(mark for mark in (*self.opens, self.says, *self.closes) if mark)
 
+    @property
+    def thoughts(self) -> tuple[str, str]:
+        """What stands before and behind a thought at the beginning of an answer."""
+        if not self.says:
+            return self.opens[0], self.closes[0]
+        head = f"{self.opens[-1]}{THOUGHTS_CHANNEL}{self.says}"
+        return head, f"{self.closes[0]}{self.prompt_ends}"
+
     def opened_by(self, prompt: str) -> str | None:
         """The head of the thoughts or of the message that ``prompt`` ends within; None: of none."""
         if not self.says:

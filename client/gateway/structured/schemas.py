@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urljoin
 
+from client.gateway.structured.text_patterns import KNOWN_FORMATS
+
 Schema = Mapping[str, Any]
 Path = tuple[str, ...]
 """Where a schema is in the document that has it: the steps of a JSON pointer."""
@@ -177,9 +179,10 @@ class SchemaDocument:
         """A document that says of its value what this one says at ``path``.
 
         Its references are pointers from its own root, and each schema that they lead to is in it
-        once. Raises TooManyPlaces, and LostReference for one that leads to nothing in here.
+        once. Formats that only describe a value are left out. Raises TooManyPlaces, and
+        LostReference for one that leads to nothing in here.
         """
-        if not has_reference(self.at(path)):
+        if not _is_rewritten(self.at(path)):
             return self.at(path)
         pointers: dict[Path, str] = {path: "#"}
         ahead: list[Path] = []
@@ -196,6 +199,8 @@ class SchemaDocument:
         def copied(at: Path, schema: Schema) -> dict[str, Any]:
             self._spend()
             found = {name: value for name, value in schema.items() if name not in _PLACES}
+            if _only_describes(schema):
+                del found["format"]
             if isinstance(schema.get("$ref"), str):
                 found["$ref"] = pointer(at)
             for steps, each in subschemas(schema):
@@ -288,12 +293,17 @@ def properties_of(schema: object) -> Mapping[str, Schema]:
     return found if isinstance(found, Mapping) else {}
 
 
-def has_reference(schema: Schema) -> bool:
-    """Whether a schema refers to anything, or one within it does."""
+def _only_describes(schema: Schema) -> bool:
+    """Whether the schema's format says nothing that a grammar follows."""
+    return isinstance(schema.get("format"), str) and schema["format"] not in KNOWN_FORMATS
+
+
+def _is_rewritten(schema: Schema) -> bool:
+    """Whether a schema, or one within it, refers to anything or has a format to leave out."""
     ahead = [schema]
     while ahead:
         found = ahead.pop()
-        if isinstance(found.get("$ref"), str):
+        if isinstance(found.get("$ref"), str) or _only_describes(found):
             return True
         ahead += [each for _, each in subschemas(found)]
     return False

@@ -9,16 +9,13 @@ from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Callable,
-    Mapping,
-    Sequence,
 )
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Address, IPv6Network
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
@@ -26,24 +23,34 @@ from aiohttp.typedefs import Handler
 
 from client.errors import no_route_text
 from client.gateway.answering.answers import RETRY_AFTER_S, Answers
+from client.gateway.answering.job import Job
 from client.gateway.answering.models import GatewayModels
-from client.gateway.answering.service import CompletionService, Job
+from client.gateway.answering.service import CompletionService
 from client.gateway.errors import ApiError, bad_request, too_many, unavailable
 from client.gateway.keys import Key, Keys
 from client.gateway.metrics import Metrics
-from client.gateway.protocols import anthropic_messages, ollama, openai_responses
+from client.gateway.protocols import anthropic_messages, ollama
 from client.gateway.protocols.answer_bodies import Usage
 from client.gateway.protocols.anthropic_messages import error_of
-from client.gateway.protocols.blocks import AnswerWriter, AsItIs
+from client.gateway.protocols.blocks import AnswerWriter
 from client.gateway.protocols.requests import ChatRequest, CompletionRequest, parse_request
+from client.gateway.web.beats import with_beats
+from client.gateway.web.callers import address_of, answers_to, is_own
+from client.gateway.web.dialects import (
+    CHATS,
+    COMPLETIONS,
+    MESSAGES,
+    OLLAMA_CHATS,
+    OLLAMA_TEXTS,
+    RESPONSES,
+    Dialect,
+)
 from client.gateway.web.openapi import document
 from client.gateway.web.request_log import HUNG_UP, Asked
 from client.pages.fixed import fixed_file, page_files
 from client.swarm.swarm import Swarm
 from coordinator.routing.routes import NoRoute
-from dht.errors import UserError
 from dht.json_file import Json
-from dht.supervision import end_all
 
 logger = logging.getLogger(__name__)
 requests = logging.getLogger(f"{__name__}.requests")
@@ -62,41 +69,6 @@ ANTHROPIC_PATHS = ("/messages", "/messages/count_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """An interface that asks for answers: its requests, as those to OpenAI's chats or completions,
-    and how answers are written."""
-
-    kind: type[msgspec.Struct]
-    chat_of: Callable[[Any], ChatRequest | CompletionRequest] = lambda request: request
-    """Raises ApiError (400)."""
-    writer: Callable[[Any], AnswerWriter] = AsItIs
-    """Made of a request."""
-    params: Mapping[str, str] = field(default_factory=dict)
-    """Fields of a chat whose names differ."""
-
-
-CHATS = Dialect(kind=ChatRequest)
-COMPLETIONS = Dialect(kind=CompletionRequest)
-MESSAGES = Dialect(
-    kind=anthropic_messages.MessagesRequest,
-    chat_of=anthropic_messages.chat_of_messages,
-    writer=anthropic_messages.MessageWriter,
-)
-RESPONSES = Dialect(
-    kind=openai_responses.ResponsesRequest,
-    chat_of=openai_responses.chat_of_response,
-    writer=openai_responses.ResponseWriter,
-    params=openai_responses.PARAMS,
-)
-
-
-OLLAMA_CHATS = Dialect(kind=ollama.OllamaChat, chat_of=ollama.chat_of, writer=ollama.OllamaWriter)
-OLLAMA_TEXTS = Dialect(
-    kind=ollama.OllamaGenerate, chat_of=ollama.chat_or_text_of, writer=ollama.OllamaWriter
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
     """Bounds of the gateway. Times in seconds."""
 
@@ -108,7 +80,8 @@ class GatewayConfig:
     """Web pages from these origins may call; ``*`` is any. Empty: none (no CORS headers)."""
     hosts: frozenset[str] | None = None
     """Names that a request may ask this gateway by while no key is asked, besides those of this
-    machine; None: any. See :func:`hosts_of`."""
+    machine; None: any. See
+    :func:`client.gateway.web.callers.hosts_of`."""
     proxies: tuple[IPv4Network | IPv6Network, ...] = ()
     """Web servers before this gateway that are believed who asked them, and by what name."""
     body_bytes_max: int = 8 << 20
@@ -169,19 +142,20 @@ class Gateway:
             ("POST", "/v1/embeddings", self._embeddings),
             ("GET", "/v1/models", self._models),
             ("GET", "/v1/models/{model:.+}", self._model),
+            ("POST", "/api/chat", partial(self._generate, dialect=OLLAMA_CHATS)),
+            ("POST", "/api/generate", partial(self._generate, dialect=OLLAMA_TEXTS)),
+            ("POST", "/api/show", self._show),
+            ("GET", "/api/tags", self._tags),
+            ("GET", "/api/ps", self._tags),
+            ("GET", "/api/version", self._version),
         ):
             for alias in _aliases(path):
-                resource = self.app.add_routes([web.route(method, alias, handler)])[0].resource
+                route = web.get if method == "GET" else web.post
+                resource = self.app.add_routes([route(alias, handler)])[0].resource
                 assert resource is not None  # noqa: S101  it has a path
                 self._paths[resource.canonical] = path.replace(":.+", "")
         self.app.add_routes(
             [
-                web.post("/api/chat", partial(self._generate, dialect=OLLAMA_CHATS)),
-                web.post("/api/generate", partial(self._generate, dialect=OLLAMA_TEXTS)),
-                web.post("/api/show", self._show),
-                web.get("/api/tags", self._tags),
-                web.get("/api/ps", self._tags),
-                web.get("/api/version", self._version),
                 web.get("/health", self._health),
                 web.get("/metrics", self._show_metrics),
                 web.get("/openapi.json", self._openapi),
@@ -263,7 +237,7 @@ class Gateway:
         A browser names the page's origin with every POST, also of text/plain and after DNS
         rebinding, and sends those without asking first.
         """
-        if not self._keys and not self._answers_to(self._host(request)):
+        if not self._keys and not answers_to(self._host(request), self._config.hosts):
             raise ApiError(
                 403,
                 "this gateway asks for no key and answers to this machine's own names alone;"
@@ -275,7 +249,7 @@ class Gateway:
             and request.method == "POST"
             and origin
             and not self._cors(request)
-            and not self._is_own(origin, self._host(request))
+            and not is_own(origin, self._host(request), self._config.hosts)
         ):
             raise ApiError(403, f"pages of {origin[:200]} may not call; --allow-origin lets them")
         if self._keys and request.path not in OPEN_PATHS:
@@ -284,36 +258,6 @@ class Gateway:
                 key = request.headers.get("x-api-key", "")  # Anthropic's clients
             request[ASKED].account = self._keys.find(key)
         return await handler(request)
-
-    def _answers_to(self, host: str) -> bool:
-        """Whether this gateway goes by the name in a ``Host`` header.
-
-        A page may bind its own name to this machine's address and ask by that, without an origin.
-        """
-        try:
-            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
-        except ValueError:
-            return False
-        known = self._config.hosts
-        return known is None or name in known or _is_loopback(name)
-
-    def _is_own(self, origin: str, host: str) -> bool:
-        """Whether a page of ``origin`` came from this gateway, asked by ``host``.
-
-        The same name is not enough: any page may have bound its own to this machine. It cannot do
-        that to an address, to ``localhost``, nor to a name that the owner allowed.
-        """
-        try:
-            at = urlsplit(origin)
-            name = at.hostname or ""
-        except ValueError:
-            return False
-        known = self._config.hosts or frozenset()
-        return (
-            at.scheme in {"http", "https"}
-            and at.netloc.lower() == host.lower()
-            and (name in known or name == "localhost" or _address(name) is not None)
-        )
 
     def is_busy(self, connection: object) -> bool:
         """Whether a request of this connection is being answered."""
@@ -354,6 +298,10 @@ class Gateway:
     async def _generate(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         async with self._admitted(request) as body:
             given = parse_request(body, dialect.kind)
+            done = dialect.at_once(given, int(self._config.now_s()))
+            if done is not None:
+                async with self._served.use(dialect.chat_of(given).model):
+                    return _json(done)
             parsed = dialect.chat_of(given)
             writer = dialect.writer(given)
             async with self._understood(request, parsed, dialect, writer) as (service, job):
@@ -406,7 +354,7 @@ class Gateway:
             yield await service.whole(job)
 
         try:
-            async with aclosing(_beaten(only(), self._config.silent_s)) as beaten:
+            async with aclosing(with_beats(only(), self._config.silent_s)) as beaten:
                 async for answer in beaten:
                     if answer is not None and response is None:
                         return _json(writer.whole(answer))
@@ -436,14 +384,14 @@ class Gateway:
         IPv6 whoever has one address has 2**64 of them."""
         if self._keys:
             return request[ASKED].account.key.name
-        address = _address(self._remote(request))
+        address = address_of(self._remote(request))
         if isinstance(address, IPv6Address):
             return str(IPv6Network((address, 64), strict=False))
         return str(address)
 
     def _forwarded(self, request: web.Request, header: str) -> str | None:
         """What a proxy that the owner names says in ``header`` of who asked it; None: nothing."""
-        address = _address(request.remote or "")
+        address = address_of(request.remote or "")
         if address is None or not any(address in proxy for proxy in self._config.proxies):
             return None
         said = ",".join(request.headers.getall(header, ()))
@@ -488,7 +436,7 @@ class Gateway:
         response: web.StreamResponse | None = None
         loop, written_s = asyncio.get_running_loop(), -math.inf
         try:
-            async with aclosing(_beaten(events, self._config.silent_s)) as beaten:
+            async with aclosing(with_beats(events, self._config.silent_s)) as beaten:
                 async for event in beaten:
                     if response is None:
                         response = await self._begun(request, writer.media)
@@ -598,71 +546,11 @@ class Gateway:
 
 def _aliases(path: str) -> list[str]:
     """An endpoint's path, and where people's settings look for it, too: without ``/v1``, with it
-    twice, with a slash behind it."""
+    twice or before Ollama's, with a slash too many."""
     behind = path.removeprefix("/v1")
-    paths = [path, behind, f"/v1/v1{behind}"]
+    paths = [path, f"/{path}", f"/v1{path}", f"/v1/{behind}"]
+    paths += [behind] if behind != path else []
     return paths + [f"{each}/" for each in paths if not each.endswith("}")]
-
-
-async def _beaten(
-    events: AsyncGenerator[Json, None], silent_s: float
-) -> AsyncGenerator[Json | None, None]:
-    """The events as they come, and None whenever nothing came for ``silent_s``."""
-    coming: asyncio.Task[Json] | None = None
-    try:
-        while True:
-            coming = coming or asyncio.create_task(_next(events))
-            done, _ = await asyncio.wait({coming}, timeout=silent_s)
-            if not done:
-                yield None
-                continue
-            try:
-                event = coming.result()
-            except StopAsyncIteration:
-                return
-            coming = None
-            yield event
-    finally:
-        if coming is not None:
-            await end_all((coming,))
-        await events.aclose()
-
-
-async def _next(events: AsyncGenerator[Json, None]) -> Json:
-    return await anext(events)
-
-
-def hosts_of(listens_at: str, allowed: Sequence[str]) -> frozenset[str] | None:
-    """The names that a gateway without keys answers to, besides those of this machine.
-
-    None, which is any, where it listens for other machines and none is ``allowed`` by name: those
-    know it by names that are not known here.
-    """
-    if not allowed and not _is_loopback(listens_at):
-        return None
-    return frozenset(name.lower().strip("[]") for name in (listens_at, *allowed))
-
-
-def proxies_of(named: Sequence[str]) -> tuple[IPv4Network | IPv6Network, ...]:
-    """The networks that texts name; raises UserError."""
-    try:
-        return tuple(ip_network(each) for each in named)
-    except ValueError as error:
-        raise UserError(
-            f"--proxy: {error}; give an address, or a network like 10.0.0.0/8"
-        ) from None
-
-
-def _is_loopback(name: str) -> bool:
-    address = _address(name)
-    return name == "localhost" or (address is not None and address.is_loopback)
-
-
-def _address(name: str) -> IPv4Address | IPv6Address | None:
-    try:
-        return ip_address(name)
-    except ValueError:
-        return None
 
 
 def _json(body: Json, status: int = 200) -> web.Response:
@@ -672,7 +560,7 @@ def _json(body: Json, status: int = 200) -> web.Response:
 
 
 def _body_of(request: web.Request, error: ApiError) -> Json:
-    if request.path.startswith("/api/"):
+    if "/api/" in request.path:
         return ollama.error_of(error)
     is_anthropic = request.path.rstrip("/").endswith(ANTHROPIC_PATHS)
     return error_of(error) if is_anthropic else error.body

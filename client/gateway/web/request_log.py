@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from client.gateway.answering.service import Job
+from client.gateway.answering.job import Job
 from client.gateway.errors import ApiError
 from client.gateway.keys import Account
 from client.gateway.protocols.answer_bodies import Usage

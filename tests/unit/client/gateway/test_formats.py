@@ -11,7 +11,8 @@ from tokenizers import Tokenizer as Backend
 
 from client.answer.generation import AnswerRequest
 from client.errors import RequestRefusedError
-from client.gateway.web.app import GatewayConfig, proxies_of
+from client.gateway.web.app import GatewayConfig
+from client.gateway.web.callers import proxies_of
 from client.text.tokenizer import Tokenizer
 from dht.grammars.trials import GrammarTrials, TrialsBusyError
 from tests.unit.client.gateway import paper

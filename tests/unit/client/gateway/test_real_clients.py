@@ -477,6 +477,8 @@ STREAMS: list[tuple[str, dict[str, Any], bytes]] = [
     ("/v1/completions", {"prompt": "x"}, b": "),
     (MESSAGES, {"messages": HI, "max_tokens": 9}, b"event: ping"),
     (RESPONSES, {"input": "x"}, b": "),
+    ("/api/chat", {"model": "brook", "messages": HI}, b'{"model":"brook"'),
+    ("/api/generate", {"model": "brook", "prompt": "x"}, b'{"model":"brook"'),
 ]
 QUICK = GatewayConfig(silent_s=0.01, beat_s=0.02)
 
@@ -499,7 +501,8 @@ def test_a_stream_shows_life_before_anything_comes(
                 gate.set()
                 rest = (await response.read()).decode()
             assert "error" not in rest.replace('"error":null', "")
-            for end in ("[DONE]", "message_stop", "response.completed", "response.incomplete"):
+            ends = ("[DONE]", "message_stop", "response.completed", "response.incomplete")
+            for end in (*ends, '"done":true'):
                 if end in rest:
                     break
             else:
@@ -521,8 +524,7 @@ def test_what_fails_after_the_headers_is_told_in_the_stream_s_form(
             ) as response:
                 assert (await response.content.readline()).startswith(beat)
                 gate.set()
-                events = (await response.read()).decode().strip().split("\n\n")
-            last = events[-1].splitlines()
+                last = (await response.read()).decode().strip().split("\n\n")[-1].splitlines()
             data = json.loads(last[-1].removeprefix("data: "))
             match path:
                 case "/v1/messages":
@@ -531,6 +533,8 @@ def test_what_fails_after_the_headers_is_told_in_the_stream_s_form(
                 case "/v1/responses":
                     assert last[0] == "event: response.failed"
                     assert data["response"]["error"]["code"] == "server_error"
+                case "/api/chat" | "/api/generate":
+                    assert "gone" in data["error"]
                 case _:
                     assert data["error"]["code"] == "unavailable"
 
@@ -543,16 +547,29 @@ def test_a_response_that_fails_at_once_has_begun() -> None:
     assert events == ["response.created", "response.in_progress", "response.failed"]
 
 
-def test_a_whole_answer_shows_life_once_the_stages_have_taken_it() -> None:
+@pytest.mark.parametrize(("path", "body", "beat"), STREAMS)
+def test_a_whole_answer_shows_life_once_the_stages_have_taken_it(
+    path: str, body: dict[str, Any], beat: bytes
+) -> None:
     async def scenario() -> None:
         async with paper_gateway(config=QUICK) as gateway:
             gate = gateway.swarm.gate = asyncio.Event()
-            async with gateway.http.post(gateway.url + CHAT, json={"messages": HI}) as response:
+            async with gateway.http.post(
+                gateway.url + path, json={**body, "stream": False}
+            ) as response:
                 assert response.status == 200
                 assert await response.content.readexactly(2) == b"  "
                 gate.set()
-                assert json.loads(await response.read())["choices"]
-            gate.clear()
+                answer = json.loads(await response.read())
+                assert any(answer.get(each) for each in ("choices", "content", "output", "done"))
+
+    asyncio.run(scenario())
+
+
+def test_a_whole_answer_that_fails_later_is_cut() -> None:
+    async def scenario() -> None:
+        async with paper_gateway(config=QUICK) as gateway:
+            gate = gateway.swarm.gate = asyncio.Event()
             gateway.swarm.fails, gateway.swarm.fails_after = SwarmError("gone"), 1
             async with gateway.http.post(gateway.url + CHAT, json={"messages": HI}) as response:
                 assert response.status == 200
@@ -687,6 +704,9 @@ def test_who_gets_no_turn_in_time_hears_when_to_come_back() -> None:
         ("/messages/", {"messages": HI, "max_tokens": 9}, "content"),
         ("/responses", {"input": "x"}, "output"),
         ("/completions", {"prompt": "x"}, "choices"),
+        ("//v1/chat/completions", {"messages": HI}, "choices"),
+        ("/v1//chat/completions", {"messages": HI}, "choices"),
+        ("/v1/api/chat", {"model": "brook", "messages": HI, "stream": False}, "message"),
     ],
 )
 def test_paths_of_people_s_settings_are_answered(path: str, body: Any, said: str) -> None:
@@ -695,7 +715,8 @@ def test_paths_of_people_s_settings_are_answered(path: str, body: Any, said: str
             status, answer = await gateway.post(path, **body)
             assert status == 200
             assert said in answer
-            for listed in ("/models", "/v1/models/", "/v1/models/brook/", "/models/brook"):
+            listed_at = ("/models", "/v1/models/", "/v1/models/brook/", "/models/brook")
+            for listed in (*listed_at, "//v1/models", "/api/tags/"):
                 async with gateway.http.get(gateway.url + listed) as response:
                     assert response.status == 200, listed
             async with gateway.http.get(gateway.url + "/metrics") as response:

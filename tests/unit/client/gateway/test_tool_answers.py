@@ -15,23 +15,9 @@ from client.gateway.errors import ApiError
 from client.gateway.keys import plain_keys
 from client.gateway.structured.answer_reader import AnswerReader
 from client.gateway.structured.call_formats import (
-    ACTIONS_JSON,
-    BARE_JSON,
     CALL_FORMATS,
-    CHANNEL_JSON,
-    FENCED_JSON,
-    FUNCTION_CALL_JSON,
-    FUNCTION_JSON,
-    FUNCTION_ROLE_JSON,
     FUNCTION_TAGS,
-    INVOKE_TAGS,
     KEYS_AND_VALUES,
-    LISTED_JSON,
-    MARKED_JSON,
-    NUMBERED_JSON,
-    NUMBERED_SECTION_JSON,
-    SEED_FUNCTION_TAGS,
-    SEPARATED_JSON,
     TAGGED_JSON,
     CallFormat,
 )
@@ -48,6 +34,7 @@ from tests.unit.client.gateway.paper import (
     PaperSwarm,
     paper_gateway,
 )
+from tests.unit.client.gateway.structured.call_samples import written_call
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}"
@@ -283,40 +270,6 @@ def test_what_a_request_asks_for_is_a_grammar(body: Any, text: str, other: str) 
         assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) is fits
 
 
-CALLS = {
-    TAGGED_JSON: '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>',
-    NUMBERED_JSON: "[TOOL_CALLS]clock[CALL_ID]a1B2c3D4e[ARGS]{}",
-    MARKED_JSON: "[TOOL_CALLS]clock[ARGS]{}",
-    LISTED_JSON: '[TOOL_CALLS][{"name": "clock", "arguments": {}}]',
-    ACTIONS_JSON: (
-        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "clock", "parameters": {}}\n]'
-        "<|END_ACTION|>"
-    ),
-    FUNCTION_CALL_JSON: '<|function_call|>{"name": "clock", "arguments": {}}',
-    FUNCTION_ROLE_JSON: 'function call<|role_sep|>\n{"name": "clock", "arguments": {}}',
-    FUNCTION_JSON: "<function=clock>{}</function>",
-    BARE_JSON: '{"name": "clock", "parameters": {}}',
-    KEYS_AND_VALUES: "<tool_call>clock\n</tool_call>",
-    FUNCTION_TAGS: "<tool_call>\n<function=clock>\n</function>\n</tool_call>",
-    SEED_FUNCTION_TAGS: "<seed:tool_call>\n<function=clock>\n</function>\n</seed:tool_call>",
-    INVOKE_TAGS: ('<minimax:tool_call>\n<invoke name="clock">\n</invoke>\n</minimax:tool_call>'),
-    FENCED_JSON: (
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>clock\n```json\n{}\n```"
-        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-    ),
-    SEPARATED_JSON: (
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>clock<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
-        "<｜tool▁calls▁end｜>"
-    ),
-    NUMBERED_SECTION_JSON: (
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.clock:0"
-        "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
-    ),
-    CHANNEL_JSON: "<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{}",
-}
-"""A call of ``clock`` in each format."""
-
-
 def follows(grammar: str, text: str) -> bool:
     """Whether all of ``text`` follows the grammar, and may end there."""
     tokenizer = LLTokenizer((MODEL / "tokenizer.json").read_text(), n_vocab=2048, eos_token=EOS)
@@ -340,7 +293,7 @@ def test_each_way_to_call_has_a_sound_grammar(
     grammar = calls_grammar(
         form, functions, required=required, parallel=parallel, marks={}, channels=channels
     )
-    assert follows(grammar, CALLS[form])
+    assert follows(grammar, written_call(form, "clock", {}))
     said = f"{MESSAGES.says_at_once if form.in_channel else ''}It is late."
     assert follows(grammar, said) is not required
 
@@ -401,8 +354,8 @@ def test_values_in_tags_follow_their_schemas(
 @pytest.mark.parametrize(
     "schema",
     [
-        {"properties": {"a": {"type": "string", "pattern": "^x"}}},
-        {"properties": {"a": {"anyOf": [{"type": "string", "format": "date"}]}}},
+        {"properties": {"a": {"type": "string", "pattern": "^x$|y"}}},
+        {"properties": {"a": {"anyOf": [{"type": "string", "format": "ipv6"}]}}},
         {"properties": {"a": {"type": "string", "minLength": "many"}}},
         {"anyOf": [{"properties": {"a": {"type": "string"}}}]},
     ],

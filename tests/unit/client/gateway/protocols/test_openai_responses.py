@@ -187,7 +187,8 @@ MANY = [{"role": "user", "content": "x"}] * 4097
         ({}, "input", "missing required field"),
         ({"input": []}, "input", ">= 1"),
         ({"input": MANY}, "input", "4096 at most"),
-        ({"input": "x", "instructions": "x" * 300_000}, "instructions", "262144 at most"),
+        ({"input": "x", "metadata": {"a": "x" * 300_000}}, "metadata", "262144 at most"),
+        ({"input": "x", "instructions": "x" * 300_000}, "input", "context"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type", "item_reference"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "text": ""}]}]},

@@ -41,6 +41,7 @@ from client.gateway.structured.call_pieces import CallBegun, CallGrows
 from client.gateway.structured.calls import Call
 from client.gateway.structured.channels import MESSAGES, TAGGED_THOUGHTS, Channels
 from tests.examples import examples
+from tests.unit.client.gateway.structured.call_samples import written_call
 
 ARGUMENTS = {"city": 'Köln "</tool_call" [TOOL', "n": [1, {"a": None}]}
 CALL = Call(name="weather", arguments=json.dumps(ARGUMENTS, ensure_ascii=False))
@@ -50,29 +51,10 @@ JSON = json.dumps({"name": "weather", "arguments": ARGUMENTS}, ensure_ascii=Fals
 BARE = json.dumps({"name": "weather", "parameters": ARGUMENTS}, ensure_ascii=False)
 PARAMETERS = {"weather": {"properties": {"city": {"type": "string"}, "n": {"type": "array"}}}}
 
-KEYED = f"""<tool_call>weather
-<arg_key>city</arg_key>
-<arg_value>{ARGUMENTS["city"]}</arg_value>
-<arg_key>n</arg_key>
-<arg_value>[1, {{"a": null}}]</arg_value>
-</tool_call>"""
+KEYED = written_call(KEYS_AND_VALUES, "weather", ARGUMENTS)
 DENSE = KEYED.replace("\n", "")
-TAGGED = f"""<tool_call>
-<function=weather>
-<parameter=city>
-{ARGUMENTS["city"]}
-</parameter>
-<parameter=n>
-[1, {{"a": null}}]
-</parameter>
-</function>
-</tool_call>"""
-SEED = f"""<seed:tool_call>
-<function=weather>
-<parameter=city>{ARGUMENTS["city"]}</parameter>
-<parameter=n>[1, {{"a": null}}]</parameter>
-</function>
-</seed:tool_call>"""
+TAGGED = written_call(FUNCTION_TAGS, "weather", ARGUMENTS)
+SEED = written_call(SEED_FUNCTION_TAGS, "weather", ARGUMENTS)
 INVOKED = f"""<invoke name="weather">
 <parameter name="city">{ARGUMENTS["city"]}</parameter>
 <parameter name="n">[1, {{"a": null}}]</parameter>

@@ -14,35 +14,14 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from client.gateway.structured.answer_reader import AnswerPart, AnswerReader
-from client.gateway.structured.call_formats import (
-    ACTIONS_JSON,
-    BARE_JSON,
-    CALL_FORMATS,
-    CHANNEL_JSON,
-    FENCED_JSON,
-    FUNCTION_CALL_JSON,
-    FUNCTION_JSON,
-    FUNCTION_ROLE_JSON,
-    FUNCTION_TAGS,
-    INVOKE_TAGS,
-    KEYS_AND_VALUES,
-    LISTED_JSON,
-    MARKED_JSON,
-    NUMBERED_JSON,
-    NUMBERED_SECTION_JSON,
-    SEED_FUNCTION_TAGS,
-    SEPARATED_JSON,
-    TAGGED_JSON,
-    CallFormat,
-    call_format,
-)
+from client.gateway.structured.call_formats import CALL_FORMATS, CallFormat, call_format
 from client.gateway.structured.calls import Call
 from client.gateway.structured.calls_grammar import calls_grammar
-from client.gateway.structured.channels import MESSAGES
-from client.text.chat_template import ChatTemplate
+from client.gateway.structured.channels import MESSAGES, TAGGED_THOUGHTS, Channels
 from client.text.tokenizer import Tokenizer
 from dht.grammars.trial import fault_of, limits
 from testing.local_swarm import ROOT
+from tests.unit.client.gateway.structured.call_samples import WRITTEN, template_of, written_call
 
 MODEL = ROOT / "models" / "brook"
 EOS = 1
@@ -72,51 +51,20 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 FUNCTIONS = [{"name": "weather", "parameters": SCHEMA}, {"name": "clock"}]
-EACH = (
-    "{%% for key, value in call.arguments.items() %%}%s{%% endfor %%}"  # its holes: key and value
-)
-VALUE = "{{ value if value is string else value | tojson }}"
-KEYED = EACH % f"<arg_key>{{{{ key }}}}</arg_key>\n<arg_value>{VALUE}</arg_value>\n"
-TAGGED = EACH % f"<parameter={{{{ key }}}}>\n{VALUE}\n</parameter>\n"
-DENSE = EACH % f"<parameter={{{{ key }}}}>{VALUE}</parameter>\n"
-INVOKED = EACH % f'<parameter name="{{{{ key }}}}">{VALUE}</parameter>\n'
-BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-WRITTEN: dict[str, CallFormat] = {
-    "[TOOL_CALLS]{{ call.name }}[CALL_ID]{{ id }}"
-    "[ARGS]{{ call.arguments | tojson }}": NUMBERED_JSON,
-    "[TOOL_CALLS]{{ call.name }}[ARGS]{{ call.arguments | tojson }}": MARKED_JSON,
-    "[TOOL_CALLS][{{ call | tojson }}]": LISTED_JSON,
-    '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "{{ call.name }}", "parameters": '
-    "{{ call.arguments | tojson }}}\n]<|END_ACTION|>": ACTIONS_JSON,
-    "<|function_call|>{{ call | tojson }}": FUNCTION_CALL_JSON,
-    "function call{{ '<|role_sep|>' }}\n{{ call | tojson }}": FUNCTION_ROLE_JSON,
-    "<function={{ call.name }}>{{ call.arguments | tojson }}</function>": FUNCTION_JSON,
-    f"<tool_call>{{{{ call.name }}}}\n{KEYED}</tool_call>": KEYS_AND_VALUES,
-    "<tool_call>\n<function={{ call.name }}>\n"
-    f"{TAGGED}</function>\n</tool_call>": FUNCTION_TAGS,
-    "<seed:tool_call>\n<function={{ call.name }}>\n"
-    f"{DENSE}</function>\n</seed:tool_call>": SEED_FUNCTION_TAGS,
-    '<minimax:tool_call>\n<invoke name="{{ call.name }}">\n'
-    f"{INVOKED}</invoke>\n</minimax:tool_call>": INVOKE_TAGS,
-    "<tool_call>\n{{ call | tojson }}\n</tool_call>": TAGGED_JSON,
-    f"{BEGIN}<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{{{ call.name }}}}\n```json\n"
-    f"{{{{ call.arguments | tojson }}}}\n```<｜tool▁call▁end｜>{END}": FENCED_JSON,
-    f"{BEGIN}<｜tool▁call▁begin｜>{{{{ call.name }}}}<｜tool▁sep｜>"
-    f"{{{{ call.arguments | tojson }}}}<｜tool▁call▁end｜>{END}": SEPARATED_JSON,
-    "<|tool_calls_section_begin|><|tool_call_begin|>functions.{{ call.name }}:0"
-    "<|tool_call_argument_begin|>{{ call.arguments | tojson }}<|tool_call_end|>"
-    "<|tool_calls_section_end|>": NUMBERED_SECTION_JSON,
-    "<|channel|>commentary to=functions.{{ call.name }} <|constrain|>json<|message|>"
-    "{{ call.arguments | tojson }}": CHANNEL_JSON,
-    '{"name": "{{ call.name }}", "parameters": {{ call.arguments | tojson }}}': BARE_JSON,
-}
-"""What a template writes a call with, by small templates of each shape."""
 TAGS = re.compile(r"<[^<>{}=\s]+>|\[[A-Z_]+\]")
 ARGUMENTS = {"city": "Oslo", "days": 3, "place": {"name": "a", "near": None}}
 
 
 def test_every_way_to_call_is_written_by_some_template() -> None:
-    assert set(WRITTEN.values()) == set(CALL_FORMATS)
+    assert set(WRITTEN) == set(CALL_FORMATS)
+
+
+def channels_of(form: CallFormat) -> Channels:
+    return MESSAGES if form.in_channel else TAGGED_THOUGHTS
+
+
+def marks_of(form: CallFormat) -> frozenset[str]:
+    return form.marks | channels_of(form).marks
 
 
 @cache
@@ -124,7 +72,7 @@ def tokenizer(form: CallFormat, kind: str) -> tuple[Tokenizer, LLTokenizer, int]
     """One whose marks are ``bytes``, ``added`` or ``special`` tokens, as a client has it and as a
     stage, and its number of tokens."""
     backend = Backend.from_file(str(MODEL / "tokenizer.json"))
-    tags = sorted({tag for mark in form.marks for tag in TAGS.findall(mark)})
+    tags = sorted({tag for mark in marks_of(form) for tag in TAGS.findall(mark)})
     if kind != "bytes":
         special = kind == "special"
         backend.add_tokens([AddedToken(tag, special=special, normalized=False) for tag in tags])
@@ -134,12 +82,12 @@ def tokenizer(form: CallFormat, kind: str) -> tuple[Tokenizer, LLTokenizer, int]
 
 def named(form: CallFormat, kind: str) -> dict[str, str]:
     """The terms of the marks that a grammar has to name."""
-    ids = tokenizer(form, kind)[0].mark_tokens(form.marks)
+    ids = tokenizer(form, kind)[0].mark_tokens(marks_of(form))
     return {mark: f"<[{token_id}]>" for mark, token_id in ids.items()}
 
 
 def grammar_of(form: CallFormat, kind: str, **options: Any) -> str:
-    channels = MESSAGES if form.in_channel else None
+    channels = channels_of(form)
     given: dict[str, Any] = {"required": True, "parallel": False, "channels": channels, **options}
     return calls_grammar(form, FUNCTIONS, marks=named(form, kind), **given)
 
@@ -190,15 +138,10 @@ def test_a_forced_call_is_a_call(form: CallFormat, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bytes", "added", "special"])
-@pytest.mark.parametrize(("written", "form"), WRITTEN.items(), ids=lambda each: str(each)[:30])
-def test_calls_are_read_and_forced_as_the_template_writes_them(
-    written: str, form: CallFormat, kind: str
-) -> None:
-    source = "{% if tools %}{{ tools | tojson }}{% endif %}{% set call = messages[0].call %}"
-    source += "{% set id = 'a1B2c3D4e' %}" + written
-    assert call_format(source) is form
-    messages = [{"role": "assistant", "call": {"name": "weather", "arguments": ARGUMENTS}}]
-    text = ChatTemplate(source, {}).render(messages)
+@pytest.mark.parametrize("form", CALL_FORMATS, ids=lambda form: form.title)
+def test_calls_are_read_and_forced_as_the_template_writes_them(form: CallFormat, kind: str) -> None:
+    assert call_format(template_of(form)) is form
+    text = written_call(form, "weather", ARGUMENTS)
     assert parts_of(form, text) == [Call(name="weather", arguments=json.dumps(ARGUMENTS))]
     assert follows(form, kind, grammar_of(form, kind), text)
     for parallel in (True, False):
@@ -211,13 +154,30 @@ def test_calls_are_read_and_forced_as_the_template_writes_them(
 
 @pytest.mark.parametrize("kind", ["bytes", "added", "special"])
 @pytest.mark.parametrize("form", CALL_FORMATS, ids=lambda form: form.title)
+def test_thoughts_may_stand_before_calls_and_text_that_are_not_demanded(
+    form: CallFormat, kind: str
+) -> None:
+    before, behind = channels_of(form).thoughts
+    call = written_call(form, "weather", ARGUMENTS)
+    said = f"{MESSAGES.says_at_once if form.in_channel else ''}It is late."
+    grammar = grammar_of(form, kind, required=False)
+    assert fault_of(grammar) == ""
+    for answer in (call, said):
+        assert follows(form, kind, grammar, f"{before}hm{behind}{answer}")
+    if not form.in_channel:
+        opened = grammar_of(form, kind, required=False, opened=True)
+        assert fault_of(opened) == ""
+        for answer in (call, said):
+            assert follows(form, kind, opened, f"hm{behind}\n\n{answer}")
+    assert not follows(form, kind, grammar_of(form, kind), f"{before}hm{behind}{call}")
+
+
+@pytest.mark.parametrize("kind", ["bytes", "added", "special"])
+@pytest.mark.parametrize("form", CALL_FORMATS, ids=lambda form: form.title)
 def test_an_answer_is_calls_or_in_the_format(form: CallFormat, kind: str) -> None:
     says = MESSAGES.says_at_once if form.in_channel else ""
     for otherwise in ('%json {"type": "integer"}', "%lark {\nstart: /[0-9]+/\n}"):
         grammar = grammar_of(form, kind, required=False, otherwise=otherwise)
         assert follows(form, kind, grammar, f"{says}17")
         assert not follows(form, kind, grammar, f"{says}It is late.")
-    written = next(text for text, each in WRITTEN.items() if each is form)
-    source = "{% set call = messages[0].call %}{% set id = 'a1B2c3D4e' %}" + written
-    messages = [{"role": "assistant", "call": {"name": "weather", "arguments": ARGUMENTS}}]
-    assert follows(form, kind, grammar, ChatTemplate(source, {}).render(messages))
+    assert follows(form, kind, grammar, written_call(form, "weather", ARGUMENTS))

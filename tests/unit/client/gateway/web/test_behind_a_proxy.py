@@ -9,7 +9,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from client.gateway.web.app import GatewayConfig, proxies_of
+from client.gateway.web.app import GatewayConfig
+from client.gateway.web.callers import proxies_of
 from dht.errors import UserError
 from testing.local_swarm import ROOT
 from tests.unit.client.gateway.paper import paper_gateway

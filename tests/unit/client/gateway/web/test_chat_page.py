@@ -9,7 +9,8 @@ import pytest
 from client.answer.generation import GenerationOptions
 from client.gateway.answering.answers import PIECES_QUEUED_MAX, ChoiceTask
 from client.gateway.keys import plain_keys
-from client.gateway.web.app import CHAT_FILES, GatewayConfig, hosts_of
+from client.gateway.web.app import CHAT_FILES, GatewayConfig
+from client.gateway.web.callers import hosts_of
 from client.pages.fixed import HEADERS
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
 from tests.unit.client.gateway.test_answers import stream

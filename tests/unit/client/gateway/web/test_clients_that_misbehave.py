@@ -10,7 +10,8 @@ import pytest
 
 import client.gateway.__main__ as command
 from client.gateway.keys import Key, plain_keys
-from client.gateway.web.app import Gateway, GatewayConfig, hosts_of
+from client.gateway.web.app import Gateway, GatewayConfig
+from client.gateway.web.callers import hosts_of
 from dht.errors import UserError
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
 from tests.unit.client.gateway.waiting import until
