@@ -16,11 +16,9 @@ from client.gateway.protocols.answer_bodies import (
 from client.gateway.structured.answer_reader import AnswerPart, AnswerReader, Thought
 from client.gateway.structured.call_pieces import CallBegun, CallGrows
 from client.gateway.structured.calls import Call
+from client.text.arrangement import CALL_ID_CHARS
 from dht.json_file import Json
 from dht.messages.logprobs import TokenScore
-
-CALL_ID_CHARS = 9
-"""Some templates take ids of this length alone."""
 
 
 class ChoiceWriter:

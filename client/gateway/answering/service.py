@@ -49,7 +49,7 @@ from client.gateway.protocols.tool_names import with_shown_names
 from client.gateway.structured.call_formats import call_format
 from client.gateway.structured.channels import channels_of
 from client.swarm.swarm import Swarm
-from client.text.arrangement import CALL_ID_CHARS, Arguments, LeftOut, arranged
+from client.text.arrangement import Arguments, LeftOut, arranged
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import Tokenizer
 from dht.errors import NetworkError, SwarmError, UserError

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.links.own_rate import LinkSeen, OwnRate, RateConfig
-from tests.examples import examples
 
 CONFIG = RateConfig()
 
