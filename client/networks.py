@@ -5,6 +5,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from dht.command_line import (
@@ -34,9 +35,19 @@ from dht.transport.config import TransportKind
 
 LISTED = Path(__file__).with_name("networks.toml")
 """The list that ships with this software."""
-ASKED_AT_ONCE = 4
-"""Networks that are asked at once: each takes a transport of its own."""
-ANSWER_LIMIT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookConfig:
+    """How listed networks are asked."""
+
+    at_once: int = 4
+    """Networks asked at once: each takes a transport of its own."""
+    limit_s: float = 20.0
+    """Time after which one that has not answered is called silent."""
+
+
+LOOK = LookConfig()
 NONE_LISTED = (
     "No public network is listed yet. Ask somebody for an invitation, or found one:"
     " `anabranch join`; docs/public-page.md says how to have it listed."
@@ -99,7 +110,7 @@ async def answer_of(entry: Entry, kind: TransportKind, turn: asyncio.Semaphore) 
     from coordinator.catalogue.reading import network_models, served_models
 
     try:
-        async with turn, asyncio.timeout(ANSWER_LIMIT_S):
+        async with turn, asyncio.timeout(LOOK.limit_s):
             transport = await observe(entry.said.addresses, kind)
             try:
                 specs = await network_models(transport, entry.name, (entry.founder,))
@@ -140,7 +151,7 @@ async def main(arguments: argparse.Namespace) -> int:
     if arguments.announce:
         return await announce(arguments)
     entries = read_file(arguments.list)
-    turn = asyncio.Semaphore(ASKED_AT_ONCE)
+    turn = asyncio.Semaphore(LOOK.at_once)
     kind = arguments.transport
     answers = await asyncio.gather(*(answer_of(entry, kind, turn) for entry in entries))
     if arguments.json:

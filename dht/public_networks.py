@@ -19,9 +19,8 @@ from dht.errors import UserError
 from dht.identity.peer_id import Identity, is_peer_id, verify
 from dht.invitation import TEXT_MAX, Invitation, read_invitation
 
-FILE_BYTES_MAX = 256 << 10
-ENTRIES_MAX = 256
-CONTACT_MAX, ABOUT_MAX = 128, 160
+FILE_BYTES_MAX = 256 * (TEXT_MAX + 1024)
+"""Room for as many entries as a list may have, each with the longest invitation."""
 SIGNED = b"anabranch public network, version 1\n"
 """What stands before the signed bytes, so that no other signature of a peer is one of these."""
 _CONTACT = re.compile(r"https://[A-Za-z0-9._~:/?#@!$&'()*+,;=%-]+|[^\s@]+@[^\s@]+")
@@ -33,9 +32,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     model: Annotated[str, Meta(min_length=1, max_length=128)]
     invitation: Annotated[str, Meta(min_length=1, max_length=TEXT_MAX)]
-    contact: Annotated[str, Meta(min_length=1, max_length=CONTACT_MAX)]
+    contact: Annotated[str, Meta(min_length=1, max_length=128)]
     """Where people reach who runs it: an address of mail, or one that begins with https://."""
-    about: Annotated[str, Meta(max_length=ABOUT_MAX)] = ""
+    about: Annotated[str, Meta(max_length=160)] = ""
     """A sentence about it."""
     founder: Annotated[str, Meta(max_length=64)]
     """Peer id whose key signed the entry; its address is in the invitation."""
@@ -49,7 +48,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    network: Annotated[tuple[Entry, ...], Meta(max_length=ENTRIES_MAX)] = ()
+    network: Annotated[tuple[Entry, ...], Meta(max_length=256)] = ()
 
 
 def signed_bytes(entry: Entry) -> bytes:

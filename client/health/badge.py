@@ -4,11 +4,23 @@ Nothing that a peer chose is in it, and it never says more than the page: what w
 lately is unknown.
 """
 
+from dataclasses import dataclass
+
 from dht.json_file import Json
 
-HEIGHT, FONT_SIZE, PAD = 20, 11, 7
-CHAR_WIDTH = 6.4
-"""Of a usual character at this size; ``textLength`` makes the text exactly as wide."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadgeSizes:
+    """Lengths in pixels."""
+
+    height: int = 20
+    font: int = 11
+    pad: int = 7
+    char_width: float = 6.4
+    """Of a usual character at this size; ``textLength`` makes the text exactly as wide."""
+
+
+SIZES = BadgeSizes()
 COLOURS = {
     "healthy": "#17704a",
     "healthy, but fragile": "#8f5206",
@@ -36,17 +48,18 @@ def badge_svg(state: Json) -> str:
     """The badge; its styles are attributes, since pages that show it allow no others."""
     verdict, words = badge_words(state)
     label = "anabranch"
-    left, right = (len(text) * CHAR_WIDTH for text in (label, words))
-    edge, width = left + 2 * PAD, left + right + 4 * PAD
+    left, right = (len(text) * SIZES.char_width for text in (label, words))
+    edge, width = left + 2 * SIZES.pad, left + right + 4 * SIZES.pad
     text = (
         f'<text x="{{x:.1f}}" y="14" textLength="{{length:.1f}}" fill="#fff"'
-        f' font-family="Verdana,DejaVu Sans,sans-serif" font-size="{FONT_SIZE}">{{text}}</text>'
+        f' font-family="Verdana,DejaVu Sans,sans-serif" font-size="{SIZES.font}">{{text}}</text>'
     )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{HEIGHT}" role="img"'
-        f' aria-label="{label}: {words}"><title>{label}: {words}</title>'
-        f'<rect width="{width:.1f}" height="{HEIGHT}" rx="4" fill="{COLOURS[verdict]}"/>'
-        f'<path d="M4 0h{edge - 4:.1f}v{HEIGHT}H4a4 4 0 0 1-4-4V4a4 4 0 0 1 4-4z" fill="#14222a"/>'
-        f"{text.format(x=PAD, length=left, text=label)}"
-        f"{text.format(x=edge + PAD, length=right, text=words)}</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}"'
+        f' height="{SIZES.height}" role="img" aria-label="{label}: {words}"><title>{label}: {words}</title>'
+        f'<rect width="{width:.1f}" height="{SIZES.height}" rx="4" fill="{COLOURS[verdict]}"/>'
+        f'<path d="M4 0h{edge - 4:.1f}v{SIZES.height}H4a4 4 0 0 1-4-4V4a4 4 0 0 1 4-4z"'
+        ' fill="#14222a"/>'
+        f"{text.format(x=SIZES.pad, length=left, text=label)}"
+        f"{text.format(x=edge + SIZES.pad, length=right, text=words)}</svg>\n"
     )

@@ -26,8 +26,6 @@ BUSY, FULL = 0.6, 0.9
 """Shares of a capacity from which a plan's edge or peer is drawn as busy, as full. Full is no
 fault: a plan of maximum flow fills its bottleneck, whether anybody asks now or not."""
 BARS_DRAWN_MAX = 24
-LOST_HEIGHT, HELD_HEIGHT_MIN = 6.0, 20.0
-"""Heights of bars of layers, in units of the drawing of 82."""
 TICKS_S = (900, 21_600, 86_400)
 TICKS_MAX = 8
 Box = tuple[float, float, float, float]
@@ -208,7 +206,7 @@ def coverage_drawing(layers: Json) -> list[Json]:
             "x": step * layer,
             "width": max(0.5, step - min(3.0, step / 5)),
             # A lost layer is lower than any that is held, on a ground that the eye does not miss.
-            "height": LOST_HEIGHT if depth == 0 else HELD_HEIGHT_MIN + 60 * depth / most,
+            "height": 6.0 if depth == 0 else 20.0 + 60.0 * depth / most,  # of 82
             "kind": kinds[min(depth, 2)],
             "layer": layer,
             "holders": depth,

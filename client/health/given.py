@@ -13,10 +13,19 @@ from dht.json_file import Json
 
 ALL = ""
 """The key of the sum of all peers; others have the peer's id."""
-GIVEN_DAYS = 30
-"""Days that the page's sum goes back."""
-STEP_S_MAX = 60.0
-"""Between states that are further apart, as after a pause of the machine, nothing is counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenConfig:
+    """What the page's sum counts."""
+
+    days: int = 30
+    """Days that it goes back."""
+    step_s_max: float = 60.0
+    """Between states further apart, as after a pause of the machine, nothing is counted."""
+
+
+GIVEN = GivenConfig()
 
 
 def thanked_of(words: list[str]) -> dict[str, str]:
@@ -42,7 +51,7 @@ class GivenTally:
         """Count the time since the last state for what is held in this one."""
         now_unix_s, last_unix_s = state["generated_unix_s"], self._last_unix_s
         self._last_unix_s = now_unix_s
-        if last_unix_s is None or not 0 < now_unix_s - last_unix_s <= STEP_S_MAX:
+        if last_unix_s is None or not 0 < now_unix_s - last_unix_s <= GIVEN.step_s_max:
             return
         for peer in state["peers"]:
             if not peer["counts"]:
@@ -64,7 +73,7 @@ def given_json(layer_s: Mapping[str, float], thanked: Mapping[str, str]) -> Json
         for peer_id, name in thanked.items()
     ]
     return {
-        "days": GIVEN_DAYS,
+        "days": GIVEN.days,
         "layer_hours": layer_s.get(ALL, 0.0) / 3600,
         "named": sorted(named, key=lambda each: str(each["name"]).lower()),
     }

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from client.health.given import GIVEN_DAYS
+from client.health.given import GIVEN
 from client.health.past import INCIDENTS_SHOWN_MAX, SPANS, SWARM, Incident, Past, Span
 from client.health.served import ServedCounts
 from client.health.state import PROBES_S, VERSIONS_SHOWN_MAX, Probe
@@ -122,7 +122,7 @@ class History:
     async def given(self, now_unix_s: float) -> dict[str, float]:
         """Layer-seconds by key, of the last days."""
         async with self._lock:
-            return await asyncio.to_thread(self._given, int(now_unix_s // DAY_S) - GIVEN_DAYS)
+            return await asyncio.to_thread(self._given, int(now_unix_s // DAY_S) - GIVEN.days)
 
     def _given(self, after_day: int) -> dict[str, float]:
         query = "SELECT key, SUM(layer_s) FROM given WHERE day > ? GROUP BY key"

@@ -13,7 +13,6 @@ from dht.errors import UserError
 from dht.identity.peer_id import Identity
 from dht.invitation import invitation_to, text_of
 from dht.public_networks import (
-    ENTRIES_MAX,
     FILE_BYTES_MAX,
     Entry,
     doubles,
@@ -82,7 +81,7 @@ def test_what_the_founder_did_not_sign_is_left_out(changed: dict[str, str], said
         b"a = " + b"[" * 20_000,
         b"#" * (FILE_BYTES_MAX + 1),
         toml_of(entry()).encode() + b"more = 1\n",
-        b"network = [" + b"{}," * (ENTRIES_MAX + 1) + b"]",
+        b"network = [" + b"{}," * (256 + 1) + b"]",
     ],
     ids=range(9),
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from client.health.badge import badge_svg, badge_words
-from client.health.given import ALL, STEP_S_MAX, GivenTally, given_json, thanked_of
+from client.health.given import ALL, GIVEN, GivenTally, given_json, thanked_of
 from client.health.history import DAY_S, History
 from client.health.state import aged
 from dht.errors import UserError
@@ -32,7 +32,7 @@ def test_layers_count_while_their_holder_answers_the_page() -> None:
     tally.look(state_at(10))
     tally.look(state_at(20, counts=False))
     assert tally.take() == {ALL: 120.0, "a": 40.0}, "only who asked for it is counted by itself"
-    tally.look(state_at(21 + STEP_S_MAX))
+    tally.look(state_at(21 + GIVEN.step_s_max))
     tally.look(state_at(20))
     assert tally.take() == {}, "nothing for a time in which the page did not look"
 
