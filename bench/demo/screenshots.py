@@ -107,7 +107,7 @@ def chat_markdown(directory: Path) -> Path:
     with gateway_beside(context_tokens=8192) as gateway, browser() as opened:
         gateway.do(lambda: gateway.swarm.serve(CHAT_PEERS))
         gateway.swarm.says = MARKDOWN
-        page = opened.new_page(viewport={"width": 1280, "height": 1180})
+        page = opened.new_page(viewport={"width": 1280, "height": 960})
         page.goto(gateway.url)
         page.locator("#model option", has_text="brook").wait_for(state="attached")
         page.locator("#box").fill("How does binary search work? Show it in Python.")
