@@ -254,8 +254,10 @@ async def _choose(
         said=(arguments.said_model, arguments.said_fingerprint),
     )
     # Who was asked once and named the models that may be chosen is not asked again.
-    choice = await agreed(found, yes=arguments.yes or arguments.moved)
-    reporter.say(f"Needed most by {choice.sentence()}")
+    is_asked = not (arguments.yes or arguments.moved)
+    choice = await agreed(found, yes=not is_asked)
+    if not is_asked:  # else it has just been read
+        reporter.say(f"Needed most by {choice.sentence()}")
     need = choice.need
     reporter.event("chosen", model=need.model.name, start=need.start, end=need.end)
     arguments.model, arguments.model_name = choice.files, need.model.name
