@@ -40,7 +40,10 @@ def test_each_test_is_run_once_beside_what_it_may_run_beside(seed: int, count: i
     )
     log: Any = SimpleNamespace(loadscopesched=lambda *_: None)
     scheduler = ProcessesBesideFiles(config, log)
-    workers: Any = [Worker(queue=[], shutting_down=False) for _ in range(count)]
+    workers: Any = [
+        Worker(queue=[], shutting_down=False, gateway=SimpleNamespace(id=str(number)))
+        for number in range(count)
+    ]
     for worker in workers:
         scheduler.add_node(worker)
     for worker in workers:
