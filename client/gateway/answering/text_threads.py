@@ -26,8 +26,8 @@ class TextThreads:
     it begins is left out.
     """
 
-    def __init__(self, config: ThreadsConfig = ThreadsConfig()) -> None:
-        self._config = config
+    def __init__(self, config: ThreadsConfig | None = None) -> None:
+        self._config = config = config or ThreadsConfig()
         self._short = ThreadPoolExecutor(config.short_threads, "short texts")
         self._long = ThreadPoolExecutor(config.long_threads, "long texts")
 

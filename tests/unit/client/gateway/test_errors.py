@@ -6,6 +6,7 @@ import gc
 import json
 import threading
 import tracemalloc
+from functools import partial
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def error_of(body: Any) -> dict[str, Any]:
         (TEXT, {"prompt": [1, "a"]}, "prompt", "mixes"),
         (TEXT, {"prompt": [5000]}, None, "token id 5000 in the prompt"),
         (TEXT, {"prompt": [-1], "echo": True}, None, "token id -1 in the prompt"),
-        (TEXT, {"prompt": "a", "max_tokens": -1}, "max_tokens", ">= 0"),
+        (TEXT, {"prompt": "a", "max_tokens": -2}, "max_tokens", ">= -1"),
         (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens", "max_tokens is 0"),
         (TEXT, {"prompt": "a", "max_tokens": "7"}, "max_tokens", "Expected `int"),
         (TEXT, {"prompt": "a", "temperature": 3}, "temperature", "<= 2"),
@@ -184,13 +185,13 @@ async def test_a_model_without_a_template_or_a_tokenizer() -> None:
 
 async def test_a_template_that_refuses_says_why() -> None:
     template = (
-        "{% for m in messages %}{% if m.role == 'system' %}"
-        "{{ raise_exception('no system messages') }}{% endif %}{{ m.content }}{% endfor %}"
+        "{% for m in messages %}{% if m.role == 'user' %}"
+        "{{ raise_exception('no such messages') }}{% endif %}{{ m.content }}{% endfor %}"
     )
     async with paper_gateway(template=template) as gateway:
-        status, answer = await gateway.post(CHAT, messages=[{"role": "system", "content": "x"}])
+        status, answer = await gateway.post(CHAT, messages=[{"role": "user", "content": "x"}])
         assert status == 400
-        assert "no system messages" in error_of(answer)["message"]
+        assert "no such messages" in error_of(answer)["message"]
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -366,10 +367,15 @@ def test_a_body_of_many_small_things_is_refused_before_they_are_made(
     assert len(collections) < 20, "one for each 700 lists or objects that were made"
 
 
-async def test_the_loop_goes_on_while_long_texts_are_tokenized(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(text_threads, "LONG", 50_000)
+async def test_a_template_that_refuses_says_why() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}"
+        "{{ raise_exception('no such messages') }}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    async with paper_gateway(template=template) as gateway:
+        status, answer = await gateway.post(CHAT, messages=[{"role": "user", "content": "x"}])
+        assert status == 400
+        assert "no such messages" in error_of(answer)["message"]
 
     async with paper_gateway() as gateway:
         swarm, begun, ends = gateway.swarm, threading.Semaphore(0), threading.Event()
