@@ -91,7 +91,7 @@ def test_flags_that_say_which_swarm_are_the_same_everywhere() -> None:
     flags = ("anabranch:…", "--local")
     said = [
         tuple(
-            line
+            " ".join(line.split())
             for line in shown_by(command)
             if line.startswith(tuple(f"  {flag}" for flag in flags))
         )
