@@ -367,15 +367,11 @@ def test_a_body_of_many_small_things_is_refused_before_they_are_made(
     assert len(collections) < 20, "one for each 700 lists or objects that were made"
 
 
-async def test_a_template_that_refuses_says_why() -> None:
-    template = (
-        "{% for m in messages %}{% if m.role == 'user' %}"
-        "{{ raise_exception('no such messages') }}{% endif %}{{ m.content }}{% endfor %}"
-    )
-    async with paper_gateway(template=template) as gateway:
-        status, answer = await gateway.post(CHAT, messages=[{"role": "user", "content": "x"}])
-        assert status == 400
-        assert "no such messages" in error_of(answer)["message"]
+async def test_the_loop_goes_on_while_long_texts_are_tokenized(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = partial(text_threads.ThreadsConfig, long_size=50_000)
+    monkeypatch.setattr(text_threads, "ThreadsConfig", config)
 
     async with paper_gateway() as gateway:
         swarm, begun, ends = gateway.swarm, threading.Semaphore(0), threading.Event()
