@@ -3,8 +3,8 @@
 llguidance bounds most of the work of reading a grammar, but some expressions multiply before any
 bound counts, and rules that call each other a thousand deep end the process.
 So a grammar is read and followed for some random bytes here, with a stack smaller than any thread
-has and little time, before a peer reads it. It gets what the
-machine's other work leaves.
+has and little time, before a peer reads it. Importing llguidance takes ten times as long as reading
+most grammars, so one process imports it and is copied for each trial, where the system can do that.
 """
 
 import contextlib
@@ -12,14 +12,20 @@ import math
 import os
 import random
 import re
+import socket
 import sys
 import threading
+from typing import BinaryIO, cast
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 TRIAL_MEMORY_BYTES = 1 << 30
 TRIAL_STACK_BYTES = 512 << 10
 TRIAL_STEPS = 128
+TRIAL_NICENESS = 5
+"""A third of a core against one that works, so that trials give way to a peer's own work; at 10 the
+ten milliseconds of a common grammar took seconds on a machine with ten programs at work."""
+REQUEST_BYTES_MAX = 64
 
 
 def limits() -> LLParserLimits:
@@ -86,9 +92,9 @@ def fault_of(grammar: str) -> str:
     return str(matcher.get_error()) if matcher.is_error() else ""
 
 
-def _bound_this_process(cpu_s: float, niceness: int) -> None:
+def _bound_this_process(cpu_s: float) -> None:
     with contextlib.suppress(AttributeError, OSError):  # Windows: the parent's clock alone
-        os.nice(niceness)
+        os.nice(TRIAL_NICENESS)
     with contextlib.suppress(ImportError):
         import resource
         import signal
@@ -100,17 +106,62 @@ def _bound_this_process(cpu_s: float, niceness: int) -> None:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)  # ends the process: nothing catches SIGPROF
 
 
-def main() -> None:
-    """Print the fault of the grammar on the standard input, after a line that says it was read.
-
-    The arguments are the processor time that it may take, in seconds, and its niceness.
-    """
-    _bound_this_process(float(sys.argv[1]), int(sys.argv[2]))
-    grammar = sys.stdin.buffer.read().decode()
+def _try(given: BinaryIO, told: BinaryIO, length: int, cpu_s: float) -> None:
+    """Tell the fault of the grammar of ``length`` bytes that is given, behind a line that says that
+    it was read."""
+    grammar = given.read(length)
+    if len(grammar) < length:  # whoever asked is gone
+        return
+    _bound_this_process(cpu_s)
     threading.stack_size(TRIAL_STACK_BYTES)
-    thread = threading.Thread(target=lambda: print("read\n" + fault_of(grammar), flush=True))
+
+    def tell() -> None:
+        told.write(b"read\n" + fault_of(grammar.decode()).encode())
+        told.flush()
+
+    thread = threading.Thread(target=tell)
     thread.start()
     thread.join()
+
+
+def _copy_for_each(requests: socket.socket) -> None:
+    """Start a copy of this process for each request, until there are no more.
+
+    A request has the length of a grammar and seconds of processor time, as text, and a socket over
+    which the copy says its process id, reads the grammar, and tells its fault.
+    """
+    import signal
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies that end leave nothing behind
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, 1)
+        if not request:
+            return
+        if os.fork() == 0:
+            try:
+                requests.close()
+                length, cpu_s = request.split()
+                with socket.socket(fileno=descriptors[0]) as its, its.makefile("rwb") as file:
+                    file.write(b"%d\n" % os.getpid())
+                    file.flush()
+                    _try(cast("BinaryIO", file), cast("BinaryIO", file), int(length), float(cpu_s))
+            finally:
+                os._exit(0)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def main() -> None:
+    """Serve requests that come over the standard input, a socket; with arguments, try one grammar.
+
+    These are its length and the seconds of processor time that it may take; it comes on the
+    standard input.
+    """
+    if len(sys.argv) > 1:
+        _try(sys.stdin.buffer, sys.stdout.buffer, int(sys.argv[1]), float(sys.argv[2]))
+    else:
+        with socket.socket(fileno=os.dup(sys.stdin.fileno())) as requests:
+            _copy_for_each(requests)
 
 
 if __name__ == "__main__":
