@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from node.engine.engine import Engine
 
 SEED = 0
-LAYERS, NEW_TOKENS, LIMIT_S = 4, 8, 120
-CONTEXT_JOINED, ASK_LIMIT_S = 4096, 240
+LAYERS, NEW_TOKENS, LIMIT_S = 4, 8, 300
+CONTEXT_JOINED, ASK_LIMIT_S = 4096, 600
 PROMPT = (3, 17, 25, 9, 44, 100, 7, 61, 5, 30) * 4
 FIRST_CHUNK = 13
 SPREAD = 0.08
@@ -325,8 +325,10 @@ def outcome_in(
     return SAME, "", engine.spec.layers
 
 
-def line_of(error: Exception) -> str:
-    """An error in one line."""
+def line_of(error: BaseException) -> str:
+    """An error in one line, the first of a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:160]
 
 

@@ -19,7 +19,8 @@ SEED = 0
 MEMORY_GIB = 1.0
 SERVING_LIMIT_S = 300.0
 """Time limit for both peers to serve; they take some seconds on a machine that is free."""
-WAIT_S = 60.0
+WAIT_S = 180.0
+"""As long as a route may take to be found; a free machine needs a second."""
 KEPT_TOKENS = 1024
 """Tokens of the beginning that the long prompts share: whole pages of KV."""
 CHUNKS = (13, 1)

@@ -107,7 +107,11 @@ class Copies:
         ours, its = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with its:
             process = subprocess.Popen(
-                COMMAND, cwd=HOME, stdin=its, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                COMMAND,
+                cwd=HOME,
+                stdin=its.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
             )
         ours.setblocking(False)
         if (owner := self._owner()) is not None:

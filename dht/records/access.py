@@ -24,6 +24,7 @@ from dht.records.signed import RecordGuard, RecordSigner, kind_of
 from dht.supervision import Supervisor
 from dht.transport.interface import Contact
 from dht.transport.other_versions import OtherVersions
+from dht.transport.streams import StreamHandlers
 
 ASKED_FRESH_S = 0.5
 """Time for which a client or light peer uses records that it read without asking again."""
@@ -70,8 +71,8 @@ class RecordAccess(Protocol):
         """Whether some of the given peers speak another version of the wire, as far as asked."""
         ...
 
-    def contact(self, called_s: float) -> Contact:
-        """When others last showed that they know this peer; ``called_s``: when they called it."""
+    def contact(self, handlers: StreamHandlers) -> Contact:
+        """When others last showed that they know this peer; ``handlers`` take their calls."""
         ...
 
     async def close(self) -> None:
@@ -79,11 +80,12 @@ class RecordAccess(Protocol):
         ...
 
 
-def _contact(asked: RecordClient, called_s: float) -> Contact:
+def _contact(asked: RecordClient, handlers: StreamHandlers) -> Contact:
     return Contact(
         returned_s=asked.returned_s,
         answered_s=asked.answered_s,
-        called_s=called_s,
+        called_s=handlers.called_s,
+        known_s=max(asked.known_s, handlers.known_called_s),
         others=asked.others,
     )
 
@@ -100,9 +102,11 @@ class AskedRecords:
         rng: Random,
         now: Callable[[], float],
         versions: OtherVersions | None = None,
+        knows: Callable[[str], bool] | None = None,
     ) -> None:
         """``given`` are the peers that the owner named, with their addresses; ``now`` is
-        this machine's clock in Unix seconds, which their answers correct."""
+        this machine's clock in Unix seconds, which their answers correct; ``knows`` says who is no
+        stranger."""
         self._signer = signer
         self._guard = guard
         self.clock = NetworkClock(now, lambda: asyncio.get_running_loop().time())
@@ -116,6 +120,7 @@ class AskedRecords:
             guard=guard,
             versions=versions,
             on_time=self.clock.heard,
+            knows=knows,
         )
         config = ReplicaConfig(fresh_s=ASKED_FRESH_S)
         self._replica = Replica(guard, self.clock.now, self._asked.read, config)
@@ -137,8 +142,8 @@ class AskedRecords:
     def speak_otherwise(self) -> bool:
         return bool(self._asked.speak_otherwise)
 
-    def contact(self, called_s: float) -> Contact:
-        return _contact(self._asked, called_s)
+    def contact(self, handlers: StreamHandlers) -> Contact:
+        return _contact(self._asked, handlers)
 
     async def close(self) -> None:
         await self._asked.close()
@@ -171,6 +176,7 @@ class SharedRecords:
         rng: Random,
         now: Callable[[], float],
         versions: OtherVersions | None = None,
+        knows: Callable[[str], bool] | None = None,
         *,
         dht: RecordDht,
         me: str,
@@ -193,6 +199,7 @@ class SharedRecords:
             guard=guard,
             helpers_max=PARTNERS_MAX,
             versions=versions,
+            knows=knows,
         )
         config = ReplicaConfig(fresh_s=SHARED_FRESH_S, every_s=ASK_PERIOD_S)
         self._replica = Replica(guard, now, self._exchange, config)
@@ -234,8 +241,8 @@ class SharedRecords:
     def speak_otherwise(self) -> bool:
         return bool(self._asked.speak_otherwise)
 
-    def contact(self, called_s: float) -> Contact:
-        return _contact(self._asked, called_s)
+    def contact(self, handlers: StreamHandlers) -> Contact:
+        return _contact(self._asked, handlers)
 
     async def close(self) -> None:
         if self._storing:

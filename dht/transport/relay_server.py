@@ -123,7 +123,7 @@ class RelayServer:
                 return
             try:
                 await self._answer(stream, OK)
-                await self._carry(called, stream, onward)
+                await self._carry((caller, called), stream, onward)
             finally:
                 await onward.close()
         finally:
@@ -144,11 +144,11 @@ class RelayServer:
             raise
         return stream
 
-    async def _carry(self, called: str, near: Stream, far: Stream) -> None:
+    async def _carry(self, ends: tuple[str, str], near: Stream, far: Stream) -> None:
         """Pass bytes on both ways until one end closes the call, or nobody says anything."""
         ways = [
-            asyncio.create_task(self._pump(called, near, far)),
-            asyncio.create_task(self._pump(called, far, near)),
+            asyncio.create_task(self._pump(ends, near, far)),
+            asyncio.create_task(self._pump(ends, far, near)),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -156,13 +156,13 @@ class RelayServer:
             await end_all(ways)
             await near.close()
 
-    async def _pump(self, called: str, source: Stream, sink: Stream) -> None:
+    async def _pump(self, ends: tuple[str, str], source: Stream, sink: Stream) -> None:
         clock = asyncio.get_running_loop()
         with suppress(NetworkError, TimeoutError):
             while True:
                 async with asyncio.timeout(IDLE_S):
                     data = await source.read_some(CHUNK_BYTES)
-                while not self._bytes.take(called, len(data), clock.time()):  # noqa: ASYNC110
+                while not self._bytes.take_between(ends, len(data), clock.time()):  # noqa: ASYNC110
                     await asyncio.sleep(WAIT_S)
                 await self._pause()
                 sink.write(data)
