@@ -8,8 +8,8 @@ that cannot be made small this way is said to be unknown. Each runs in a process
 
 ``--joined``: contexts are of 4,096 tokens, and a family is served only if two ``node.join`` measure
 and load it and answer for it together, too (:mod:`bench.families.joined`). ``--out`` is written
-after each family, and what stands there already is not run again, so that the whole can be run in
-pieces (``--only``, or stopped).
+after each family, and what stands there already, by the same code, is not run again, so that the
+whole can be run in pieces (``--only``, or stopped).
 """
 
 import argparse
@@ -428,8 +428,11 @@ def _all(arguments: argparse.Namespace) -> int:
     if not arguments.text:
         known |= {*modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
     families: dict[str, tuple[str, str]] = {}
+    measured = {**provenance(SEED), "joined": arguments.joined}
     if arguments.out is not None and arguments.out.is_file():
-        families = json.loads(arguments.out.read_text())["families"]
+        before = json.loads(arguments.out.read_text())
+        if all(before.get(key) == measured[key] for key in ("sources", "transformers", "joined")):
+            families = before["families"]
     look = joined_apart if arguments.joined else apart
     names = [name for name in arguments.only or sorted(known) if name not in families]
     with ThreadPool(arguments.at_once) as pool:
@@ -439,8 +442,7 @@ def _all(arguments: argparse.Namespace) -> int:
             took_s = time.monotonic() - started_s
             print(f"{took_s:6.0f} s {name:28} {': '.join(filter(None, found))}", flush=True)
             counts = Counter(kind for kind, _ in families.values())
-            result = {**provenance(SEED), "counts": counts, "families": families}
-            write(arguments.out, result)
+            write(arguments.out, {**measured, "counts": counts, "families": families})
     counts = Counter(kind for kind, _ in families.values())
     print(dict(counts))
     return 1 if counts[WRONG] else 0
