@@ -78,7 +78,8 @@ class Parties:
             self._prefixes[peer_id] = prefix
             self._of_prefix.setdefault(prefix, {})[peer_id] = None
             if len(self._prefixes) > NAMES_MAX:
-                self._forget(next(iter(max(self._of_prefix.values(), key=len))))
+                most = max(self._of_prefix, key=lambda each: len(self._of_prefix[each]))
+                self._forget(next(iter(self._of_prefix[most])))
 
     def _forget(self, peer_id: str) -> None:
         if prefix := self._prefixes.pop(peer_id, ""):

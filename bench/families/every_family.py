@@ -97,6 +97,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "emu3": {"vocabulary_map": {"<image>": 126, "<|extra_200|>": 127}},
     "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]], "window_size": 24},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)},
     "lfm2_moe": {
         "layer_types": ["conv", "full_attention", "conv", "full_attention"],
         "num_dense_layers": 1,
