@@ -10,14 +10,16 @@ protocol.
 
 import ipaddress
 import math
-from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from dht.errors import NetworkError
 
 NAMES_MAX = 4096
-"""Maximum peers whose rates are remembered; the one unused for longest is forgotten first."""
+"""Maximum peers whose rates and address prefixes are remembered."""
+FORGOTTEN = "forgotten"
+"""Stands for the prefix of peers whose own was forgotten for others'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,9 @@ class Parties:
         """Whether a peer announces that it serves this peer's model."""
         self.needs_relay: Callable[[str], bool] = lambda peer_id: True
         """Whether a peer is one of the network that others cannot reach directly."""
-        self._prefixes: OrderedDict[str, str] = OrderedDict()
+        self._prefixes: dict[str, str] = {}
+        self._of_prefix: dict[str, dict[str, None]] = {}
+        """The peers of each prefix, the one met last at the end."""
 
     def trust_nobody(self) -> None:
         """Take all for strangers, until somebody can tell who is known."""
@@ -65,16 +69,31 @@ class Parties:
         return self.work(peer_id) or self.before(peer_id)
 
     def met(self, peer_id: str, host: str) -> None:
-        """Note the IP address that a peer's stream comes from; "" where it is unknown."""
+        """Note the IP address that a peer's stream comes from; "" where it is unknown.
+
+        Of ``NAMES_MAX`` peers it is remembered; then the prefix with the most forgets its oldest.
+        """
         if prefix := prefix_of(host):
+            self._forget(peer_id)
             self._prefixes[peer_id] = prefix
-            self._prefixes.move_to_end(peer_id)
+            self._of_prefix.setdefault(prefix, {})[peer_id] = None
             if len(self._prefixes) > NAMES_MAX:
-                self._prefixes.popitem(last=False)
+                most = max(self._of_prefix, key=lambda each: len(self._of_prefix[each]))
+                self._forget(next(iter(self._of_prefix[most])))
+
+    def _forget(self, peer_id: str) -> None:
+        if prefix := self._prefixes.pop(peer_id, ""):
+            del self._of_prefix[prefix][peer_id]
+            if not self._of_prefix[prefix]:
+                del self._of_prefix[prefix]
 
     def prefix(self, peer_id: str) -> str:
-        """The address prefix that a peer's streams come from; "" where it is unknown."""
-        return self._prefixes.get(peer_id, "")
+        """The address prefix that a peer's streams come from; "" where it is unknown.
+
+        While so many are remembered that some were forgotten, all unknown ones are one party.
+        """
+        crowded = len(self._prefixes) >= NAMES_MAX
+        return self._prefixes.get(peer_id, FORGOTTEN if crowded else "")
 
     def account(self, peer_id: str) -> str:
         """The name under which a peer's fair share counts: a stranger's is its prefix's."""
@@ -271,8 +290,8 @@ RELAY_BYTES = RateLimit(
     all_per_s=2 << 20,
     all_burst=128 << 20,
 )
-"""Bytes passed on, both ways, to and from each peer that holds a slot: rows of tokens, and at once
-those of a long prompt. What is above waits."""
+"""Bytes passed on, both ways, for each peer that holds a slot and each that calls one: rows of
+tokens, and at once those of a long prompt. What is above waits."""
 LIMITS: tuple[Limit, ...] = (
     STREAMS,
     FRAME_BYTES,
@@ -443,18 +462,28 @@ class Taken:
 
         What is refused takes nothing from the others.
         """
-        if not self.may(peer_id, count, now_s):
+        return self.take_between((peer_id,), count, now_s)
+
+    def take_between(self, peer_ids: Collection[str], count: float, now_s: float) -> bool:
+        """:meth:`take` what passes between peers, of each of them; it counts once for all."""
+        refused = [each for each in peer_ids if not self.may(each, count, now_s)]
+        for each in refused:
+            self._peers.charge(each, 0.0, now_s)
+        if refused:
             self.refused += 1
-            self._peers.charge(peer_id, 0.0, now_s)
             return False
-        self.charge(peer_id, count, now_s)
+        self._charge(peer_ids, count, now_s)
         return True
 
     def charge(self, peer_id: str, count: float, now_s: float) -> None:
         """Take ``count`` even above the rate, for what has been spent already."""
-        self._peers.charge(peer_id, count, now_s)
-        if prefix := self._parties.prefix(peer_id):
-            self._prefixes.charge(prefix, count, now_s)
+        self._charge((peer_id,), count, now_s)
+
+    def _charge(self, peer_ids: Collection[str], count: float, now_s: float) -> None:
+        for peer_id in peer_ids:
+            self._peers.charge(peer_id, count, now_s)
+            if prefix := self._parties.prefix(peer_id):
+                self._prefixes.charge(prefix, count, now_s)
         self._all.charge("", count, now_s)
 
 

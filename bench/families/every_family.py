@@ -6,29 +6,38 @@ and asked for eight greedy tokens behind a prompt in two chunks. What matters is
 a model is served as ``transformers`` runs it, or refused by name, never served wrongly. A class
 that cannot be made small this way is said to be unknown. Each runs in a process of its own.
 
-``--joined``: contexts are of 4,096 tokens, and a family is served only if ``node.join --test``
-measures, loads and answers with it, too. ``--out`` is written after each family, and what stands
-there already is not run again, so that the whole can be run in pieces (``--only``, or stopped).
+``--joined``: contexts are of 4,096 tokens, and a family is served only if two ``node.join`` measure
+and load it and answer for it together, too (:mod:`bench.families.joined`). ``--out`` is written
+after each family, and what stands there already, by the same code, is not run again, so that the
+whole can be run in pieces (``--only``, or stopped).
 """
 
 import argparse
+import asyncio
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from bench.families import joined
 from bench.report import parser_of, provenance, write
+from testing import forked
+from testing.local_swarm import PeerStartError
 
-ROOT = Path(__file__).resolve().parents[2]
+if TYPE_CHECKING:
+    from node.engine.engine import Engine
 
 SEED = 0
-LAYERS, NEW_TOKENS, LIMIT_S = 4, 8, 120
-CONTEXT_JOINED, JOIN_LIMIT_S = 4096, 240
+LAYERS, NEW_TOKENS, LIMIT_S = 4, 8, 300
+CONTEXT_JOINED, ASK_LIMIT_S = 4096, 600
 PROMPT = (3, 17, 25, 9, 44, 100, 7, 61, 5, 30) * 4
 FIRST_CHUNK = 13
 SPREAD = 0.08
@@ -88,6 +97,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "emu3": {"vocabulary_map": {"<image>": 126, "<|extra_200|>": 127}},
     "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]], "window_size": 24},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)},
     "lfm2_moe": {
         "layer_types": ["conv", "full_attention", "conv", "full_attention"],
         "num_dense_layers": 1,
@@ -236,15 +246,27 @@ def greedy(directory: Path) -> list[int]:
     return [int(token) for token in seen[0, len(PROMPT) :]]
 
 
-def answered(directory: Path) -> list[int]:
-    """What the engine answers. Raises UserError where the model is refused."""
-    from dht.messages.session import Sampling
-    from node.engine.engine import Engine, EngineConfig, WorkItem
+def opened(directory: Path) -> "Engine":
+    """An engine that holds all layers. Raises UserError where the model is refused."""
+    from node.engine.engine import Engine, EngineConfig
     from node.weights.store import WeightStore
 
     store = WeightStore.open(str(directory))
     engine = Engine(EngineConfig(store=store, name="small", memory_bytes=MEMORY_BYTES))
     engine.load(0, engine.spec.layers)
+    return engine
+
+
+def answered(directory: Path) -> list[int]:
+    """What the engine answers. Raises UserError where the model is refused."""
+    return answer_of(opened(directory))
+
+
+def answer_of(engine: "Engine") -> list[int]:
+    """What an engine that holds all layers answers."""
+    from dht.messages.session import Sampling
+    from node.engine.work_item import WorkItem
+
     refused = engine.kv.reserve("a", len(PROMPT) + NEW_TOKENS)
     assert refused is None, refused
     out: list[int] = []
@@ -267,76 +289,105 @@ def answered(directory: Path) -> list[int]:
     return out
 
 
-def outcome(name: str, *, joined: bool = False) -> tuple[str, str]:
+def outcome(name: str) -> tuple[str, str]:
     """What came of a family, and why."""
-    if joined:
-        SMALL.update(dict.fromkeys(("max_position_embeddings", "n_positions"), CONTEXT_JOINED))
-    also = join_failure if joined else None
-    return outcome_of(lambda directory: (directory, made(name, directory)), also)
+    return outcome_of(lambda directory: (directory, made(name, directory)))
 
 
-def join_failure(directory: Path) -> str:
-    """Why ``node.join --test`` does not serve a model; empty where it does."""
-    command = [sys.executable, "-m", "node.join", "--model", str(directory), "--cpu", "--test"]
-    command += ["--memory", "1", "--threads", "1", "--host", "127.0.0.1"]
-    command += ["--identity", str(directory / "key")]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=JOIN_LIMIT_S
-        )
-    except subprocess.TimeoutExpired:
-        return f"node.join took more than {JOIN_LIMIT_S} s"
-    said = (done.stderr.strip() or done.stdout.strip()).splitlines() or [""]
-    return "" if done.returncode == 0 else f"node.join ended with {done.returncode}: {said[-1]}"
-
-
-def outcome_of(
-    make: Callable[[Path], tuple[Path, list[int]]], also: Callable[[Path], str] | None = None
-) -> tuple[str, str]:
+def outcome_of(make: Callable[[Path], tuple[Path, list[int]]]) -> tuple[str, str]:
     """What came of a model, and why; ``make`` writes it into a directory and returns its files and
-    what ``transformers`` answers. ``also`` says what else fails with a model that is served."""
+    what ``transformers`` answers."""
+    with tempfile.TemporaryDirectory() as directory:
+        return outcome_in(Path(directory), make)[:2]
+
+
+def outcome_in(
+    directory: Path, make: Callable[[Path], tuple[Path, list[int]]]
+) -> tuple[str, str, int]:
+    """What came of a model that is written into ``directory``, why, and how many layers it has."""
     import torch
 
     from dht.errors import UserError
 
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as directory:
-        try:
-            files, expected = make(Path(directory))
-        except Exception as error:  # noqa: BLE001 - whatever its code says to such a configuration
-            return UNKNOWN, line_of(error)
-        try:
-            given = answered(files)
-        except UserError as error:
-            return REFUSED, str(error).rpartition("cannot be served yet: ")[2]
-        except Exception as error:  # noqa: BLE001 - this is what is looked for
-            return FAILED, line_of(error)
-        if given != expected:
-            return WRONG, f"{given} instead of {expected}"
-        failure = also(files) if also is not None else ""
-    return (FAILED, failure[:300]) if failure else (SAME, "")
+    try:
+        files, expected = make(directory)
+    except Exception as error:  # noqa: BLE001 - whatever its code says to such a configuration
+        return UNKNOWN, line_of(error), 0
+    try:
+        engine = opened(files)
+        given = answer_of(engine)
+    except UserError as error:
+        return REFUSED, str(error).rpartition("cannot be served yet: ")[2], 0
+    except Exception as error:  # noqa: BLE001 - this is what is looked for
+        return FAILED, line_of(error), 0
+    if given != expected:
+        return WRONG, f"{given} instead of {expected}", 0
+    return SAME, "", engine.spec.layers
 
 
-def line_of(error: Exception) -> str:
-    """An error in one line."""
+def line_of(error: BaseException) -> str:
+    """An error in one line, the first of a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:160]
 
 
-def apart(name: str, *, joined: bool = False) -> tuple[str, str]:
+def apart(name: str) -> tuple[str, str]:
     """:func:`outcome` in a process of its own."""
-    command = [sys.executable, "-m", "bench.families.every_family", "--one", name]
-    command += ["--joined"] if joined else []
-    limit_s = LIMIT_S + (JOIN_LIMIT_S if joined else 0)
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=limit_s
-        )
-    except subprocess.TimeoutExpired:
-        return UNKNOWN, f"took more than {limit_s} s"
-    if done.returncode:
-        return FAILED, f"its process ended with {done.returncode}"
-    found, why = json.loads(done.stdout.splitlines()[-1])
+    found, why = _told(LIMIT_S, "--one", name)
     return found, why
+
+
+def joined_apart(name: str) -> tuple[str, str]:
+    """What came of a family with contexts of 4,096 tokens, also through two ``node.join``, and why;
+    each in a process of its own."""
+    with tempfile.TemporaryDirectory() as made_in:
+        directory = Path(made_in)
+        found, why, *layers = _told(LIMIT_S, "--one", name, "--into", made_in)
+        if found != SAME:
+            return found, why
+        try:
+            with joined.swarm_of(directory, *layers) as swarm:
+                found, why = _told(ASK_LIMIT_S, "--ask", made_in, *swarm.addresses, late=FAILED)
+        except PeerStartError as error:
+            return FAILED, f"node.join: {' '.join(str(error).split())[-300:]}"
+        return found, why
+
+
+def _told(limit_s: float, *arguments: str, late: str = UNKNOWN) -> list[Any]:
+    """What this command prints in a process of its own, or ``late`` if that takes longer."""
+    try:
+        done = forked.run("bench.families.every_family", *arguments, limit_s=limit_s)
+    except subprocess.TimeoutExpired:
+        return [late, f"took more than {limit_s} s"]
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        return [FAILED, f"its process ended with {done.returncode}: {last[:200]}"]
+    told: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def _one(arguments: argparse.Namespace) -> list[Any]:
+    """What a process of its own tells of one family."""
+    if arguments.into is None:
+        return list(outcome(arguments.one))
+    SMALL.update(dict.fromkeys(("max_position_embeddings", "n_positions"), CONTEXT_JOINED))
+    return list(outcome_in(arguments.into, lambda files: (files, made(arguments.one, files))))
+
+
+def _ask(directory: Path, addresses: Sequence[str]) -> list[Any]:
+    """What a process of its own tells of joined peers."""
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        asked = asyncio.run(joined.ask(directory, addresses))
+        wrong = joined.strayed(directory, asked.answers)
+    except Exception as error:  # noqa: BLE001 - this is what is looked for
+        return [FAILED, line_of(error)]
+    kept = f"{asked.cached_tokens} tokens of prompts kept, {asked.drafted_tokens} drafted"
+    return [WRONG, wrong] if wrong else [SAME, kept]
 
 
 def main() -> int:
@@ -347,36 +398,54 @@ def main() -> int:
         "--text", action="store_true", help="classes for causal language models alone"
     )
     parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
+    parser.add_argument("--into", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    parser.add_argument("--ask", nargs="+", metavar="DIR", help=argparse.SUPPRESS)
     parser.add_argument(
-        "--joined", action="store_true", help="with contexts of 4,096, and by node.join, too"
+        "--joined", action="store_true", help="with contexts of 4,096, and by two node.join, too"
+    )
+    parser.add_argument(
+        "--at-once", type=int, default=1, metavar="N", help="families beside each other (1)"
     )
     parser.add_argument("--large", action="store_true", help="large models by name, as published")
     arguments = parser.parse_args()
     if arguments.large:
         return _large(arguments)
     if arguments.one:
-        print(json.dumps(outcome(arguments.one, joined=arguments.joined)))
+        print(json.dumps(_one(arguments)))
         return 0
+    if arguments.ask:
+        print(json.dumps(_ask(Path(arguments.ask[0]), arguments.ask[1:])))
+        return 0
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["XDG_CACHE_HOME"] = cache  # no profile of an earlier run is remembered
+        return _all(arguments)
+
+
+def _all(arguments: argparse.Namespace) -> int:
+    """Go through all families."""
     from transformers.models.auto import modeling_auto
 
     known = {*modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
     if not arguments.text:
         known |= {*modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
     families: dict[str, tuple[str, str]] = {}
-    if arguments.joined and arguments.out is not None and arguments.out.is_file():
-        families = json.loads(arguments.out.read_text())["families"]
-    result: dict[str, Any] = {}
-    counts: Counter[str] = Counter()
-    for name in arguments.only or sorted(known):
-        if name not in families:
-            families[name] = apart(name, joined=arguments.joined)
-        print(f"{name:28} {': '.join(part for part in families[name] if part)}", flush=True)
-        counts = Counter(found for found, _ in families.values())
-        result = {**provenance(SEED), "counts": counts, "families": families}
-        if arguments.joined:
-            write(arguments.out, result)
+    measured = {**provenance(SEED), "joined": arguments.joined}
+    if arguments.out is not None and arguments.out.is_file():
+        before = json.loads(arguments.out.read_text())
+        if all(before.get(key) == measured[key] for key in ("sources", "transformers", "joined")):
+            families = before["families"]
+    look = joined_apart if arguments.joined else apart
+    names = [name for name in arguments.only or sorted(known) if name not in families]
+    with ThreadPool(arguments.at_once) as pool:
+        started_s = time.monotonic()
+        for name, found in pool.imap_unordered(lambda name: (name, look(name)), names):
+            families[name] = found
+            took_s = time.monotonic() - started_s
+            print(f"{took_s:6.0f} s {name:28} {': '.join(filter(None, found))}", flush=True)
+            counts = Counter(kind for kind, _ in families.values())
+            write(arguments.out, {**measured, "counts": counts, "families": families})
+    counts = Counter(kind for kind, _ in families.values())
     print(dict(counts))
-    write(arguments.out, result)
     return 1 if counts[WRONG] else 0
 
 

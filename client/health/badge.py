@@ -56,7 +56,8 @@ def badge_svg(state: Json) -> str:
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}"'
-        f' height="{SIZES.height}" role="img" aria-label="{label}: {words}"><title>{label}: {words}</title>'
+        f' height="{SIZES.height}" role="img" aria-label="{label}: {words}">'
+        f"<title>{label}: {words}</title>"
         f'<rect width="{width:.1f}" height="{SIZES.height}" rx="4" fill="{COLOURS[verdict]}"/>'
         f'<path d="M4 0h{edge - 4:.1f}v{SIZES.height}H4a4 4 0 0 1-4-4V4a4 4 0 0 1 4-4z"'
         ' fill="#14222a"/>'

@@ -257,7 +257,7 @@ class HivemindTransport:
         return stored
 
     def contact(self) -> Contact:
-        return self._access.contact(self._handlers.called_s)
+        return self._access.contact(self._handlers)
 
     def rejoin(self) -> None:
         self._cut_off.set()
@@ -340,6 +340,7 @@ class HivemindTransport:
         shared = (
             *(self._open_helper, self._signer, self._guard, given, SystemRandom(), _wall_s),
             self._handlers.versions,
+            self._handlers.budget.parties.knows,
         )
         if config.client_mode:
             self._records = AskedRecords(*shared)

@@ -3,8 +3,8 @@
 llguidance bounds most of the work of reading a grammar, but some expressions multiply before any
 bound counts, and rules that call each other a thousand deep end the process.
 So a grammar is read and followed for some random bytes here, with a stack smaller than any thread
-has and little time, before a peer reads it. It gets what the
-machine's other work leaves.
+has and little time, before a peer reads it. Importing llguidance takes ten times as long as reading
+most grammars, so one process imports it and is copied for each trial, where the system can do that.
 """
 
 import contextlib
@@ -12,14 +12,30 @@ import math
 import os
 import random
 import re
+import socket
 import sys
 import threading
+from dataclasses import dataclass
+from typing import BinaryIO, cast
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-TRIAL_MEMORY_BYTES = 1 << 30
-TRIAL_STACK_BYTES = 512 << 10
-TRIAL_STEPS = 128
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialConfig:
+    """What a trial may take."""
+
+    memory_bytes: int = 1 << 30
+    stack_bytes: int = 512 << 10
+    steps: int = 128
+    """Number of tokens that are tried."""
+    niceness: int = 5
+    """A third of a core against one that works, so that trials give way to a peer's own work. At 10
+    a common grammar's ten milliseconds took seconds where ten programs were at work."""
+    request_bytes_max: int = 64
+
+
+CONFIG = TrialConfig()
 
 
 def limits() -> LLParserLimits:
@@ -73,7 +89,7 @@ def fault_of(grammar: str) -> str:
         LLTokenizer(TokenizerWrapper(_Bytes(more))), grammar, log_level=0, limits=limits()
     )
     chance = random.Random(0)  # noqa: S311  which bytes are tried is no secret
-    for _ in range(TRIAL_STEPS):
+    for _ in range(CONFIG.steps):
         if matcher.is_error() or matcher.is_stopped():
             break
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
@@ -86,31 +102,76 @@ def fault_of(grammar: str) -> str:
     return str(matcher.get_error()) if matcher.is_error() else ""
 
 
-def _bound_this_process(cpu_s: float, niceness: int) -> None:
+def _bound_this_process(cpu_s: float) -> None:
     with contextlib.suppress(AttributeError, OSError):  # Windows: the parent's clock alone
-        os.nice(niceness)
+        os.nice(CONFIG.niceness)
     with contextlib.suppress(ImportError):
         import resource
         import signal
 
         whole_s = math.ceil(cpu_s) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (whole_s, whole_s))
-        resource.setrlimit(resource.RLIMIT_AS, (TRIAL_MEMORY_BYTES, TRIAL_MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_AS, (CONFIG.memory_bytes, CONFIG.memory_bytes))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.setitimer(signal.ITIMER_PROF, cpu_s)  # ends the process: nothing catches SIGPROF
 
 
-def main() -> None:
-    """Print the fault of the grammar on the standard input, after a line that says it was read.
+def _try(given: BinaryIO, told: BinaryIO, length: int, cpu_s: float) -> None:
+    """Tell the fault of the grammar of ``length`` bytes that is given, behind a line that says that
+    it was read."""
+    grammar = given.read(length)
+    if len(grammar) < length:  # whoever asked is gone
+        return
+    _bound_this_process(cpu_s)
+    threading.stack_size(CONFIG.stack_bytes)
 
-    The arguments are the processor time that it may take, in seconds, and its niceness.
-    """
-    _bound_this_process(float(sys.argv[1]), int(sys.argv[2]))
-    grammar = sys.stdin.buffer.read().decode()
-    threading.stack_size(TRIAL_STACK_BYTES)
-    thread = threading.Thread(target=lambda: print("read\n" + fault_of(grammar), flush=True))
+    def tell() -> None:
+        told.write(b"read\n" + fault_of(grammar.decode()).encode())
+        told.flush()
+
+    thread = threading.Thread(target=tell)
     thread.start()
     thread.join()
+
+
+def _copy_for_each(requests: socket.socket) -> None:
+    """Start a copy of this process for each request, until there are no more.
+
+    A request has the length of a grammar and seconds of processor time, as text, and a socket over
+    which the copy says its process id, reads the grammar, and tells its fault.
+    """
+    import signal
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies that end leave nothing behind
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(requests, CONFIG.request_bytes_max, 1)
+        if not request:
+            return
+        if os.fork() == 0:
+            try:
+                requests.close()
+                length, cpu_s = request.split()
+                with socket.socket(fileno=descriptors[0]) as its, its.makefile("rwb") as file:
+                    file.write(b"%d\n" % os.getpid())
+                    file.flush()
+                    _try(cast("BinaryIO", file), cast("BinaryIO", file), int(length), float(cpu_s))
+            finally:
+                os._exit(0)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def main() -> None:
+    """Serve requests that come over the standard input, a socket; with arguments, try one grammar.
+
+    These are its length and the seconds of processor time that it may take; it comes on the
+    standard input.
+    """
+    if len(sys.argv) > 1:
+        _try(sys.stdin.buffer, sys.stdout.buffer, int(sys.argv[1]), float(sys.argv[2]))
+    else:
+        with socket.socket(fileno=os.dup(sys.stdin.fileno())) as requests:
+            _copy_for_each(requests)
 
 
 if __name__ == "__main__":

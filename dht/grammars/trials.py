@@ -2,34 +2,24 @@
 
 import asyncio
 import hashlib
-import sys
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from dht.errors import NetworkError
+from dht.grammars.starters import starter_of
 from dht.grammars.turns import Turn, Turns
-
-TRIAL_COMMAND = (sys.executable, "-m", "dht.grammars.trial")
-HOME = Path(__file__).resolve().parents[2]
-"""Where trials are started, so that they find this package and not another of its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialLimits:
-    """Bounds on trials. A grammar that people ask for takes a tenth of a second."""
+    """Bounds on trials."""
 
-    short_cpu_s: float = 0.5
-    """Processor time of a first trial; one that needs more waits again, behind short ones."""
-    short_at_once: int = 3
-    short_niceness: int = 10
-    """A tenth of a busy core: at 19 a grammar of a tenth of a second would take ten."""
-    long_cpu_s: float = 2.0
-    """Processor time of the second trial; a grammar that needs more is refused."""
-    long_at_once: int = 3
-    long_niceness: int = 19
+    cpu_s: float = 0.3
+    """Processor time of a trial; a grammar that needs more is refused. Common ones take a hundredth
+    of a second, the largest schemas that a request may have six."""
+    at_once: int = 3
     queued_s_max: float = 4.0
     """Seconds of processor time that may wait before each slot."""
     answer_s: float = 6.0
@@ -43,7 +33,7 @@ class TrialsBusyError(NetworkError):
     """A grammar was not tried, for want of time; another try may go better."""
 
 
-class _OutOfTimeError(Exception):
+class OutOfTimeError(Exception):
     """A trial took all the processor time that it had."""
 
 
@@ -57,10 +47,10 @@ class GrammarTrials:
         self._accepted: OrderedDict[str, None] = OrderedDict()
         """Clients of which a grammar passed, which has them go before those of which none did."""
         self._costly: OrderedDict[str, None] = OrderedDict()
-        """Clients of which a first trial took all its time, which has them go after all others."""
+        """Clients of which a trial took all its time, which has them go after all others."""
         self._trying: dict[bytes, asyncio.Lock] = {}
-        self._short = _Lane(limits.short_at_once, limits.short_cpu_s, limits.queued_s_max)
-        self._long = _Lane(limits.long_at_once, limits.long_cpu_s, limits.queued_s_max)
+        self._lane = Lane(limits.at_once, limits.cpu_s, limits.queued_s_max)
+        self._starter = starter_of(self)
 
     async def fault(self, client: str, grammar: bytes, standing: int = 0) -> str:
         """Why ``grammar`` cannot be followed, or an empty text.
@@ -94,52 +84,36 @@ class GrammarTrials:
             self._faults.move_to_end(key)
         return fault
 
+    def standing(self, client: str) -> int:
+        """Above 0 where a grammar of ``client`` passed here, below 0 where one took too long."""
+        return (client in self._accepted) - (client in self._costly)
+
     async def _tried(self, client: str, grammar: bytes, standing: int) -> str:
-        limits = self._limits
-        standing += (client in self._accepted) - (client in self._costly)
-        with suppress(_OutOfTimeError):
-            async with self._short.turn(client, standing):
-                return await self._try(grammar, limits.short_cpu_s, limits.short_niceness)
-        standing -= client not in self._costly
+        with suppress(OutOfTimeError):
+            async with self._lane.turn(client, standing + self.standing(client)):
+                return await self._try(grammar)
         self._costly[client] = None
         self._costly.move_to_end(client)
-        self._short.turns.lower(client)
-        with suppress(_OutOfTimeError):
-            async with self._long.turn(client, standing):
-                return await self._try(grammar, limits.long_cpu_s, limits.long_niceness)
+        self._lane.turns.lower(client)
         return "it takes too much time or memory to read, or nests too deep"
 
-    async def _try(self, grammar: bytes, cpu_s: float, niceness: int) -> str:
+    async def _try(self, grammar: bytes) -> str:
         """What a process of its own says of the grammar.
 
-        Raises TrialsBusyError, and _OutOfTimeError where it says nothing.
+        Raises TrialsBusyError, and OutOfTimeError where it says nothing.
         """
         try:
-            process = await asyncio.create_subprocess_exec(
-                *TRIAL_COMMAND,
-                str(cpu_s),
-                str(niceness),
-                cwd=HOME,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-            )
+            said = await self._starter.said_of(grammar, self._limits.cpu_s)
         except OSError as error:
             raise TrialsBusyError(f"no grammar is tried here: {error}") from None
-        try:
-            said, _ = await process.communicate(grammar)
-        finally:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
         read, _, fault = said.decode(errors="replace").partition("\n")
         if read.strip() == "read":
             return fault.strip()
-        raise _OutOfTimeError
+        raise OutOfTimeError
 
 
-class _Lane:
-    """Slots for trials of one length, and who waits for them."""
+class Lane:
+    """Slots for work that strangers ask for, and who waits for them."""
 
     def __init__(self, at_once: int, work_s: float, queued_s_max: float) -> None:
         self.turns = Turns(at_once=at_once, work_s=work_s, queued_s_max=queued_s_max)

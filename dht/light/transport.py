@@ -50,6 +50,7 @@ class LightTransport:
             SystemRandom(),
             time.time,
             self._handlers.versions,
+            self._handlers.budget.parties.knows,
         )
 
     @classmethod
@@ -127,7 +128,7 @@ class LightTransport:
         return await self._records.get(key, latest=latest)
 
     def contact(self) -> Contact:
-        return self._records.contact(self._handlers.called_s)
+        return self._records.contact(self._handlers)
 
     def rejoin(self) -> None:
         """Does nothing: each read asks those again that were given and met."""

@@ -25,6 +25,7 @@ from dht.records.signed import RecordGuard, RecordSigner, kind_of
 from dht.supervision import Supervisor
 from dht.transport.interface import Contact
 from dht.transport.other_versions import OtherVersions
+from dht.transport.streams import StreamHandlers
 
 _log = logging.getLogger(__name__)
 
@@ -52,8 +53,8 @@ class RecordAccess(Protocol):
         """Whether some of the given peers speak another version of the wire, as far as asked."""
         ...
 
-    def contact(self, called_s: float) -> Contact:
-        """When others last showed that they know this peer; ``called_s``: when they called it."""
+    def contact(self, handlers: StreamHandlers) -> Contact:
+        """When others last showed that they know this peer; ``handlers`` take their calls."""
         ...
 
     async def close(self) -> None:
@@ -61,11 +62,12 @@ class RecordAccess(Protocol):
         ...
 
 
-def _contact(asked: RecordClient, called_s: float) -> Contact:
+def _contact(asked: RecordClient, handlers: StreamHandlers) -> Contact:
     return Contact(
         returned_s=asked.returned_s,
         answered_s=asked.answered_s,
-        called_s=called_s,
+        called_s=handlers.called_s,
+        known_s=max(asked.known_s, handlers.known_called_s),
         others=asked.others,
     )
 
@@ -109,9 +111,11 @@ class AskedRecords:
         rng: Random,
         now: Callable[[], float],
         versions: OtherVersions | None = None,
+        knows: Callable[[str], bool] | None = None,
     ) -> None:
         """``given`` are the peers that the owner named, with their addresses; ``now`` is
-        this machine's clock in Unix seconds, which their answers correct."""
+        this machine's clock in Unix seconds, which their answers correct; ``knows`` says who is no
+        stranger."""
         self._signer = signer
         self._guard = guard
         self.clock = NetworkClock(now, lambda: asyncio.get_running_loop().time())
@@ -125,6 +129,7 @@ class AskedRecords:
             guard=guard,
             versions=versions,
             on_time=self.clock.heard,
+            knows=knows,
         )
         config = ReplicaConfig(fresh_s=AccessConfig().asked_fresh_s)
         self._replica = Replica(guard, self.clock.now, self._asked.read, config)
@@ -146,8 +151,8 @@ class AskedRecords:
     def speak_otherwise(self) -> bool:
         return bool(self._asked.speak_otherwise)
 
-    def contact(self, called_s: float) -> Contact:
-        return _contact(self._asked, called_s)
+    def contact(self, handlers: StreamHandlers) -> Contact:
+        return _contact(self._asked, handlers)
 
     async def close(self) -> None:
         await self._asked.close()
@@ -180,6 +185,7 @@ class SharedRecords:
         rng: Random,
         now: Callable[[], float],
         versions: OtherVersions | None = None,
+        knows: Callable[[str], bool] | None = None,
         *,
         dht: RecordDht,
         me: str,
@@ -204,6 +210,7 @@ class SharedRecords:
             guard=guard,
             helpers_max=self._config.partners_max,
             versions=versions,
+            knows=knows,
         )
         every_s, fresh_s = self._config.ask_period_s, self._config.shared_fresh_s
         replicating = ReplicaConfig(fresh_s=fresh_s, every_s=every_s)
@@ -246,8 +253,8 @@ class SharedRecords:
     def speak_otherwise(self) -> bool:
         return bool(self._asked.speak_otherwise)
 
-    def contact(self, called_s: float) -> Contact:
-        return _contact(self._asked, called_s)
+    def contact(self, handlers: StreamHandlers) -> Contact:
+        return _contact(self._asked, handlers)
 
     async def close(self) -> None:
         if self._storing:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dht.errors import NetworkError, PeerError
+from dht.identity.multiaddr import host_of
 from dht.identity.peer_id import short_name
 from dht.messages import codec
 from dht.messages.peer import (
@@ -74,13 +75,16 @@ class RecordClient:
         guard: RecordGuard | None = None,
         helpers_max: int = KNOWN_MAX,
         versions: OtherVersions | None = None,
-        on_time: Callable[[str, float], None] | None = None,
+        on_time: Callable[[str, float, str], None] | None = None,
+        knows: Callable[[str], bool] | None = None,
     ) -> None:
         """``given`` are the peers that the owner named, with their addresses. Records go into
         ``guard``; up to ``helpers_max`` more helpers, never ``me``, are learnt from its records.
-        ``on_time`` hears which helper said what time it is, in Unix seconds.
+        ``on_time`` hears which helper said what time it is, in Unix seconds, and at which address;
+        ``knows`` says who is no stranger (:meth:`dht.budget.Parties.knows`); None: nobody is one.
         """
         self._on_time = on_time
+        self._knows = knows or (lambda peer_id: True)
         self._open_stream = open_stream
         self._now = now
         self._helpers = Helpers(rng=rng, known_max=helpers_max)
@@ -103,6 +107,8 @@ class RecordClient:
         self.returned_s = -math.inf
         """When another peer gave a record of this peer back, by the loop's clock."""
         self.answered_s = -math.inf
+        self.known_s = -math.inf
+        """When one that is no stranger answered."""
         self.rejected = 0
         """Number of records from helpers that break the rules."""
 
@@ -256,6 +262,8 @@ class RecordClient:
             return []
         self._helpers.answered(peer_id)
         self.answered_s = self._clock()
+        if self._knows(peer_id):
+            self.known_s = self.answered_s
         self.speak_otherwise.discard(peer_id)
         return [answer]
 
@@ -319,7 +327,8 @@ class RecordClient:
 
     def _mind_clock(self, peer_id: str, theirs_unix_s: float) -> None:
         if self._on_time is not None:
-            self._on_time(peer_id, theirs_unix_s)
+            where = self._helpers.addresses(peer_id)
+            self._on_time(peer_id, theirs_unix_s, host_of(where[0]) if where else "")
         apart_s = theirs_unix_s - self._now()
         if abs(apart_s) > CLOCK_S and not self._warned:
             self._warned = True

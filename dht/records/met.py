@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from dht.budget import prefix_of
 from dht.identity.multiaddr import host_of
 
 
@@ -18,6 +19,9 @@ class MetConfig:
     peers_max: int = 64
     per_host_max: int = 8
     """Peers remembered at one address; several GPUs of one machine are as many peers."""
+    per_prefix_max: int = 16
+    """Peers remembered of one address prefix (:func:`dht.budget.prefix_of`): a quarter, which finds
+    a laboratory's network again as well as all would."""
     kept_s: float = 6 * 3600.0
     """Time for which a peer is greeted again after it was last heard of: a night's outage."""
     greeted_at_once: int = 8
@@ -58,15 +62,18 @@ class Met:
                 for peer_id, each in self._peers.items()
                 if now_s - each.heard_s <= self.config.kept_s
             }
-        hosts = Counter(host for each in self._peers.values() for host in _hosts(each.addresses))
+        held = Counter(place for each in self._peers.values() for place in _places(each.addresses))
         for peer_id in living.keys() - self._peers.keys() - set(leaving):
             if len(self._peers) >= self.config.peers_max:
                 return
-            here = _hosts(living[peer_id])
-            if any(hosts[host] >= self.config.per_host_max for host in here):
+            here = _places(living[peer_id])
+            if any(held[place] >= self._most(place) for place in here):
                 continue
-            hosts.update(here)
+            held.update(here)
             self._peers[peer_id] = _Peer(living[peer_id], now_s)
+
+    def _most(self, place: str) -> int:
+        return self.config.per_prefix_max if "/" in place else self.config.per_host_max
 
     def absent(self, living: Collection[str], now_s: float) -> dict[str, tuple[str, ...]]:
         """Up to ``greeted_at_once`` peers to greet now, with their addresses: those that were met
@@ -97,5 +104,7 @@ class Met:
         return len(self._peers)
 
 
-def _hosts(addresses: tuple[str, ...]) -> set[str]:
-    return {host for each in addresses if (host := host_of(each))}
+def _places(addresses: tuple[str, ...]) -> set[str]:
+    """The hosts of addresses, and their prefixes."""
+    hosts = {host for each in addresses if (host := host_of(each))}
+    return hosts | {prefix for host in hosts if (prefix := prefix_of(host))}

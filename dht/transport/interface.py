@@ -90,14 +90,16 @@ class Contact:
     """Another peer answered a request for records."""
     called_s: float = -math.inf
     """Another peer opened a stream to this one."""
+    known_s: float = -math.inf
+    """One that is no stranger (:meth:`dht.budget.Parties.knows`) answered, or opened a stream."""
     others: int = 0
     """Peers that should know this one: those with living records, and those met lately that did not
     say that they leave."""
 
     @property
     def last_s(self) -> float:
-        """The last sign of life of anybody else."""
-        return max(self.returned_s, self.answered_s, self.called_s)
+        """The last sign that others see this peer, which a stranger's call or answer is not."""
+        return max(self.returned_s, self.known_s)
 
 
 StreamHandler = Callable[[Stream], Awaitable[None]]

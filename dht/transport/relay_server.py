@@ -126,7 +126,7 @@ class RelayServer:
                 return
             try:
                 await self._answer(stream, Status.OK)
-                await self._carry(called, stream, onward)
+                await self._carry((caller, called), stream, onward)
             finally:
                 await onward.close()
         finally:
@@ -147,11 +147,11 @@ class RelayServer:
             raise
         return stream
 
-    async def _carry(self, called: str, near: Stream, far: Stream) -> None:
+    async def _carry(self, ends: tuple[str, str], near: Stream, far: Stream) -> None:
         """Pass bytes on both ways until one end closes the call, or nobody says anything."""
         ways = [
-            asyncio.create_task(self._pump(called, near, far)),
-            asyncio.create_task(self._pump(called, far, near)),
+            asyncio.create_task(self._pump(ends, near, far)),
+            asyncio.create_task(self._pump(ends, far, near)),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -159,13 +159,13 @@ class RelayServer:
             await end_all(ways)
             await near.close()
 
-    async def _pump(self, called: str, source: Stream, sink: Stream) -> None:
+    async def _pump(self, ends: tuple[str, str], source: Stream, sink: Stream) -> None:
         clock = asyncio.get_running_loop()
         with suppress(NetworkError, TimeoutError):
             while True:
                 async with asyncio.timeout(self._config.idle_s):
                     data = await source.read_some(self._config.chunk_bytes)
-                while not self._bytes.take(called, len(data), clock.time()):  # noqa: ASYNC110
+                while not self._bytes.take_between(ends, len(data), clock.time()):  # noqa: ASYNC110
                     await asyncio.sleep(self._config.wait_s)
                 await self._pause()
                 sink.write(data)

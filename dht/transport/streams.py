@@ -235,7 +235,8 @@ class StreamHandlers:
         self.versions = OtherVersions()
         self.called_s = -math.inf
         """When another peer opened a stream last, by the loop's clock."""
-        self._streams = (budget or Budget()).held(STREAMS)
+        self.known_called_s = -math.inf
+        """When one that is no stranger did."""
         self.budget = budget or Budget()
         self._streams = self.budget.held(STREAMS)
 
@@ -251,6 +252,8 @@ class StreamHandlers:
     def start(self, handler: StreamHandler, stream: Stream) -> None:
         """Handle ``stream``, which another peer opened, in a new task."""
         self.called_s = asyncio.get_running_loop().time()
+        if self.budget.parties.knows(stream.remote_peer_id):
+            self.known_called_s = self.called_s
         self.adopt(self.run(handler, stream))
 
     def adopt(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":

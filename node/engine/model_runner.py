@@ -1,5 +1,6 @@
 """Runs one step: packs rows of many sessions, runs the layers that each needs, splits results."""
 
+import copy
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
@@ -132,30 +133,36 @@ class ModelRunner:
             step = Step(pools=self._pools, write_slots=ALONE, segments=segments)
             return self._loaded.forward.run(layer, layer + 1, step, given, at).float()
 
-        def last_rows(stacks: bool) -> torch.Tensor:
+        def begun() -> list[Segment]:
+            """The newest rows of two sessions, whose rows before those ran."""
             self._loaded.forward.stacks = False
             ends = []
             for number, tokens in enumerate(lengths):
                 first = number * ROWS_TRIED
-                begun = Segment(
+                before = Segment(
                     first=0,
                     last=tokens - 1,
                     context_tokens=tokens - 1,
                     slots=slice(first, first + tokens - 1),
                     state=structure.new_state(),
                 )
-                made([begun], rows[first : first + tokens - 1])
+                made([before], rows[first : first + tokens - 1])
                 slots = slice(first, first + tokens)
                 ends.append(
                     replace(
-                        begun, first=number, last=number + 1, context_tokens=tokens, slots=slots
+                        before, first=number, last=number + 1, context_tokens=tokens, slots=slots
                     )
                 )
+            return ends
+
+        def last_rows(stacks: bool) -> torch.Tensor:
             self._loaded.forward.stacks = stacks
             newest = [number * ROWS_TRIED + tokens - 1 for number, tokens in enumerate(lengths)]
-            return made(ends, rows[newest])
+            copied = [replace(each, state=copy.deepcopy(each.state)) for each in ends]
+            return made(copied, rows[newest])
 
         with torch.inference_mode():
+            ends = begun()
             alone = last_rows(False)
             try:
                 apart = torch.linalg.vector_norm(last_rows(True) - alone)
@@ -190,15 +197,19 @@ class ModelRunner:
         rows = torch.randn(ROWS_TRIED, structure.row_width, generator=generator)
         rows = structure.trial_rows(layer, rows.to(self.device, self._layout.dtype))
 
-        def made(first: int, last: int, state: SessionState | None) -> torch.Tensor:
+        def made(
+            first: int, last: int, state: SessionState | None, given: torch.Tensor = rows
+        ) -> torch.Tensor:
             segments = [self._trial(first, last, state)]
             step = Step(pools=self._pools, write_slots=slice(first, last), segments=segments)
             positions = torch.arange(first, last, device=self.device)
-            out = self._loaded.forward.run(layer, layer + 1, step, rows[first:last], positions)
+            out = self._loaded.forward.run(layer, layer + 1, step, given[first:last], positions)
             return out[:, : structure.width].float()  # not the order in which tokens were chosen
 
+        others, other = rows.flip(0), new_state()
+
         def one(at: int, state: SessionState | None) -> torch.Tensor:
-            made(at, at + 1, new_state())  # a state of the modules' own would be mixed up
+            made(at, at + 1, other, others)  # a state of the modules' own would be mixed up
             return made(at, at + 1, state)
 
         with torch.inference_mode():

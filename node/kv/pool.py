@@ -5,6 +5,7 @@ keeps the accounts consistent. A session that is freed while a step runs may los
 another session at once; that other session's rows are written by a later step.
 """
 
+import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -196,9 +197,10 @@ class KvPool:
             return "this model's layers keep a state, which is not copied"
         return self.put_made_up(session, came)
 
-    def put_made_up(self, session: str, came: KvRows | KvBytes) -> str | None:
+    def put_made_up(self, session: str, came: KvRows | KvBytes, like: str = "") -> str | None:
         """:meth:`put` of rows that stand for a context, to time what runs behind them: a state that
-        the session's layers keep stays as it is, and counts as that behind the rows."""
+        the session's layers keep stays as it is, or becomes that of the session ``like``, and
+        counts as that behind the rows."""
         reservation = self.get(session)
         if reservation is None:
             return ENDED
@@ -225,6 +227,9 @@ class KvPool:
         reservation.layers, reservation.written = span, last
         reservation.settled = rows.position
         if reservation.state is not None:
+            other = self.get(like)
+            if other is not None and other.state is not None:
+                reservation.state = copy.deepcopy(other.state)
             reservation.state.ran(last)
         return None
 

@@ -4,9 +4,10 @@ A peer that is cut off, deaf, or whose records nobody takes looks alive to itsel
 that another peer has given its own record back lately, and that others call it while it serves.
 Where not, its owner is told, everybody who was met is greeted, and everything is announced again.
 
-Only silence ends the process, and only where a service starts it again: while anybody at all
-answers or calls, starting again would find the same network. So strangers who hide a peer's record
-can make it say so, and cannot make it end: they would have to keep the honest ones from answering.
+Only silence ends the process, and only where a service starts it again: while peers that have work
+here, or were here before, answer or call, starting again would find the same network. So strangers
+who hide a peer's record can make it say so, and cannot make it end: they would have to keep the
+honest ones from answering. Nor do their own calls keep a peer that is cut off from a new start.
 """
 
 import asyncio
@@ -47,7 +48,8 @@ class SelfFinding:
     attempt: bool = False
     """Whether to greet everybody and announce again now."""
     silent: bool = False
-    """Whether nobody has answered or called for so long that only a new start is left."""
+    """Whether nobody but strangers has answered or called for so long that only a new start is
+    left."""
 
 
 @dataclass(slots=True)

@@ -186,6 +186,7 @@ class EngineLayer:
     def sessions(self, count: int, context: int) -> Iterator[Callable[[int], float]]:
         """See :meth:`TimedLayer.sessions`; raises UserError if a step fails."""
         names = [f"profile-{n}" for n in range(count)]
+        context = max(context, 2 if self._engine.layout.structure.keeps_state else 1)
         try:
             self._hold(names, context - 1, rows=1)
             items = [
@@ -208,19 +209,21 @@ class EngineLayer:
     def _hold(self, names: Sequence[str], context: int, *, rows: int) -> None:
         """Reserve KV for sessions with ``context`` tokens of zeros written, and ``rows`` more.
 
-        The first token of a context runs, so that a layer's states are those of a session that has
-        begun: their size does not depend on its length.
+        Where layers keep a state, the first token of the first session runs, and its state is
+        copied: its size does not depend on a context's length, and a first token may take a
+        thousand times as long as a later one.
         """
         kv = self._engine.kv
         refused = [kv.reserve(name, context + rows) for name in names]
         if context > 0 and not any(refused):
-            begun = 1 if self._engine.layout.structure.keeps_state else 0
-            if begun:
-                hidden = self._hidden(len(names))
-                self._step([self._item(n, 0, h[None]) for n, h in zip(names, hidden, strict=True)])
-            if context > begun:
-                zeros = self._empty_kv(begun, context)
-                refused = [kv.put_made_up(name, zeros) for name in names]
+            begun = ""
+            if self._engine.layout.structure.keeps_state:
+                begun, *names = names
+                self._step([self._item(begun, 0, self._hidden(1))])
+                if context > 1:
+                    refused.append(kv.put_made_up(begun, self._empty_kv(1, context)))
+            zeros = self._empty_kv(0, context)
+            refused += [kv.put_made_up(name, zeros, like=begun) for name in names]
         if any(refused):
             raise UserError(f"a layer could not be timed: {next(filter(None, refused))}")
 

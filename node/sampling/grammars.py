@@ -2,30 +2,30 @@
 
 import asyncio
 import hashlib
-import os
-import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dht.grammars.trials import GrammarTrials, TrialsBusyError
+from dht.grammars.trials import GrammarTrials, Lane, TrialsBusyError
 from dht.messages.session import RefusalCode, Sampling
 from node.sampling.grammar import GrammarError, GrammarState
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+T = TypeVar("T")
 KEPT_MAX = 64
 WORKED_TOKENS = 16
 """Tokens of answers under a grammar after which a client goes before those who only had a grammar
 read here: they cost it work."""
 WORKED_MAX = 4096
 """Clients whose work is counted; the one without any for longest is forgotten first."""
-NICENESS = 10
-"""Of the thread that reads grammars which passed their trial: it gives way to the engine."""
+READS_AT_ONCE = 3
+"""Turns of grammars that passed their trial, which are read in threads of this process: reading one
+takes no longer than its trial did."""
 
 
 class Grammars:
@@ -46,7 +46,8 @@ class Grammars:
         self._tokenizer: asyncio.Task[LLTokenizer] | None = None
         self._kept: OrderedDict[bytes, LLMatcher] = OrderedDict()
         self._trials = trials or GrammarTrials()
-        self._reader = ThreadPoolExecutor(1, "grammars", initializer=_give_way)
+        self._reader = ThreadPoolExecutor(READS_AT_ONCE, "grammars")
+        self._reads = Lane(READS_AT_ONCE, work_s=0.3, queued_s_max=2.0)
         self._worked: OrderedDict[str, int] = OrderedDict()
         """Tokens of answers under a grammar by client."""
 
@@ -60,8 +61,7 @@ class Grammars:
                 state.add(token_id)
             return state
 
-        loop = asyncio.get_running_loop()
-        state = await loop.run_in_executor(self._reader, follow) if answer else follow()
+        state = await self._in_turn(client, follow) if answer else follow()
         state.on_token = lambda: self._work(client)
         return state
 
@@ -88,9 +88,8 @@ class Grammars:
         except UnicodeDecodeError:
             raise GrammarError(RefusalCode.BAD_REQUEST, "the grammar is not UTF-8") from None
         tokenizer = await self._ready_tokenizer()
-        standing = int(self._worked.get(client, 0) >= WORKED_TOKENS)
         try:
-            fault = await self._trials.fault(client, grammar, standing)
+            fault = await self._trials.fault(client, grammar, self._standing(client))
         except TrialsBusyError as error:
             raise GrammarError(RefusalCode.TOO_MANY, str(error)) from None
         if fault:
@@ -103,10 +102,22 @@ class Grammars:
 
             return LLMatcher(tokenizer, text, log_level=0, limits=limits())
 
-        matcher = await asyncio.get_running_loop().run_in_executor(self._reader, read)
+        matcher = await self._in_turn(client, read)
         if matcher.is_error():
             raise GrammarError(RefusalCode.BAD_REQUEST, f"the grammar: {matcher.get_error()}")
         return matcher
+
+    def _standing(self, client: str) -> int:
+        return int(self._worked.get(client, 0) >= WORKED_TOKENS)
+
+    async def _in_turn(self, client: str, work: Callable[[], T]) -> T:
+        """What ``work()`` returns, in a thread, in the client's turn; raises GrammarError."""
+        standing = self._standing(client) + self._trials.standing(client)
+        try:
+            async with self._reads.turn(client, standing):
+                return await asyncio.get_running_loop().run_in_executor(self._reader, work)
+        except TrialsBusyError as error:
+            raise GrammarError(RefusalCode.TOO_MANY, str(error)) from None
 
     async def _ready_tokenizer(self) -> "LLTokenizer":
         if self._tokenizer is None:
@@ -122,12 +133,6 @@ class Grammars:
         except (ImportError, OSError, ValueError) as error:
             reason = f"this peer has no tokenizer for grammars: {error}"
             raise GrammarError(RefusalCode.NOT_HELD, reason) from None
-
-
-def _give_way() -> None:
-    """Run this thread behind all others, where the system has a niceness of threads (Linux)."""
-    with suppress(AttributeError, OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _eos_of(config: Mapping[str, Any]) -> int | list[int] | None:

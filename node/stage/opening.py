@@ -136,7 +136,8 @@ class Opening:
         found: GrammarState | GrammarError
         try:
             answer = open_.history[len(open_.history) - open_.answered :]
-            found = await self._engine.grammar(open_.client, open_.sampling, answer)
+            account = self._table.account(open_.client)
+            found = await self._engine.grammar(account, open_.sampling, answer)
         except GrammarError as error:
             found = error
         session = live.session

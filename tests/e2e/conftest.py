@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from testing.forked import forked
 from testing.local_swarm import ROOT, LocalSwarm
 from testing.reference import Reference, memory_for
-from tests.forked import forked
 
 MODEL = ROOT / "models" / "brook"
 

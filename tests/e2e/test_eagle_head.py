@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from client import GenerationOptions, Swarm
+from testing.forked import forked
 from testing.local_swarm import LocalSwarm
-from tests.forked import forked
 from tests.unit.node.engine.eagle import foretold_target, write_head
 from tests.unit.node.engine.test_engine import prompt_of
 

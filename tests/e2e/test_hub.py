@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from testing.forked import forked
 from testing.local_swarm import ROOT, LocalSwarm
 from testing.reference import Reference, memory_for
 from tests.e2e.conftest import MODEL
-from tests.forked import forked
 from tests.unit.node.fake_hub import FakeHub
 
 pytestmark = pytest.mark.e2e

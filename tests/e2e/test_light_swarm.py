@@ -12,11 +12,11 @@ import pytest
 
 from client import GenerationOptions, Swarm
 from dht.messages.types import NodeState
+from testing.forked import forked
 from testing.local_swarm import LocalSwarm
 from testing.reference import Reference
 from tests.e2e.conftest import MODEL
 from tests.e2e.light import HIDING, PYTHON, needs_libp2p, run_light
-from tests.forked import forked
 
 pytestmark = [pytest.mark.e2e, needs_libp2p]
 NEW_TOKENS = 24

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from client.text.tokenizer import Tokenizer
+from testing.forked import forked
 from testing.local_swarm import ROOT, GatewayProcess, LocalSwarm
 from testing.reference import Reference, memory_for
 from tests.e2e.conftest import MODEL
-from tests.forked import forked
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 PROMPT = "Once upon a time there was"

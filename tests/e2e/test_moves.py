@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from client import Swarm
+from testing.forked import forked
 from testing.local_swarm import LocalSwarm
 from testing.reference import Reference, memory_for
 from tests.e2e.conftest import MODEL
-from tests.forked import forked
 
 pytestmark = pytest.mark.e2e
 

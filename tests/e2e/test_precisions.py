@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from client import BlockingSwarm
+from testing.forked import forked
 from testing.local_swarm import LocalSwarm
 from testing.packed_checkpoints import FORMATS, write
 from testing.reference import Reference
 from tests.e2e.conftest import MODEL
-from tests.forked import forked
 
 pytestmark = pytest.mark.e2e
 

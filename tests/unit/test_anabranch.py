@@ -224,5 +224,5 @@ def test_processes_that_others_start_find_their_own_modules_first(
 
     theirs(tmp_path, "dht")
     monkeypatch.chdir(tmp_path)
-    trials = GrammarTrials(TrialLimits(short_cpu_s=60.0, answer_s=60.0))
+    trials = GrammarTrials(TrialLimits(cpu_s=60.0, answer_s=60.0))
     assert not asyncio.run(trials.fault("somebody", b'start: "yes"'))

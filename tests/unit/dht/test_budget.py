@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 
 from dht.budget import (
+    FORGOTTEN,
     LIMITS,
+    NAMES_MAX,
     SHARES,
     STREAMS,
     Amount,
     Buckets,
     Budget,
     Limit,
+    Parties,
     RateLimit,
     Taken,
     prefix_of,
@@ -216,3 +219,25 @@ def test_the_threat_model_lists_every_limit_as_it_is() -> None:
     assert listed == [told(limit) for limit in LIMITS]
     assert all(row[3] for row in rows if row[0].startswith("`")), "each says what it is"
     assert len({limit.name for limit in LIMITS}) == len(LIMITS)
+
+
+def test_a_crowd_of_one_prefix_pushes_only_its_own_out_of_memory() -> None:
+    parties = Parties()
+    parties.met("honest", "203.0.113.7")
+    for number in range(2 * NAMES_MAX):
+        parties.met(f"crowd {number}", f"198.51.100.{number % 256}")
+    assert parties.prefix("honest") == "203.0.113.0/24"
+    assert parties.prefix(f"crowd {2 * NAMES_MAX - 1}") == "198.51.100.0/24"
+    forgotten = {parties.prefix(f"crowd {number}") for number in range(NAMES_MAX)}
+    assert forgotten == {FORGOTTEN}, "nobody escapes a limit by being forgotten"
+
+
+def test_what_passes_between_two_peers_is_charged_to_both_and_once_to_all() -> None:
+    limit = RateLimit(name="x", unit="", per_s=1, burst=100, all_per_s=1, all_burst=1000)
+    meter = Taken(limit)
+    assert meter.take_between(("caller", "called"), 60, 0.0)
+    assert not meter.take_between(("caller", "another"), 60, 0.0), "the caller has taken its share"
+    assert not meter.take_between(("another", "called"), 60, 0.0)
+    assert meter.take_between(("another", "third"), 60, 0.0)
+    assert meter._all.left("", 0.0) == 1000 - 2 * 60
+    assert meter.refused == 2

@@ -12,7 +12,7 @@ CONFIG = MetConfig()
 def at(*names: str, host: str = "") -> dict[str, tuple[str, ...]]:
     """Peers, each on a host of its own unless ``host`` is given."""
     return {
-        name: (f"/ip4/{host or f'10.0.{number // 250}.{number % 250 + 1}'}/tcp/1/p2p/{name}",)
+        name: (f"/ip4/{host or f'10.{number // 250}.{number % 250}.1'}/tcp/1/p2p/{name}",)
         for number, name in enumerate(names)
     }
 
@@ -82,3 +82,17 @@ def test_one_host_has_a_share() -> None:
     assert len(known) == CONFIG.per_host_max
     known.hear(at("a"), (), 1.0)
     assert len(known) == CONFIG.per_host_max + 1
+
+
+@pytest.mark.parametrize("host", ["10.7.7.{}", "fd00:1:2:{:x}::7"], ids=["IPv4", "IPv6"])
+def test_one_prefix_has_a_share(host: str) -> None:
+    version = 6 if ":" in host else 4
+    crowd = {
+        f"x{number}": (f"/ip{version}/{host.format(number)}/tcp/1/p2p/x{number}",)
+        for number in range(1, 200)
+    }
+    known = Met()
+    known.hear(crowd, (), 0.0)
+    assert len(known) == CONFIG.per_prefix_max
+    known.hear(at("a"), (), 1.0)
+    assert len(known) == CONFIG.per_prefix_max + 1

@@ -43,11 +43,39 @@ def test_one_helper_that_lies_moves_no_clock_that_is_right() -> None:
     assert clocks.network.now() == clocks.right_s
 
 
+def test_a_helper_that_lies_keeps_no_clock_wrong_that_others_correct() -> None:
+    clocks = Clocks()
+    clocks.jumped_s = -100.0
+    clocks.network.heard("liar", clocks.right_s - 100.0, "192.0.2.1")
+    for number in range(2):
+        clocks.network.heard(f"honest {number}", clocks.right_s, f"203.0.{number}.1")
+    assert clocks.network.now() == clocks.right_s
+
+
+def test_names_of_one_prefix_are_one_party_and_push_nobody_out() -> None:
+    clocks = Clocks()
+    clocks.network.heard("honest", clocks.right_s, "203.0.113.1")
+    for number in range(10 * HELPERS_MAX):
+        clocks.network.heard(f"liar {number}", clocks.right_s + 3600, f"192.0.2.{number}")
+    assert clocks.network.now() == clocks.right_s
+    clocks.network.heard("another", clocks.right_s + 1, "198.51.100.1")
+    assert clocks.network.now() == clocks.right_s
+
+
+def test_one_party_alone_moves_a_clock_by_a_day_at_most_and_is_told() -> None:
+    clocks = Clocks()
+    clocks.network.heard("only", clocks.right_s + NetworkClock.ALONE_S_MAX)
+    assert clocks.network.now() == clocks.right_s + NetworkClock.ALONE_S_MAX
+    clocks.network.heard("only", clocks.right_s + NetworkClock.ALONE_S_MAX + 1)
+    assert clocks.network.now() == clocks.right_s
+    assert "set it" in clocks.network.note
+
+
 def test_what_many_helpers_say_is_bounded_and_the_newest_counts() -> None:
     clocks = Clocks()
     for number in range(10 * HELPERS_MAX):
-        clocks.network.heard(f"peer {number}", clocks.right_s + 1e6)
-    assert clocks.network.now() == clocks.right_s + 1e6
+        clocks.network.heard(f"peer {number}", clocks.right_s + 1e4)
+    assert clocks.network.now() == clocks.right_s + 1e4
     for number in range(HELPERS_MAX):
         clocks.network.heard(f"other {number}", clocks.right_s + 200)
     assert clocks.network.now() == clocks.right_s + 200

@@ -128,6 +128,35 @@ def test_bytes_above_the_rate_wait_and_none_is_lost() -> None:
     run_virtual(scenario(), limit_s=600)
 
 
+def test_who_calls_many_peers_takes_no_more_than_one_share() -> None:
+    """A caller's bytes count as those of whom it calls do: peers to call cost nothing."""
+
+    async def scenario() -> None:
+        rate = replace(RELAY_BYTES, per_s=50_000.0, burst=200_000.0)
+        world = World(Budget(rate))
+        await world.start()
+        others = [world.network.transport() for _ in range(4)]
+        data, clock = random.Random(1).randbytes(100_000), asyncio.get_running_loop()
+        streams = []
+        for each in others:
+            await each.serve(RELAY_STOP_PROTOCOL, world.echo)
+            await reserve(each, world.relay.peer_id, ())
+            stream = await world.caller.open_stream(world.relay.peer_id, RELAY_PROTOCOL)
+            stream.write(call_for(peer_id_bytes(each.peer_id)))
+            assert granted_by(await read_message(stream)).status == Status.OK
+            streams.append(stream)
+        began_s = clock.time()
+        for stream in streams:
+            stream.write(data)
+        for stream in streams:
+            assert await stream.read_exactly(len(data)) == data
+            await stream.close()
+        expected_s = (len(others) * 2 * len(data) - rate.burst) / rate.per_s
+        assert clock.time() - began_s == pytest.approx(expected_s, rel=0.1)
+
+    run_virtual(scenario(), limit_s=600)
+
+
 def test_free_identities_leave_calls_and_slots_to_peers_that_are_known() -> None:
     async def scenario() -> None:
         budget = Budget(replace(RELAY_CALLS, in_all=16), replace(RELAY_SLOTS, in_all=16))

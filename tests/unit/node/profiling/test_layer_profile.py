@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dht.command_line import EXIT_DONE, EXIT_USER
 from node import profile
 from node.engine.engine import Engine, EngineConfig
+from node.kv.session_state import SessionState
 from node.model.execution.forward import LayerForward
 from node.profiling import layer_profile
 from node.profiling.layer_fit import LayerFit, Line
@@ -255,4 +256,42 @@ def test_a_layer_that_keeps_a_state_is_timed_in_long_contexts(family: str, tmp_p
         assert step_s(2) > 0
         assert step_s(1) > 0
     assert layer.chunk_s(100, 4) > 0
+    assert engine.kv.free_tokens == engine.kv.tokens
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one for each state that begins at a first token, which may run a slow kernel."""
+    seen: list[int] = []
+    made, begins = SessionState.__init__, SessionState.begin
+
+    def new(self: SessionState, states_per_layer: int) -> None:
+        made(self, states_per_layer)
+        seen.append(0)
+
+    def begin(self: SessionState, position: int) -> None:
+        seen.extend([0] * (position == 0))
+        begins(self, position)
+
+    monkeypatch.setattr(SessionState, "__init__", new)
+    monkeypatch.setattr(SessionState, "begin", begin)
+    return seen
+
+
+@pytest.mark.parametrize("family", ["mamba", "falcon_h1"])
+def test_a_first_token_runs_a_few_times_at_load_and_once_for_all_timed_sessions(
+    family: str, tmp_path: Path, begun: list[int]
+) -> None:
+    make(tmp_path, family)
+    engine = engine_of(tmp_path)
+    begun.clear()  # its structure was looked at without numbers
+    layer = EngineLayer(engine, 1, clock=itertools.count().__next__)
+    assert len(begun) <= 7, "a trial of one row, one of rows apart, and one of two sessions"
+    for context in (1, 100):
+        begun.clear()
+        with layer.sessions(16, context) as step_s:
+            del begun[:16]  # the states of sessions that are reserved, and have not begun
+            for _ in range(5):
+                assert step_s(16) > 0
+        assert len(begun) == 1
     assert engine.kv.free_tokens == engine.kv.tokens

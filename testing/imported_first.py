@@ -1,4 +1,4 @@
-"""What :mod:`tests.forked` imports once for all its processes: what peers and clients use."""
+"""What :mod:`testing.forked` imports once for all its processes: what peers and clients use."""
 
 import importlib
 

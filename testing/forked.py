@@ -2,7 +2,7 @@
 
 Before ``python -m node.join`` does anything it takes more than four seconds of CPU time to import
 torch, transformers and hivemind: three quarters of what a peer of the bundled model costs. Here
-one process per test worker imports them and does nothing else; each command is forked from it, and
+one process per starter imports them and does nothing else; each command is forked from it, and
 runs from its first line with arguments, environment, folder and files of its own.
 """
 
@@ -21,13 +21,13 @@ from multiprocessing import connection
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-from testing.local_swarm import ROOT, Process, spawned
+from testing.local_swarm import ROOT, Process, end_group, spawned
 
 FORKS = "forkserver" in multiprocessing.get_all_start_methods()
 """Not on Windows: commands are started as users start them there."""
 CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else None)
 if FORKS:
-    CONTEXT.set_forkserver_preload(["tests.imported_first"])
+    CONTEXT.set_forkserver_preload(["testing.imported_first"])
 STARTING = threading.Lock()
 """multiprocessing looks after its children whenever one is started, in whichever thread."""
 
@@ -84,7 +84,7 @@ def _run(arguments: list[str], environment: dict[str, str], out: Any, error: Any
         opened = file.detach()
         os.dup2(opened, number)
         os.close(opened)
-    assert "tests.imported_first" in sys.modules, "forked without what was to be imported"
+    assert "testing.imported_first" in sys.modules, "forked without what was to be imported"
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(ROOT)
@@ -102,13 +102,23 @@ def forked(command: Sequence[str], environment: Mapping[str, str], log: int) -> 
     return ForkedProcess(command[2:], log, log)
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """``python -m`` with these arguments, to its end, and what it wrote."""
+def run(*arguments: str, limit_s: float | None = None) -> subprocess.CompletedProcess[str]:
+    """``python -m`` with these arguments, to its end, and what it wrote.
+
+    Raises subprocess.TimeoutExpired once it ran for ``limit_s``, and ends it.
+    """
     if not FORKS:
         command = [sys.executable, "-m", *arguments]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=limit_s
+        )
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as error:
-        ended = ForkedProcess(arguments, out.fileno(), error.fileno()).wait()
+        process = ForkedProcess(arguments, out.fileno(), error.fileno())
+        try:
+            ended = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            end_group(process.pid)
+            raise
         out.seek(0)
         error.seek(0)
         return subprocess.CompletedProcess(arguments, ended, out.read(), error.read())
