@@ -49,8 +49,8 @@ VALUE_WITHIN = 0.98
 """Share of the best worth from which placements count as equal."""
 REPLICATED_WITHIN = 0.85
 """Share of the best worth from which, in an idle swarm, a placement with two holders of every layer
-is chosen: it has throughput to spare, and the loss of a layer stops it as it stops a full one. With
-load, this share rises to ``VALUE_WITHIN``."""
+is chosen if one answer is as quick there: it has throughput to spare, and the loss of a layer stops
+it as it stops a full one. With load, this share rises to ``VALUE_WITHIN``."""
 GREEDY_SHARE = 0.9
 """Minimum share of the greedy placement's throughput, where the speed of one answer counts, too, or
 newcomers do; reviewers see other records, and ask 0.8."""
@@ -428,12 +428,18 @@ def tried_best(
 
 
 def _replicated(found: Sequence[tuple[float, Placement]]) -> Sequence[tuple[float, Placement]]:
-    """Those of the placements, with what they are worth, that have two holders of every layer, if
-    one of them is near the best; else all."""
-    most = max(value for value, _ in found)
-    idle = found[0][1].answer_weight / ANSWER_WEIGHT_MAX
+    """Those of the placements, with what they are worth, that have two holders of every layer and
+    are as quick for one answer as the best, if one of them is near the best; else all."""
+    most, best = max(found, key=itemgetter(0))
+    idle = best.answer_weight / ANSWER_WEIGHT_MAX
     least = (VALUE_WITHIN - idle * (VALUE_WITHIN - REPLICATED_WITHIN)) * most
-    near = [each for each in found if not each[1].lone_layers and each[0] >= least]
+    near = [
+        (value, placement)
+        for value, placement in found
+        if value >= least
+        and not placement.lone_layers
+        and (not idle or placement.one_answer_s <= best.one_answer_s)
+    ]
     return near or found
 
 

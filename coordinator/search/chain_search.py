@@ -37,7 +37,7 @@ COLUMNS_SHARE = 0.7
 RINGS = 3
 """Number of the quickest rings around which other chains are packed, where the speed of one answer
 counts; for each of ``HELD_SHARES``."""
-HELD_SHARES = (1.0, 0.75, 0.5)
+HELD_SHARES = (1.0, 0.75)
 """Shares of the most layers that their peers can hold: with all, little KV room is left."""
 BY_DP, BY_COLUMNS = "chains by dp", "chains by OR-Tools"
 """Who found chains, as plans say it."""

@@ -1,7 +1,7 @@
 """Finds the rings on which one answer alone takes the least time. Pure.
 
-For each first peer a shortest path over (layers held, last peer), in which every peer holds as much
-as fits and none comes twice; then layers go to the quicker ones of the ring's peers.
+For some first peers a shortest path over (layers held, last peer), in which every peer holds as
+much as fits and none comes twice; then layers go to the quicker ones of the ring's peers.
 """
 
 import math
@@ -17,6 +17,9 @@ from coordinator.search.chain_dp import Chain
 from dht.messages.session import STAGES_MAX
 from dht.messages.types import Assignment, PlannerNode, Problem, fits
 
+FIRSTS_MAX = 6
+"""Maximum peers from which rings begin, the quickest per layer first: a ring may begin at any of
+its peers with room for the embedding."""
 SLACK = 1.5
 """Paths are followed up to this multiple of the quickest ring so far: layers that move to the
 quicker peers may make them the quickest."""
@@ -55,10 +58,11 @@ def short_rings(
             keep([name], [layers])
     if len(nodes) > 1:
         paths = _Paths(times, names, limits)
-        for first in range(len(names)):
-            if limits[first].first:
-                for peers, lengths in paths.of(first):
-                    keep(peers, lengths)
+        firsts = [at for at in range(len(names)) if limits[at].first]
+        firsts.sort(key=lambda at: times.stage_s(names[at], limits[at].first) / limits[at].first)
+        for first in firsts[:FIRSTS_MAX]:
+            for peers, lengths in paths.of(first):
+                keep(peers, lengths)
     return sorted(found.values(), key=lambda ring: ring[0])[:count]
 
 
