@@ -78,6 +78,7 @@ def screen(state: Json, network: str) -> str:
             f"capacity: {plan['flow_tokens_per_s']:.1f} tokens/s, all users together, by plan"
             f" {plan['version']}; coordinator: {'none now' if leader is None else leader['name']}"
         )
+        lines.append(f"planned {plan['planned_for']}")
     shown = sorted(state["peers"], key=lambda p: (not p["counts"], p["start"], p["end"], p["id"]))
     lines += ["", f"{'layers':<10}{'peer':<20}{'state':<14}{'tokens/s':>9}  device"]
     for peer in shown[:PEERS_SHOWN_MAX]:

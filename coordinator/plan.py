@@ -25,9 +25,10 @@ from coordinator.experiments.planner_view import read_service
 from coordinator.experiments.swarm_file import read_file
 from coordinator.explain.weak_points import weak_points
 from coordinator.explain.words import sentences
-from coordinator.planning.advice import one_answer_s, one_more
+from coordinator.planning.advice import one_more
 from coordinator.planning.placement import Placement, best_placement, make_plan
 from coordinator.planning.solve import by_clock
+from coordinator.plans.demand import DemandConfig, planned_for, weight_at
 from coordinator.plans.transition import fetch_bytes
 from coordinator.problem.cluster_file import read_cluster
 from coordinator.problem.service import Service
@@ -118,6 +119,7 @@ def plans_json(answer: PlannerResult) -> dict[str, object]:
         "bound_tokens_per_s": plan.bound_tokens_per_s,
         "estimate_tokens_per_s": plan.estimate_tokens_per_s or 0.0,
         "one_answer_tokens_per_s": _alone(answer),
+        "answer_weight": plan.answer_weight,
         "fetch_bytes": fetched_bytes(answer),
         "search": {
             "columns": done.columns,
@@ -132,7 +134,7 @@ def plans_json(answer: PlannerResult) -> dict[str, object]:
 
 def _alone(answer: PlannerResult) -> float:
     """Tokens/s of one answer that has the peers to itself; 0 where that is not known."""
-    token_s = one_answer_s(answer.problem, answer.plan.assignments, answer.service)
+    token_s = answer.placement.one_answer_s
     return 1 / token_s if math.isfinite(token_s) and token_s > 0 else 0.0
 
 
@@ -152,6 +154,7 @@ def print_plan(answer: PlannerResult, *, advise_s: float, seed: int) -> None:
     )
     if alone := _alone(answer):
         console.print(f"one answer that is alone: about {alone:.1f} tokens/s")
+    console.print(f"planned {planned_for(plan.answer_weight)}")
     for line in _searched(answer):
         console.print(line)
     console.print(f"weights to fetch: {fetched_bytes(answer) / 2**30:.3g} GiB")
@@ -226,6 +229,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError("give a share from 0 to 1")
+    return value
+
+
 def parse(
     argv: list[str] | None = None,
     *,
@@ -286,6 +296,14 @@ def add_search_options(parser: Parser) -> None:
         help="seconds for the search (default 10)",
     )
     parser.add_argument(
+        "--load",
+        type=_share,
+        default=0.0,
+        metavar="SHARE",
+        help="demand as a share of what the peers can serve: at 0 (default; a new or idle swarm)"
+        f" the speed of one answer counts, too, from {DemandConfig().full_share} on not",
+    )
+    parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="same seed, same search (0)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object, with whole peer ids")
@@ -319,10 +337,11 @@ def plan_and_print(problem: Problem, service: Service, arguments: argparse.Names
 
     ``arguments`` are those of :func:`add_search_options`.
     """
+    load = replace(service.workload, answer_weight=weight_at(arguments.load))
     with saying(f"searching for the best plan, {arguments.time_limit:g} s at most"):
         found = plan_offline(
             problem,
-            service,
+            replace(service, workload=load),
             time_limit_s=arguments.time_limit,
             seed=arguments.seed,
         )

@@ -17,6 +17,7 @@ from coordinator.failure.liveness import Liveness
 from coordinator.planning.placement import why_uncoverable
 from coordinator.planning.solve import SolveAnswer, SolveRequest
 from coordinator.planning.solver_process import solve_apart
+from coordinator.plans.demand import Demand
 from coordinator.plans.review import falls_short
 from coordinator.plans.store import PlanStore
 from coordinator.plans.transition import (
@@ -102,6 +103,7 @@ class Standing:
     moved_lately: frozenset[str]
     settled: frozenset[str]
     lost_lately: bool
+    answer_weight: float
 
 
 class Coordinator:
@@ -152,6 +154,7 @@ class Coordinator:
         self._solving: asyncio.Task[None] | None = None
         self._considered: frozenset[str] = frozenset()
         self._retry_s = 0.0
+        self._demand = Demand()
         self._idle: dict[str, float] = {}
         self._weighed_s = -math.inf
         self._weighed: tuple[object, ...] = ()
@@ -227,6 +230,7 @@ class Coordinator:
             self._directory.nodes_as_seen(), self._directory.leases(), self._directory.links()
         )
         await self._leadership.look(nodes, leases)
+        self._demand.look(nodes, self._plans.newest, self._now())
         silent = self._liveness.silent
         usable = usable_nodes(nodes, self._model, silent)
         self._watch(usable, nodes)
@@ -417,6 +421,7 @@ class Coordinator:
             seed=version.counter,
             now_unix_s=self._transport.now(),
             thorough=self._thorough,
+            answer_weight=self._demand.answer_weight(self._plans.newest),
             settled=settled(usable, self._transport.now(), config.transition),
             flow=running.edges if running is not None else (),
         )
@@ -456,6 +461,12 @@ class Coordinator:
             choice = kept or best, "as its peers carry it out"
         if choice is None and running is not None and not usable.keys().isdisjoint(running.silent):
             choice = running, "peers that were silent answer"
+        if (
+            choice is None
+            and running is not None
+            and request.answer_weight != running.answer_weight
+        ):
+            choice = running, "the best for the load now, too"
         if choice is not None:
             plan, why = choice
             plan = await asyncio.to_thread(with_effects, plan, usable)
@@ -464,6 +475,7 @@ class Coordinator:
                 plan,
                 version=self._next_version(),  # a higher one may have been seen during the solve
                 coordinator=self._transport.peer_id,
+                answer_weight=request.answer_weight,
                 silent=tuple(sorted(self._liveness.silent - given)[:PEERS_MAX]),
             )
             await self._publish(plan, f"{reason}: {why}")
@@ -486,6 +498,7 @@ class Coordinator:
             moved_lately=moved_lately(usable, now_s, config),
             settled=settled(usable, now_s, config),
             lost_lately=self._lost_lately,
+            answer_weight=self._demand.answer_weight(self._plans.newest),
         )
 
     def _next_version(self) -> PlanVersion:
@@ -506,6 +519,7 @@ class Coordinator:
             estimate_tokens_per_s=round(plan.estimate_tokens_per_s or 0.0, 3),
             flow_tokens_per_s=round(plan.flow_tokens_per_s, 3),
             bound_tokens_per_s=round(plan.bound_tokens_per_s, 3),
+            answer_weight=round(plan.answer_weight, 3),
             solve_s=round(plan.solve_s, 3),
             assignments={a.peer_id: [a.start, a.end] for a in plan.assignments},
             waves=[list(peers) for peers in plan.waves],

@@ -129,9 +129,15 @@ def live(known: Problem, config: CoordinatorConfig) -> Live:
 
 
 def solved(
-    known: Problem, limit_s: float, *, thorough: bool = False, flow: tuple[FlowEdge, ...] = ()
+    known: Problem,
+    limit_s: float,
+    *,
+    thorough: bool = False,
+    flow: tuple[FlowEdge, ...] = (),
+    answer_weight: float = 0.0,
 ) -> tuple[SolveAnswer, float]:
-    """A solve's answer, and the seconds of the processor that it took."""
+    """A solve's answer, by default for a full swarm, and the seconds of the processor that it
+    took."""
     request = SolveRequest(
         problem=known,
         version=PlanVersion(term=1, counter=1 + thorough),
@@ -141,6 +147,7 @@ def solved(
         now_unix_s=0.0,
         thorough=thorough,
         flow=flow,
+        answer_weight=answer_weight,
     )
     spent = by_clock(limit_s, time.process_time)
     answer = solve_request(request, spent)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from client.pages.clean import clean_id, clean_name, peer_name
+from coordinator.plans.demand import planned_for
 from dht.json_file import Json
 from dht.messages.types import (
     LINK_FRESH_MAX_S,
@@ -123,6 +124,7 @@ def plan_json(
     return {
         "version": str(plan.version),
         "planner": clean_name(plan.planner),
+        "planned_for": planned_for(plan.answer_weight),
         "flow_tokens_per_s": plan.flow_tokens_per_s,
         "bound_tokens_per_s": plan.bound_tokens_per_s,
         "created_unix_s": plan.created_unix_s,

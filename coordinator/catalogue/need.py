@@ -24,8 +24,9 @@ def needs(served: Sequence[ServedModel], memory_bytes: int) -> tuple[Need, ...]:
     Sizes of the models are in the volunteer's precision
     (:func:`coordinator.catalogue.precision.in_precision`).
 
-    The model whose least held layer has the fewest holders comes first; of several, one that this
-    volunteer alone would make whole, then the one whose layers have fewer holders on average.
+    Holders count by what is asked of them (:attr:`ServedModel.relieved`). The model whose least
+    relieved layer has the fewest comes first; of several, one that this volunteer alone would make
+    whole, then the one whose layers have fewer on average.
     """
     found = []
     for model in served:
@@ -36,25 +37,26 @@ def needs(served: Sequence[ServedModel], memory_bytes: int) -> tuple[Need, ...]:
             not count and not need.start <= layer < need.end
             for layer, count in enumerate(model.coming)
         )
-        mean = sum(model.coming) / len(model.coming)
-        key = (min(model.coming), left > 0, mean, model.name, model.spec.fingerprint)
+        mean = sum(model.relieved) / len(model.relieved)
+        key = (min(model.relieved), left > 0, mean, model.name, model.spec.fingerprint)
         found.append((key, need))
     return tuple(need for _, need in sorted(found, key=lambda each: each[0]))
 
 
 def _need_of(model: ServedModel, memory_bytes: int) -> Need | None:
-    """The window with the most of the least held layers, among the longest that fit from each layer
-    on; of several, the longest, then the one with the fewest holders. None where no layer fits."""
-    spec, coming = model.spec, model.coming
-    least = min(coming)
+    """The window with the most of the least relieved layers, among the longest that fit from each
+    layer on; of several, the longest, then the one with the fewest holders for what is asked. None
+    where no layer fits."""
+    spec, relieved = model.spec, model.relieved
+    least = min(relieved)
     windows = [(start, _longest(spec, start, memory_bytes)) for start in range(spec.layers)]
     kept = [(start, end) for start, end in windows if end > start]
     if not kept:
         return None
 
-    def worth(window: tuple[int, int]) -> tuple[int, int, int, int]:
+    def worth(window: tuple[int, int]) -> tuple[int, int, float, int]:
         start, end = window
-        held = coming[start:end]
+        held = relieved[start:end]
         return -held.count(least), start - end, sum(held), start
 
     start, end = min(kept, key=worth)
@@ -62,7 +64,7 @@ def _need_of(model: ServedModel, memory_bytes: int) -> Need | None:
         model=spec,
         start=start,
         end=end,
-        holders=min(coming[start:end]),
+        holders=min(model.coming[start:end]),
     )
 
 

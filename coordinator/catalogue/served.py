@@ -11,10 +11,20 @@ from dataclasses import dataclass
 from coordinator.problem.model_pin import DIGITS_MIN
 from dht.errors import UserError
 from dht.invitation import is_name
-from dht.messages.types import ModelRecord, ModelSpec, NodeRecord, NodeState, Reach
+from dht.messages.types import (
+    ModelRecord,
+    ModelSpec,
+    NodeRecord,
+    NodeState,
+    Reach,
+    stage_bytes,
+)
 
 MODELS_MAX = 64
 """Maximum models of a network that a reader looks at."""
+WAITED_FOR = 0.5
+"""What a peer counts as where as much is waited for as it has room for: one like it again would
+serve that."""
 NAMED_MAX = 8
 """Models named in a sentence."""
 
@@ -32,6 +42,10 @@ class ServedModel:
     """Number of peers that serve each layer."""
     coming: tuple[int, ...]
     """Number of peers that serve or load each layer."""
+    relieved: tuple[float, ...]
+    """The same by what is asked of them: a peer that as much is waited for as it has KV room in all
+    counts as ``WAITED_FOR`` of one. Who claims that falsely takes from nobody's count but its own.
+    """
     tokens_per_s: float = 0.0
     """The most that all sessions together may get: what the peers of the least served layer were
     measured to run."""
@@ -102,12 +116,15 @@ def served_model(spec: ModelSpec, nodes: Mapping[str, NodeRecord]) -> ServedMode
     ]
     holders, coming = [0] * spec.layers, [0] * spec.layers
     rates, free, wanted = [0.0] * spec.layers, [0] * spec.layers, [0] * spec.layers
+    relieved = [0.0] * spec.layers
     for record in same:
         held = range(record.start, min(record.end, spec.layers))
         if record.state not in {NodeState.SERVING, NodeState.LOADING}:
             continue
+        counts = 1 - (1 - WAITED_FOR) * _waited_share(record)
         for layer in held:
             coming[layer] += 1
+            relieved[layer] += counts
         if record.state is not NodeState.SERVING or len(held) > len(record.tokens_per_s):
             continue
         for layer in held:
@@ -121,10 +138,23 @@ def served_model(spec: ModelSpec, nodes: Mapping[str, NodeRecord]) -> ServedMode
         peers=len(same),
         holders=tuple(holders),
         coming=tuple(coming),
+        relieved=tuple(relieved),
         tokens_per_s=min(rates),
         kv_tokens_free=min(free),
         kv_tokens_wanted=max(wanted),
     )
+
+
+def _waited_share(record: NodeRecord) -> float:
+    """The KV that sessions wait for at a peer, as a share of all that it has room for; 1 at most.
+
+    Sessions that it refused wait, and those of high priority for which it keeps room."""
+    if not record.kv_tokens_wanted:
+        return 0.0
+    model, layers = record.model, max(1, record.end - record.start)
+    left = record.memory_bytes - stage_bytes(model, record.start, record.end, 0)
+    room_tokens = left / (layers * max(1, model.kv_bytes_per_token_layer))
+    return min(1.0, record.kv_tokens_wanted / max(1.0, room_tokens))
 
 
 def only_model(models: Sequence[ModelSpec], network: str) -> ModelSpec:

@@ -1,64 +1,18 @@
-"""Advice on a plan: what one answer alone takes, and what one more peer would gain once all is
-planned again. What holds the plan itself back: :mod:`coordinator.explain`."""
+"""Advice on a plan: what one more peer would gain once all is planned again.
 
-import math
-from collections.abc import Callable, Collection
+What holds the plan itself back: :mod:`coordinator.explain`.
+"""
+
+from collections.abc import Callable
 from dataclasses import replace
 
 from coordinator.explain.weak_points import GAIN_MIN, KINDS_MAX, with_twin
 from coordinator.planning.placement import Placement, best_placement, of_chains
-from coordinator.problem.service import CONTEXT_TYPICAL, Service
-from coordinator.routing.quickest import LOOKS_MAX
+from coordinator.problem.service import Service
 from coordinator.search.chain_judge import Judge
 from coordinator.search.chain_search import as_chains, improved
-from dht.messages.types import Assignment, PlannerNode, Problem
-
-STEP_S = 0.002
-"""Minimum time of a step in seconds beside its layers: receiving, queueing, sending. Peers measure
-their layers alone."""
-
-
-def one_answer_s(problem: Problem, assignments: Collection[Assignment], service: Service) -> float:
-    """Seconds per token of one answer that has the swarm to itself, on its quickest ring.
-
-    ``inf`` where the assignments do not cover all layers. A ring may enter and leave a peer's
-    layers in their middle. In a large swarm it begins at the quickest first stages only, as those
-    of clients do (:func:`coordinator.routing.quickest.quickest_ring`).
-    """
-    round_trips = {(k.source, k.target): k.rtt_s for k in problem.links}
-
-    def hop_s(tail: str, head: str) -> float:
-        return 0.0 if tail == head else round_trips.get((tail, head), problem.default_rtt_s) / 2
-
-    def closing_s(last: str, first: str) -> float:
-        hub = service.hub_delay_s
-        return hub[last] + hub[first] if last in hub and first in hub else hop_s(last, first)
-
-    def stage_s(name: str, layers: int) -> float:
-        machine = service.machines[name]
-        layer_s = machine.decode.at(1.0, CONTEXT_TYPICAL)
-        run_s = layers * machine.stretch_of(layers) * layer_s
-        return max(STEP_S, machine.step_overhead_s) + run_s
-
-    best = math.inf
-    spans = sorted(assignments, key=lambda a: (a.start, a.end, a.peer_id))
-    entries = sorted(
-        (a for a in spans if a.start == 0), key=lambda a: stage_s(a.peer_id, a.end) / a.end
-    )
-    looks = sum(b.start <= a.end < b.end for a in spans for b in spans)
-    for first in [a.peer_id for a in entries[: max(1, LOOKS_MAX // max(1, looks))]]:
-        # Seconds to come to each layer, by the peer that ran the one before.
-        come: dict[int, dict[str, float]] = {0: {first: 0.0}}
-        for at in range(problem.model.layers):
-            for tail, before_s in come.pop(at, {}).items():
-                for a in spans:
-                    if a.start <= at < a.end and (at > 0 or a.peer_id == first):
-                        took_s = before_s + hop_s(tail, a.peer_id) + stage_s(a.peer_id, a.end - at)
-                        known = come.setdefault(a.end, {})
-                        known[a.peer_id] = min(took_s, known.get(a.peer_id, math.inf))
-        ends = come.get(problem.model.layers, {})
-        best = min([best, *(took_s + closing_s(last, first) for last, took_s in ends.items())])
-    return best
+from coordinator.search.objective import Objective
+from dht.messages.types import PlannerNode, Problem
 
 
 def one_more(
@@ -118,8 +72,9 @@ def placed_again(
     chains = as_chains(placement.assignments, placement.edges or (), problem.model.layers)
     if not chains:
         anew = best_placement(problem, time_limit_s=1.0, seed=seed, spent=spent, service=service)
-        return anew if anew.value >= placement.value else placement
+        return anew if anew.worth >= placement.worth else placement
     judge = Judge(problem, service)
-    better = improved(chains, judge, seed=seed, share=1.0, spent=spent).chains
+    objective = Objective(judge)
+    better = improved(chains, judge, objective, seed=seed, share=1.0, spent=spent).chains
     again = of_chains(judge, better, placement.planner)
-    return again if again.value >= placement.value else placement
+    return again if again.worth >= placement.worth else placement

@@ -1,6 +1,7 @@
 """Finds the best placement that all planners reach in the time allowed."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -14,6 +15,7 @@ from coordinator.evaluation.max_flow import (
     solve_flow,
     upper_bound,
 )
+from coordinator.evaluation.one_answer import AnswerTimes, one_answer_s, worth
 from coordinator.evaluation.plan_check import FLOW_USED_MIN, flow_wasted, uncovered
 from coordinator.heuristics import heuristics, peer_cells
 from coordinator.plans.waves import can_be_reached
@@ -28,6 +30,7 @@ from coordinator.search.generation import Searched
 from coordinator.simulator.judge import judge
 from dht.errors import SwarmError
 from dht.messages.types import (
+    ANSWER_WEIGHT_MAX,
     RATE_MAX,
     SOURCE,
     Assignment,
@@ -43,7 +46,14 @@ from dht.messages.types import (
 logger = logging.getLogger(__name__)
 
 VALUE_WITHIN = 0.98
-"""Share of the best throughput from which placements count as equal."""
+"""Share of the best worth from which placements count as equal."""
+REPLICATED_WITHIN = 0.85
+"""Share of the best worth from which, in an idle swarm, a placement with two holders of every layer
+is chosen if one answer is as quick there: it has throughput to spare, and the loss of a layer stops
+it as it stops a full one. With load, this share rises to ``VALUE_WITHIN``."""
+GREEDY_SHARE = 0.9
+"""Minimum share of the greedy placement's throughput, where the speed of one answer counts, too, or
+newcomers do; reviewers see other records, and ask 0.8."""
 LATENCY_WITHIN = 1.1
 """Ratio to the fastest ring's time up to which equal placements still count as equal."""
 CELLS_ABOVE = 64
@@ -86,6 +96,10 @@ class Placement:
     """Estimated throughput (:mod:`coordinator.evaluation.estimate`); None: not estimated."""
     latency_s: float = 0.0
     """Time of one token around the ring; without an estimate, only the time on links."""
+    one_answer_s: float = math.inf
+    """Time of a token of one answer that is alone, on the quickest ring; ``inf``: not known."""
+    answer_weight: float = 0.0
+    """Weight of that answer's speed in what the placement is worth."""
     moved_layers: int = 0
     """Number of layers that peers would have to fetch."""
     lone_layers: int = 0
@@ -99,6 +113,12 @@ class Placement:
     def value(self) -> float:
         """Throughput in tokens/s: estimated, or the flow without an estimate."""
         return worth_tokens_per_s(self.estimate_tokens_per_s, self.flow_tokens_per_s)
+
+    @property
+    def worth(self) -> float:
+        """What placements of one problem are compared by: throughput, and the speed of one
+        answer by its weight."""
+        return worth(self.value, self.one_answer_s, self.answer_weight)
 
 
 HEURISTICS: dict[str, Callable[[Problem], tuple[Assignment, ...] | None]] = {
@@ -126,10 +146,10 @@ def best_placement(
     Placements are judged by the estimate under ``service``. With ``trials``, the best of every
     depth are tried by short simulated runs, for ``CELLS_ABOVE`` peers at most. ``spent()`` returns
     the share of the time that is gone, and the work ends at 1; without it, the work ends after a
-    fixed amount. The result is never worse than the best heuristic, except for the 2% of throughput
-    that a shorter ring is worth. Peers that the flow does not need become spare replicas of the
-    least served layers. The order of peers and links does not matter. Raises NoPlacementError when
-    the layers cannot be covered.
+    fixed amount. The result is never worth less than the best heuristic, except for the 2% that a
+    second holder or a shorter ring may cost. Peers that the flow does not need become spare
+    replicas of the least served layers. The order of peers and links does not matter. Raises
+    NoPlacementError when the layers cannot be covered.
     """
     shortage = why_uncoverable(problem)
     if shortage is not None:
@@ -160,7 +180,7 @@ def _best(
         if alone or (spent is not None and spent() >= SEARCH_SHARE):
             return cells
         whole = _heuristics(problem, service, peer_cells.ends_at(spent, SEARCH_SHARE))
-        better = [p for p in whole if p.value > cells.value]
+        better = [p for p in whole if p.worth > cells.worth]
         return _best_with_spares(problem, better, service) if better else cells
     clock = peer_cells.ends_at(spent, TRIALS_FROM if trials else SEARCH_SHARE)
     found = _heuristics(problem, service, clock)
@@ -175,9 +195,11 @@ def _best(
 def adoptable(problem: Problem, found: Sequence[Placement]) -> list[Placement]:
     """The placements that peers would accept and to which they can move.
 
-    Reviewers accept none that is worth less than the greedy one by the estimate.
+    Reviewers accept none that serves much less than the greedy one by the estimate. A quicker
+    answer may cost a tenth of that, nothing else may.
     """
     least = max((p.value for p in found if p.planner == "greedy"), default=0.0)
+    least *= GREEDY_SHARE if any(p.answer_weight for p in found) else 1.0
     serving = [node.current for node in problem.nodes if node.current is not None]
     return [
         placement
@@ -228,10 +250,10 @@ def _best_with_spares(problem: Problem, found: Sequence[Placement], service: Ser
     while left:
         best = choose(left)
         spared.append(with_spares(problem, best, service))
-        left = [p for p in left if p is not best and p.value > spared[-1].value]
-        if spared[-1].value >= VALUE_WITHIN * best.value:
+        left = [p for p in left if p is not best and p.worth > spared[-1].worth]
+        if spared[-1].worth >= VALUE_WITHIN * best.worth:
             break
-    return max(spared, key=lambda placement: placement.value)
+    return max(spared, key=lambda placement: placement.worth)
 
 
 def _by_cells(
@@ -267,6 +289,8 @@ def together(found: Sequence[Placement], service: Service) -> Placement:
         estimate_tokens_per_s=sum(p.estimate_tokens_per_s or 0.0 for p in found),
         latency_s=sum(p.value * p.latency_s for p in found) / max(value, 1e-9),
         moved_layers=sum(placement.moved_layers for placement in found),
+        one_answer_s=min(placement.one_answer_s for placement in found),
+        answer_weight=service.workload.answer_weight,
         lone_layers=0 if len(found) > 1 else found[0].lone_layers,
         searched=sum((p.searched for p in found if p.searched is not None), Searched()),
         cells=tuple(cell for placement in found for cell in placement.cells or (placement,)),
@@ -300,7 +324,8 @@ def with_spares(problem: Problem, placement: Placement, service: Service) -> Pla
     served = estimate(problem, filled, flow.edges, service, least)
     if served.tokens_per_s < least:
         return idle
-    return score(problem, filled, planner, service=service, edges=flow.edges, served=served)
+    carrying = score(problem, filled, planner, service=service, edges=flow.edges, served=served)
+    return carrying if wasted or carrying.worth >= idle.worth else idle
 
 
 def _with_spares_in_cells(problem: Problem, placement: Placement, service: Service) -> Placement:
@@ -366,7 +391,7 @@ def finalists(found: Sequence[Placement]) -> list[Placement]:
     """
     kept: dict[tuple[str, int], Placement] = {}
     same: set[tuple[int, str, str]] = set()
-    for placement in sorted(found, key=lambda p: (-float(f"{p.value:.9g}"), p.moved_layers)):
+    for placement in sorted(found, key=lambda p: (-float(f"{p.worth:.9g}"), p.moved_layers)):
         depth = _depth(placement.assignments)
         key = placement.planner, depth
         looks = depth, f"{placement.value:.9g}", f"{placement.latency_s:.9g}"
@@ -385,8 +410,8 @@ def tried_best(
     found: Sequence[Placement],
     spent: Callable[[], float] | None,
 ) -> Placement:
-    """The finalist that serves the most in a short simulated run; as many are tried as there is
-    time for, the first always."""
+    """The finalist of the most worth by what it serves in a short simulated run, or one near it
+    with two holders of every layer; as many are tried as there is time for, the first always."""
     tried: list[tuple[float, Placement]] = []
     before = 0.0
     for placement in finalists(found)[:TRIALS_MAX]:
@@ -397,8 +422,25 @@ def tried_best(
         served = judge(
             problem, service, placement.assignments, placement.edges, tokens=TRIED_TOKENS
         )
-        tried.append((served, placement))
-    return max(tried, key=itemgetter(0))[1]
+        shown = worth(served, placement.one_answer_s, placement.answer_weight)
+        tried.append((shown, placement))
+    return max(_replicated(tried), key=itemgetter(0))[1]
+
+
+def _replicated(found: Sequence[tuple[float, Placement]]) -> Sequence[tuple[float, Placement]]:
+    """Those of the placements, with what they are worth, that have two holders of every layer and
+    are as quick for one answer as the best, if one of them is near the best; else all."""
+    most, best = max(found, key=itemgetter(0))
+    idle = best.answer_weight / ANSWER_WEIGHT_MAX
+    least = (VALUE_WITHIN - idle * (VALUE_WITHIN - REPLICATED_WITHIN)) * most
+    near = [
+        (value, placement)
+        for value, placement in found
+        if value >= least
+        and not placement.lone_layers
+        and (not idle or placement.one_answer_s <= best.one_answer_s)
+    ]
+    return near or found
 
 
 def score(
@@ -428,6 +470,12 @@ def score(
             edges=solution.edges,
             estimate_tokens_per_s=served.tokens_per_s if served else None,
             latency_s=served.token_time_s if served else mean_latency_s(problem, solution),
+            one_answer_s=(
+                one_answer_s(AnswerTimes(problem, service), assignments, solution.edges)
+                if service
+                else math.inf
+            ),
+            answer_weight=service.workload.answer_weight if service else 0.0,
         ),
     )
 
@@ -458,17 +506,19 @@ def _fetched(held: Assignment | None, start: int, end: int) -> int:
 def choose(found: Sequence[Placement]) -> Placement:
     """The best placement by these objectives, in this order.
 
-    The most throughput; within 2% of it, the fewest layers with a single holder, since volunteers
-    leave and the loss of such a layer stops the swarm; then the shortest ring; within 10% of that,
-    the fewest layers to fetch.
+    Two holders of every layer, since volunteers leave and the loss of a layer stops the swarm, if
+    that costs 2% of the worth at most, or up to 15% in a swarm with little to do; the most worth;
+    within 2% of it, the fewest layers with a single holder; then the shortest ring; within 10% of
+    that, the fewest layers to fetch.
     """
-    most = max(placement.value for placement in found)
-    near = [p for p in found if p.value >= VALUE_WITHIN * most]
+    kept = [p for _, p in _replicated([(p.worth, p) for p in found])]
+    most = max(placement.worth for placement in kept)
+    near = [p for p in kept if p.worth >= VALUE_WITHIN * most]
     fewest = min(placement.lone_layers for placement in near)
     near = [p for p in near if p.lone_layers == fewest]
     fastest_s = min(placement.latency_s for placement in near)
     near = [p for p in near if p.latency_s <= LATENCY_WITHIN * fastest_s]
-    return min(near, key=lambda p: (p.moved_layers, p.latency_s, -p.value))
+    return min(near, key=lambda p: (p.moved_layers, p.latency_s, -p.worth))
 
 
 def why_uncoverable(problem: Problem) -> str | None:
@@ -522,4 +572,5 @@ def make_plan(
         estimate_tokens_per_s=None if estimated is None else min(estimated, RATE_MAX),
         solve_s=solve_s,
         created_unix_s=now_unix_s,
+        answer_weight=placement.answer_weight,
     )

@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from coordinator.evaluation.max_flow import flow_parts, solve_flow
+from coordinator.evaluation.one_answer import worth
 from coordinator.evaluation.plan_check import check_plan, uncovered
 from coordinator.heuristics.heuristics import greedy
 from coordinator.heuristics.peer_cells import parts
 from coordinator.heuristics.repair import repair
 from coordinator.planning.placement import (
     CELLS_ABOVE,
+    GREEDY_SHARE,
     NoPlacementError,
     Placement,
     best_placement,
@@ -39,8 +41,6 @@ OTHER_REQUESTS = 1
 """Seed of the run that compares two plans: not that by which one of them was chosen."""
 COMPARED_TOKENS = 60_000
 """Decoded tokens of such a run."""
-GREEDY_SHARE = 0.9
-"""Minimum share of the greedy placement's throughput; reviewers see other records, and ask 0.8."""
 NICE = 10
 """Priority of a thorough solve, in steps of the operating system: the machine serves meanwhile."""
 
@@ -57,6 +57,8 @@ class SolveRequest:
     now_unix_s: float
     thorough: bool = False
     """Whether short simulated runs choose among the finalists, and show what moves would gain."""
+    answer_weight: float = 0.0
+    """Weight of the speed of one answer (:attr:`coordinator.problem.service.Workload`)."""
     settled: frozenset[str] | None = None
     """Peers for whose sake others may be moved (:func:`coordinator.plans.transition.settled`);
     None: all. Where they cannot hold every layer, or there is nothing to keep, all may."""
@@ -70,15 +72,15 @@ class SolveRequest:
 class SolveAnswer:
     """The plans that a solve found, both checked.
 
-    ``best`` would serve the most (:mod:`coordinator.evaluation.estimate`) over the settled peers,
-    with the others added; ``kept`` moves the fewest peers (None: it would move too many); ``error``
-    says why there is no plan at all.
+    ``best`` would be worth the most (:mod:`coordinator.evaluation.estimate`, and the speed of one
+    answer by its weight) over the settled peers, with the others added; ``kept`` moves the fewest
+    peers (None: it would move too many); ``error`` says why there is no plan at all.
     """
 
     best: Plan | None = None
     kept: Plan | None = None
     gain: float | None = None
-    """Tokens/s of ``best`` as a multiple of those of ``kept``, over the settled peers or over all,
+    """The worth of ``best`` as a multiple of that of ``kept``, over the settled peers or over all,
     whichever is less; 0 where they cannot be compared; None: there is no ``kept``."""
     tried: bool = False
     """Whether a short simulated run showed ``gain``; otherwise it is estimated."""
@@ -95,6 +97,8 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
     spent = spent or by_clock(request.time_limit_s)
     whole = request.problem
     service = announced_service(whole)
+    load = replace(service.workload, answer_weight=request.answer_weight)
+    service = replace(service, workload=load)
     kept_spans = repair(whole)
     core = whole if kept_spans is None else _core(request)
     standing = _Standing(service, flow_parts(request.flow))
@@ -126,7 +130,7 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
         whole, with_all, service
     ):
         alone, tried = gain_of(request, core, placement, before, service)
-        gain = min(alone, _ratio(with_all.value, kept_placement.value))
+        gain = min(alone, _ratio(with_all.worth, kept_placement.worth))
     return SolveAnswer(best=best or kept, kept=kept, gain=gain, tried=tried, searched=searched)
 
 
@@ -231,7 +235,7 @@ class _Standing:
                 found.append(counted(problem, standing))
         if not found or len(problem.nodes) <= CELLS_ABOVE:
             found.append(score(problem, spans, "keep", service=self.service))
-        return max(found, key=lambda placement: placement.value)
+        return max(found, key=lambda placement: placement.worth)
 
     def cells(
         self, problem: Problem, spans: Sequence[Assignment]
@@ -265,22 +269,27 @@ class _Standing:
 def gain_of(
     request: SolveRequest, problem: Problem, best: Placement, kept: Placement, service: Service
 ) -> tuple[float, bool]:
-    """What ``best`` serves more than ``kept``, as a ratio, and whether a run showed it."""
+    """The worth of ``best`` as a multiple of that of ``kept``, and whether a run showed what they
+    serve."""
     run = request.thorough and len(problem.nodes) <= CELLS_ABOVE
     if not run or set(best.assignments) == set(kept.assignments):
-        return _ratio(best.value, kept.value), False
-    served, before = (
-        judge(
-            problem,
-            service,
-            placement.assignments,
-            placement.edges,
-            seed=OTHER_REQUESTS,
-            tokens=COMPARED_TOKENS,
+        return _ratio(best.worth, kept.worth), False
+    after, before = (
+        worth(
+            judge(
+                problem,
+                service,
+                placement.assignments,
+                placement.edges,
+                seed=OTHER_REQUESTS,
+                tokens=COMPARED_TOKENS,
+            ),
+            placement.one_answer_s,
+            placement.answer_weight,
         )
         for placement in (best, kept)
     )
-    return _ratio(served, before), True
+    return _ratio(after, before), True
 
 
 def _ratio(after: float, before: float) -> float:

@@ -259,14 +259,15 @@ def choose_plan(
 
     ``kept`` is the plan that moves no holder of layers, or the fewest where layers are lost; None
     where there is no such plan. Plans are compared by what they would serve: by ``gain``, which is
-    ``best``'s tokens/s as a multiple of ``kept``'s, in a simulated run if ``tried``, or else by the
-    estimates. ``best`` is worth its moves if it serves 10% more (5% where that was tried), or about
-    as much with a second holder of every layer, or with replicas that were lost; if none of its
-    peers has to wait for ever, or ``kept`` has such, too; and, where ``kept`` moves nobody, if it
-    moves no peer that has just moved.
-    Otherwise ``kept`` is chosen, also when a peer left: one death must not make all survivors fetch
-    their weights again. Where a settled peer was ``lost_lately``, nobody moves as long as every
-    layer has two holders: another may leave next. Holders are counted among :func:`settled` peers.
+    ``best``'s worth as a multiple of ``kept``'s (throughput, and the speed of one answer by its
+    weight), in a simulated run if ``tried``, or else by the estimates. ``best`` deserves its moves
+    if it is worth 10% more (5% where that was tried), or about as much with a second holder of
+    every layer, or with replicas that were lost; if none of its peers has to wait for ever, or
+    ``kept`` has such, too; and, where ``kept`` moves nobody, if it moves no peer that has just
+    moved. Otherwise ``kept`` is chosen, also when a peer left: one death must not make all
+    survivors fetch their weights again. Where a settled peer was ``lost_lately``, nobody moves as
+    long as every layer has two holders: another may leave next. Holders are counted among
+    :func:`settled` peers.
     """
     joined, lost = difference(old, usable)
     rests = lost_lately or bool(lost)
@@ -302,7 +303,7 @@ def _chosen(
 ) -> tuple[Plan, str]:
     """The plan that is worth its moves, and its gain in words ("": nobody moves)."""
     if kept is None:
-        return best, _times(_gain(best, old))
+        return best, _times(_gain(best, old), best)
     held = old.assignments if old is not None else ()
     movers = moved(held, best.assignments)
     stays = not moved(held, kept.assignments)  # otherwise reviewers would find it too poor
@@ -322,7 +323,7 @@ def _chosen(
         return kept, ""
     gain = _gain(best, kept) if gain is None else gain
     if gain >= (cfg.tried_gain_min if tried else cfg.gain_min):
-        return best, _times(gain) if movers else ""
+        return best, _times(gain, best) if movers else ""
     wanted = max(HOLDERS_WANTED, replication(held, best.model.layers))
     if have < min(wanted, will) and gain >= cfg.loss_max:
         return best, f"{will} holders of every layer, not {have}"
@@ -334,8 +335,10 @@ def _gain(best: Plan, before: Plan | None) -> float:
     return best.value_tokens_per_s / max(before.value_tokens_per_s if before else 0.0, 1e-9)
 
 
-def _times(gain: float) -> str:
-    """A gain in words; what served nothing serves any multiple of it."""
-    return (
-        f"{gain:.2f} times the tokens/s" if gain < TIMES_TOLD_MAX else "what served nothing serves"
-    )
+def _times(gain: float, plan: Plan) -> str:
+    """A plan's gain in words; what served nothing serves any multiple of it."""
+    if gain >= TIMES_TOLD_MAX:
+        return "what served nothing serves"
+    if plan.answer_weight:
+        return f"{gain:.2f} times the worth of all tokens/s and of the speed of one answer"
+    return f"{gain:.2f} times the tokens/s"

@@ -33,6 +33,10 @@ class Workload:
     or holds beyond that. More than a request's mean: long answers are in flight for longer."""
     requests_max: float = math.inf
     """Maximum requests in flight, where the load is below what KV room admits."""
+    answer_weight: float = 0.0
+    """Weight of the speed of one answer alone beside the throughput under full load, in what
+    placements are worth (:func:`coordinator.evaluation.one_answer.worth`): 0 in a full swarm, and
+    below 1."""
 
 
 def workload_within(context_tokens: int, workload: Workload | None = None) -> Workload:

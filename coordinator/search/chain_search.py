@@ -15,6 +15,8 @@ from coordinator.search.chain_dp import Chain, Chains, chains_by_dp
 from coordinator.search.chain_judge import Judge
 from coordinator.search.full_load import at_full_load
 from coordinator.search.generation import Generation, GenerationConfig, Searched
+from coordinator.search.objective import Objective
+from coordinator.search.short_rings import short_rings
 from dht.messages.types import Assignment, FlowEdge
 
 MOVES_MAX = 2_000
@@ -32,13 +34,18 @@ ROWS_SHARE = 0.4
 """Share of the time that is gone when the dynamic program over sets of peers ends."""
 COLUMNS_SHARE = 0.7
 """Share of the time that is gone when column generation ends and moves by the estimate begin."""
+RINGS = 3
+"""Number of the quickest rings around which other chains are packed, where the speed of one answer
+counts; for each of ``HELD_SHARES``."""
+HELD_SHARES = (1.0, 0.75)
+"""Shares of the most layers that their peers can hold: with all, little KV room is left."""
 BY_DP, BY_COLUMNS = "chains by dp", "chains by OR-Tools"
 """Who found chains, as plans say it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Chains and their tokens/s by the estimate."""
+    """Chains and their worth (:class:`coordinator.search.objective.Objective`)."""
 
     value: float
     chains: Chains
@@ -67,28 +74,36 @@ def search(
     ``spent()`` returns the share of the time that is gone; without it, the work is a fixed amount.
     Where OR-Tools fails, only its steps find nothing.
     """
+    objective = Objective(judge)
     made: dict[Chains, float] = {chains: judge(chains) for chains in seeds if chains}
     at_load = at_full_load(judge.problem, judge.service, judge.token_s(made))
     rows_end = until(spent, ROWS_SHARE, CANDIDATES_MAX)
     for chains in chains_by_dp(at_load, judge=judge, go_on=rows_end):
         made[chains] = judge(chains)
-    best = [Found(value, chains) for chains, value in made.items()]
+    best = [Found(objective(chains), chains) for chains in made]
     generation = Generation(judge, seed=seed)
     at_load = at_full_load(judge.problem, judge.service, judge.token_s(made))
     turns_end = until(spent, COLUMNS_SHARE, GenerationConfig().turns_max, 0)
-    generated = generation.generated(at_load, turns_end)
-    best += [Found(value, chains, BY_COLUMNS) for chains, value in generated.items()]
+    generated = generation.generated(at_load, turns_end, _rings(objective))
+    best += [Found(objective(chains), chains, BY_COLUMNS) for chains in generated]
     best.sort(key=lambda found: -found.value)
     refined = []
     began = 0.0 if spent is None else spent()
     for turn, found in enumerate(_distinct(best)[:REFINED], start=1):
         share = began + (1 - began) * turn / REFINED
-        moved = improved(found.chains, judge, seed=seed, share=share, spent=spent)
+        moved = improved(found.chains, judge, objective, seed=seed, share=share, spent=spent)
         refined.append(replace(moved, planner=found.planner))
     if chosen := generation.chosen():
-        refined.insert(0, Found(judge(chosen), chosen, BY_COLUMNS, refined=True))
+        refined.insert(0, Found(objective(chosen), chosen, BY_COLUMNS, refined=True))
     ordered = sorted([*refined, *best], key=lambda found: -found.value)
     return Search(tuple(ordered), generation.searched)
+
+
+def _rings(objective: Objective) -> list[Chain]:
+    """The quickest rings, where the speed of one answer counts."""
+    shares = HELD_SHARES if objective.weight else ()
+    each = (short_rings(objective.times, RINGS, share) for share in shares)
+    return list(dict.fromkeys(ring for found in each for _, ring in found))
 
 
 def _distinct(found: Sequence[Found]) -> list[Found]:
@@ -102,6 +117,7 @@ def _distinct(found: Sequence[Found]) -> list[Found]:
 def improved(
     chains: Chains,
     judge: Judge,
+    objective: Objective,
     *,
     seed: int,
     share: float,
@@ -111,7 +127,7 @@ def improved(
     better, value = local_moves.improve_by_moves(
         judge.problem,
         chains,
-        judge=judge,
+        judge=objective,
         seed=seed,
         go_on=until(spent, share, MOVES_MAX, 0),
         stale_max=max(STALE_MIN, STALE_PER_PEER * len(judge.problem.nodes)),

@@ -110,15 +110,17 @@ class Generation:
             failed=self._failed,
         )
 
-    def generated(self, at_load: Problem, go_on: Callable[[int], bool]) -> dict[Chains, float]:
-        """Chains that live together, with their worth, while ``go_on(turns)`` is true.
+    def generated(
+        self, at_load: Problem, go_on: Callable[[int], bool], rings: Sequence[Chain] = ()
+    ) -> dict[Chains, float]:
+        """Chains that live together, with their tokens/s, while ``go_on(turns)`` is true.
 
-        ``at_load`` has the peers' rates under full load
-        (:func:`coordinator.search.full_load.at_full_load`).
+        Around each of the ``rings``, too, the best other chains are packed. ``at_load`` has the
+        peers' rates under full load (:func:`coordinator.search.full_load.at_full_load`).
         """
         made: dict[Chains, float] = {}
         if go_on(0):
-            self._unless_it_fails(lambda: self._turns(at_load, go_on, made), None)
+            self._unless_it_fails(lambda: self._turns(at_load, go_on, made, rings), None)
         return made
 
     def chosen(self) -> Chains:
@@ -138,7 +140,11 @@ class Generation:
             return otherwise
 
     def _turns(
-        self, at_load: Problem, go_on: Callable[[int], bool], made: dict[Chains, float]
+        self,
+        at_load: Problem,
+        go_on: Callable[[int], bool],
+        made: dict[Chains, float],
+        rings: Sequence[Chain],
     ) -> None:
         """Price and choose while ``go_on(turns)``; ``made`` receives chains that live together."""
         config = self._config
@@ -154,7 +160,7 @@ class Generation:
                 made[chains] = self._judge(chains)
             if not go_on(turn):
                 break
-        for chain in master.best(config.packings):
+        for chain in (*rings, *master.best(config.packings)):
             chains = master.packed(chain, settled=True)
             made[chains] = self._judge(chains)
 

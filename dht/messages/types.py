@@ -30,6 +30,10 @@ PLAN_BYTES_MAX = 8 << 20
 bytes, a thousand peers with two edges each 0.4 million."""
 BYTES_MAX = 1 << 50
 RATE_MAX = 1e15
+ANSWER_WEIGHT_MAX = 0.5
+"""Weight of the speed of one answer in plans for an idle swarm, in the geometric mean of that speed
+and the throughput under full load: both count alike. What an idle swarm gives up is there again
+some minutes after its load rises."""
 TOKENS_PER_S_MAX = 1e6
 """Maximum rate that a peer counts with: beside 1e15, which the wire allows, all others' would be
 lost."""
@@ -346,6 +350,9 @@ class Plan:
     """Bytes of weights that all peers together must read to follow this plan."""
     silent: Annotated[tuple[PeerId, ...], Meta(max_length=PEERS_MAX)] = ()
     """Peers that the plan leaves out because they do not answer the coordinator."""
+    answer_weight: Annotated[float, Meta(ge=0, le=ANSWER_WEIGHT_MAX)] = 0.0
+    """Weight of the speed of one answer alone beside the throughput under full load for which the
+    plan was made: 0 for a full swarm, ``ANSWER_WEIGHT_MAX`` for an idle one."""
 
     @property
     def value_tokens_per_s(self) -> float:

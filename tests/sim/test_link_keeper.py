@@ -106,18 +106,8 @@ def test_who_was_away_is_probed_as_at_first(monkeypatch: pytest.MonkeyPatch) -> 
     assert times_s[back + 1] - times_s[back] == pytest.approx(HOUR_S / 3, rel=0.03)
 
 
-@pytest.mark.parametrize(("up_mbit", "told"), [(None, 3e6), (8, 1e6)])
-def test_a_busy_link_is_announced_as_its_frames_found_it(
-    up_mbit: float | None, told: float
-) -> None:
-    """Its round trip in seconds, and its rate up to what the owner lends."""
-    delivery = DeliveryEstimator()
-    for at_us in range(0, 2_000_000, 10_000):  # 30 KB every 10 ms, acknowledged 40 ms later
-        if at_us >= 40_000:
-            delivery.acknowledged((at_us - 30_000) // 10_000 * 30_000, at_us)
-        delivery.sent(30_000, at_us, limited=False)
-    assert delivery.known
-    up = Allowance() if up_mbit is None else Allowance(up_mbit * 125_000)
+def announced_from_here(delivery: DeliveryEstimator, up: Allowance) -> list[Link]:
+    """The links from a peer to another that it announces, by what its frames found."""
     pipeline = SimpleNamespace(links=lambda: {"b": SimpleNamespace(delivery=delivery)})
     stage: Any = SimpleNamespace(traffic=LentTraffic(up=up), pipeline=pipeline)
     directory = PaperDirectory()
@@ -131,11 +121,39 @@ def test_a_busy_link_is_announced_as_its_frames_found_it(
         return transport.peer_id
 
     me = run_virtual(scenario(), limit_s=HOUR_S)
-    links = [link for record in directory.published for link in record.links if link.source == me]
+    return [link for record in directory.published for link in record.links if link.source == me]
+
+
+def delivered(for_us: int, *, limited: bool = False) -> DeliveryEstimator:
+    """A link of 3 MB/s: 30 KB every 10 ms, acknowledged 40 ms later; ``limited``: by the sender."""
+    delivery = DeliveryEstimator()
+    for at_us in range(0, for_us, 10_000):
+        if at_us >= 40_000:
+            delivery.acknowledged((at_us - 30_000) // 10_000 * 30_000, at_us)
+        delivery.sent(30_000, at_us, limited=limited)
+    return delivery
+
+
+@pytest.mark.parametrize(("up_mbit", "told"), [(None, 3e6), (8, 1e6)])
+def test_a_busy_link_is_announced_as_its_frames_found_it(
+    up_mbit: float | None, told: float
+) -> None:
+    """Its round trip in seconds, and its rate up to what the owner lends."""
+    up = Allowance() if up_mbit is None else Allowance(up_mbit * 125_000)
+    links = announced_from_here(delivered(2_000_000), up)
     assert links
     assert {link.target for link in links} == {"b"}
     assert all(link.rtt_s == pytest.approx(0.04, rel=0.01) for link in links)
     assert all(link.bandwidth_bytes_per_s == pytest.approx(told, rel=0.05) for link in links)
+
+
+@pytest.mark.parametrize(
+    "unsure", [delivered(60_000), delivered(2_000_000, limited=True)], ids=["new", "never full"]
+)
+def test_a_link_that_is_unsure_is_not_announced(unsure: DeliveryEstimator) -> None:
+    """Its first round trips, or its sender's own pace, say little of what it carries."""
+    assert unsure.bandwidth_bytes_per_s > 0, "it has a figure, which would mislead planners"
+    assert not announced_from_here(unsure, Allowance())
 
 
 def test_small_differences_are_none() -> None:

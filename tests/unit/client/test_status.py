@@ -19,7 +19,12 @@ def state(depth: int) -> dict[str, Any]:
         "swarm": {"model": "brook", "fingerprint": "ab" * 16, "sentence": "Healthy."},
         "probes": {"tpot_p50_s": 0.02, "ttft_p50_s": 0.5},
         "layers": {"count": 8, "replica_depth": depth},
-        "plan": {"version": "1.1", "planner": "chains by dp, moved", "flow_tokens_per_s": 957.0},
+        "plan": {
+            "version": "1.1",
+            "planner": "chains by dp, moved",
+            "flow_tokens_per_s": 957.0,
+            "planned_for": "for an idle swarm",
+        },
         "coordinator": {"name": "oak"},
         "peers": [peer],
         "help": "One more peer would help.",

@@ -96,6 +96,7 @@ def test_json_keeps_its_contract(write, capsys):
         "bound_tokens_per_s",
         "estimate_tokens_per_s",
         "one_answer_tokens_per_s",
+        "answer_weight",
         "fetch_bytes",
         "search",
         "seconds",

@@ -133,3 +133,33 @@ def test_a_volunteer_moves_only_where_a_holder_is_lost_and_its_own_model_stays_w
         SECOND, {"d": record_of("d", 0, 4, model=SECOND, state=NodeState.LOADING)}
     )
     assert needed_elsewhere(twice, 0, 8, (coming,), much) is None
+
+
+# What is asked for
+
+ROOMY = {"memory_bytes": 8 * MODEL.layer_bytes * 2, "kv_tokens_free": 0}
+
+
+def test_of_two_models_held_alike_the_one_that_is_waited_for_comes_first() -> None:
+    quiet = served_model(MODEL, {p: record_of(p, 0, 8, **ROOMY) for p in "ab"})
+    busy = {p: record_of(p, 0, 8, model=OTHER, **ROOMY, kv_tokens_wanted=500) for p in "cd"}
+    asked = served_model(OTHER, busy)
+    assert [need.model for need in needs((quiet, asked), 100 * LAYER)] == [OTHER, MODEL]
+    lost = served_model(SECOND, {})
+    assert needs((asked, lost), 100 * LAYER)[0].model == SECOND, "a lost layer comes before it"
+
+
+def test_it_goes_to_the_layers_where_sessions_wait() -> None:
+    nodes = {"a": record_of("a", 0, 4, **ROOMY), "b": record_of("b", 4, 8, **ROOMY)}
+    nodes["b"] = replace(nodes["b"], kv_tokens_wanted=1 << 20)
+    (need,) = needs((served_model(MODEL, nodes),), 5 * LAYER)
+    assert need.start <= 4
+    assert need.end == 8
+
+
+def test_who_invents_demand_draws_nobody_away() -> None:
+    honest = {p: record_of(p, 0, 8, **ROOMY) for p in "ab"}
+    liars = {f"x{n}": record_of(f"x{n}", 0, 8, **ROOMY, kv_tokens_wanted=1 << 50) for n in range(9)}
+    before = served_model(MODEL, honest).relieved
+    after = served_model(MODEL, honest | liars).relieved
+    assert all(a >= b for a, b in zip(after, before, strict=True))

@@ -40,7 +40,7 @@ from coordinator.problem.service import announced_service
 from coordinator.search.chain_dp import Chains
 from coordinator.search.columns import Master
 from coordinator.simulator.judge import judge
-from dht.messages.types import Assignment, Plan, PlanVersion, Problem
+from dht.messages.types import ANSWER_WEIGHT_MAX, Assignment, Plan, PlanVersion, Problem
 from tests.examples import examples
 from tests.unit.coordinator.problems import (
     best_for,
@@ -615,3 +615,51 @@ def test_chains_that_serve_more_by_themselves_are_kept_so() -> None:
     assert kept is not None
     assert set(kept.assignments) == set(spans)
     assert kept.value_tokens_per_s >= 0.998 * serves
+
+
+class TestLightLoad:
+    """Plans for swarms with little to do weigh the speed of one answer, too."""
+
+    @pytest.mark.parametrize("rtt_s", [0.001, 0.005, 0.02])
+    def test_four_equal_peers_are_two_replicas_of_halves_at_once(self, rtt_s: float) -> None:
+        # Each has room for 90% of the model: a ring of four has more KV room, but no second holder.
+        spec = replace(
+            model(8, embed_bytes=786_432, head_bytes=786_432, kv_bytes=256), layer_bytes=880_000
+        )
+        room = (8 * spec.layer_bytes + spec.embed_bytes + spec.head_bytes) * 9 // 10
+        peers = tuple(
+            replace(node(p, steady(4000, 7), memory_bytes=room), kv_tokens_min=1024) for p in "abcd"
+        )
+        problem = Problem(model=spec, nodes=peers, default_rtt_s=rtt_s)
+        first = solve_request(replace(request(problem), answer_weight=ANSWER_WEIGHT_MAX)).best
+        assert first is not None
+        assert first.answer_weight == ANSWER_WEIGHT_MAX
+        assert Counter((a.start, a.end) for a in first.assignments) == {(0, 4): 2, (4, 8): 2}
+
+    def test_an_idle_swarm_is_planned_for_speed_and_a_full_one_for_throughput(self) -> None:
+        idle = Placement(
+            assignments=(span("a", 0, 4),),
+            flow_tokens_per_s=90.0,
+            planner="short",
+            one_answer_s=0.05,
+        )
+        full = replace(idle, flow_tokens_per_s=100.0, planner="long", one_answer_s=0.1)
+        weights = {"long": 0.0, "short": ANSWER_WEIGHT_MAX}
+        for best, weight in weights.items():
+            found = [replace(p, answer_weight=weight) for p in (idle, full)]
+            assert choose(found).planner == best
+
+    def test_a_quicker_answer_costs_a_tenth_of_what_the_greedy_placement_serves_at_most(
+        self,
+    ) -> None:
+        problem = Problem(model=model(4), nodes=(node("a", steady(9, 4)),))
+        greedy = Placement(
+            assignments=(span("a", 0, 4),),
+            flow_tokens_per_s=100.0,
+            planner="greedy",
+            one_answer_s=0.1,
+            answer_weight=ANSWER_WEIGHT_MAX,
+        )
+        little = replace(greedy, planner="quick", flow_tokens_per_s=91.0, one_answer_s=0.01)
+        much = replace(little, planner="quicker", flow_tokens_per_s=89.0)
+        assert adoptable(problem, [greedy, little, much]) == [greedy, little]
