@@ -62,7 +62,7 @@ def worth(tokens_per_s: float, one_answer_s: float, weight: float) -> float:
     """
     if not weight:
         return tokens_per_s
-    return tokens_per_s ** (1 - weight) * one_answer_s**-weight
+    return float(tokens_per_s ** (1 - weight) * one_answer_s**-weight)
 
 
 def tokens_per_s_for(wanted: float, one_answer_s: float, weight: float) -> float:
@@ -72,7 +72,7 @@ def tokens_per_s_for(wanted: float, one_answer_s: float, weight: float) -> float
         return wanted
     if math.isinf(one_answer_s):
         return math.inf
-    return (wanted * one_answer_s**weight) ** (1 / (1 - weight))
+    return float((wanted * one_answer_s**weight) ** (1 / (1 - weight)))
 
 
 def one_answer_s(
