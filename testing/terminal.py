@@ -3,11 +3,11 @@
 import fcntl
 import os
 import re
-import select
 import signal
 import struct
 import subprocess
 import termios
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -80,37 +80,42 @@ class Terminal:
             env={"TERM": "xterm-256color", **environment},
         )
         os.close(slave)
-        self._data = b""
+        self._data, self._ended = b"", False
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     @property
     def text(self) -> str:
         """What was shown so far and was not erased."""
         return shown(self._data.decode(errors="replace"))
 
-    def _read(self, wait_s: float) -> bool:
-        """Take what has come; False once nothing will."""
-        if not select.select([self._master], [], [], wait_s)[0]:
-            return True
-        try:
-            data = os.read(self._master, 1 << 16)
-        except OSError:  # the last process that had the terminal has ended
-            return False
-        self._data += data
-        return bool(data)
+    def _read(self) -> None:
+        """Take what is written, as terminals do: who writes to a full one waits."""
+        while True:
+            try:
+                data = os.read(self._master, 1 << 16)
+            except OSError:  # the last process that had the terminal has ended
+                data = b""
+            with self._news:
+                self._data += data
+                self._ended = not data
+                self._news.notify_all()
+            if not data:
+                return
 
     def wait_for(self, pattern: str, *, limit_s: float | None = None) -> re.Match[str]:
         """Where ``pattern`` is in :attr:`text`, once it is there.
 
         Raises AssertionError, with what was shown, where the command ends or time runs out before.
         """
-        until_s, goes_on = time.monotonic() + (limit_s or LIMIT_S), True
-        while True:
-            found = re.compile(pattern, re.MULTILINE).search(self.text)
-            if found is not None:
-                return found
-            if not goes_on or time.monotonic() > until_s:
-                raise AssertionError(f"no {pattern!r} in:\n{self.text[-4000:]}")
-            goes_on = self._read(0.2)
+        until_s, searched = time.monotonic() + (limit_s or LIMIT_S), re.compile(pattern, re.M)
+        with self._news:
+            while (found := searched.search(self.text)) is None:
+                if self._ended or time.monotonic() > until_s:
+                    raise AssertionError(f"no {pattern!r} in:\n{self.text[-4000:]}")
+                self._news.wait(1.0)
+        return found
 
     def type(self, keys: str) -> None:
         """Press keys; a line ends with ``\\n``."""
@@ -118,12 +123,12 @@ class Terminal:
 
     def wait(self, limit_s: float | None = None) -> int:
         """The exit code, once the command has ended. Raises AssertionError where it does not."""
-        limit_s = limit_s or LIMIT_S
-        until_s = time.monotonic() + limit_s
-        while self._read(0.2):
-            if time.monotonic() > until_s:
-                raise AssertionError(f"it does not end:\n{self.text[-4000:]}")
-        return self.process.wait(limit_s)
+        try:
+            return self.process.wait(limit_s or LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it does not end:\n{self.text[-4000:]}") from None
+        finally:
+            self._reader.join(1.0)  # what was written last is shown
 
     def __enter__(self) -> "Terminal":
         return self
@@ -133,7 +138,8 @@ class Terminal:
             self.process.send_signal(signal.SIGINT)
             try:
                 self.wait(20.0)
-            except (AssertionError, subprocess.TimeoutExpired):
+            except AssertionError:
                 end_group(self.process.pid)
                 self.process.wait()
+        self._reader.join()
         os.close(self._master)
