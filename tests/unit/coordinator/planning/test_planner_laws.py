@@ -85,10 +85,10 @@ def test_by_flow_the_exact_program_is_the_best_of_all_placements(problem: Proble
     assert found.flow_tokens_per_s <= most * (1 + 1e-3)
 
 
-def test_five_peers_and_five_layers_by_flow() -> None:
+def test_five_peers_and_six_layers_by_flow() -> None:
     """The largest case that all placements are tried of: two sorts of peers, a slow link."""
     nodes = [node(f"p{i}", steady(40 - 6 * i, 2), current=None) for i in range(5)]
-    problem = Problem(model=model(5), nodes=tuple(nodes))
+    problem = Problem(model=model(6), nodes=tuple(nodes))
     found = by_flow(problem)
     assert found is not None
     assert found.flow_tokens_per_s >= 0.98 * brute_force_flow(problem) * (1 - 1e-6)
