@@ -129,8 +129,8 @@ async def through_gateway(
             if response.status != 200:
                 raise OSError(f"{response.status}: {await response.text()}")
             async for line in response.content:
-                data = line.removeprefix(b"data: ").strip()
-                if not data or data == b"[DONE]":
+                field, _, data = line.strip().partition(b": ")
+                if field != b"data" or data == b"[DONE]":  # a comment while nothing comes
                     continue
                 first_s = first_s or time.monotonic() - started_s
                 event = json.loads(data)

@@ -32,7 +32,7 @@ class SessionConfig:
     """Routes that a request which does not wait tries before it takes the swarm as full."""
     unsound_tries: int = 4
     """Peers that call a request unsound before its client believes it: some may lie. Where fewer
-    can be asked, those are enough."""
+    can be asked, those are enough. Strangers alone never are where a trusted peer serves."""
     paused_s: float = 120.0
     """How long an answer that had to give way at a stage waits for room before its client gives up,
     if that is longer than the client waits otherwise: it was let in, and goes on."""

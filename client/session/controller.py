@@ -151,8 +151,8 @@ class SessionController:
     def step(self, event: Event, now_s: float) -> list[Effect]:
         """Take one event. What does not fit the state or comes from an old attempt does nothing."""
         match (self.state, event):
-            case (ControllerState.DRAWING, RouteFound(route=route)):
-                return self._drawn(route, now_s)
+            case (ControllerState.DRAWING, RouteFound(route=route, doubts_count=doubts_count)):
+                return self._drawn(route, now_s, doubts_count=doubts_count)
             case (ControllerState.OPENING, Accepted(attempt=self.attempt, position=position)):
                 return self._accepted(position)
             case (ControllerState.OPENING, Refused(attempt=self.attempt) as refused):
@@ -198,14 +198,19 @@ class SessionController:
             without=frozenset(self.doubted),
         )
 
-    def _drawn(self, route: Route | NoRoute, now_s: float) -> list[Effect]:
-        if not isinstance(route, NoRoute):
-            self.state, self.route = ControllerState.OPENING, route
-            return [Open(attempt=self.attempt, route=route)]
-        if (self.doubted and not self.accepted) or self.overflows:
+    def _drawn(
+        self, route: Route | NoRoute, now_s: float, *, doubts_count: bool = True
+    ) -> list[Effect]:
+        nobody = isinstance(route, NoRoute)
+        all_say = nobody or len(self.doubted) >= self.config.unsound_tries
+        is_unsound = bool(self.doubted) and not self.accepted and all_say and doubts_count
+        if is_unsound or (nobody and self.overflows):
             self.state = ControllerState.GAVE_UP
             # What overflows is no mistake of the request.
             return [GiveUp(reason=self.last_reason, is_unsound=not self.overflows)]
+        if not isinstance(route, NoRoute):
+            self.state, self.route = ControllerState.OPENING, route
+            return [Open(attempt=self.attempt, route=route)]
         if now_s >= self.deadline_s:
             self.state = ControllerState.GAVE_UP
             return [
@@ -275,9 +280,6 @@ class SessionController:
         Those that told do not count as failed for other sessions: the request may be wrong.
         """
         self.doubted.add(refused.peer_id)
-        if len(self.doubted) >= self.config.unsound_tries:
-            self.state = ControllerState.GAVE_UP
-            return [GiveUp(reason=refused.reason, is_unsound=True)]
         self.last_reason = refused.reason
         self._next_attempt(refused.peer_id)
         return [self._draw()]

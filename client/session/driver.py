@@ -253,7 +253,7 @@ class SessionDriver:
                 without=wanted.without,
                 known=self._known(kv_tokens),
             )
-            return RouteFound(route=route)
+            return RouteFound(route=route, doubts_count=view.believes(wanted.without))
         await self._look()
         mend, leaving, now_s = wanted.mend, wanted.leaving, loop.time()
         if wanted.to:

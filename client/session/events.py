@@ -17,6 +17,9 @@ class RouteFound:
     """The answer to a :class:`FindRoute`."""
 
     route: Route | NoRoute
+    doubts_count: bool = True
+    """Whether those who called the request unsound are to be believed: one of them delivered before
+    or was named by the client's owner, or no such peer serves the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

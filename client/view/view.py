@@ -5,7 +5,7 @@ Pure: the caller reads the records and hands them in, and times are those of its
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from client.pages.clean import name_in
@@ -199,8 +199,10 @@ class SwarmView:
         # announced of their room is up to 15 s old: both decide where there is a choice.
         answering = {p: r for p, r in usable.items() if not self._is_silent(p)}
         roomy = {p: r for p, r in answering.items() if r.kv_tokens_free >= kv_tokens}
-        # A session that met one that fails goes to those that did not, sooner than to strangers.
-        proven = {p: r for p, r in roomy.items() if lost and self.avoidance.is_proven(p)}
+        # A session that met one that fails, or refuses what others may take, goes to those that
+        # delivered or that the owner named, sooner than to strangers, who cost nothing to make.
+        doubts = bool(lost or without)
+        proven = {p: r for p, r in roomy.items() if doubts and self._is_trusted(p)}
         route = route_from_records({}, spec.layers)
         tried: Mapping[str, NodeRecord] = {}
         for peers in (proven, roomy, answering, usable):
@@ -245,6 +247,20 @@ class SwarmView:
         """Peers whose speed counts as announced: those that the owner named, and those that were on
         time."""
         return frozenset(self.pin.named) | self._on_time.keys()
+
+    def believes(self, peer_ids: Collection[str]) -> bool:
+        """Whether what these peers say of a request counts: strangers cost nothing to make, so
+        their word alone does not where somebody trusted serves the model."""
+        spec = self.spec
+        trusted = {
+            peer_id
+            for peer_id, record in self.nodes.items()
+            if self._is_trusted(peer_id) and spec is not None and record.model.serves_with(spec)
+        }
+        return not trusted or not trusted.isdisjoint(peer_ids)
+
+    def _is_trusted(self, peer_id: str) -> bool:
+        return self.avoidance.is_proven(peer_id) or peer_id in self.pin.named
 
     def _as_believed(self) -> Mapping[str, NodeRecord]:
         """The peers that serve the model, no faster than this client has reason to believe."""

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from dht.transport.channels import CHANNELS, LIBRARIES
+from testing.forked import forked
 from testing.local_swarm import LocalSwarm
 from tests.e2e.conftest import MODEL
 from tests.e2e.light import HIDING, PYTHON, needs_libp2p, run_light
-from tests.forked import forked
 
 pytestmark = [pytest.mark.e2e, needs_libp2p]
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from bench.fleet.__main__ import BOTH, FleetOptions, run_round, summary
 from bench.fleet.clients import expected_answers
-from tests.forked import forked
+from testing.forked import forked
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dht.invitation import read_invitation
+from testing.forked import forked
 from testing.local_swarm import ROOT, LocalSwarm
 from tests.e2e.conftest import MODEL
-from tests.forked import forked
 from tests.unit.test_anabranch import IMPORTED
 
 pytestmark = pytest.mark.e2e

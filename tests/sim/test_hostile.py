@@ -984,6 +984,26 @@ def test_peers_that_call_requests_unsound_end_none(grammar: str) -> None:
     run_virtual(scenario(), limit_s=300)
 
 
+def test_strangers_that_call_requests_unsound_end_none_while_a_named_peer_is_slow() -> None:
+    async def scenario() -> None:
+        async with paper_swarm(*[(0, LAYERS)] * 9) as swarm:
+            honest, *crowd = swarm.peers
+            told: list[str] = []
+            for liar in crowd:
+                call_unsound(liar, told)
+            async with swarm.client(named=(honest.peer_id,), pings_always=True) as client:
+                swarm.network.freeze(honest.peer_id)
+                await asyncio.sleep(20)
+                asked = asyncio.create_task(client.generate(PROMPT, max_new_tokens=5))
+                await asyncio.sleep(10)
+                assert not asked.done(), "nobody that this client trusts has said anything"
+                assert len(told) == len(crowd)
+                swarm.network.thaw(honest.peer_id)
+                assert (await asked).token_ids == answer_of(PROMPT, 5)
+
+    run_virtual(scenario(), limit_s=300)
+
+
 def test_whole_numbers_where_floats_are_meant_are_signed_as_they_travel() -> None:
     async def scenario() -> None:
         async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
