@@ -53,6 +53,37 @@ def named(result: Row, names: dict[str, str]) -> list[Row]:
     return [{"name": name, **result[part]} for part, name in names.items() if part in result]
 
 
+FAULTS = {
+    "clock": "a clock jumps",
+    "cable": "a cable is pulled",
+    "part": "the network is parted",
+    "kill": "a peer is killed",
+    "stop": "a peer is stopped, as in sleep",
+    "pid": "a container shares its temporary directory",
+    "memory": "something else takes its memory",
+}
+"""Faults of the harness, in words."""
+
+
+def faults(result: Row) -> list[Row]:
+    """How often each fault came, and the worst of what followed."""
+    by_name: dict[str, list[Row]] = {}
+    for each in result["faults"]:
+        by_name.setdefault(each["fault"], []).append(each)
+    return [
+        {
+            "name": words,
+            "times": len(came),
+            "silent_s": max(each["silent_s"] for each in came),
+            "back_s": max(each["back_s"] for each in came),
+            "failed": sum(len(each["failed"]) for each in came),
+            "held": sum(each["holds"] for each in came),
+        }
+        for name, words in FAULTS.items()
+        if (came := by_name.get(name))
+    ]
+
+
 def attacks(result: Row) -> list[Row]:
     """What each attack sent and cost."""
     return [

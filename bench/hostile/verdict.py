@@ -18,8 +18,6 @@ class Limits:
     """More memory of one process once the attack is over and a minute has passed."""
     ttft_times: float = 2.0
     """95th percentile of times to the first token, as a multiple of the one before."""
-    ttft_floor_s: float = 1.0
-    """What it may be longer in any case: attackers, newcomers and callers share this machine."""
     slope_mib_per_min: float = 0.5
     """Growth of one process over the second half of a soak."""
 
@@ -95,7 +93,7 @@ def in_time(before_s: float | None, during_s: float | None, limits: Limits) -> b
     """Whether first tokens came soon enough; not where there were none."""
     if before_s is None or during_s is None:
         return False
-    return during_s <= max(limits.ttft_times * before_s, before_s + limits.ttft_floor_s)
+    return during_s <= limits.ttft_times * before_s
 
 
 def row(measured: Measured, limits: Limits) -> dict[str, Any]:

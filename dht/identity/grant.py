@@ -15,7 +15,13 @@ from typing import TypeVar
 
 from dht.identity.peer_id import verify
 from dht.messages import codec
-from dht.messages.session import SessionFailed, SessionLeaving, SessionOpen, SessionRefused
+from dht.messages.session import (
+    RefusalCode,
+    SessionFailed,
+    SessionLeaving,
+    SessionOpen,
+    SessionRefused,
+)
 
 Word = TypeVar("Word", SessionFailed, SessionLeaving, SessionRefused)
 Signed = TypeVar("Signed")
@@ -32,15 +38,20 @@ def grant(open_: SessionOpen, sign: Callable[[bytes], bytes], now_unix_s: float)
     return replace(open_, grant=sign(_signed_bytes(open_)))
 
 
-def grant_refusal(open_: SessionOpen, now_unix_s: float) -> str | None:
-    """Why the grant of ``open_`` does not count at ``now_unix_s``, or None."""
+def grant_refusal(open_: SessionOpen, now_unix_s: float) -> tuple[RefusalCode, str] | None:
+    """Why the grant of ``open_`` does not count at ``now_unix_s``, or None.
+
+    Where clocks differ, the request may be right and this peer's clock wrong: others may take it.
+    """
     left_s = open_.expires_unix_s - now_unix_s
     if left_s < 0:
-        return f"the client's grant expired {-left_s:.0f} s ago by this peer's clock"
+        reason = f"the client's grant expired {-left_s:.0f} s ago by this peer's clock"
+        return RefusalCode.DRAINING, reason
     if left_s > 2 * GRANT_LIFE_S:
-        return f"the client's grant lasts {left_s:.0f} s by this peer's clock, which is too long"
+        reason = f"the client's grant lasts {left_s:.0f} s by this peer's clock, which is too long"
+        return RefusalCode.DRAINING, reason
     if not verify(open_.client, _signed_bytes(open_), open_.grant):
-        return "this open is not signed by its client"
+        return RefusalCode.BAD_REQUEST, "this open is not signed by its client"
     return None
 
 

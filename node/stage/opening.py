@@ -100,7 +100,7 @@ class Opening:
         """Take the session over or reserve KV, then pass the open on; or answer with a refusal."""
         if (ungranted := grant_refusal(open_, self._now())) is not None:
             self._counters["ungranted"] += 1
-            upstream.send(self._refused(open_, self._me, RefusalCode.BAD_REQUEST, ungranted))
+            upstream.send(self._refused(open_, self._me, *ungranted))
             return
         before = self._table.get(open_.session)
         if open_.migrate_until is not None and before is not None:

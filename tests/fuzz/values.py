@@ -117,7 +117,7 @@ def _wide(drawn: Choices) -> int:
     return int.from_bytes(bytes(drawn.below(256) for _ in range(8)), "little")
 
 
-ITEMS_MAX = 10_000
+REPEATED_MAX = 10_000
 """Items to which a list is repeated: more than any bound of ours allows."""
 
 
@@ -145,7 +145,7 @@ def _damaged_once(value: Any, drawn: Choices, odd: tuple[Any, ...]) -> Any:
     if how == 0:
         return [v for at, v in items if at != key]
     if how == 1:
-        return (value * drawn.one_of((2, 50)))[:ITEMS_MAX]  # thrice fifty times is no message
+        return (value * drawn.one_of((2, 50)))[:REPEATED_MAX]  # thrice fifty times is no message
     return [_damaged_once(v, drawn, odd) if at == key else v for at, v in items]
 
 

@@ -9,9 +9,10 @@ import pytest
 from dht.records.directory import Directory
 from node.peer.announcer import LOOK_S, Announcer
 from testing.network import MemoryNetwork
-from tests.sim.paper_swarm import NETWORK, SPEC, paper_swarm
+from tests.sim.paper_swarm import LAYERS, NETWORK, SPEC, answer_of, paper_swarm
 
 HOURS_S = 3600.0
+PROMPT = tuple(range(30))
 
 
 @pytest.mark.virtual(limit_s=600)
@@ -55,3 +56,18 @@ async def test_what_a_peer_stored_while_ahead_does_not_outlive_what_it_stores_no
     assert await reader.get(key) == {author.peer_id: b"right"}
     await asyncio.sleep(61)
     assert await reader.get(key) == {}
+
+
+@pytest.mark.virtual(limit_s=600)
+@pytest.mark.parametrize("ahead_s", [8 * HOURS_S, -8 * HOURS_S])
+@pytest.mark.parametrize("holders", [1, 2])
+async def test_a_peer_whose_clock_is_wrong_ends_no_request(ahead_s: float, holders: int) -> None:
+    """It cannot tell whether a client's grant is fresh: others are asked, or it is waited for."""
+    async with paper_swarm(*[(0, LAYERS)] * holders) as swarm, swarm.client() as client:
+        await client.generate(PROMPT, max_new_tokens=1)
+        wrong = swarm.peers[0].transport
+        wrong.clock_ahead_s = ahead_s
+        asyncio.get_running_loop().call_later(20.0, setattr, wrong, "clock_ahead_s", 0.0)
+        for _ in range(4):
+            answer = await client.generate(PROMPT, max_new_tokens=5)
+            assert answer.token_ids == answer_of(PROMPT, 5)
