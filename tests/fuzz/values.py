@@ -110,7 +110,7 @@ def _float(kind: Any, drawn: Choices) -> float:
         case _:
             number = drawn.one_of(FLOATS)
     inside = (low is None or number > low) and number <= (1e308 if high is None else high)
-    return number if inside else 1.0
+    return number if inside else min(1.0, 1.0 if high is None else float(high))
 
 
 def _wide(drawn: Choices) -> int:
