@@ -298,10 +298,11 @@ def add_search_options(parser: Parser) -> None:
     parser.add_argument(
         "--load",
         type=_share,
-        default=0.0,
+        default=1.0,
         metavar="SHARE",
-        help="demand as a share of what the peers can serve: at 0 (default; a new or idle swarm)"
-        f" the speed of one answer counts, too, from {DemandConfig().full_share} on not",
+        help="demand as a share of what the peers can serve: up to"
+        f" {DemandConfig().full_share} the speed of one answer counts, too, most at 0 (an idle"
+        " swarm); beyond, only all users' tokens/s (default: 1, a full swarm)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="same seed, same search (0)"

@@ -26,7 +26,7 @@ two of them with a half each."""
 @pytest.mark.parametrize("before_s", [40.0, 400.0], ids=["young", "old"])
 async def test_machines_that_restart_in_turn_move_nobody_and_stop_nothing(before_s: float) -> None:
     """Whoever leads is among them, so that each loss is planned for by another."""
-    swarm = World(1, anybody_leads=True, fall=FALL)
+    swarm = World(1, anybody_leads=True, fall=FALL, full=True)
     names = [Identity(swarm.network.rng.randbytes(32)) for _ in range(3)]
 
     def join(name: Identity) -> Living:

@@ -125,12 +125,16 @@ class Living:
 class World:
     """Peers that come and go; only ``leader`` may coordinate, or anybody."""
 
-    def __init__(self, seed: int, *, anybody_leads: bool = False, fall: float = 1.0) -> None:
+    def __init__(
+        self, seed: int, *, anybody_leads: bool = False, fall: float = 1.0, full: bool = False
+    ) -> None:
         self.network = MemoryNetwork(random.Random(seed))
         self.peers: list[Living] = []
         self.leader = ""
         self.anybody_leads = anybody_leads
         self.fall = fall
+        self.full = full
+        """Whether plans are made for a full swarm, whatever is asked for."""
 
     def join(
         self,
@@ -187,6 +191,8 @@ class World:
             measured=MeasuredLinks(),
             parts=parts,
         )
+        if self.full:
+            peer._coordinator._demand.answer_weight = lambda plan: 0.0  # type: ignore[method-assign]
         living = Living(transport, peer, plans, engine, out, parts, events)
         living.start()
         self.peers.append(living)
