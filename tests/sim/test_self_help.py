@@ -226,10 +226,10 @@ class World:
 
 
 @asynccontextmanager
-async def world(*layers: int, seed: int = 1) -> AsyncIterator[World]:
+async def world(*layers: int, seed: int = 1, full: bool = False) -> AsyncIterator[World]:
     """Peers with memory for this number of layers each, the first of whom coordinates, all
     serving."""
-    made = World(seed)
+    made = World(seed, full=full)
     try:
         for count in layers:
             made.join(count)
@@ -496,7 +496,7 @@ async def test_a_peer_that_leaves_follows_no_plan_that_comes_meanwhile() -> None
 
 @pytest.mark.virtual(limit_s=3000)
 async def test_a_peer_that_waits_for_a_holder_makes_way_for_its_owner() -> None:
-    async with world(LAYERS, 5) as swarm:
+    async with world(LAYERS, 5, full=True) as swarm:
         desks = [Desk() for _ in range(4)]
         lenders = [swarm.join(5, machine=desk) for desk in desks]
         await asyncio.sleep(90)
