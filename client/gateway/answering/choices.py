@@ -51,6 +51,8 @@ class ChoiceWriter:
         """Calls that the answer made so far, told or not."""
         self._is_over = False
         """Whether nothing that follows is told."""
+        self._thought, self._said, self._space = False, False, ""
+        """Whether thoughts came, and content; white space that is content if more of it comes."""
         self._logprobs = CompletionLogprobs(text_of=text_of, top=job.logprobs_top or 0)
 
     @property
@@ -100,33 +102,51 @@ class ChoiceWriter:
         """Content, thoughts and calls of a whole answer."""
         if self._reader is None:
             return {"content": text}
-        parts = self._told([*self._reader.push(text), *self._reader.flush()])
+        parts = self._told([*self._reader.push(text), *self._reader.flush()], ends=True)
         content = "".join(part for part in parts if isinstance(part, str))
         thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
         calls = [self._call(part) for part in parts if isinstance(part, Call)]
-        content = content.lstrip() if thoughts else content
-        content = content.strip() if calls else content
         found: Json = {"content": content or (None if thoughts or calls else "")}
         found |= {"reasoning_content": thoughts} if thoughts else {}
         return {**found, "tool_calls": calls} if calls else found
 
-    def _told(self, parts: Sequence[AnswerPart]) -> list[AnswerPart]:
-        """The parts that the request wants to be told."""
+    def _told(self, parts: Sequence[AnswerPart], *, ends: bool) -> list[AnswerPart]:
+        """The parts that the request wants to be told: the same in pieces as at once.
+
+        White space after thoughts and before calls is how a template sets them apart, no content.
+        """
         found: list[AnswerPart] = []
         for part in parts:
             if self._job.one_call and self._begun and not isinstance(part, CallGrows):
                 self._is_over = True
             self._begun += isinstance(part, Call | CallBegun)
             is_hidden = isinstance(part, Thought) and not self._job.tells_thoughts
-            if not (self._is_over or is_hidden):
+            if isinstance(part, Call | CallBegun):
+                self._space = ""
+            self._thought |= isinstance(part, Thought)
+            if self._is_over or is_hidden:
+                continue
+            if not isinstance(part, str):
                 found.append(part)
+                continue
+            text = self._space + part
+            text = text.lstrip() if self._thought and not self._said else text
+            self._space = text[len(text.rstrip()) :]
+            if text := text.rstrip():
+                self._said = True
+                found.append(text)
+        if ends and self._space and not self._begun:
+            found.append(self._space)
+            self._space = ""
         return found
 
     def _deltas(self, text: str, *, ends: bool) -> list[Json]:
         """Content, thoughts and calls that became certain in a stream."""
         if self._reader is None:
             return [{"content": text}] if text else []
-        parts = self._told([*self._reader.push(text), *(self._reader.flush() if ends else ())])
+        parts = self._told(
+            [*self._reader.push(text), *(self._reader.flush() if ends else ())], ends=ends
+        )
         found: list[Json] = []
         for part in parts:
             match part:

@@ -197,7 +197,7 @@ class PaperSession(SessionDriver):
 class TrialsHere(GrammarTrials):
     """Reads grammars in this process, for tests whose grammars do no harm."""
 
-    async def _try(self, grammar: bytes, cpu_s: float, niceness: int) -> str:
+    async def _try(self, grammar: bytes) -> str:
         return fault_of(grammar.decode())
 
 

@@ -50,7 +50,7 @@ def test_a_coding_agents_turns_go_both_ways() -> None:
             Response.model_validate_json(first.model_dump_json())
             assert first.status == "completed"
             assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
-            assert first.output_text == "I look. "
+            assert first.output_text == "I look."
             assert first.store is False
             call = first.output[2]
             assert call.type == "function_call"
@@ -66,7 +66,7 @@ def test_a_coding_agents_turns_go_both_ways() -> None:
             last = await client.responses.create(**asked, input=turns)
             assert last.output_text == "It snows."
             prompt = prompt_of(gateway, found[0].prompt_ids)
-            assert "<system>Be short.\n\nNo jokes.<user>Oslo?<assistant>I look. {" in prompt
+            assert "<system>Be short.\n\nNo jokes.<user>Oslo?<assistant>I look.{" in prompt
             assert '"weather", "arguments": {"city": "Oslo"}}<tool>snow' in prompt
 
     asyncio.run(scenario())
