@@ -7,10 +7,10 @@ import sys
 import pytest
 
 
-def python_with(package: str) -> str:
-    """An interpreter that has a package of the ``compat`` extra; skips the test without one."""
+def python_with(*packages: str) -> str:
+    """An interpreter that has packages of the ``compat`` extra; skips the test without one."""
     python = os.environ.get("ANABRANCH_COMPAT_PYTHON", sys.executable)
-    found = f"import importlib.util as of, sys; sys.exit(not of.find_spec({package!r}))"
+    found = f"import importlib.util as of, sys; sys.exit(not all(map(of.find_spec, {packages!r})))"
     if subprocess.run([python, "-c", found], capture_output=True, check=False).returncode:
-        pytest.skip(f"{package} is not installed (pip install '.[compat]')")
+        pytest.skip(f"{', '.join(packages)} is not installed (pip install '.[compat]')")
     return python

@@ -16,6 +16,7 @@ def test_the_table_fits_a_terminal_and_names_what_capacity_is() -> None:
         peers=12,
         holders=holders,
         coming=holders,
+        relieved=tuple(map(float, holders)),
         tokens_per_s=957.2,
         kv_tokens_free=1_048_576,
         kv_tokens_wanted=20,

@@ -68,7 +68,7 @@ async def test_tools_bound_by_langchain_are_called_and_their_results_read() -> N
 
 @pytest.mark.parametrize("form", ["chats", "responses"])
 async def test_an_agent_of_langchain_calls_until_it_knows(form: str, tmp_path: Path) -> None:
-    python = python_with("langchain_openai")
+    python = python_with("langchain.agents", "langchain_openai")
     (tmp_path / "agent.py").write_text(AGENT)
 
     async with paper_gateway(template=TEMPLATE) as gateway:
