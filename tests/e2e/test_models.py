@@ -117,9 +117,9 @@ def test_by_an_address_alone_a_peer_says_where_it_is_needed_and_asks(
     network: LocalSwarm, creek: Path, tmp_path: Path
 ) -> None:
     join = ("join", "--initial-peers", network.addresses[0], "--cpu", "--identity", "own.key")
-    nowhere = ran(tmp_path, *join, "--memory", f"{SHARE_GIB:.9f}")
-    assert nowhere.returncode == 2
-    assert "their files are not here" in nowhere.stderr
+    bundled = ran(tmp_path, *join, "--memory", f"{SHARE_GIB:.9f}")
+    assert bundled.returncode == 2
+    assert "name the model with --model" in bundled.stderr, "brook's files come with the package"
     asked = ran(tmp_path, *join, "--memory", f"{SHARE_GIB:.9f}", "--models", str(MODEL), str(creek))
     assert asked.returncode == 2
     assert "Needed most by creek: layers 0-7 of 8" in asked.stdout
