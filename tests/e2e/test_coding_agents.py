@@ -68,7 +68,7 @@ class Scripted(CompletionService):
 
     call = ""
 
-    def _grammar(self, request: CompletionRequest | ChatRequest) -> str:
+    def _grammar(self, request: CompletionRequest | ChatRequest, prompt: str = "") -> str:
         assert isinstance(request, ChatRequest)
         results = [each for each in request.messages if each.role == "tool"]
         if any(SECRET in str(each.content) for each in results):
