@@ -252,6 +252,7 @@ class TestAlone:
         monkeypatch.setenv("ANABRANCH_MEMORY", "")
         monkeypatch.delenv("ANABRANCH_PEERS", raising=False)
         monkeypatch.setattr("dht.mdns.look", lambda: offers)
+        monkeypatch.setattr("node.device.hardware.machine_of", lambda *_, **__: None)
         typed = ["--gpu", "0,1", "--identity", str(tmp_path / "id.key")]
         monkeypatch.setattr(sys, "argv", ["join", *typed])
         arguments = join_options.parse()
