@@ -52,7 +52,8 @@ def judge(
 
     Routes follow ``edges``, or the placement's max flow. The run lasts ``virtual_s`` and longer,
     until about ``tokens`` count, :data:`RUN_S_MAX` at most: what a small swarm decodes in a minute
-    depends on which requests it happens to get. The same arguments give the same result.
+    depends on which requests it happens to get. A swarm that decodes far more than ``tokens`` in
+    ``virtual_s`` runs for less. The same arguments give the same result.
     """
     load, plan = service.workload, plan_of(problem, assignments, edges)
     guess = estimate(problem, plan.assignments, plan.edges, service)
@@ -60,6 +61,8 @@ def judge(
     plan = replace(plan, estimate_tokens_per_s=guess.tokens_per_s)
     wanted_s = tokens / (1 - SETTLE_SHARE) / max(guess.tokens_per_s, 1e-9)
     lasts_s = guess.prompt_time_s + load.output_tokens * guess.token_time_s
+    if tokens:  # ten times as many are plenty, if two answers end one behind the other
+        virtual_s = min(virtual_s, max(10 * wanted_s, 2 * lasts_s))
     return standing_load(
         problem,
         profiles_of(problem, service),

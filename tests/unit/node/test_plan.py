@@ -27,7 +27,7 @@ def test_a_model_is_placed_on_gpus_that_are_only_named(
     assert found["estimate_tokens_per_s"] > 0
     assert planned(monkeypatch, *gpus) == 0
     shown = capsys.readouterr().out
-    assert "tokens/s for one answer that is alone" in shown
+    assert "one answer that is alone: about" in shown
     assert "data sheets" in shown
 
 
