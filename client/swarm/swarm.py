@@ -121,8 +121,8 @@ class Swarm:
         or else the network that this user's commands used last.
 
         ``model`` is a local directory, a hub id (its tokenizer is used) or the name that peers
-        serve it under: token ids only, until :meth:`ready_text`. Empty: the only model that the
-        network announces. Files hold the peers to their weights; a name alone follows
+        serve it under: :meth:`begin` takes token ids only, until :meth:`ready_text`. Empty: the
+        only model that the network announces. Files hold the peers to their weights; a name follows
         the first of ``initial_peers`` that serves it, unless ``config.fingerprint`` is given.
 
         Entering raises UserError for malformed addresses, for a model that is not on the hub and
@@ -238,8 +238,27 @@ class Swarm:
         options: GenerationOptions | None = None,
         **named: Unpack[NamedOptions],
     ) -> AsyncGenerator[Piece, None]:
-        """Pieces of the answer as they come. Closing the iterator early frees the session."""
+        """Pieces of the answer as they come. Closing the iterator early frees the session.
+
+        A text is read by the tokenizer of the model's peers where none is here.
+        """
+        if self._lacks_text_for(prompt):
+            return self._stream_of_text(prompt, options, **named)
         return aiter(self.begin(prompt, options, **named))
+
+    async def _stream_of_text(
+        self,
+        prompt: str | Sequence[int],
+        options: GenerationOptions | None,
+        **named: Unpack[NamedOptions],
+    ) -> AsyncGenerator[Piece, None]:
+        await self.ready_text()
+        async with aclosing(aiter(self.begin(prompt, options, **named))) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    def _lacks_text_for(self, prompt: str | Sequence[int]) -> bool:
+        return isinstance(prompt, str) and self.text.directory is None
 
     async def generate(
         self,
@@ -247,7 +266,9 @@ class Swarm:
         options: GenerationOptions | None = None,
         **named: Unpack[NamedOptions],
     ) -> Answer:
-        """The whole answer with its figures."""
+        """The whole answer with its figures; a text is read as :meth:`stream` says."""
+        if self._lacks_text_for(prompt):
+            await self.ready_text()
         running = self.begin(prompt, options, **named)
         async for _ in running:
             pass
