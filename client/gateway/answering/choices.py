@@ -119,11 +119,14 @@ class ChoiceWriter:
         for part in parts:
             if self._job.one_call and self._begun and not isinstance(part, CallGrows):
                 self._is_over = True
-            self._begun += isinstance(part, Call | CallBegun)
-            is_hidden = isinstance(part, Thought) and not self._job.tells_thoughts
-            if isinstance(part, Call | CallBegun):
-                self._space = ""
-            self._thought |= isinstance(part, Thought)
+            is_hidden = False
+            match part:
+                case Call() | CallBegun():
+                    self._begun += 1
+                    self._space = ""
+                case Thought():
+                    self._thought = True
+                    is_hidden = not self._job.tells_thoughts
             if self._is_over or is_hidden:
                 continue
             if not isinstance(part, str):
