@@ -10,13 +10,11 @@ serves.
 Rows are added to the output; those that it has already are kept.
 """
 
-import json
-import statistics
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bench import report
+from bench.planner import cluster_rows
 from bench.planner.clusters import HELD_OUT, TUNING
 from bench.planner.live_plan import NAMED, case, solved
 from coordinator.evaluation.one_answer import AnswerTimes, one_answer_s
@@ -71,34 +69,24 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
         together = each["idle"]["together"] / max(each["full"]["together"], 1e-9)
         ratios.setdefault("together", []).append(together)
     return {
-        what: {
-            "clusters": len(found),
-            "least": round(min(found), 3),
-            "median": round(statistics.median(found), 3),
-            "most": round(max(found), 3),
-        }
+        what: {"clusters": len(found), **cluster_rows.spread(found)}
         for what, found in ratios.items()
     }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
-    parser = report.parser_of("bench.planner.idle_plan", __doc__, out=RESULT)
-    parser.add_argument("--only", nargs="*", metavar="CLUSTER", help="these clusters, by name")
-    parser.add_argument("--rows", type=int, metavar="N", help="at most so many new rows")
-    arguments = parser.parse_args(argv)
-    rows: dict[str, dict[str, Any]] = {}
-    if arguments.out.exists():
-        rows = {r["cluster"]: r for r in json.loads(arguments.out.read_text())["rows"]}
     order = (*NAMED, *HELD_OUT, *TUNING)
-    for name in [n for n in arguments.only or order if n not in rows][: arguments.rows]:
-        rows[name] = row(name)
-        print(name, rows[name], flush=True)
-        ordered = [rows[n] for n in order if n in rows]
-        report.write(
-            arguments.out, {**report.provenance(0), "rows": ordered, "summary": summary(ordered)}
-        )
-    return 0
+    return cluster_rows.run(
+        "bench.planner.idle_plan",
+        __doc__,
+        RESULT,
+        order,
+        row,
+        summary,
+        argv,
+        in_order=lambda names: [name for name in order if name in names],
+    )
 
 
 if __name__ == "__main__":

@@ -11,15 +11,14 @@ burst of new clients is worse off than here.
 Rows are added to the output; those that it has already are kept.
 """
 
-import json
 import statistics
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bench import report
 from bench.papers.arrivals import poisson
 from bench.papers.clusters import azure
+from bench.planner import cluster_rows
 from bench.planner.clusters import HELD_OUT
 from bench.planner.live_plan import NAMED, case, solved
 from coordinator.experiments.full_load import LIVING, OnlineConfig, Rules, online
@@ -87,43 +86,29 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Ratios of the quickest to in turn: times per token and to the first, and tokens/s when full.
     A ratio below 1 is quicker; at full load, above 1 is more."""
     full = [r["full"]["quickest"] / r["full"]["in turn"] for r in rows]
-    found: dict[str, Any] = {"full": _spread(full)}
+    found: dict[str, Any] = {"full": cluster_rows.spread(full)}
     for share in map(str, SHARES):
         for what in ("token_s", "token_p95_s", "prompt_s"):
             ratios = [
                 r["loads"][share]["quickest"][what] / max(1e-9, r["loads"][share]["in turn"][what])
                 for r in rows
             ]
-            found[f"{what} at {share}"] = _spread(ratios)
+            found[f"{what} at {share}"] = cluster_rows.spread(ratios)
     return found
-
-
-def _spread(ratios: Sequence[float]) -> dict[str, float]:
-    return {
-        "least": round(min(ratios), 3),
-        "median": round(statistics.median(ratios), 3),
-        "most": round(max(ratios), 3),
-    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
-    parser = report.parser_of("bench.planner.light_load", __doc__, out=RESULT)
-    parser.add_argument("--only", nargs="*", metavar="CLUSTER", help="these clusters, by name")
-    parser.add_argument("--rows", type=int, metavar="N", help="at most so many new rows")
-    arguments = parser.parse_args(argv)
-    rows: dict[str, dict[str, Any]] = {}
-    if arguments.out.exists():
-        rows = {r["cluster"]: r for r in json.loads(arguments.out.read_text())["rows"]}
-    wanted = arguments.only or (*NAMED, *HELD_OUT)
-    for name in [name for name in wanted if name not in rows][: arguments.rows]:
-        rows[name] = row(name)
-        print(name, rows[name], flush=True)
-        ordered = [rows[n] for n in sorted(rows)]
-        report.write(
-            arguments.out, {**report.provenance(0), "rows": ordered, "summary": summary(ordered)}
-        )
-    return 0
+    return cluster_rows.run(
+        "bench.planner.light_load",
+        __doc__,
+        RESULT,
+        (*NAMED, *HELD_OUT),
+        row,
+        summary,
+        argv,
+        in_order=sorted,
+    )
 
 
 if __name__ == "__main__":
