@@ -140,13 +140,26 @@ def test_peers_of_two_pid_namespaces_share_a_temporary_directory(tmp_path: Path)
         shutil.rmtree(shared, ignore_errors=True)
 
 
+ATTEMPTS = 3
+
+
 @pytest.mark.netns
 @pytest.mark.skipif(NO_ROOT is not None, reason=str(NO_ROOT))
 def test_sigterm_ends_a_peer_that_is_pid_1_while_it_still_imports(tmp_path: Path) -> None:
-    place = Place(directory=tmp_path, own_pids=True)
+    for attempt in range(ATTEMPTS):
+        said = _ended_by_sigterm(tmp_path / str(attempt))
+        if "listening" not in said:
+            break  # else the machine was so busy that the signal came after the imports
+    assert "listening" not in said, "it ended before it had joined"
+
+
+def _ended_by_sigterm(directory: Path) -> str:
+    """What a peer in a PID namespace of its own said, which got SIGTERM once it heeded that."""
+    directory.mkdir()
+    place = Place(directory=directory, own_pids=True)
     join = [sys.executable, "-m", "node.join", "--model", str(MODEL), "--cpu", "--json-log"]
     process = subprocess.Popen(
-        [*place.command, *join, "--identity", str(tmp_path / "id.key"), "--host", "127.0.0.1"],
+        [*place.command, *join, "--identity", str(directory / "id.key"), "--host", "127.0.0.1"],
         cwd=ROOT,
         env={**os.environ, "ANABRANCH_MEMORY": ""},
         stderr=subprocess.PIPE,
@@ -156,9 +169,7 @@ def test_sigterm_ends_a_peer_that_is_pid_1_while_it_still_imports(tmp_path: Path
         until(lambda: heeds(child_of(process.pid), signal.SIGINT), "Python has not begun")
         until(lambda: heeds(child_of(process.pid), signal.SIGTERM), "SIGTERM is not heeded")
         os.kill(child_of(process.pid), signal.SIGTERM)
-        _, said = process.communicate(timeout=LIMIT_S)
-        if "listening" in said:
-            pytest.skip("this machine was too busy: the signal came after the imports")
+        return process.communicate(timeout=LIMIT_S)[1]
     finally:
         process.kill()
         process.wait()
