@@ -2,6 +2,7 @@
 
 import asyncio
 import queue
+import re
 import threading
 
 import psutil
@@ -74,9 +75,11 @@ def test_missing_layers_are_named_and_the_answer_comes_when_a_peer_returns(
             text = said.get(timeout=WAIT_S)
             while "held by nobody" not in text:
                 text = said.get(timeout=WAIT_S)
-            first, last = held["start"], held["end"] - 1
-            assert str(first) in text
-            assert str(last) in text
+            named = re.search(r"layers? (\d+)(?:-(\d+))? (?:is|are) held by nobody", text)
+            assert named is not None, text
+            first, last = int(named[1]), int(named[2] or named[1])
+            # Some of its layers may have another holder by now: who is left is planned anew.
+            assert held["start"] <= first <= last < held["end"], (held, text)
             swarm.start_peer(memory_gib=0.45 * memory_for(MODEL) / 2**30, name=lost.name)
             assert answers.get(timeout=WAIT_S) == tuple(expected)
             thread.join()

@@ -130,6 +130,7 @@ def test_who_asks_pastes_a_line_and_later_needs_none(walk: Walk, tmp_path: Path)
         chat.wait_for(r"Ctrl-C\s+stops\s+an\s+answer\.")
         chat.type("One morning\n")
         chat.wait_for(r"^\d+ tokens after a prompt of \d+")
+        chat.wait_for(r"^>\Z")  # before, the key would be the system's to understand
         chat.type(CTRL_D)
         assert chat.wait() == 0
 

@@ -66,6 +66,7 @@ def first_difference(one: Path, other: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_every_simulation_tells_what_happens_and_replays_from_its_seed_alone(
     tmp_path: Path,
 ) -> None:
