@@ -63,45 +63,47 @@ class Copies:
 
     async def said_of(self, grammar: bytes, cpu_s: float) -> bytes:
         """See :meth:`Starter.said_of`."""
+        request = b"%d %f" % (len(grammar), cpu_s)
+        for _ in range(2):
+            requests = self._requests = self._requests or self._started()
+            reader, writer = await self._asked(requests, request)
+            process_id = 0
+            try:
+                if process_id := int(await reader.readline() or 0):
+                    writer.write(grammar)
+                    said = await reader.read()
+                    process_id = 0
+                    return said
+            except ConnectionError:  # ended before it had read all
+                return b""
+            finally:
+                if process_id:
+                    with suppress(ProcessLookupError):
+                        os.kill(process_id, signal.SIGKILL)
+                writer.close()
+            if self._requests is requests:  # it has ended: another one is started, once
+                requests.close()
+                self._requests = None
+        raise OSError("the process that is copied ends at once")
+
+    @staticmethod
+    async def _asked(
+        requests: socket.socket, request: bytes
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection with a copy; it ends at once where the process that is copied has ended.
+
+        Raises OSError where it does not keep up.
+        """
         ours, its = socket.socketpair()
         with its:
             try:
-                self._ask(b"%d %f" % (len(grammar), cpu_s), its)
-            except OSError:
+                socket.send_fds(requests, [request], [its.fileno()])
+            except BlockingIOError:
                 ours.close()
                 raise
-        reader, writer = await asyncio.open_connection(sock=ours)
-        process_id = 0
-        try:
-            process_id = int(await reader.readline() or 0)
-            if not process_id:
-                raise OSError("the process that is copied has ended")
-            writer.write(grammar)
-            said = await reader.read()
-            process_id = 0
-            return said
-        except ConnectionError:  # ended before it had read all
-            return b""
-        finally:
-            if process_id:
-                with suppress(ProcessLookupError):
-                    os.kill(process_id, signal.SIGKILL)
-            writer.close()
-
-    def _ask(self, request: bytes, its: socket.socket) -> None:
-        for _ in range(2):
-            if self._requests is None:
-                self._requests = self._started()
-            try:
-                socket.send_fds(self._requests, [request], [its.fileno()])
-            except BlockingIOError:
-                raise
-            except OSError:  # it has ended: another one is started, once
-                self._requests.close()
-                self._requests = None
-            else:
-                return
-        raise OSError("the process that is copied ends at once")
+            except OSError:
+                pass
+        return await asyncio.open_connection(sock=ours)
 
     def _started(self) -> socket.socket:
         ours, its = socket.socketpair(type=socket.SOCK_SEQPACKET)

@@ -171,6 +171,9 @@ def main() -> None:
         _try(sys.stdin.buffer, sys.stdout.buffer, int(sys.argv[1]), float(sys.argv[2]))
     else:
         with socket.socket(fileno=os.dup(sys.stdin.fileno())) as requests:
+            # No copy may keep it open: who asks would not see that the process that copies ended.
+            with open(os.devnull) as nothing:
+                os.dup2(nothing.fileno(), sys.stdin.fileno())
             _copy_for_each(requests)
 
 
