@@ -21,7 +21,7 @@ from testing.local_swarm import LocalPeer, end_group
 CALLERS = 2
 LEAVE_S = 60.0
 """How long a process may take to start and end, on a machine that is busy."""
-ATTACKERS_NICE = 10
+ATTACKERS_NICE = 19
 """Attackers have machines of their own elsewhere: here they get what the honest side leaves."""
 ESCAPE = "\x1b"
 KEPT = "memory_after"
@@ -155,12 +155,11 @@ class Playing:
             await until(lambda: newcomer.process.poll() is not None, LEAVE_S)  # noqa: B023
             end_group(newcomer.process.pid)
             await side.look()
-            await asyncio.sleep(self.timing.after_s)
+            await asyncio.sleep(max(self.timing.after_s, self.timing.baseline_s))
         held = side.memory_mib(from_s, time.time()).values()
         self._calm_mib = max(0.0, *(after - before for before, _, after in held))
-        from_s = time.time()
-        await asyncio.sleep(self.timing.baseline_s)
-        self._before = between(side.answers(), from_s, time.time())
+        # A newcomer takes processors here that would be its own elsewhere, with an attack or without.
+        self._before = between(side.answers(), from_s, from_s + self.timing.baseline_s)
         return side
 
     async def close(self) -> None:
