@@ -158,7 +158,7 @@ class Playing:
             await asyncio.sleep(max(self.timing.after_s, self.timing.baseline_s))
         held = side.memory_mib(from_s, time.time()).values()
         self._calm_mib = max(0.0, *(after - before for before, _, after in held))
-        # A newcomer takes processors here that would be its own elsewhere, with an attack or without.
+        # A newcomer takes processors that would be its own elsewhere, with an attack or without.
         self._before = between(side.answers(), from_s, from_s + self.timing.baseline_s)
         return side
 
