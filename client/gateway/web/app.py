@@ -13,7 +13,6 @@ from collections.abc import (
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from ipaddress import IPv4Network, IPv6Address, IPv6Network
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from client.gateway.protocols.anthropic_messages import error_of
 from client.gateway.protocols.blocks import AnswerWriter
 from client.gateway.protocols.requests import ChatRequest, CompletionRequest, parse_request
 from client.gateway.web.beats import with_beats
-from client.gateway.web.callers import address_of, answers_to, is_own
+from client.gateway.web.callers import IpNetwork, answers_to, asked_by, is_own, is_proxy, party_of
 from client.gateway.web.dialects import (
     CHATS,
     COMPLETIONS,
@@ -82,7 +81,7 @@ class GatewayConfig:
     """Names that a request may ask this gateway by while no key is asked, besides those of this
     machine; None: any. See
     :func:`client.gateway.web.callers.hosts_of`."""
-    proxies: tuple[IPv4Network | IPv6Network, ...] = ()
+    proxies: tuple[IpNetwork, ...] = ()
     """Web servers before this gateway that are believed who asked them, and by what name."""
     body_bytes_max: int = 8 << 20
     answers_at_once_max: int = 48
@@ -380,38 +379,32 @@ class Gateway:
         return response
 
     def _who(self, request: web.Request) -> str:
-        """Whose turn a request takes, for its answer and its grammar: a key's, or an address's. Of
-        IPv6 whoever has one address has 2**64 of them."""
-        if self._keys:
-            return request[ASKED].account.key.name
-        address = address_of(self._remote(request))
-        if isinstance(address, IPv6Address):
-            return str(IPv6Network((address, 64), strict=False))
-        return str(address)
+        """Whose turn a request takes, for its answer and its grammar: a key's, or an address's."""
+        return request[ASKED].account.key.name if self._keys else self._party(request)
 
-    def _forwarded(self, request: web.Request, header: str) -> str | None:
-        """What a proxy that the owner names says in ``header`` of who asked it; None: nothing."""
-        address = address_of(request.remote or "")
-        if address is None or not any(address in proxy for proxy in self._config.proxies):
-            return None
-        said = ",".join(request.headers.getall(header, ()))
-        return said.rpartition(",")[2].strip() or None  # what stands before it, anybody may write
-
-    def _remote(self, request: web.Request) -> str:
-        """The address that a request came from."""
-        own: str = request.remote or ""
-        return self._forwarded(request, "X-Forwarded-For") or own
+    def _party(self, request: web.Request) -> str:
+        """Who asks, by address."""
+        forwarded = self._forwarded(request, "X-Forwarded-For")
+        return party_of(asked_by(request.remote or "", forwarded, self._config.proxies))
 
     def _host(self, request: web.Request) -> str:
         """The name that a request was asked by."""
         own: str = request.headers.get("Host", "")
-        return self._forwarded(request, "X-Forwarded-Host") or own
+        said = self._forwarded(request, "X-Forwarded-Host")
+        believed = said and is_proxy(request.remote or "", self._config.proxies)
+        return said[-1] if believed else own  # what stands before it, anybody may write
+
+    @staticmethod
+    def _forwarded(request: web.Request, header: str) -> list[str]:
+        """What proxies say in ``header`` of who asked them, the first one's first."""
+        said = ",".join(request.headers.getall(header, ())).split(",")
+        return [each.strip() for each in said if each.strip()]
 
     async def _body(self, request: web.Request) -> bytes:
         if request.content_type != "application/json":
             said = request.headers.get("Content-Type", "none")[:100]
             raise ApiError(415, f"send 'Content-Type: application/json'; this body's is {said}")
-        address = self._remote(request)
+        address = self._party(request)
         if self._uploads[address] >= self._config.uploads_per_address_max:
             reason = f"{self._uploads[address]} unfinished requests come from {address}"
             raise too_many(reason, RETRY_AFTER_S)

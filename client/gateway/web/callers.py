@@ -1,10 +1,13 @@
 """Names and addresses that requests come by. Pure."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import urlsplit
 
 from dht.errors import UserError
+
+IpNetwork = IPv4Network | IPv6Network
 
 
 def hosts_of(listens_at: str, allowed: Sequence[str]) -> frozenset[str] | None:
@@ -18,7 +21,7 @@ def hosts_of(listens_at: str, allowed: Sequence[str]) -> frozenset[str] | None:
     return frozenset(name.lower().strip("[]") for name in (listens_at, *allowed))
 
 
-def proxies_of(named: Sequence[str]) -> tuple[IPv4Network | IPv6Network, ...]:
+def proxies_of(named: Sequence[str]) -> tuple[IpNetwork, ...]:
     """The networks that texts name; raises UserError."""
     try:
         return tuple(ip_network(each) for each in named)
@@ -35,11 +38,45 @@ def is_loopback(name: str) -> bool:
 
 
 def address_of(name: str) -> IPv4Address | IPv6Address | None:
-    """The address that a text is; None: it is none."""
+    """The address that a text is, with a port or without; None: it is none."""
+    for part in (name, _name_of(name)):
+        with suppress(ValueError):
+            address = ip_address(part)
+            return getattr(address, "ipv4_mapped", None) or address
+    return None
+
+
+def _name_of(host: str) -> str:
+    """The name in a ``Host`` header, without its port; "" where there is none."""
     try:
-        return ip_address(name)
+        return urlsplit(f"//{host}").hostname or ""
     except ValueError:
-        return None
+        return ""
+
+
+def asked_by(remote: str, forwarded: Sequence[str], proxies: Sequence[IpNetwork]) -> str:
+    """The nearest address that is not one of the owner's ``proxies``.
+
+    ``remote`` is connected to the gateway; ``forwarded`` is what each proxy added, the first one's
+    first. Anybody may write what stands before the entry of a proxy that is not the owner's.
+    """
+    nearest = (remote, *reversed(forwarded))
+    theirs = (said for said in nearest if not is_proxy(said, proxies))
+    return next(theirs, nearest[-1])
+
+
+def is_proxy(remote: str, proxies: Sequence[IpNetwork]) -> bool:
+    """Whether an address is one of the owner's proxies."""
+    address = address_of(remote)
+    return address is not None and any(address in proxy for proxy in proxies)
+
+
+def party_of(remote: str) -> str:
+    """Whose turn a request from an address takes: who has one of IPv6 has 2**64 of them."""
+    address = address_of(remote)
+    if isinstance(address, IPv6Address):
+        return str(IPv6Network((address, 64), strict=False))
+    return str(address or remote)
 
 
 def answers_to(host: str, known: frozenset[str] | None) -> bool:
@@ -48,10 +85,7 @@ def answers_to(host: str, known: frozenset[str] | None) -> bool:
 
     A page may bind its own name to this machine's address and ask by that, without an origin.
     """
-    try:
-        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
-    except ValueError:
-        return False
+    name = _name_of(host).rstrip(".")
     return known is None or name in known or is_loopback(name)
 
 

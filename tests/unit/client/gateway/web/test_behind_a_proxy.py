@@ -4,13 +4,14 @@ import asyncio
 import re
 import shutil
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from client.gateway.web.app import GatewayConfig
-from client.gateway.web.callers import proxies_of
+from client.gateway.web.callers import asked_by, party_of, proxies_of
 from dht.errors import UserError
 from testing.local_swarm import ROOT
 from tests.unit.client.gateway.paper import paper_gateway
@@ -77,6 +78,59 @@ def test_addresses_behind_a_proxy_take_turns_of_their_own() -> None:
             assert await asyncio.gather(other, *crowd) == [200] * 9
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("remote", "forwarded", "party"),
+    [
+        ("192.0.2.7", ["198.51.100.1"], "192.0.2.7"),
+        ("10.0.0.1", ["198.51.100.1", "192.0.2.7"], "192.0.2.7"),
+        ("10.0.0.1", ["198.51.100.1", "192.0.2.7", "10.0.0.2"], "192.0.2.7"),
+        ("10.0.0.1", ["10.0.0.3", "10.0.0.2"], "10.0.0.3"),
+        ("10.0.0.1", ["192.0.2.7:4711"], "192.0.2.7"),
+        ("10.0.0.1", ["[2001:db8::7]:4711"], "2001:db8::/64"),
+        ("10.0.0.1", ["::ffff:192.0.2.7"], "192.0.2.7"),
+        ("::ffff:10.0.0.1", ["192.0.2.7"], "192.0.2.7"),
+        ("10.0.0.1", ["192.0.2.7", "unknown"], "unknown"),
+        ("10.0.0.1", [], "10.0.0.1"),
+        ("", ["192.0.2.7"], ""),
+    ],
+)
+def test_who_asks_is_the_nearest_address_that_is_no_proxy(
+    remote: str, forwarded: list[str], party: str
+) -> None:
+    assert party_of(asked_by(remote, forwarded, proxies_of(["10.0.0.0/8"]))) == party
+
+
+def test_unfinished_requests_of_one_network_are_counted_together() -> None:
+    async def scenario() -> list[int]:
+        config = GatewayConfig(proxies=proxies_of(["127.0.0.1"]), uploads_per_address_max=2)
+        async with paper_gateway(config=config) as gateway:
+            ended = asyncio.Event()
+
+            async def body() -> AsyncIterator[bytes]:
+                yield b"{"
+                await ended.wait()
+                yield b"}"
+
+            async def ask(at: int) -> int:
+                async with gateway.http.post(
+                    gateway.url + "/v1/completions",
+                    data=body(),
+                    headers={
+                        "Content-Type": "application/json",
+                        "X-Forwarded-For": f"2001:db8::{at}",
+                    },
+                ) as response:
+                    return response.status
+
+            asked = [asyncio.create_task(ask(at)) for at in range(3)]
+            first, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            ended.set()
+            await asyncio.wait(asked)
+            return [each.result() for each in first]
+
+    assert asyncio.run(scenario()) == [429]
 
 
 def test_a_proxy_is_an_address() -> None:
