@@ -33,6 +33,8 @@ from dht.command_line import (
 )
 
 SOAK_MINUTES = 30.0
+AFTER_S = 150.0
+"""Go's daemons collect what they no longer use within two minutes, at the latest."""
 READY_S = 30.0
 """How long an attacker may take to get ready, and to put away what it made."""
 
@@ -58,7 +60,7 @@ def parse() -> argparse.Namespace:
     add("--seed", type=int, default=0, metavar="N", help="of the soak (0)")
     add("--baseline", type=float, default=20.0, metavar="S", help="before (20)")
     add("--seconds", type=float, metavar="S", help="of each attack (20 or 45, by attack)")
-    add("--after", type=float, default=60.0, metavar="S", help="until memory is held (60)")
+    add("--after", type=float, default=AFTER_S, metavar="S", help="until memory is back (150)")
     add("--out", type=Path, metavar="FILE", help="write the result as JSON; other rows in it stay")
     add("--note", default="", metavar="TEXT", help="said in the result, as of a shared machine")
     add("--attack", choices=tuple(ATTACKS), metavar="NAME", help="be the attacker of --peers")

@@ -14,7 +14,7 @@ from bench.hostile.attacker import MODEL
 from bench.hostile.attacks import ATTACKS, Row
 from bench.hostile.callers import Expected
 from bench.hostile.honest import MODULE, Helper, Side, joined, said, until
-from bench.hostile.verdict import Asked, Limits, Measured, between, row
+from bench.hostile.verdict import Asked, Limits, Measured, between, left_mib, row
 from bench.sessions.chaos import percentile
 from testing.local_swarm import LocalPeer, end_group
 
@@ -35,6 +35,7 @@ class Timing:
     attack_s: float | None
     """None: what the row says."""
     after_s: float
+    """The most that memory may take to be back."""
 
 
 def attackers(side: Side, name: str, seconds: float) -> Helper:
@@ -102,7 +103,11 @@ class Playing:
         came_in = await until(lambda: newcomer.process.poll() is not None, LEAVE_S)
         measured_join = joined(newcomer, len(side.peers)) and came_in
         end_group(newcomer.process.pid)
-        await asyncio.sleep(max(0.0, until_s + self.timing.after_s - time.time()))
+        back_mib = self.limits.after_mib + self._calm_mib
+        await until(
+            lambda: left_mib(side.memory_mib(from_s, time.time())) <= back_mib,
+            until_s + self.timing.after_s - time.time(),
+        )
         answers = side.answers()
         during = between(answers, from_s, until_s)
         whole = between(answers, from_s, time.time())
@@ -155,7 +160,7 @@ class Playing:
             await until(lambda: newcomer.process.poll() is not None, LEAVE_S)  # noqa: B023
             end_group(newcomer.process.pid)
             await side.look()
-            await asyncio.sleep(max(self.timing.after_s, self.timing.baseline_s))
+            await asyncio.sleep(self.timing.baseline_s)
         held = side.memory_mib(from_s, time.time()).values()
         self._calm_mib = max(0.0, *(after - before for before, _, after in held))
         # A newcomer takes processors that would be its own elsewhere, with an attack or without.

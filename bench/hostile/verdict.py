@@ -15,7 +15,7 @@ class Limits:
     peak_mib: float = 64.0
     """More memory of one process at any time, beyond what it takes without an attack."""
     after_mib: float = 8.0
-    """More memory of one process once the attack is over and a minute has passed."""
+    """More memory of one process that is left once what it collects has been collected."""
     ttft_times: float = 2.0
     """95th percentile of times to the first token, as a multiple of the one before."""
     slope_mib_per_min: float = 0.5
@@ -43,7 +43,7 @@ class Measured:
     ttft_before_p95_s: float | None
     ttft_during_p95_s: float | None
     memory_mib: Mapping[str, tuple[float, float, float]]
-    """By process: before, the largest during and after the attack, and a minute after."""
+    """By process: before, the largest during and after the attack, and what was left of it."""
     calm_mib: float
     """More memory of one process after as long without an attack: daemons grow by themselves."""
     ended: tuple[str, ...]
@@ -70,7 +70,12 @@ class Measured:
     @property
     def more_after_mib(self) -> float:
         """Growth that was left in the process that kept the most, in MiB."""
-        return max((after - before for before, _, after in self.memory_mib.values()), default=0.0)
+        return left_mib(self.memory_mib)
+
+
+def left_mib(memory_mib: Mapping[str, tuple[float, float, float]]) -> float:
+    """Growth that is left in the process that kept the most (:attr:`Measured.memory_mib`)."""
+    return max((after - before for before, _, after in memory_mib.values()), default=0.0)
 
 
 def checks(measured: Measured, limits: Limits) -> dict[str, bool]:
