@@ -1,4 +1,4 @@
-"""``anabranch models``: what the network serves, whether it is whole, and how much room it has."""
+"""``anabranch models``: the models that the network serves, whether they are complete, and their free KV."""
 
 import argparse
 import json
