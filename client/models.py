@@ -1,4 +1,7 @@
-"""``anabranch models``: the models that the network serves, whether they are complete, and their free KV."""
+"""``anabranch models``: the models that the network serves, and whether they are complete.
+
+It also shows how much KV is free.
+"""
 
 import argparse
 import json

@@ -20,7 +20,7 @@ _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 SENTENCE_WORDS_MAX = 30
 PRIVATE = re.compile(r"(?<!--)\b(reckon\w*|mend\w*|laws?|rooms?|beside|rounds?)\b", re.IGNORECASE)
-"""Words that a standard term says better. A round trip is one; names of options are what they are."""
+"""Words that a standard term says better; names of options stay as they are."""
 
 
 @dataclass(frozen=True, slots=True)
