@@ -76,7 +76,7 @@ def add_generation(
         (parser.add_argument if name in USUAL else parser.add_rare)(f"--{name}", **named)
 
     numbers: tuple[tuple[str, type, str, str], ...] = (
-        ("max-new-tokens", int, "N", f"length of the answer at most ({length})"),
+        ("max-new-tokens", int, "N", f"maximum length of the answer ({length})"),
         ("min-new-tokens", int, "N", "no end of the answer before N tokens"),
         ("temperature", float, "T", f"0 is greedy ({temperature})"),
         ("top-k", int, "K", "sample among the K likeliest tokens"),
@@ -88,7 +88,7 @@ def add_generation(
         ("seed", int, "N", "same seed, same answer (default: drawn)"),
         ("logprobs", int, "N", "log probabilities, with N alternatives each"),
         ("prompt-logprobs", int, "N", "the same for the prompt's tokens"),
-        ("cache-salt", str, "TEXT", "go on from the KV of own requests with the same salt alone"),
+        ("cache-salt", str, "TEXT", "reuse only KV of your requests with this salt"),
         ("grammar", str, "LARK", "the answer follows this grammar, such as 'start: %%json {}'"),
     )
     add(
@@ -117,9 +117,9 @@ def add_generation(
         "prefix-cache",
         choices=tuple(PrefixCache),
         default=argparse.SUPPRESS,
-        help="whose requests go on from the KV that peers keep of this prompt (own)",
+        help="whose requests may reuse the KV of this prompt (own)",
     )
-    add("ignore-eos", action="store_true", help="go on after end-of-text")
+    add("ignore-eos", action="store_true", help="continue after end-of-text")
 
 
 def generation_options(arguments: argparse.Namespace) -> GenerationOptions:

@@ -1,4 +1,7 @@
-"""``anabranch models``: what the network serves, whether it is whole, and how much room it has."""
+"""``anabranch models``: the models that the network serves, and whether they are complete.
+
+It also shows how much KV is free.
+"""
 
 import argparse
 import json

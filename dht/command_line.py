@@ -213,7 +213,7 @@ def add_swarm(parser: Parser) -> None:
         metavar="T",
         help="daemon, light (pure Python), or auto (auto)",
     )
-    parser.add_rare("--verbose", action="store_true", help="tell causes, too, in libp2p's words")
+    parser.add_rare("--verbose", action="store_true", help="also print causes, in libp2p's words")
 
 
 def add_model(parser: Parser) -> None:

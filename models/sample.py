@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-new-tokens", type=int, default=400)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--card", action="store_true", help="write README.md beside the weights")
+    parser.add_argument("--card", action="store_true", help="write README.md next to the weights")
     args = parser.parse_args()
     import torch  # imported late: --help needs no torch
 

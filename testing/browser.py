@@ -35,6 +35,16 @@ def browser() -> Iterator[Any]:
             opened.close()
 
 
+FIRST_PAINT_MS = """new Promise(tell => new PerformanceObserver(seen =>
+  tell(seen.getEntriesByName("first-contentful-paint")[0]?.startTime))
+  .observe({ type: "paint", buffered: true }))"""
+
+
+def first_paint_ms(page: Any) -> float:
+    """From the beginning of a page's request to its first contentful paint, in ms."""
+    return float(page.evaluate(FIRST_PAINT_MS))
+
+
 class PageServer:
     """The page on a free port, showing whatever ``state`` is set to."""
 

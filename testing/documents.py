@@ -1,5 +1,6 @@
 """What the documents tell people to type: commands, and programs in Python."""
 
+import ast
 import re
 import shlex
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ _INLINE = re.compile(rf"`({_STARTS}[^`]*)`", re.MULTILINE)
 _FENCED = re.compile(r"^```(?:sh|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
+SENTENCE_WORDS_MAX = 30
+PRIVATE = re.compile(r"(?<!--)\b(reckon\w*|mend\w*|laws?|rooms?|beside|rounds?)\b", re.IGNORECASE)
+"""Words that a standard term says better; names of options stay as they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Typed:
@@ -33,6 +38,17 @@ class Typed:
 def programs(page: Path) -> list[str]:
     """The page's programs in Python."""
     return _PYTHON.findall(page.read_text())
+
+
+def imported(program: str) -> set[str]:
+    """The packages that a program imports."""
+    found = set()
+    for node in ast.walk(ast.parse(program)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(str(node.module).partition(".")[0])
+    return found
 
 
 def commands(page: Path) -> list[Typed]:
@@ -65,8 +81,8 @@ def prose(text: str) -> list[str]:
         lines = block.splitlines()
         if all(line.startswith("    ") for line in lines):
             continue
-        if lines[0].startswith("|"):
-            found += [cell for line in lines for cell in line.strip("|").split("|")]
+        if lines[0].lstrip().startswith("|"):
+            found += [cell for line in lines for cell in line.strip(" |").split("|")]
             continue
         item = ""
         for line in lines:
@@ -86,3 +102,13 @@ def sentences(text: str) -> list[str]:
         for each in prose(text)
         for sentence in re.split(r"(?<=[.!?:;])[)*]*\s+", each.strip())
     ]
+
+
+def long_sentences(text: str) -> list[str]:
+    """The sentences of Markdown that have more words than a reader can hold."""
+    return [s for s in sentences(text) if len(re.findall(r"\S*\w\S*", s)) > SENTENCE_WORDS_MAX]
+
+
+def private_words(text: str) -> list[str]:
+    """The paragraphs of Markdown with a word of our own for a standard term."""
+    return [p for p in prose(text) if PRIVATE.search(re.sub(r"round[ -]trips?", "", p))]

@@ -1,38 +1,31 @@
 """``make demo``: three peers, none of which can hold the model, answer a prompt together.
 
 Each peer is a process of its own, on this machine; links are made as slow as between towns. The
-demo prints who holds which layers, the plan's flow, and the text as it streams, three times: with a
-token a round; with drafts (several tokens a round, drafted by the small model beside the model and
-by what repeats); and with drafts while a volunteer is killed in the middle of it. At last it says
-how fast that was, and whether the same model in one process says the same. With ``--keep`` (``make
-swarm``) the swarm stays until Ctrl-C, over links as they are; nobody is killed.
+demo prints who holds which layers, the plan's flow, and the text as it streams. It asks three
+times: without drafts, with drafts, and with drafts while a volunteer is killed in mid-answer.
+Drafts come from a small model and from repetitions. At last it prints the speeds, and whether the
+same model in one process gives the same text. With ``--keep`` (``make swarm``) the swarm stays
+until Ctrl-C, over links as they are; nobody is killed.
 """
 
 import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.demo.slow_links import HOST, SlowLinks, free_port
-from bench.demo.starting import Watching
+from bench.demo.starting import MODEL, PROMPT, ROUND_TRIP_MS, SHARES, volunteers
 from client import Answer, Swarm
 from dht.command_line import EXIT_INTERRUPTED
 from dht.identity.peer_id import short_name
 from dht.messages.types import Plan, layers_text, span_text
-from node.stage.draft_engine import DIRECTORY
-from testing.local_swarm import ROOT, LocalPeer, LocalSwarm, PeerStartError
+from testing.local_swarm import LocalPeer, LocalSwarm, PeerStartError
 from testing.reference import Reference, draft_memory_for, memory_for
-
-MODEL = ROOT / "models" / "brook"
-SHARES = (0.62, 0.45, 0.36)
-"""Memory of the three peers, as shares of what the whole model needs: nobody can hold it."""
-PROMPT = "One morning"
-ROUND_TRIP_MS = 20.0
 
 
 def parse() -> argparse.Namespace:
@@ -69,15 +62,20 @@ class Told:
     drafted: Answer
     struck: Answer | None
     """The answer in whose middle a volunteer was killed, if one was."""
+    victim: str
+    """Its name; empty where nobody was killed."""
     gap_s: float
     """The longest time without a token in it."""
 
 
 async def ask(
-    console: Console, addresses: list[str], arguments: argparse.Namespace, victim: LocalPeer | None
+    console: Console,
+    addresses: list[str],
+    arguments: argparse.Namespace,
+    mortal: Sequence[LocalPeer],
 ) -> Told:
-    """Connect one client, and stream the answer without drafts, with them, and while ``victim`` is
-    killed."""
+    """Connect one client, and stream the answer without drafts, with them, and while the last stage
+    of its route is killed, if that is one of the ``mortal`` peers."""
     async with Swarm.connect(
         addresses,
         model=str(arguments.model),
@@ -88,13 +86,21 @@ async def ask(
         plan, names = swarm.view.plan, {peer: node.name for peer, node in swarm.view.nodes.items()}
         if plan is not None:
             console.print(plan_table(plan, names))
-        plain, _ = await stream(console, swarm, arguments, "a token a round", speculate=False)
-        drafted, _ = await stream(console, swarm, arguments, "several tokens a round, as drafted")
-        struck, gap_s = None, 0.0
+        plain, _ = await stream(console, swarm, arguments, "one token at a time", speculate=False)
+        drafted, _ = await stream(console, swarm, arguments, "drafts, several tokens at a time")
+        struck, gap_s, last = None, 0.0, drafted.route[-1].peer_id
+        victim = next((peer for peer in mortal if peer.peer_id == last), None)
         if victim is not None:
             what = f"{victim.name} killed in the middle"
             struck, gap_s = await stream(console, swarm, arguments, what, victim=victim)
-        return Told(names=names, plain=plain, drafted=drafted, struck=struck, gap_s=gap_s)
+        return Told(
+            names=names,
+            plain=plain,
+            drafted=drafted,
+            struck=struck,
+            victim=victim.name if victim is not None else "",
+            gap_s=gap_s,
+        )
 
 
 async def stream(
@@ -179,23 +185,9 @@ def run(console: Console, arguments: argparse.Namespace) -> int:
             soft_wrap=not console.is_terminal,
             highlight=False,
         )
-    with (
-        SlowLinks(arguments.round_trip / 1e3) as links,
-        LocalSwarm(arguments.model) as swarm,
-    ):
-        watching = Watching(console, swarm)
-        for index, share in enumerate(shares):
-            name = f"volunteer-{index + 1}"
-            extra = ("--draft", str(arguments.model / DIRECTORY)) if drafter else ()
-            if arguments.round_trip:
-                port = free_port()
-                extra += ("--port", str(port), "--announce", f"{HOST}:{links.before(port)}")
-            lent_gib = (share + drafter) / 2**30
-            watching.until_listening(swarm.start_peer(memory_gib=lent_gib, name=name, extra=extra))
-        watching.until_settled()
-        console.print(f"All three serve after {watching.elapsed_s:.0f} s. Asking them …\n")
-        victim = None if arguments.keep else swarm.peers[-1]
-        told = asyncio.run(ask(console, swarm.addresses, arguments, victim))
+    with volunteers(console, arguments.model, arguments.round_trip) as swarm:
+        mortal = () if arguments.keep else swarm.peers
+        told = asyncio.run(ask(console, swarm.addresses, arguments, mortal))
         names, plain, drafted = told.names, told.plain, told.drafted
         route = " → ".join(
             f"{names.get(stage.peer_id, short_name(stage.peer_id))}"
@@ -209,9 +201,9 @@ def run(console: Console, arguments: argparse.Namespace) -> int:
             soft_wrap=not console.is_terminal,
             highlight=False,
         )
-        if victim is not None:
+        if told.victim:
             console.print(
-                f"{victim.name} was killed in the middle: {told.gap_s:.1f} s later the answer went"
+                f"{told.victim} was killed in the middle: {told.gap_s:.1f} s later the answer went"
                 " on over the others, which took its layers.",
                 soft_wrap=not console.is_terminal,
                 highlight=False,

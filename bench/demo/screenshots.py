@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dht.json_file import Json
 from testing import paper_health
-from testing.browser import PageServer, browser
+from testing.browser import PageServer, browser, first_paint_ms
 from tests.unit.client.gateway.beside import gateway_beside
 
 CHAT_PEERS = {
@@ -57,9 +57,6 @@ SHOTS: tuple[tuple[str, Callable[[], Json], int, str, bool], ...] = (
     ("phone", paper_health.healthy, 390, "light", False),
 )
 """Name, state of :mod:`testing.paper_health`, width, scheme, whether the whole page is taken."""
-FIRST_VIEW_MS = """new Promise(tell => new PerformanceObserver(seen =>
-  tell(seen.getEntriesByName("first-contentful-paint")[0]?.startTime))
-  .observe({ type: "paint", buffered: true }))"""
 
 
 def take(directory: Path) -> dict[Path, float]:
@@ -75,7 +72,7 @@ def take(directory: Path) -> dict[Path, float]:
             )
             page.goto(server.url)
             path = directory / f"health-{name}.png"
-            taken[path] = page.evaluate(FIRST_VIEW_MS)
+            taken[path] = first_paint_ms(page)
             page.screenshot(path=path, full_page=full)
             page.close()
             _shrink(path)

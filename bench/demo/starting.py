@@ -1,22 +1,59 @@
-"""What each peer of a local swarm does while the swarm comes up, in words for whoever waits."""
+"""The demo's swarm: how it is started, and what its peers do meanwhile, for whoever waits."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from bench.demo.slow_links import HOST, SlowLinks, free_port
 from dht.messages.types import layers_text
-from testing.local_swarm import LocalPeer, LocalSwarm, PeerStartError
+from node.stage.draft_engine import DIRECTORY
+from testing.local_swarm import ROOT, LocalPeer, LocalSwarm, PeerStartError
+from testing.reference import draft_memory_for, memory_for
 
 Event = Mapping[str, Any]
+MODEL = ROOT / "models" / "brook"
+PROMPT = "One morning"
+ROUND_TRIP_MS = 20.0
+"""Of every link: between towns."""
+SHARES = (0.62, 0.58, 0.55)
+"""Memory of the three peers, as shares of what the whole model needs: nobody can hold it, and any
+two can, so that whoever is killed is made up for."""
 LIMIT_S = 180.0
 MORE_S = 20.0
 """Time for which a plan is waited on that leaves a peer out, or in which peers cannot move without
 others' help: the next one may have a place for all."""
 LOOK_S = 0.1
+
+
+@contextmanager
+def volunteers(console: Console, model: Path, round_trip_ms: float) -> Iterator[LocalSwarm]:
+    """Three peers that hold ``model`` together, once all serve; they end with the context.
+
+    Every link takes ``round_trip_ms`` there and back; 0: as this machine is. Raises PeerStartError.
+    """
+    whole, drafter = memory_for(model), draft_memory_for(model)
+    with SlowLinks(round_trip_ms / 1e3) as links, LocalSwarm(model) as swarm:
+        watching = Watching(console, swarm)
+        for number, share in enumerate(SHARES, start=1):
+            extra = ("--draft", str(model / DIRECTORY)) if drafter else ()
+            if round_trip_ms:
+                port = free_port()
+                extra += ("--port", str(port), "--announce", f"{HOST}:{links.before(port)}")
+            peer = swarm.start_peer(
+                memory_gib=(share * whole + drafter) / 2**30,
+                name=f"volunteer-{number}",
+                extra=extra,
+            )
+            watching.until_listening(peer)
+        watching.until_settled()
+        console.print(f"All three serve after {watching.elapsed_s:.0f} s. Asking them …\n")
+        yield swarm
 
 
 def phase_of(events: Sequence[Event]) -> str:

@@ -1,11 +1,11 @@
 """A fleet of real peers on this machine, and what people see of it.
 
 Every peer is a ``node.join`` of the bundled model that knows the founder's address alone; every
-client is new and enters by the address of one living peer. A round starts the fleet, waits until
-each peer has layers or was told why not, looks on for a while with nobody asking, asks once
-through every peer, kills the leader and the founder together (SIGKILL), and asks once more
-through all that are left (where the founder leads, the next oldest dies with it). With --churn
-peers come, leave and are killed for --minutes while clients ask.
+client is new and enters by the address of one living peer. A run starts the fleet and waits until
+each peer has layers or knows why not. It watches for a while with nobody asking, and asks once
+through every peer. Then it kills the leader and the founder together (SIGKILL), and asks once more
+through all that are left. If the founder leads, the next oldest dies with it. With --churn peers
+come, leave and are killed for --minutes while clients ask.
 """
 
 import argparse
@@ -89,10 +89,10 @@ def parse() -> argparse.Namespace:
         metavar="S",
         help="between two strikes of the churn, on average (20)",
     )
-    add("--rounds", type=int, default=1, metavar="N", help="each with a new fleet (1)")
-    add("--resume", action="store_true", help="go on with the rounds in --out")
+    add("--rounds", type=int, default=1, metavar="N", help="runs, each with a new fleet (1)")
+    add("--resume", action="store_true", help="continue with the runs in --out")
     add("--seed", type=int, default=0, metavar="N", help="of the churn (0)")
-    add("--out", type=Path, metavar="FILE", help="write the result as JSON after each round")
+    add("--out", type=Path, metavar="FILE", help="write the result as JSON after each run")
     add("--note", default="", metavar="TEXT", help="said in the result, as of a shared machine")
     arguments = parser.parse_args()
     if arguments.peers < 3 or arguments.rounds < 1 or arguments.minutes <= 0:

@@ -73,22 +73,27 @@ def join_parser() -> Parser:
     parser = Parser(
         prog="python -m node.join",
         usage="%(prog)s [anabranch:…] [--model M] [options]",
-        description="Lend this machine: --model founds a swarm, an invitation joins one; alone it"
-        " joins the last, else one here, else founds its own. Ctrl-C leaves cleanly.",
+        description="Lend this machine. --model founds a swarm, an invitation joins one; without"
+        " these it joins the last one or a local one, or founds one. Ctrl-C leaves.",
         epilog="example: %(prog)s --model models/brook",
         exit_codes="0 left, 1 the machine broke, 2 your mistake, 3 no swarm or hub",
         allow_abbrev=False,
     )
     add, rare = parser.add_argument, parser.add_rare
     add_swarm(parser)
-    rare("--config", type=Path, metavar="FILE", help="these flags in TOML; typed ones go before")
+    rare(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="these options in TOML; typed ones override them",
+    )
     add("--model", metavar="M", help="directory, .gguf, or hub id org/name[:file]")
     rare(
         "--models",
         nargs="+",
         default=[],
         metavar="M",
-        help="or the neediest of these, once you agree",
+        help="or one of these: the neediest, once you agree",
     )
     rare("--yes", action="store_true", help="take one of --models without being asked")
     rare("--model-name", metavar="NAME", help="serve it as NAME (its hub id or directory's name)")
@@ -105,20 +110,20 @@ def join_parser() -> Parser:
     device.add_argument("--cpu", action="store_true", help="compute on the CPU")
     add("--memory", type=float, metavar="GIB", help="memory to lend (85%% of the free; CPU: 50%%)")
     rare("--max-vram", type=float, metavar="GIB", help="most of the GPU's memory to lend")
-    rare("--power-limit", type=float, metavar="W", help="power limit of the GPU meanwhile")
+    rare("--power-limit", type=float, metavar="W", help="power limit of the GPU while it is lent")
     rare(
         "--port", type=int, metavar="P", help=f"TCP port (as last time, or from {PORT_DEFAULT} on)"
     )
     rare("--host", metavar="H", help="IP address to listen on (0.0.0.0 or ::, all of them)")
-    reached = "others reach it there, as behind a forwarded port (as found)"
+    reached = "where others reach it, such as a forwarded port (as found)"
     rare("--announce", nargs="+", default=[], metavar="HOST:PORT", help=reached)
     identity = f"its secret key, made when missing ({DEFAULT_IDENTITY})"
     rare("--identity", type=Path, default=DEFAULT_IDENTITY, metavar="FILE", help=identity)
     add("--name", metavar="NAME", help="shown to others (this machine's name)")
-    add("--test", action="store_true", help="serve nobody: measure, say what it would do")
+    add("--test", action="store_true", help="serve nobody; measure, and show what it would do")
     rare("--coordinators", nargs="+", default=[], metavar="ID", help="follow plans of these only")
     rare("--layers", metavar="START:END", help="serve these whatever the plan says")
-    add("--idle-only", action="store_true", help="step aside while it or its keyboard is used")
+    add("--idle-only", action="store_true", help="step aside while the machine is in use")
     aside = "step aside while such a program (game) runs"
     rare("--pause-on-process", nargs="+", default=[], metavar="P", help=aside)
     times = "serve only then: 22:00-07:30 (local time)"
@@ -131,7 +136,7 @@ def join_parser() -> Parser:
         "--dtype",
         choices=dtypes,
         metavar="D",
-        help=f"{', '.join(dtypes)} (GPU: second; CPU: first, with few bits the quicker of both)",
+        help=f"{', '.join(dtypes)} (GPU: second; CPU: first; packed weights: the faster of both)",
     )
     rare(
         "--quantize",
@@ -141,10 +146,8 @@ def join_parser() -> Parser:
     )
     add("--max-up", type=float, metavar="MBIT", help="most megabits per second to send")
     rare("--max-down", type=float, metavar="MBIT", help="most megabits per second to receive")
-    add(
-        "--monthly-cap", type=float, metavar="GB", help="GB a month, both ways (link probes: to 33)"
-    )
-    evens = "have sessions moved to freer peers while memory suffices, too (docs/lend-a-gpu.md)"
+    add("--monthly-cap", type=float, metavar="GB", help="GB a month, both ways (no limit)")
+    evens = "move sessions to freer peers also while memory suffices (docs/lend-a-gpu.md)"
     rare("--balance", action="store_true", help=evens)
     rare(
         "--int8-rows",
@@ -153,14 +156,14 @@ def join_parser() -> Parser:
         metavar="R",
         help="send activations of prompts (prefill) or all in int8 (off)",
     )
-    rare("--anew", action="store_true", help="lend by these flags alone, not as last time")
+    rare("--anew", action="store_true", help="use only these options, not those of last time")
     rare("--threads", type=int, metavar="N", help="CPU threads (all cores that it may use)")
     rare(
         "--no-prefix-cache",
         action="store_true",
         help="keep nothing of a session for its client's next one",
     )
-    rare("--no-kernels", action="store_true", help="on a GPU, use torch's own kernels alone")
+    rare("--no-kernels", action="store_true", help="on a GPU, use only torch's own kernels")
     rare("--refresh-profile", action="store_true", help="measure this machine again")
     rare("--json-log", action="store_true", help="one JSON object per event, to stderr")
     return parser

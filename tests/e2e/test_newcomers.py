@@ -16,7 +16,7 @@ import pytest
 
 from node.peer.join_options import has_gpu
 from node.peer.lent_before import PORT_DEFAULT
-from testing.documents import PAGES, programs
+from testing.documents import PAGES, imported, programs
 from testing.newcomers import Newcomer, newcomers
 from testing.terminal import CTRL_C, CTRL_D, Terminal
 
@@ -27,8 +27,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="no terminals of Unix"),
 ]
 SMALL, LARGE = {"columns": 80, "lines": 24}, {"columns": 120, "lines": 40}
-NOT_OURS = {"langchain_openai", "litellm", "openai"}
-"""Packages of others in programs of the documents; some are not installed for tests."""
 SERVING = r"^serving: layers 0-7 of 8"
 LENT = ("--memory", "0.5", "--monthly-cap", "300")
 
@@ -143,7 +141,7 @@ def test_programs_of_the_documents_run_as_they_are_written(walk: Walk, tmp_path:
     runnable = [
         text.replace("anabranch:…", walk.invitation)
         for text in found
-        if all(map(importlib.util.find_spec, NOT_OURS & set(re.findall(r"\w+", text))))
+        if all(map(importlib.util.find_spec, imported(text)))  # some clients are not for tests
     ]
     with builder.terminal("anabranch", "serve", walk.invitation, **SMALL) as gateway:
         gateway.wait_for(r"serving .*http://127\.0\.0\.1:8000")

@@ -317,15 +317,23 @@ def test_the_windows_script_stops_where_a_step_fails() -> None:
     assert all("$LASTEXITCODE" in after for after in steps)
 
 
-@pytest.mark.parametrize("name", ["windows/join-wsl2.ps1", "install.ps1"])
-def test_the_windows_scripts_are_balanced_and_read_by_powershell(name: str) -> None:
+POWERSHELL = ("windows/join-wsl2.ps1", "install.ps1")
+
+
+@pytest.mark.parametrize("name", POWERSHELL)
+def test_the_windows_scripts_are_balanced_and_of_ascii(name: str) -> None:
     text = (ROOT / name).read_text()
     bare = re.sub(r"<#.*?#>|#[^\n]*|\"[^\"\n]*\"|'[^'\n]*'", "", text, flags=re.DOTALL)
     for opening, closing in ("{}", "()", "[]"):
         assert bare.count(opening) == bare.count(closing)
-    if shutil.which("pwsh") is not None:
-        read = f"[scriptblock]::Create((Get-Content -Raw '{ROOT / name}')) | Out-Null"
-        subprocess.run(["pwsh", "-NoProfile", "-Command", read], check=True)
+    assert text.isascii(), "Windows PowerShell 5.1 reads other characters as its own code page"
+
+
+@pytest.mark.skipif(shutil.which("pwsh") is None, reason="no PowerShell (pwsh) is installed")
+@pytest.mark.parametrize("name", POWERSHELL)
+def test_powershell_parses_the_windows_scripts(name: str) -> None:
+    read = f"[scriptblock]::Create((Get-Content -Raw '{ROOT / name}')) | Out-Null"
+    subprocess.run(["pwsh", "-NoProfile", "-Command", read], check=True)
 
 
 def test_install_ps1_stops_where_a_step_fails() -> None:
