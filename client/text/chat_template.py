@@ -16,6 +16,7 @@ from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from client.text.ends import special_tokens
 from dht.errors import UserError
 from dht.hub import TOOL_USE_TEMPLATE
 from dht.json_file import object_or_empty
@@ -97,14 +98,7 @@ class ChatTemplate:
         source = named.get("default", tool_use)
         if source is None:
             return None
-        special = {}
-        for name, value in {
-            **object_or_empty(directory / "special_tokens_map.json"),
-            **config,
-        }.items():
-            text = value.get("content") if isinstance(value, dict) else value
-            if name.endswith("_token") and isinstance(text, str):
-                special[name] = text
+        special = {name: each["content"] for name, each in special_tokens(directory).items()}
         return cls(source, special, tool_use)
 
     def render(
