@@ -12,8 +12,8 @@ from typing import Any
 
 from dht.errors import UserError
 
-SETTINGS_VERSION = 1
-"""Grows when other settings are made of the same file, so that those made before are not used."""
+SETTINGS_VERSION = 2
+"""Grows when other text files are made of the same file, so that those made before are not used."""
 FREQUENCIES = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 READ_TENSORS = (FREQUENCIES, LONG, SHORT)
