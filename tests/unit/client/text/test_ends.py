@@ -73,7 +73,14 @@ CASES: dict[str, tuple[tuple[int, ...], Files]] = {
         (5,),
         {"generation_config": {"eos_token_id": [5]}, "config": {"eos_token_id": [5, 7]}},
     ),
-    "what is no id": ((), {"config": {"eos_token_id": [True, -1, "2", 1.0]}}),
+    "what is no id": ((), {"config": {"eos_token_id": [True, -1, "2", 1.0, 1 << 70]}}),
+    "what is no id of a tokenizer": (
+        (),
+        {
+            "tokenizer_config": {"eos_token": "</s>"},
+            "tokenizer": {"model": {"vocab": {"</s>": 1 << 70}}},
+        },
+    ),
     "a chat whose tokenizer names the end of a text alone": (
         (5, 7),
         {
