@@ -97,6 +97,8 @@ class ModelLayout:
                 reason = "its layers attend to later tokens"
                 break
             except (Unservable, *FAILURES, OSError) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise  # of this machine, such as a full disk
                 first_line = _reason(error, store.config)
                 if ATTENTION_NAME not in first_line:
                     reason = first_line

@@ -88,6 +88,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "too long": (lengthen, "download it again"),
     "empty": (model_file(b""), "damaged"),
     "short": (model_file(b"1234567"), "only 7 bytes"),
+    "pointer": (model_file(b"version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
     "garbage": (model_file(b"\xff" * 64), "damaged"),
     "not json": (model_file(raw(b"garbage!")), "header cannot be read"),
     "deep header": (model_file(raw(b"[" * 100_000)), "header cannot be read"),
