@@ -220,6 +220,7 @@ def _defaults(directory: Path | None, stop_token_ids: Sequence[int]) -> dict[str
     if directory is None:
         return own
     try:
-        return own | read_object(directory / "generation_config.json")
+        said = read_object(directory / "generation_config.json")
     except (OSError, ValueError):
         return own
+    return own | {name: value for name, value in said.items() if value is not None}

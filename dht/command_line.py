@@ -8,6 +8,7 @@ reached or cannot serve this now, but may later; 130 interrupted.
 import argparse
 import asyncio
 import difflib
+import errno
 import importlib
 import io
 import logging
@@ -51,6 +52,11 @@ BEYOND_CLIENT = frozenset(
 """Packages that peers, planning and some models' tokenizers need, and no client else."""
 DESCRIPTORS_MAX = 65_536
 """Descriptors that a command asks the system for."""
+OF_THE_MACHINE = frozenset(
+    {errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EMFILE, errno.ENFILE,
+     errno.ENOMEM, errno.EIO, *((errno.EDQUOT,) if hasattr(errno, "EDQUOT") else ())}
+)  # fmt: skip
+"""Faults of disks, rights and limits, which may meet a command anywhere."""
 COMMAND = "anabranch"
 PEERS_VARIABLE = "ANABRANCH_PEERS"
 
@@ -480,6 +486,12 @@ def exit_code_of(work: Callable[[], int], *, of_swarm: int = EXIT_SWARM) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
+    except OSError as error:
+        if error.errno not in OF_THE_MACHINE:
+            raise
+        logging.getLogger(__name__).debug("this ended the command", exc_info=True)
+        told = f"this machine does not allow it: {error}; temporary files go where TMPDIR says"
+        return _say(MachineError(told), EXIT_MACHINE)
 
 
 def replace_unprintable() -> None:

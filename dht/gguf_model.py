@@ -33,6 +33,7 @@ from dht.gguf_header import (
     without_long_arrays,
 )
 from dht.gguf_settings import SETTINGS_VERSION, settings_of
+from dht.gguf_tokenizer import gguf_tokenizer
 from dht.hub import (
     GGUF,
     HubId,
@@ -347,14 +348,9 @@ def _write_tokenizer(where: str, raw: bytes, header: GgufHeader, directory: Path
 
     Raises UserError where it makes none.
     """
-    from transformers import PreTrainedTokenizerFast
-    from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
-
     try:
         with _Hollow(raw, header) as file:
-            architecture, vocabulary, settings = get_gguf_tokenizer(str(file))
-        backend, more = convert_gguf_tokenizer(architecture, vocabulary)
-        made = PreTrainedTokenizerFast(tokenizer_object=backend, **settings, **more)
+            made = gguf_tokenizer(file)
         made.save_pretrained(directory)
     except Exception as error:
         raise UserError(

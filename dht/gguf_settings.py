@@ -12,8 +12,8 @@ from typing import Any
 
 from dht.errors import UserError
 
-SETTINGS_VERSION = 1
-"""Grows when other settings are made of the same file, so that those made before are not used."""
+SETTINGS_VERSION = 2
+"""Grows when other text files are made of the same file, so that those made before are not used."""
 FREQUENCIES = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 READ_TENSORS = (FREQUENCIES, LONG, SHORT)
@@ -119,6 +119,8 @@ def _settings(
             continue
         if value not in ALLOWED.get(key, ()):
             raise _refused(where, key, value)
+    if not EPSILONS & said.keys():
+        raise KeyError(min(EPSILONS))  # transformers has one of its own
     found |= _scale(where, kind, known, said)
     for flag, ending in BIASES.items():
         if isinstance(known.get(flag), bool):
@@ -213,7 +215,7 @@ def _rotary(where: str, known: Values, said: Values, width: int | None) -> dict[
         return None
     made = {k: dict(v) if isinstance(v, Mapping) else v for k, v in own.items()}
     full = made.get("full_attention", made)
-    full["rope_theta"] = said.get("rope.freq_base", full.get("rope_theta"))
+    full["rope_theta"] = said.get("rope.freq_base", BASE)
     if (slow := said.get("rope.freq_base_swa")) is not None:
         if "sliding_attention" not in made:
             raise _refused(where, "rope.freq_base_swa", slow)
@@ -330,6 +332,9 @@ class _Scaling:
         return found
 
 
+EPSILONS = frozenset({"attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"})
+BASE = 10_000.0
+"""Base of rotary frequencies where a file does not say it (``llama-hparams.h``)."""
 KEPT = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 """Rotary parameters that scaling does not change."""
 

@@ -15,7 +15,7 @@ import msgspec
 from dht.errors import UserError
 from dht.hub import HubListing, notes_directory
 from dht.json_file import decode_json, read_object
-from dht.library_files import check_layers, read_by_library, without_code
+from dht.library_files import check_numbers, key_words, read_by_library, without_code
 from dht.messages.types import fingerprint_of
 from dht.text_files import digest_of, text_hashes
 
@@ -24,6 +24,8 @@ SINGLE = "model.safetensors"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 MANIFEST = "anabranch.sha256.json"
 MANIFEST_BYTES_MAX = 256 << 20
+CONTEXTS = ("max_position_embeddings", "seq_length", "max_seq_len", "max_target_positions")
+"""What families call their longest context."""
 CONTEXT_TOKENS = 2048
 """Longest context that is assumed if a configuration names none, as for models with ALiBi."""
 
@@ -78,7 +80,7 @@ def listed_root(listing: HubListing, directory: Path) -> str:
     """
     hashes = {
         shard: listing.files[shard].sha256
-        for shard in shard_names(listing.repo, listing.files, read_index(directory))
+        for shard in shard_names(listing.repo, listing.files, directory)
     }
     known = {shard: sha256 for shard, sha256 in hashes.items() if sha256 is not None}
     read_config(directory, listing.repo)
@@ -177,7 +179,7 @@ def library_config(directory: Path) -> Any:
     """The configuration of the model in ``directory`` as an object of transformers.
 
     Code that comes with a model is never run. Raises UserError for a configuration that
-    transformers does not understand.
+    transformers does not understand, and OSError where nothing can be written here.
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -187,13 +189,15 @@ def library_config(directory: Path) -> Any:
         if kind is None or kind == config["model_type"]:
             with read_by_library(directory, ("config.json",)) as cleaned:
                 return AutoConfig.from_pretrained(cleaned, trust_remote_code=False)
-        check_layers(config)
+        check_numbers(config)
         borrowed = {key: value for key, value in config.items() if key != "auto_map"}
         return CONFIG_MAPPING[kind].from_dict({**borrowed, "model_type": kind})
     except KeyError as error:
-        path = directory / "config.json"
-        raise UserError(f"{path} is not understood: transformers does not know {error}") from error
+        told = key_words(error, config)
+        raise UserError(f"{directory / 'config.json'} is not understood: {told}") from error
     except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of this machine, such as a full disk; transformers' own have no number
         said = " ".join(str(error).split())[:1000]
         raise UserError(f"{directory / 'config.json'} is not understood: {said}") from error
 
@@ -201,8 +205,8 @@ def library_config(directory: Path) -> Any:
 def sizes_of(config: Any) -> tuple[int, int, int]:
     """Layers, longest context in tokens, and vocabulary of a transformers configuration."""
     text = config.get_text_config()
-    named = getattr(text, "max_position_embeddings", None) or getattr(text, "seq_length", None)
-    context = max(int(named or CONTEXT_TOKENS), *_extended(getattr(text, "rope_parameters", None)))
+    named = next(filter(None, (getattr(text, name, None) for name in CONTEXTS)), CONTEXT_TOKENS)
+    context = max(int(named), *_extended(getattr(text, "rope_parameters", None)))
     return int(text.num_hidden_layers), context, int(text.vocab_size)
 
 
@@ -233,11 +237,11 @@ def directory_fingerprint(root: str, directory: Path) -> str:
 
 def shards_of(directory: Path) -> tuple[str, ...]:
     """The safetensors files of the model in a directory. Raises UserError."""
-    index = read_index(directory)
     files = {file.name for file in directory.iterdir() if file.is_file()}
-    within = {name for name in (index or {}).values() if _is_within(name)}
-    files |= {name for name in within if (directory / name).is_file()}
-    return shard_names(str(directory), files, index)
+    if SINGLE not in files:
+        within = {name for name in (read_index(directory) or {}).values() if _is_within(name)}
+        files |= {name for name in within if (directory / name).is_file()}
+    return shard_names(str(directory), files, directory)
 
 
 def read_index(directory: Path) -> dict[str, str] | None:
@@ -256,17 +260,16 @@ def read_index(directory: Path) -> dict[str, str] | None:
     return {tensor: str(PurePosixPath(name)) for tensor, name in weight_map.items()}
 
 
-def shard_names(
-    where: str, files: Collection[str], index: dict[str, str] | None
-) -> tuple[str, ...]:
+def shard_names(where: str, files: Collection[str], directory: Path) -> tuple[str, ...]:
     """The safetensors files of a model that has these files, as transformers takes them: a single
-    file before an index. Where two hold the same tensor, the later one counts.
+    file before the index in ``directory``, which is not read then. Where two hold the same tensor,
+    the later one counts.
 
     Raises UserError.
     """
     if SINGLE in files:
         return (SINGLE,)
-    if index:
+    if index := read_index(directory):
         names = tuple(sorted(set(index.values())))
         for name in names:
             if name not in files or not _is_within(name):

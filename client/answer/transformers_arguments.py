@@ -5,7 +5,8 @@ Arguments that would change the answer and that a swarm cannot honour are refuse
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 from client.answer.generation import GenerationOptions
 from dht.errors import UserError
@@ -20,7 +21,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "num_beams": (1,),
     "num_beam_groups": (1,),
     "num_return_sequences": (1,),
-    "use_cache": (True,),
     "return_dict_in_generate": (False,),
     "output_scores": (False,),
     "output_logits": (False,),
@@ -40,11 +40,29 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "encoder_repetition_penalty": (1.0,),
     "min_length": (0,),
     "is_assistant": (False,),
-}
-"""Arguments of which only these values, and None, ask for what is done anyway."""
+    "guidance_scale": (1.0,),
+    "token_healing": (False,),
+    **dict.fromkeys(
+        (
+            "bad_words_ids", "begin_suppress_tokens", "constraints", "dola_layers",
+            "exponential_decay_length_penalty", "force_words_ids", "forced_bos_token_id",
+            "forced_eos_token_id", "max_time", "penalty_alpha", "sequence_bias", "stop_strings",
+            "suppress_tokens", "top_h", "watermarking_config",
+        ),
+        (),
+    ),
+}  # fmt: skip
+"""Arguments of which only these values, None and empty lists ask for what is done anyway."""
 _NO_MATTER = frozenset(
-    {"transformers_version", "_from_model_config", "bos_token_id", "decoder_start_token_id"}
-)
+    {"transformers_version", "_from_model_config", "bos_token_id", "decoder_start_token_id",
+     "use_cache", "cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size",
+     "compile_config", "disable_compile", "low_memory", "continuous_batching_config",
+     "assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight",
+     "assistant_lookbehind", "target_lookbehind", "num_assistant_tokens",
+     "num_assistant_tokens_schedule", "prompt_lookup_num_tokens", "max_matching_ngram_size",
+     "speculation_type", "use_mtp"}
+)  # fmt: skip
+"""Arguments that change how transformers computes, not what."""
 _READ = frozenset(
     {
         "max_new_tokens",
@@ -58,6 +76,8 @@ _READ = frozenset(
         *_PASSED,
     }
 )
+KNOWN = _READ | _NO_MATTER | _NEUTRAL.keys()
+"""Arguments that mean something to transformers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,17 +101,21 @@ def understood(
     ``prompt_tokens`` is the width of the padded prompts, from which ``max_length`` counts.
 
     Raises UserError, with the argument's name, for what is unknown, not supported or out of range.
+    Unknown names in ``defaults`` mean nothing to transformers, and nothing here.
     """
     given = {**defaults, **arguments}
     for name, value in given.items():
-        if name in _READ or name in _NO_MATTER or value is None:
+        is_empty = value is None or (isinstance(value, list) and not value)
+        is_noise = name not in KNOWN and name not in arguments
+        if name in _READ or name in _NO_MATTER or is_empty or is_noise:
             continue
         if name not in _NEUTRAL:
             raise UserError(f"generate() does not support {name} in a swarm")
         if value not in _NEUTRAL[name]:
+            neutral = _NEUTRAL[name][0] if _NEUTRAL[name] else None
             raise UserError(
                 f"generate() does not support {name}={value!r} in a swarm; leave it out or give"
-                f" {_NEUTRAL[name][0]!r}"
+                f" {neutral!r}"
             )
     options: dict[str, Any] = {name: given[name] for name in _PASSED if given.get(name) is not None}
     if given.get("do_sample"):
@@ -123,6 +147,9 @@ def _new_tokens(given: Mapping[str, Any], prompt_tokens: int, context_tokens: in
         return new_tokens  # GenerationOptions checks it
     if length is None:
         return max(1, min(NEW_TOKENS_DEFAULT, context_tokens - prompt_tokens))
+    if not isinstance(length, SupportsIndex):
+        raise UserError(f"max_length is {length!r}; it must be a whole number")
+    length = index(length)
     if length <= prompt_tokens:
         raise UserError(
             f"max_length is {length}, but the prompt has {prompt_tokens} tokens; raise it or give"

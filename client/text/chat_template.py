@@ -16,6 +16,7 @@ from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from client.text.ends import special_tokens
 from dht.errors import UserError
 from dht.hub import TOOL_USE_TEMPLATE
 from dht.json_file import object_or_empty
@@ -39,9 +40,21 @@ def _raise(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def _to_json(value: Any, **options: Any) -> str:
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     # Jinja's own escapes characters for HTML; a prompt is no HTML.
-    return json.dumps(value, **{"ensure_ascii": False, **options})
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _now(layout: str) -> str:
@@ -97,14 +110,7 @@ class ChatTemplate:
         source = named.get("default", tool_use)
         if source is None:
             return None
-        special = {}
-        for name, value in {
-            **object_or_empty(directory / "special_tokens_map.json"),
-            **config,
-        }.items():
-            text = value.get("content") if isinstance(value, dict) else value
-            if name.endswith("_token") and isinstance(text, str):
-                special[name] = text
+        special = {name: each["content"] for name, each in special_tokens(directory).items()}
         return cls(source, special, tool_use)
 
     def render(

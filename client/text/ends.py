@@ -5,15 +5,19 @@ tokenizer's end of text, and, as checkpoints often name only the end of a text a
 turn, the tokens that end turns by their text.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dht.json_file import object_or_empty
-from dht.messages.session import STOP_TOKENS_MAX
+from dht.messages.session import STOP_TOKENS_MAX, TOKEN_ID_MAX
 
 TEXT_CONFIGS = ("text_config", "decoder", "generator")
 """Where a configuration of several models keeps the one that answers, as transformers finds it."""
+SPECIAL = (
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+)  # fmt: skip
+"""Special tokens that all tokenizers may name, in transformers' order."""
 FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
 TURN_ENDS = frozenset(
     {"<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
@@ -25,19 +29,21 @@ WITHIN = {"<|end|>": {"<|return|>", "<|call|>"}}
 """Tokens that end a part of an answer alone where the vocabulary has the others, too (ibid.)."""
 
 
-def stop_token_ids(directory: Path) -> tuple[int, ...]:
+def stop_token_ids(
+    directory: Path, id_of: Callable[[str], int | None] = lambda _: None
+) -> tuple[int, ...]:
     """Ids of the tokens that end answers of the model in ``directory``, at most half of those that
-    a session may have."""
+    a session may have. ``id_of`` is the tokenizer's id of a token, where one was made."""
     found = _named(directory)
-    said = object_or_empty(directory / "tokenizer_config.json")
-    end = {**object_or_empty(directory / "special_tokens_map.json"), **said}.get("eos_token")
-    end = end.get("content") if isinstance(end, dict) else end
-    end = end if isinstance(end, str) else ""
-    ids, wanted = _ids(directory, end), {end}
-    if _has_template(directory, said):
+    end = special_tokens(directory).get("eos_token", {"content": ""})["content"]
+    known = {text: id_of(text) for text in (end, *TURN_ENDS) if text}
+    ids = {text: token_id for text, token_id in known.items() if token_id is not None}
+    ids, wanted = ids | _ids(directory, end), {end}
+    if _has_template(directory):
         wanted |= {t for t in TURN_ENDS if not WITHIN.get(t, {""}) <= ids.keys()}
     found += [ids[text] for text in sorted(wanted & ids.keys())]
-    return tuple(dict.fromkeys(found))[: STOP_TOKENS_MAX // 2]
+    sent = dict.fromkeys(token_id for token_id in found if 0 <= token_id <= TOKEN_ID_MAX)
+    return tuple(sent)[: STOP_TOKENS_MAX // 2]
 
 
 def added_tokens(directory: Path) -> dict[int, dict[str, Any]]:
@@ -45,15 +51,50 @@ def added_tokens(directory: Path) -> dict[int, dict[str, Any]]:
     tokenizers library takes them."""
     said = object_or_empty(directory / "tokenizer_config.json").get("added_tokens_decoder")
     return {
-        int(name): {"content": token["content"]}
-        | {flag: token[flag] for flag in FLAGS if type(token.get(flag)) is bool}
-        for name, token in (said.items() if isinstance(said, dict) else ())
-        if name.isdecimal() and isinstance(token, dict) and _is_text(token.get("content"))
+        int(name): token
+        for name, each in (said.items() if isinstance(said, dict) else ())
+        if name.isdecimal() and isinstance(each, dict) and (token := _token(each))
     }
 
 
-def _is_text(said: Any) -> bool:
-    return isinstance(said, str) and bool(said)
+def special_tokens(directory: Path) -> dict[str, dict[str, Any]]:
+    """Special tokens by name, such as ``eos_token``, each as :func:`added_tokens` has them."""
+    said = _of_both_files(directory)
+    more = [said.get(key) for key in ("extra_special_tokens", "model_specific_special_tokens")]
+    named = {k: v for each in (said, *more) if isinstance(each, dict) for k, v in each.items()}
+    order = {name: at for at, name in enumerate(SPECIAL)}
+    return {
+        name: token
+        for name in sorted(named, key=lambda name: order.get(name, len(order)))
+        if name.endswith("_token") and (token := _token(named[name]))
+    }
+
+
+def all_special_tokens(directory: Path) -> list[dict[str, Any]]:
+    """:func:`special_tokens` and those without a name, in the order in which transformers adds
+    them."""
+    said = _of_both_files(directory)
+    lists = [said.get(key) for key in ("additional_special_tokens", "extra_special_tokens")]
+    unnamed = [_token(each) for some in lists if isinstance(some, list) for each in some]
+    return [*special_tokens(directory).values(), *filter(None, unnamed)]
+
+
+def _of_both_files(directory: Path) -> dict[str, Any]:
+    """What ``tokenizer_config.json`` and ``special_tokens_map.json`` say. The latter counts where
+    the former lists no added tokens, as in transformers; null takes nothing away."""
+    config = object_or_empty(directory / "tokenizer_config.json")
+    files = [object_or_empty(directory / "special_tokens_map.json"), config]
+    files = files if "added_tokens_decoder" in config else files[::-1]
+    return {k: v for each in files for k, v in each.items() if v is not None}
+
+
+def _token(said: Any) -> dict[str, Any]:
+    """A token's content and flags, of which a file may name the content alone; empty for what is
+    no token."""
+    token = said if isinstance(said, dict) else {"content": said}
+    if not isinstance(content := token.get("content"), str) or not content:
+        return {}
+    return {"content": content} | {f: token[f] for f in FLAGS if type(token.get(f)) is bool}
 
 
 def _named(directory: Path) -> list[int]:
@@ -80,6 +121,9 @@ def _ids(directory: Path, end: str) -> dict[str, int]:
     whole = object_or_empty(directory / "tokenizer.json")
     model, listed = whole.get("model"), whole.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, list):  # with a score each, in the order of their ids
+        each = (pair[0] if isinstance(pair, list) and pair else None for pair in vocabulary)
+        vocabulary = {text: at for at, text in enumerate(each) if isinstance(text, str)}
     known = vocabulary if isinstance(vocabulary, dict) else {}
     ids = {text: known[text] for text in (end,) if type(known.get(text)) is int}
     ids |= {str(token["content"]): token_id for token_id, token in added_tokens(directory).items()}
@@ -89,7 +133,8 @@ def _ids(directory: Path, end: str) -> dict[str, int]:
     return ids
 
 
-def _has_template(directory: Path, said: Mapping[str, Any]) -> bool:
+def _has_template(directory: Path) -> bool:
     """Whether the model is one to chat with."""
+    said = object_or_empty(directory / "tokenizer_config.json")
     files = ("chat_template.jinja", "chat_template.json")
     return bool(said.get("chat_template")) or any((directory / name).is_file() for name in files)

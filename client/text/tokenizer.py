@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from client.text.ends import added_tokens, stop_token_ids
+from client.text.ends import added_tokens, all_special_tokens, stop_token_ids
 from client.text.vocabulary import BYTE_OF, COMPOSED_CHARACTERS_MAX, longest_token
 from dht.errors import UserError
 from dht.hub import TEXT_FILES, VOCABULARIES
@@ -108,6 +108,11 @@ class Tokenizer:
         (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=special_tokens)
         return tuple(encoded.ids)
 
+    def id_of(self, token: str) -> int | None:
+        """Id of the token with this text, as the vocabulary writes it; None where it has none."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
     def characters_per_token(self) -> int | None:
         """Maximum characters of a text, over its tokens; read once, as it takes a while.
 
@@ -170,8 +175,8 @@ def _converted(path: Path) -> Any:
 
 
 def _add_tokens(backend: Any, directory: Path) -> None:
-    """Make ``backend`` what transformers makes of the file: with the tokens that only
-    ``tokenizer_config.json`` names, in the order of their ids, and without the file's padding and
+    """Make ``backend`` what transformers makes of the file: with the tokens that only other files
+    name, those with ids in their order and then special ones, and without the file's padding and
     truncation, which are those of training."""
     from tokenizers import AddedToken
 
@@ -183,6 +188,11 @@ def _add_tokens(backend: Any, directory: Path) -> None:
         AddedToken(added[token_id].pop("content"), **added[token_id]) for token_id in sorted(added)
     ]
     backend.add_tokens([token for token in made if repr(token) not in known])
+    texts = {token.content for token in backend.get_added_tokens_decoder().values()}
+    special = [{**each, "special": True} for each in all_special_tokens(directory)]
+    backend.add_tokens(
+        [AddedToken(e.pop("content"), **e) for e in special if e["content"] not in texts]
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,11 +211,13 @@ class ModelText:
     @classmethod
     def load(cls, name: str, directory: Path, root: str) -> "ModelText":
         """What ``directory`` says; raises UserError for a tokenizer that cannot be read."""
+        tokenizer = Tokenizer.load(directory)
+        known = {} if tokenizer is None else {"id_of": tokenizer.id_of}
         return cls(
             name=name,
             directory=directory,
-            tokenizer=Tokenizer.load(directory),
-            stop_token_ids=stop_token_ids(directory),
+            tokenizer=tokenizer,
+            stop_token_ids=stop_token_ids(directory, **known),
             root=root,
         )
 

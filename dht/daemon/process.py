@@ -31,9 +31,9 @@ _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _SECCOMP_MODE_FILTER = 2
 _SENDMSG = {"x86_64": (0xC000003E, 46), "aarch64": (0xC00000B7, 211)}
 """Kernel's numbers for the architecture and for its system call sendmsg, by machine."""
-_UNIX_PATH_CHARS_MAX = 104
-"""Maximum length of a unix socket's path: the shortest limit of common systems."""
-_SOCKET_CHARS = len("/p2pclient-0123456789a.sock")
+_UNIX_PATH_BYTES_MAX = 104
+"""Maximum bytes of a unix socket's path: the shortest limit of common systems."""
+_SOCKET_BYTES = len("/p2pclient-0123456789a.sock")
 _DIRECTORY_PREFIX = "anabranch-p2p-"
 _OWNER_FILE = "owner"
 _TRIES = 8
@@ -75,7 +75,7 @@ class SocketDirectory:
         """Create and lock one, and remove those whose processes have ended."""
         for _ in range(_TRIES):
             path = Path(tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX))
-            if len(str(path)) + _SOCKET_CHARS >= _UNIX_PATH_CHARS_MAX:
+            if len(os.fsencode(path)) + _SOCKET_BYTES >= _UNIX_PATH_BYTES_MAX:
                 path.rmdir()
                 path = Path(tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX, dir="/tmp"))
             try:

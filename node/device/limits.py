@@ -105,13 +105,13 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
     mounted counts. Raises OSError where there are no cgroups.
     """
     own: dict[str, str] = {}
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
+    for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         own |= dict.fromkeys(controllers.split(","), path)  # version 2 has the empty name
-    for line in (root / "proc/self/mountinfo").read_text().splitlines():
+    for line in _lines(root / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
-        mounted, point = (word.encode().decode("unicode_escape") for word in before.split()[3:5])
-        kind, _, options = after.split()[:3]
+        mounted, point = map(_unescaped, before.split(" ")[3:5])
+        kind, _, options = after.split(" ")[:3]  # a source may be empty
         name = "" if kind == "cgroup2" else controller
         if name not in own or not (
             kind == "cgroup2" or (kind == "cgroup" and controller in options.split(","))
@@ -124,6 +124,16 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
             yield each
             if each == top:
                 break
+
+
+def _lines(file: Path) -> list[str]:
+    """Lines of a file of the kernel, in which others' names may be of any bytes."""
+    return file.read_text(encoding="utf-8", errors="surrogateescape").split("\n")[:-1]
+
+
+def _unescaped(word: str) -> str:
+    """A path as the kernel writes it, with its octal escapes resolved."""
+    return word.encode("latin-1", "backslashreplace").decode("unicode_escape")
 
 
 def _of_rlimits() -> Iterator[MemoryLimit]:

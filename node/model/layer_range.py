@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from dht.errors import UserError
+from dht.library_files import key_words
 from dht.messages.types import ModelSpec, with_layer_bytes
 from dht.model_files import sizes_of
 from node.attention.paged_attention import ATTENTION_NAME, LooksAhead, register_attention
@@ -50,19 +51,9 @@ where it lacks something."""
 def _reason(error: Exception, config: Mapping[str, Any]) -> str:
     """First line of an error; of one that is a name alone, what in ``config`` has the name."""
     if isinstance(error, KeyError) and error.args:
-        places = "".join(f" as its {key}" for key in list(_said_at(config, error.args[0]))[:1])
-        return f"transformers does not know {str(error.args[0])[:60]!r}{places}"
+        return key_words(error, config)
     lines = str(error).strip().splitlines()
     return lines[0] if lines else repr(error)
-
-
-def _said_at(config: Mapping[str, Any], value: object) -> Iterator[str]:
-    """Keys of a configuration, and of those within it, that have this value."""
-    for key, said in config.items():
-        if isinstance(said, Mapping):
-            yield from (f"{key}.{inner}" for inner in _said_at(said, value))
-        elif type(said) is type(value) and said == value:
-            yield key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +97,8 @@ class ModelLayout:
                 reason = "its layers attend to later tokens"
                 break
             except (Unservable, *FAILURES, OSError) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise  # of this machine, such as a full disk
                 first_line = _reason(error, store.config)
                 if ATTENTION_NAME not in first_line:
                     reason = first_line
@@ -515,7 +508,7 @@ class LoadedRange:
         if isinstance(moved, PackedTensor):
             finite = moved.is_finite
         else:
-            finite = dtype is not torch.float16 or is_finite(moved)
+            finite = not _is_narrower(dtype, tensor.dtype) or is_finite(moved)
         if not finite:
             beyond = "float16; use --dtype bfloat16 or float32"
             if dtype is not torch.float16:
@@ -549,6 +542,13 @@ class LoadedRange:
                 " computed by the model's code, not stored"
             )
         return module.eval().requires_grad_(False)
+
+
+def _is_narrower(dtype: torch.dtype, stored: torch.dtype) -> bool:
+    """Whether numbers of one dtype may be beyond another's."""
+    if not (dtype.is_floating_point and stored.is_floating_point):
+        return False
+    return torch.finfo(dtype).max < torch.finfo(stored).max
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:

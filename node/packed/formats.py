@@ -57,9 +57,14 @@ def stored_weights(
     found = read_names(where, tensors, rules)
     for name, stored in found.items():
         if stored.make is None and tensors[name].dtype in FLOAT8_NAMES:
+            lacks = (
+                "its configuration names no quantization_config that says how"
+                if settings is None
+                else "its scales are missing"
+            )
             raise UserError(
                 f"{where} cannot be served: {name[:120]} is packed ({tensors[name].dtype}), and"
-                " its scales are missing"
+                f" {lacks}"
             )
     return found
 
@@ -111,7 +116,7 @@ def _fp8(settings: Mapping[str, Any]) -> list[Rule]:
     def halves(parts: Parts) -> torch.Tensor:
         return scaled("e2m1", parts["codes"].view(torch.uint8), parts["scales"], block=MX_BLOCK)
 
-    scales = {"scales": (".weight_scale_inv", ".scale", ".qscale_weight")}
+    scales = {"scales": (".weight_scale_inv", ".scale", ".qscale_weight", ".weight_scale")}
     anchor = ("codes", ".weight")
     return [
         Rule(anchor=anchor, needed=scales, dtypes=FLOAT8_NAMES, make=floats),
@@ -256,7 +261,7 @@ def _gptq(settings: Mapping[str, Any]) -> list[Rule]:
     bits = _number(settings, "bits", 4, 8)
     if bits not in (4, 8):
         raise ValueError(f"bits {bits}")
-    layout = settings.get("checkpoint_format", settings.get("format", "gptq"))
+    layout = settings.get("checkpoint_format") or settings.get("format") or "gptq"
     if layout not in GPTQ_SHIFTS:
         raise ValueError(f"checkpoint_format {str(layout)[:20]}")
     shifted = GPTQ_SHIFTS[layout]
@@ -293,7 +298,7 @@ def _gptq(settings: Mapping[str, Any]) -> list[Rule]:
 def _awq(settings: Mapping[str, Any]) -> list[Rule]:
     """``qweight`` ``[ins, outs / 8]`` with columns out of order."""
     bits = _number(settings, "bits", 1, 16, 4)
-    version = str(settings.get("version", "gemm")).lower()
+    version = str(settings.get("version") or "gemm").lower()
     if bits != 4 or version != "gemm" or settings.get("zero_point") is False:
         raise ValueError(f"bits {bits}, version {version[:20]}")
     size = settings.get("group_size", settings.get("q_group_size"))

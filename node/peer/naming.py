@@ -11,8 +11,10 @@ _NO_NAME = re.compile(r"localhost|[0-9a-f]{12,}|")
 
 
 def machine_name() -> str:
-    """This machine's name on its network, without the domain; empty where it says nothing."""
-    name = platform.node().partition(".")[0][:NAME_MAX].strip()
+    """This machine's name on its network, without the domain and bytes that are no text; empty
+    where it says nothing."""
+    whole = platform.node().encode(errors="ignore").decode()
+    name = whole.partition(".")[0][:NAME_MAX].strip()
     return "" if _NO_NAME.fullmatch(name.lower()) else name
 
 

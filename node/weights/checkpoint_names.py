@@ -7,6 +7,7 @@ a range, from only their tensors.
 """
 
 import copy
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -23,6 +24,14 @@ from node.weights.gguf_names import FAILURES, gguf_sources, gguf_transforms, nee
 
 CODE_DTYPES = frozenset({"I8", "U8", "I16", "I32", "I64"})
 """Dtypes of packed codes, where the model's code has numbers in their place."""
+
+
+WITHOUT_EFFECT = re.compile(
+    r"bias|weight_shape|(input|output|activation|act|[kqv]|kv|prob)_"
+    r"(scale|zero_point|global_scale|g_idx|scale_inv)|qscale_act"
+)
+"""Ends of the names of tensors beside a packed weight that say nothing of its numbers: how inputs
+and caches may be rounded, and a bias that the model's code does not add."""
 
 
 def integers_of(model: nn.Module, name: str) -> torch.dtype | None:
@@ -82,6 +91,14 @@ class CheckpointNames:
             used |= {source for source, _ in conversion.sources}
             for name in self._made_by(conversion):
                 self._by_parameter.setdefault(name, conversion)
+        packed = {name.rpartition(".")[0] for name in used if stored[name].make is not None}
+        for name in sorted(stored.keys() - used):
+            base, _, end = name.rpartition(".")
+            if base in packed and not WITHOUT_EFFECT.fullmatch(end):
+                raise UserError(
+                    f"{where} cannot be served: {name[:120]} changes a packed weight in a way that"
+                    " its quantization_config does not tell"
+                )
         if ARCHITECTURE in said:
             layers = int(model.config.get_text_config().num_hidden_layers)  # type: ignore[union-attr, operator]
             for name in sorted(stored.keys() - used):

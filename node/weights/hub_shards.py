@@ -38,7 +38,7 @@ from dht.hub import (
     write_note,
 )
 from dht.json_file import decode_json
-from dht.model_files import ShardHashes, read_config, read_index, shard_names
+from dht.model_files import ShardHashes, read_config, shard_names
 from node.weights.hashes import Progress, hash_shard
 from node.weights.safetensors_header import DamagedError
 from node.weights.shard_header import header_bytes_of, read_header
@@ -94,7 +94,7 @@ class HubShards:
         self._listing = listing
         self._stopped = threading.Event()
         self._hashes: dict[str, ShardHashes] = {}
-        self.shards = shard_names(listing.repo, listing.files, read_index(directory))
+        self.shards = shard_names(listing.repo, listing.files, directory)
         with ThreadPoolExecutor(HEADERS_AT_ONCE) as pool:
             found = pool.map(self._find_header, self.shards)
             self._headers = dict(zip(self.shards, found, strict=True))

@@ -15,6 +15,8 @@ from dht.errors import UserError
 from dht.json_file import decode_json
 
 PREFIX_BYTES = 8
+POINTER = b"version "
+"""What a directory that was cloned without Git LFS has in a file's place (its specification)."""
 HEADER_BYTES_MAX = 100 << 20
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
@@ -73,6 +75,10 @@ def safetensors_header_bytes(prefix: bytes, size_bytes: int, shard: str, where: 
     """
     if len(prefix) < PREFIX_BYTES:
         raise DamagedError(shard, f"{where} is damaged: it has only {size_bytes} bytes")
+    if prefix.startswith(POINTER):
+        raise DamagedError(
+            shard, f"{where} is only Git LFS's pointer to the file; fetch that with git lfs pull"
+        )
     (header_bytes,) = struct.unpack("<Q", prefix[:PREFIX_BYTES])
     if header_bytes > min(size_bytes - PREFIX_BYTES, HEADER_BYTES_MAX):
         raise DamagedError(

@@ -2,13 +2,24 @@
 
 import argparse
 import asyncio
+import errno
 import logging
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
-from dht.command_line import command_of, cut_between_words, loop_factory, print_lines, printable
+from dht.command_line import (
+    EXIT_MACHINE,
+    command_of,
+    cut_between_words,
+    exit_code_of,
+    loop_factory,
+    print_lines,
+    printable,
+)
 from dht.errors import SwarmError
 
 TITLE = "no room\x1b]0;owned\x07\x9b2J\u202eback\r"
@@ -80,3 +91,19 @@ def test_lines_are_cut_between_words_and_what_is_to_be_copied_is_whole() -> None
 def test_what_is_piped_is_cut_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
     print_lines("word " * 40 + "\x1b[2J")
     assert capsys.readouterr().out == "word " * 40 + "\N{REPLACEMENT CHARACTER}[2J\n"
+
+
+def test_a_machine_that_allows_nothing_is_told_in_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    assert exit_code_of(lambda: len(tempfile.mkdtemp())) == EXIT_MACHINE
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert str(tmp_path / "gone") in told
+
+    def fault() -> int:
+        raise OSError(errno.EBADF, "a fault of this software")
+
+    with pytest.raises(OSError, match="of this software"):
+        exit_code_of(fault)

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +87,11 @@ def test_whatever_a_library_raises_is_the_user_s_error(tmp_path: Path) -> None:
             library_config(written(tmp_path, **{key: value}))
         except UserError:
             continue
+
+
+def test_a_full_disk_is_no_fault_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(OSError, match="gone"):
+        library_config(written(tmp_path))

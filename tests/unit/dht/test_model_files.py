@@ -80,6 +80,15 @@ def test_yarn_extends_the_original_context(
     assert sizes_of(library_config(tmp_path))[1] == context
 
 
+@pytest.mark.parametrize(
+    ("family", "key"), [("mpt", "max_seq_len"), ("whisper", "max_target_positions"),
+                        ("bloom", "seq_length"), ("gpt2", "n_positions")]
+)  # fmt: skip
+def test_the_context_is_found_by_each_of_its_names(family: str, key: str, tmp_path: Path) -> None:
+    write(tmp_path, model_type=family, **{key: 64})
+    assert sizes_of(library_config(tmp_path))[1] == 64
+
+
 def test_a_configuration_that_the_library_refuses_is_a_fault_of_the_model(tmp_path: Path) -> None:
     write(tmp_path, model_type="llama", layer_types=["spiral"] * 3, **TINY)
     with pytest.raises(UserError, match=r"is not understood.*spiral"):

@@ -3,7 +3,7 @@
 import pytest
 from transformers import GenerationConfig
 
-from client.answer.transformers_arguments import padded, understood, unpadded
+from client.answer.transformers_arguments import KNOWN, padded, understood, unpadded
 from client.text.conversation import Conversation, fitted
 from dht.errors import UserError
 
@@ -65,6 +65,27 @@ def test_a_generation_config_is_taken_with_all_that_it_sets() -> None:
     assert call(**GenerationConfig().to_diff_dict()).options.max_new_tokens == 20
     with pytest.raises(UserError, match="num_beams"):
         call(**GenerationConfig(num_beams=3).to_diff_dict())
+
+
+def test_every_argument_of_transformers_is_known() -> None:
+    """So that none of a model's own file is taken for one that means nothing."""
+    assert set(vars(GenerationConfig())) <= KNOWN
+
+
+def test_a_models_own_file_may_say_what_changes_no_answer() -> None:
+    own = {
+        "cache_implementation": "hybrid",
+        "use_cache": False,
+        "chat_format": "chatml",
+        "suppress_tokens": [],
+        "top_k": 64,
+    }
+    assert understood({}, own, prompt_tokens=5, context_tokens=64).options.max_new_tokens == 20
+    with pytest.raises(UserError, match="chat_format"):
+        call(chat_format="chatml")
+    for name, value in (("suppress_tokens", [1]), ("max_length", "9")):
+        with pytest.raises(UserError, match=name):
+            understood({}, {name: value}, prompt_tokens=5, context_tokens=64)
 
 
 def test_padding_comes_off_the_left_and_goes_on_the_right() -> None:

@@ -112,6 +112,11 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("3{{ eos_token }}")
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "</s>"}))
     assert rendered() == "3</s>"
+    config(eos_token=None, added_tokens_decoder={})
+    assert rendered() == "3</s>"
+    config(extra_special_tokens={"eos_token": "x", "image_token": "<i>"}, added_tokens_decoder={})
+    (tmp_path / "chat_template.jinja").write_text("4{{ image_token }}")
+    assert rendered() == "4<i>"
 
 
 def test_chats_with_functions_have_the_template_for_them(tmp_path: Path) -> None:

@@ -45,6 +45,22 @@ CASES: dict[str, tuple[tuple[int, ...], Files]] = {
             "tokenizer": {"model": {"vocab": {"</s>": 3}}, "added_tokens": []},
         },
     ),
+    "the map's, where the configuration says null": (
+        (3,),
+        {
+            "tokenizer_config": {"eos_token": None, "added_tokens_decoder": {}},
+            "special_tokens_map": {"eos_token": "</s>"},
+            "tokenizer": {"model": {"vocab": {"</s>": 3}}},
+        },
+    ),
+    "the map's before the configuration's that lists no tokens": (
+        (4,),
+        {
+            "tokenizer_config": {"eos_token": "<|endoftext|>"},
+            "special_tokens_map": {"eos_token": "</s>"},
+            "tokenizer": {"model": {"vocab": [["<|endoftext|>", 0.0], [3], 4, None, ["</s>", 1]]}},
+        },
+    ),
     "null, and the configuration's": (
         (5,),
         {"generation_config": {"eos_token_id": None}, "config": {"eos_token_id": 5}},
@@ -57,7 +73,14 @@ CASES: dict[str, tuple[tuple[int, ...], Files]] = {
         (5,),
         {"generation_config": {"eos_token_id": [5]}, "config": {"eos_token_id": [5, 7]}},
     ),
-    "what is no id": ((), {"config": {"eos_token_id": [True, -1, "2", 1.0]}}),
+    "what is no id": ((), {"config": {"eos_token_id": [True, -1, "2", 1.0, 1 << 70]}}),
+    "what is no id of a tokenizer": (
+        (),
+        {
+            "tokenizer_config": {"eos_token": "</s>"},
+            "tokenizer": {"model": {"vocab": {"</s>": 1 << 70}}},
+        },
+    ),
     "a chat whose tokenizer names the end of a text alone": (
         (5, 7),
         {
@@ -105,3 +128,10 @@ def test_ends_are_all_that_the_files_name(name: str, tmp_path: Path) -> None:
 def test_ends_are_bounded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": list(range(1000))}))
     assert stop_token_ids(tmp_path) == tuple(range(32))
+
+
+def test_ends_are_found_in_a_tokenizer_that_was_made_of_other_files(tmp_path: Path) -> None:
+    told = {"eos_token": "</s>", "chat_template": TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+    ids = {"</s>": 2, "<|im_end|>": 9, "word": 4}
+    assert set(stop_token_ids(tmp_path, ids.get)) == {2, 9}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
+from transformers import AutoTokenizer
 
 from client.answer.generation import GenerationOptions
 from client.text.tokenizer import (
@@ -242,3 +243,19 @@ def test_tokens_that_only_the_configuration_names_are_known(tmp_path: Path) -> N
     ids = tokenizer.encode("<|turn|><tool>", special_tokens=False)
     assert ids == (size, size + 1)
     assert tokenizer.decode(ids) == "<tool>"
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_special_tokens_that_only_other_files_name_are_special(file: str, tmp_path: Path) -> None:
+    """As transformers adds them, though the plain vocabulary may have them."""
+    made = Backend(BPE({"a": 0, "<e>": 1}, []))
+    made.save(str(tmp_path / "tokenizer.json"))
+    told = {"additional_special_tokens": ["<more>", "<x>"], "eos_token": "<e>"}
+    (tmp_path / file).write_text(json.dumps(told))
+    tokenizer = Tokenizer.load(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer is not None
+    for text in ("a<e>a", "a<more><x>", "a <x>"):
+        assert tokenizer.encode(text) == tuple(theirs.encode(text)), text
+    assert tokenizer.encode("a<e>") == (0, 1)
+    assert tokenizer.decode((0, 1, 2, 3)) == "a"

@@ -67,6 +67,26 @@ os.kill(os.getpid(), 9)
 """
 
 
+@pytest.mark.parametrize("letter", ["u", "ü"])
+def test_sockets_have_short_paths_wherever_temporary_files_are(
+    letter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unix socket's limit counts bytes."""
+    free = 104 - len("/anabranch-p2p-12345678") - len("/p2pclient-0123456789a.sock")
+    below = Path(tempfile.mkdtemp(dir="/tmp", prefix="x"))
+    try:
+        characters = free - len(os.fsencode(below)) - 2
+        long = below / (letter * (characters + 4 * (letter == "u")))
+        long.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(long))
+        made = SocketDirectory.make()
+        assert len(os.fsencode(made.path / "p2pclient-0123456789a.sock")) < 104
+        assert list(long.iterdir()) == []
+        made.remove()
+    finally:
+        shutil.rmtree(below)
+
+
 def test_what_a_killed_process_left_is_removed(parent: Path) -> None:
     died = subprocess.run(
         [sys.executable, "-c", DIES, str(parent)], check=False, capture_output=True, text=True

@@ -93,6 +93,22 @@ def test_version_1_limits_memory(tmp_path: Path, path: str, mounted: str, folder
     assert (limit.free_bytes, limit.total_bytes) == (GIB, 2 * GIB)
 
 
+def test_mounts_of_others_hide_no_limit(tmp_path: Path) -> None:
+    """One without a source, one with a name of other bytes, and one with a space in its name."""
+    path = "/\u016bber all.slice"
+    files: dict[str, object] = {"memory.max": GIB, "memory.current": 0}
+    files = {f"{path[1:]}/{name}": value for name, value in files.items()}
+    system(tmp_path, f"0::{path}", "", files)
+    mounts = "40 24 0:9 / /tmp/x rw - tmpfs  rw\n41 24 0:9 / /mnt/\udcfc rw - ext4 /dev/x rw\n"
+    mounts += V2.format(mounted="/") + "\n"
+    mountinfo = tmp_path / "proc/self/mountinfo"
+    mountinfo.write_bytes(mounts.encode("utf-8", "surrogateescape"))
+    assert memory_limit(tmp_path).total_bytes == GIB
+    inner = V2.format(mounted=path.replace(" ", "\\040"))
+    system(tmp_path, f"0::{path}", inner, {"memory.max": GIB // 2, "memory.current": 0})
+    assert memory_limit(tmp_path).total_bytes == GIB // 2
+
+
 @pytest.mark.parametrize("cgroup", ["", "0::/", "not a line", "4:memory:/x\n0::/"])
 def test_without_a_limit_the_machine_counts(tmp_path: Path, cgroup: str) -> None:
     files = {"memory.max": "max", "memory.current": 5 * GIB, "cpu.max": "max 100000"}

@@ -401,6 +401,18 @@ UNREAD: dict[str, dict[str, Any]] = {
 }
 
 
+def test_what_a_file_leaves_out_is_never_another_models(tmp_path: Path) -> None:
+    """transformers has values of its own for both."""
+    config = AutoConfig.for_model("qwen3", **SMALL, head_dim=8)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "plain")
+    file, epsilon = tmp_path / "tiny.gguf", "attention.layer_norm_rms_epsilon"
+    write_gguf(tmp_path / "plain", file, of_kind("F32"), stated={"rope.freq_base": None})
+    assert WeightStore.open(str(file)).config["rope_parameters"]["rope_theta"] == 1e4
+    write_gguf(tmp_path / "plain", file, of_kind("F32"), stated={epsilon: None})
+    with pytest.raises(UserError, match="does not say 'attention"):
+        WeightStore.open(str(file))
+
+
 @pytest.mark.parametrize("key", list(UNREAD))
 def test_what_is_not_read_is_refused_by_name(key: str, tmp_path: Path) -> None:
     make(tmp_path / "plain", "llama")

@@ -210,8 +210,31 @@ def test_numbers_beyond_float16_are_named(tmp_path: Path) -> None:
 def test_a_name_that_the_library_does_not_know_comes_with_its_place(
     said: dict[str, Any], place: str, tmp_path: Path
 ) -> None:
-    make(tmp_path, "llama")
-    path = tmp_path / "config.json"
+    words = f"transformers does not know 'spiral' as its {place}"
+    assert words in words_for(said, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rope", "words"),
+    [
+        ({"rope_type": "llama3", "factor": 8.0}, "not understood: Missing required keys"),
+        ({"rope_type": "linear", "factor": "4.0"}, "it says factor '4.0' of its rotary positions"),
+        ({"rope_type": "yarn", "factor": -2.0}, "it says factor -2.0 of its rotary positions"),
+        ({"rope_type": "default", "rope_theta": "1e6"}, "it says rope_theta '1e6'"),
+        ({"rope_type": None}, "transformers looks for 'None' in vain"),
+    ],
+)
+def test_rotary_settings_that_are_wrong_are_named(
+    rope: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    assert words in words_for({"rope_parameters": rope}, tmp_path)
+
+
+def words_for(said: dict[str, Any], directory: Path) -> str:
+    """The refusal of a model whose configuration says ``said``."""
+    make(directory, "llama")
+    path = directory / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
-    with pytest.raises(UserError, match=f"transformers does not know 'spiral' as its {place}"):
-        ModelLayout.of(WeightStore.open(str(tmp_path)), "float32")
+    with pytest.raises(UserError) as caught:
+        ModelLayout.of(WeightStore.open(str(directory)), "float32")
+    return str(caught.value)

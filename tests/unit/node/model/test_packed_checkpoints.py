@@ -228,6 +228,7 @@ def plain(directory: Path) -> None:
     path.write_text(json.dumps(config))
 
 
+SMOOTHING = "model.layers.0.self_attn.q_proj.pre_quant_scale"
 DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "unknown method": ("fp8", settings(quant_method="quip" * 99), "by the method 'quip"),
     "no method": ("fp8", no_method, "by the method ''"),
@@ -251,7 +252,12 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
     ),
     "truncated": ("fp8", truncated, "download it again"),
     "codes without a method": ("awq", plain, "hold no tensor"),
-    "floats without a method": ("fp8", plain, "scales are missing"),
+    "floats without a method": ("fp8", plain, "names no quantization_config"),
+    "what changes a weight in a way that nobody told": (
+        "awq",
+        tensors(lambda found: found.update({SMOOTHING: torch.ones(64)})),
+        f"{SMOOTHING} changes a packed weight",
+    ),
 }
 
 

@@ -233,3 +233,17 @@ def test_another_grid_than_the_formats_own_is_refused(name: str) -> None:
     settings, (tensors, *_) = REFUSED[name]
     with pytest.raises((UserError, ValueError)):
         packed_as(settings, tensors)
+
+
+@pytest.mark.parametrize("ending", ["weight_scale_inv", "weight_scale"])
+def test_scales_of_fp8_are_known_by_both_of_their_names(ending: str) -> None:
+    tensors = {"a.weight": Entry("F8_E4M3", (4, 8)), f"a.{ending}": Entry("F32", ())}
+    said = {"quant_method": "fp8", "activation_scheme": "static"}
+    stored = stored_weights("m", {"quantization_config": said}, tensors)
+    assert stored["a.weight"].on_meta(tensors).shape == (4, 8)
+
+
+@pytest.mark.parametrize(("method", "key"), [("gptq", "checkpoint_format"), ("awq", "version")])
+def test_null_is_what_is_not_said(method: str, key: str) -> None:
+    said = {"quant_method": method, "bits": 4, key: None}
+    assert stored_weights("m", {"quantization_config": said}, {}) == {}

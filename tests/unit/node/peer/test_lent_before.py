@@ -164,6 +164,16 @@ def test_a_peer_is_named_after_its_machine_unless_its_owner_says_otherwise(
     assert "--name=" in flags_of(parse("--gpu 0,1"), 1)
 
 
+@pytest.mark.parametrize(
+    ("node", "name"), [("büro-rechner.lan", "büro-rechner"), ("b\udcfcro", "bro")]
+)
+def test_a_name_of_other_letters_can_be_sent(
+    node: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.node", lambda: node)
+    assert machine_name() == name
+
+
 @pytest.mark.parametrize("node", ["localhost", "3f2a9c01d4be", "", "LOCALHOST.localdomain"])
 def test_a_machine_without_a_name_gives_none(node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.node", lambda: node)
