@@ -20,6 +20,18 @@ from dht.errors import UserError
 from dht.hub import TOOL_USE_TEMPLATE
 from dht.json_file import object_or_empty
 
+_END = "zqendqz"
+"""Stands behind the text of a message that is continued, to tell where it ends."""
+_CANNOT_RENDER = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a template raises that asks something for what it does not have."""
+
 
 class _Generation(Extension):
     """``{% generation %}`` marks the assistant's part for training; here it changes nothing."""
@@ -39,9 +51,22 @@ def _raise(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def _to_json(value: Any, **options: Any) -> str:
-    # Jinja's own escapes characters for HTML; a prompt is no HTML.
-    return json.dumps(value, **{"ensure_ascii": False, **options})
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own escapes characters for HTML; a prompt is no HTML. The options are those of
+    # transformers, in their order.
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _now(layout: str) -> str:
@@ -122,12 +147,17 @@ class ChatTemplate:
         functions in OpenAI's form, ``options`` what the template takes beside.
         """
         template = self._template if tools is None else self._tool_template
+        shown = [dict(message) for message in messages]
+        if continue_final_message:
+            if not (content := str(shown[-1]["content"]).strip()):
+                raise UserError("the final message cannot be continued: it has no text")
+            shown[-1]["content"] = content + _END
         try:
             text = template.render(
                 {
                     "documents": None,
                     **(options or {}),
-                    "messages": [dict(message) for message in messages],
+                    "messages": shown,
                     "add_generation_prompt": add_generation_prompt,
                     "tools": None if tools is None else [dict(tool) for tool in tools],
                     **self._special_tokens,
@@ -135,17 +165,16 @@ class ChatTemplate:
             )
         except jinja2.TemplateError as error:
             raise UserError(f"the model's chat template refuses these messages: {error}") from None
-        except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+        except _CANNOT_RENDER as error:
             raise UserError(
                 f"the model's chat template cannot render these messages: {error}"
             ) from None
-        if continue_final_message:
-            content = str(messages[-1]["content"]).strip()
-            at = text.rfind(content)
-            if not content or at < 0:
-                raise UserError("the final message cannot be continued: it has no text")
-            text = text[: at + len(content)]
-        return text
+        if not continue_final_message:
+            return text
+        before, end, _ = text.rpartition(_END)
+        if not end:
+            raise UserError("the final message cannot be continued: the template leaves it out")
+        return before
 
     def written_call(self, call: Mapping[str, Any], tool: Mapping[str, Any]) -> str:
         """What the template writes for an answer that is ``call`` (``name``, ``arguments``) of
