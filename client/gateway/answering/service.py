@@ -148,7 +148,9 @@ class CompletionService:
         echo = isinstance(request, CompletionRequest) and bool(request.echo)
         wanted = wanted_tokens(request)
         if wanted == 0 and not echo:
-            name = "max_completion_tokens" if is_chat else "max_tokens"
+            name = (
+                "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+            )
             raise bad_request(f"{name} is 0; at least 1, or 0 with echo", name)
         grammar = await self._threads.run(
             size_of(request), lambda: self._grammar(request, texts[0] if texts else "")

@@ -26,6 +26,7 @@ from client.gateway.protocols.messages import (
 from client.gateway.protocols.messages import NamedTool as ChatTool
 from client.gateway.protocols.requests import (
     SALT_CHARS_MAX,
+    TOKENS_MAX,
     ChatRequest,
     Effort,
     NamedSchema,
@@ -36,7 +37,11 @@ from dht.json_file import Json
 from dht.messages.session import Temperature, TopP
 
 LOGPROBS = "message.output_text.logprobs"
-PARAMS = {"messages": "input", "response_format": "text.format"}
+PARAMS = {
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "response_format": "text.format",
+}
 """Fields of a chat by the names that they have here."""
 logger = logging.getLogger(__name__)
 PREFIXES = {Kind.THOUGHT: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
@@ -162,7 +167,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     instructions: str | None = None
     stream: bool | None = None
     store: bool | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1, le=1 << 22)] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, le=TOKENS_MAX)] | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     text: TextOptions | None = None
