@@ -149,9 +149,7 @@ class ChatTemplate:
         template = self._template if tools is None else self._tool_template
         shown = [dict(message) for message in messages]
         if continue_final_message:
-            if not (content := str(shown[-1]["content"]).strip()):
-                raise UserError("the final message cannot be continued: it has no text")
-            shown[-1]["content"] = content + _END
+            shown[-1]["content"] = _with_end(shown[-1]["content"])
         try:
             text = template.render(
                 {
@@ -188,6 +186,15 @@ class ChatTemplate:
         except UserError:
             return ""
         return whole.removeprefix(prompt) if whole.startswith(prompt) else ""
+
+
+def _with_end(content: Any) -> Any:
+    """The content of a message, a text or a list of one part, with a word behind its text."""
+    if isinstance(content, list):
+        return [{**part, "text": _with_end(part.get("text"))} for part in content]
+    if not (text := str(content or "").strip()):
+        raise UserError("the final message cannot be continued: it has no text")
+    return text + _END
 
 
 def _by_name(found: object) -> dict[str, str]:

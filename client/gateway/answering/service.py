@@ -46,7 +46,9 @@ from client.gateway.protocols.requests import (
     with_allowed_tools,
 )
 from client.gateway.protocols.tool_names import with_shown_names
+from client.gateway.structured.answer_reader import reads
 from client.gateway.structured.call_formats import call_format
+from client.gateway.structured.calls import Call
 from client.gateway.structured.channels import channels_of
 from client.swarm.swarm import Swarm
 from client.text.arrangement import Arguments, LeftOut, arranged
@@ -90,8 +92,15 @@ class CompletionService:
         source = "" if template is None else template.source
         tool_source = "" if template is None else template.tool_source
         written = "" if template is None else template.written_call(A_CALL, A_TOOL.as_dict())
-        self._calls = call_format(tool_source, written)
         self._channels = channels_of(source) or channels_of(tool_source)
+        call = Call(name=A_TOOL.name, arguments=str(A_CALL["arguments"]))
+        self._calls = call_format(
+            tool_source,
+            written,
+            (lambda form: reads(form, self._channels, written, call))
+            if A_TOOL.name in written
+            else None,
+        )
         known = (each.marks for each in (self._calls, self._channels) if each is not None)
         marks = frozenset[str]().union(*known)
         self._marks: dict[str, str] = {}

@@ -59,7 +59,7 @@ class Options(msgspec.Struct, kw_only=True):
 
 class OllamaFunction(msgspec.Struct, kw_only=True):
     name: str
-    arguments: dict[str, Any] | str | None = None
+    arguments: Any = None
 
 
 class OllamaCall(msgspec.Struct, kw_only=True):
