@@ -232,7 +232,7 @@ async def serve(arguments: argparse.Namespace) -> int:
 
     config = GatewayConfig(
         keys=check(arguments),
-        origins=tuple(arguments.allow_origin),
+        origins=tuple(each.rstrip("/") for each in arguments.allow_origin),
         hosts=hosts_of(arguments.host, arguments.allow_host),
         proxies=proxies_of(arguments.proxy),
         body_bytes_max=int(arguments.max_body * 2**20),

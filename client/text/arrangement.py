@@ -65,7 +65,7 @@ def arranged(
     Raises UserError with the template's reason, or LeftOut for what it has no place for.
     """
     given = [_with_thoughts(message, template.source) for message in messages]
-    always: list[Rewrite] = [_first_systems_joined]
+    always: list[Rewrite] = [_first_systems_joined, _results_in_order]
     if DEVELOPER not in template.source:
         # One that writes any role would write this, too, which its model has never seen.
         always.insert(0, _developers_as_systems)
@@ -215,6 +215,28 @@ def _results_named(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
+def _results_behind(messages: Sequence[Message], at: int) -> Sequence[Message]:
+    """The results of calls that stand in a row from ``at`` on."""
+    end = at
+    while end < len(messages) and messages[end]["role"] == "tool":
+        end += 1
+    return messages[at:end]
+
+
+def _results_in_order(messages: Sequence[Message]) -> list[Message]:
+    """Results in the order of their calls, which is all that tells them apart where a template
+    shows no ids."""
+    found: list[Message] = []
+    while len(found) < len(messages):
+        found.append(messages[len(found)])
+        order = {call["id"]: at for at, call in enumerate(found[-1].get("tool_calls") or ())}
+        if order:
+            results = _results_behind(messages, len(found))
+            own = (order.get(each.get("tool_call_id"), len(order)) for each in results)
+            found += [results[at] for _, at in sorted((place, at) for at, place in enumerate(own))]
+    return found
+
+
 def _texts_apart_from_calls(messages: Sequence[Message]) -> list[Message]:
     """What is said before a call as a message of its own."""
     found: list[Message] = []
@@ -238,10 +260,8 @@ def _one_call_each(messages: Sequence[Message]) -> list[Message]:
         if len(calls) < 2:
             found.append(each)
             continue
-        results: list[Message] = []
-        while at < len(messages) and messages[at]["role"] == "tool":
-            results.append(messages[at])
-            at += 1
+        results = list(_results_behind(messages, at))
+        at += len(results)
         for call in calls:
             found.append({**each, "tool_calls": [call]})
             each = {"role": each["role"], "content": ""}
@@ -345,6 +365,16 @@ def _arguments_as_objects(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
+def _texts_as_parts(messages: Sequence[Message]) -> list[Message]:
+    """Texts as lists of one part, for templates that read nothing else."""
+    return [
+        {**each, "content": [{"type": "text", "text": each["content"]}]}
+        if each.get("content")
+        else each
+        for each in messages
+    ]
+
+
 def _calls_as_texts(messages: Sequence[Message]) -> list[Message]:
     """Calls and their results as texts, for templates that know none."""
 
@@ -379,5 +409,6 @@ REWRITES: tuple[Rewrite, ...] = (
     _calls_as_texts,
     _turns_joined,
     _turns_filled,
+    _texts_as_parts,
 )
 """Each is tried in its turn, on top of those before it."""

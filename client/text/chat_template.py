@@ -21,6 +21,18 @@ from dht.errors import UserError
 from dht.hub import TOOL_USE_TEMPLATE
 from dht.json_file import object_or_empty
 
+_END = "zqendqz"
+"""Stands behind the text of a message that is continued, to tell where it ends."""
+_CANNOT_RENDER = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a template raises that asks something for what it does not have."""
+
 
 class _Generation(Extension):
     """``{% generation %}`` marks the assistant's part for training; here it changes nothing."""
@@ -43,11 +55,12 @@ def _raise(message: str) -> NoReturn:
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own escapes characters for HTML; a prompt is no HTML.
+    # Jinja's own escapes characters for HTML; a prompt is no HTML. The options are those of
+    # transformers, in their order.
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -128,12 +141,15 @@ class ChatTemplate:
         functions in OpenAI's form, ``options`` what the template takes beside.
         """
         template = self._template if tools is None else self._tool_template
+        shown = [dict(message) for message in messages]
+        if continue_final_message:
+            shown[-1]["content"] = _with_end(shown[-1]["content"])
         try:
             text = template.render(
                 {
                     "documents": None,
                     **(options or {}),
-                    "messages": [dict(message) for message in messages],
+                    "messages": shown,
                     "add_generation_prompt": add_generation_prompt,
                     "tools": None if tools is None else [dict(tool) for tool in tools],
                     **self._special_tokens,
@@ -141,17 +157,16 @@ class ChatTemplate:
             )
         except jinja2.TemplateError as error:
             raise UserError(f"the model's chat template refuses these messages: {error}") from None
-        except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+        except _CANNOT_RENDER as error:
             raise UserError(
                 f"the model's chat template cannot render these messages: {error}"
             ) from None
-        if continue_final_message:
-            content = str(messages[-1]["content"]).strip()
-            at = text.rfind(content)
-            if not content or at < 0:
-                raise UserError("the final message cannot be continued: it has no text")
-            text = text[: at + len(content)]
-        return text
+        if not continue_final_message:
+            return text
+        before, end, _ = text.rpartition(_END)
+        if not end:
+            raise UserError("the final message cannot be continued: the template leaves it out")
+        return before
 
     def written_call(self, call: Mapping[str, Any], tool: Mapping[str, Any]) -> str:
         """What the template writes for an answer that is ``call`` (``name``, ``arguments``) of
@@ -165,6 +180,15 @@ class ChatTemplate:
         except UserError:
             return ""
         return whole.removeprefix(prompt) if whole.startswith(prompt) else ""
+
+
+def _with_end(content: Any) -> Any:
+    """The content of a message, a text or a list of one part, with a word behind its text."""
+    if isinstance(content, list):
+        return [{**part, "text": _with_end(part.get("text"))} for part in content]
+    if not (text := str(content or "").strip()):
+        raise UserError("the final message cannot be continued: it has no text")
+    return text + _END
 
 
 def _by_name(found: object) -> dict[str, str]:

@@ -46,7 +46,9 @@ from client.gateway.protocols.requests import (
     with_allowed_tools,
 )
 from client.gateway.protocols.tool_names import with_shown_names
+from client.gateway.structured.answer_reader import reads
 from client.gateway.structured.call_formats import call_format
+from client.gateway.structured.calls import Call
 from client.gateway.structured.channels import channels_of
 from client.swarm.swarm import Swarm
 from client.text.arrangement import Arguments, LeftOut, arranged
@@ -90,8 +92,15 @@ class CompletionService:
         source = "" if template is None else template.source
         tool_source = "" if template is None else template.tool_source
         written = "" if template is None else template.written_call(A_CALL, A_TOOL.as_dict())
-        self._calls = call_format(tool_source, written)
         self._channels = channels_of(source) or channels_of(tool_source)
+        call = Call(name=A_TOOL.name, arguments=str(A_CALL["arguments"]))
+        self._calls = call_format(
+            tool_source,
+            written,
+            (lambda form: reads(form, self._channels, written, call))
+            if A_TOOL.name in written
+            else None,
+        )
         known = (each.marks for each in (self._calls, self._channels) if each is not None)
         marks = frozenset[str]().union(*known)
         self._marks: dict[str, str] = {}
@@ -148,7 +157,9 @@ class CompletionService:
         echo = isinstance(request, CompletionRequest) and bool(request.echo)
         wanted = wanted_tokens(request)
         if wanted == 0 and not echo:
-            name = "max_completion_tokens" if is_chat else "max_tokens"
+            name = (
+                "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+            )
             raise bad_request(f"{name} is 0; at least 1, or 0 with echo", name)
         grammar = await self._threads.run(
             size_of(request), lambda: self._grammar(request, texts[0] if texts else "")

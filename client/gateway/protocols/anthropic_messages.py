@@ -33,7 +33,6 @@ from client.gateway.protocols.requests import (
     StreamOptions,
     TokenCount,
 )
-from client.gateway.structured.calls import written
 from dht.json_file import Json
 from dht.messages.session import Temperature, TopP
 
@@ -50,6 +49,8 @@ HOSTED = (
 )
 """What the types of tools begin with that run at Anthropic's. Nothing runs here, so they are left
 out: programs offer them to every model, beside functions of their own."""
+SEALED = frozenset({"citations", "encrypted_content", "encrypted_index", "type"})
+"""What says nothing to a model in the results of hosted tools."""
 DELTAS = {
     Kind.THOUGHT: ("thinking_delta", "thinking"),
     Kind.TEXT: ("text_delta", "text"),
@@ -85,8 +86,26 @@ class RedactedThinkingBlock(
 class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
     id: str
     name: str
-    input: dict[str, Any] | str | None = None
+    input: Any = None
     """Programs keep what a model wrote, also where it was no object."""
+
+
+class HostedUseBlock(ToolUseBlock, tag="server_tool_use"):
+    """A call of a tool that ran at Anthropic's."""
+
+
+class McpUseBlock(ToolUseBlock, tag="mcp_tool_use"):
+    """A call of a server of tools, made from Anthropic's."""
+
+
+class SummaryBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="compaction"):
+    """What stands for the beginning of a long conversation."""
+
+    content: str | None = None
+
+    @property
+    def text(self) -> str:
+        return self.content or ""
 
 
 class ImageBlock(UnseenPart, tag_field="type", tag="image"):
@@ -157,6 +176,51 @@ class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_
     is_error: bool | None = None
 
 
+class HostedResultBlock(msgspec.Struct, kw_only=True, tag_field="type"):
+    """What such a call brought. It stands in the message of the assistant, behind its call."""
+
+    tool_use_id: str
+    content: Any = None
+
+    @property
+    def text(self) -> str:
+        parts = self.content if isinstance(self.content, list) else [self.content]
+        return "\n".join(map(_told, parts))
+
+
+class AdvisorResult(HostedResultBlock, tag="advisor_tool_result"): ...
+
+
+class BashResult(HostedResultBlock, tag="bash_code_execution_tool_result"): ...
+
+
+class CodeResult(HostedResultBlock, tag="code_execution_tool_result"): ...
+
+
+class EditorResult(HostedResultBlock, tag="text_editor_code_execution_tool_result"): ...
+
+
+class FetchResult(HostedResultBlock, tag="web_fetch_tool_result"): ...
+
+
+class McpResult(HostedResultBlock, tag="mcp_tool_result"): ...
+
+
+class SearchResult(HostedResultBlock, tag="web_search_tool_result"): ...
+
+
+class ToolSearchResult(HostedResultBlock, tag="tool_search_tool_result"): ...
+
+
+def _told(part: Any) -> str:
+    """A part of what a hosted tool brought: its text, or all of it as JSON."""
+    if isinstance(part, dict):
+        told = {name: value for name, value in part.items() if name not in SEALED}
+        text = told.get("text")
+        return text if isinstance(text, str) else msgspec.json.encode(told).decode()
+    return part if isinstance(part, str) else ""
+
+
 Block = (
     TextBlock
     | ThinkingBlock
@@ -165,6 +229,17 @@ Block = (
     | ToolResultBlock
     | DocumentBlock
     | SearchResultBlock
+    | SummaryBlock
+    | HostedUseBlock
+    | McpUseBlock
+    | AdvisorResult
+    | BashResult
+    | CodeResult
+    | EditorResult
+    | FetchResult
+    | McpResult
+    | SearchResult
+    | ToolSearchResult
 )
 
 
@@ -322,7 +397,7 @@ def _messages(message: AnthropicMessage, where: str) -> list[Message]:
                 param = f"{where}.content[{at}].source.type"
                 reason = f"{param}: {block.source.type} is not supported here: the model reads text"
                 raise bad_request(reason, param)
-            case DocumentBlock() | SearchResultBlock():
+            case DocumentBlock() | SearchResultBlock() | SummaryBlock():
                 said.append(block.text)
             case TextBlock(text=text):
                 said.append(text)
@@ -331,13 +406,16 @@ def _messages(message: AnthropicMessage, where: str) -> list[Message]:
             case ThinkingBlock(thinking=thought):
                 thoughts.append(thought)
             case ToolUseBlock(id=call_id, name=name, input=given):
-                arguments = given if isinstance(given, str | None) else written(given)
-                called = CalledFunction(name=name, arguments=arguments)
+                called = CalledFunction(name=name, arguments=given)
                 calls.append(ToolCall(id=call_id, function=called))
             case ToolResultBlock(tool_use_id=call_id, content=content, is_error=failed):
                 result = f"{FAILED if failed else ''}{text_in(content)}"
                 found.append(Message(role="tool", tool_call_id=call_id, content=result))
-    if said or calls or thoughts:
+            case HostedResultBlock(tool_use_id=call_id, text=result):
+                found.append(message_from(message.role, said, calls, thoughts))
+                found.append(Message(role="tool", tool_call_id=call_id, content=result))
+                said, calls, thoughts = [], [], []
+    if said or calls or thoughts or not (found or message.content):
         found.append(message_from(message.role, said, calls, thoughts))
     return found
 

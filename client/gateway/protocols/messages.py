@@ -1,6 +1,7 @@
 """Messages of OpenAI's chats, with the functions and calls in them. Pure."""
 
 import logging
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -68,7 +69,8 @@ class ToolChoice(msgspec.Struct, kw_only=True):
 
 class CalledFunction(msgspec.Struct, kw_only=True):
     name: str
-    arguments: str | dict[str, Any] | None = "{}"
+    arguments: Any = "{}"
+    """A text or an object; programs keep what a model wrote, also where it was neither."""
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
@@ -184,18 +186,16 @@ class Message(msgspec.Struct, kw_only=True):
         return found
 
 
-def _arguments(given: str | dict[str, Any] | None) -> Arguments | str:
+def _arguments(given: object) -> Arguments | str:
     """Arguments of an earlier call: as an object, or as the text that they are. A model that wrote
     them wrong sees what it wrote; refused, they would end the conversation."""
-    if isinstance(given, dict):
-        return Arguments(given)
-    try:
-        found = msgspec.json.decode(given or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        found = given
+    found = given
+    if isinstance(given, str):
+        with suppress(msgspec.DecodeError, RecursionError):
+            found = msgspec.json.decode(given or "{}")
     if isinstance(found, dict):
         return Arguments(found)
-    if found is None:
+    if found is None or found == []:  # some languages have one empty value for both
         return Arguments()
     logger.warning("the arguments of a call in the history are no JSON object: taken as text")
-    return str(given)
+    return given if isinstance(given, str) else msgspec.json.encode(given).decode()

@@ -51,7 +51,7 @@ class Options(msgspec.Struct, kw_only=True):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: Annotated[list[Stop], Meta(max_length=STOPS_MAX)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=STOPS_MAX)] | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -59,7 +59,7 @@ class Options(msgspec.Struct, kw_only=True):
 
 class OllamaFunction(msgspec.Struct, kw_only=True):
     name: str
-    arguments: dict[str, Any] | str | None = None
+    arguments: Any = None
 
 
 class OllamaCall(msgspec.Struct, kw_only=True):

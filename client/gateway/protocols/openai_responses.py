@@ -26,6 +26,7 @@ from client.gateway.protocols.messages import (
 from client.gateway.protocols.messages import NamedTool as ChatTool
 from client.gateway.protocols.requests import (
     SALT_CHARS_MAX,
+    TOKENS_MAX,
     ChatRequest,
     Effort,
     NamedSchema,
@@ -36,29 +37,36 @@ from dht.json_file import Json
 from dht.messages.session import Temperature, TopP
 
 LOGPROBS = "message.output_text.logprobs"
-PARAMS = {"messages": "input", "response_format": "text.format"}
+PARAMS = {
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "response_format": "text.format",
+}
 """Fields of a chat by the names that they have here."""
 logger = logging.getLogger(__name__)
 PREFIXES = {Kind.THOUGHT: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
 
-HOSTED = frozenset(
-    {
-        "code_interpreter",
-        "computer_use_preview",
-        "file_search",
-        "image_generation",
-        "mcp",
-        "tool_search",
-        "web_search",
-        "web_search_2025_08_26",
-        "web_search_preview",
-        "web_search_preview_2025_03_11",
-    }
+HOSTED = (
+    "code_interpreter",
+    "computer_use_preview",
+    "file_search",
+    "image_generation",
+    "mcp",
+    "tool_search",
+    "web_search",
 )
-"""Tools that run at OpenAI's. Nothing runs here, so they are left out: programs offer them to every
-model, beside functions of their own."""
-UNSEEN = {"input_audio": "a recording", "input_file": "a file", "input_image": "an image"}
+"""What the types of tools begin with that run at OpenAI's; dates may follow. Nothing runs here, so
+they are left out: programs offer them to every model, beside functions of their own."""
+UNSEEN = {
+    "computer_screenshot": "an image",
+    "image": "an image",
+    "input_audio": "a recording",
+    "input_file": "a file",
+    "input_image": "an image",
+}
 """Parts that no text is, and what they are."""
+TEXT_NAMES = ("text", "refusal", "logs", "message")
+"""What parts of results call their text."""
 INPUT = "input"
 """The one argument of the function that a custom tool is for models."""
 
@@ -84,9 +92,11 @@ class Item(msgspec.Struct, kw_only=True):
 
     type: Literal[
         "message", "reasoning", "function_call", "function_call_output", "custom_tool_call",
-        "custom_tool_call_output", "mcp_call", "file_search_call", "image_generation_call",
-        "item_reference", "mcp_approval_request", "mcp_approval_response", "mcp_list_tools",
-        "tool_search_call", "tool_search_output", "web_search_call",
+        "custom_tool_call_output", "mcp_call", "code_interpreter_call", "apply_patch_call",
+        "apply_patch_call_output", "computer_call", "computer_call_output", "local_shell_call",
+        "local_shell_call_output", "shell_call", "shell_call_output", "file_search_call",
+        "image_generation_call", "item_reference", "mcp_approval_request", "mcp_approval_response",
+        "mcp_list_tools", "tool_search_call", "tool_search_output", "web_search_call",
     ] = "message"  # fmt: skip
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | ContentParts | None = None
@@ -95,11 +105,15 @@ class Item(msgspec.Struct, kw_only=True):
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
-    arguments: str | None = None
-    error: str | None = None
+    arguments: Any = None
+    action: Any = None
+    operation: Any = None
+    code: str | None = None
+    error: Any = None
     results: list[Any] | None = None
     input: str | None = None
-    output: str | ContentParts | None = None
+    output: Any = None
+    outputs: Any = None
 
 
 class ToolFormat(msgspec.Struct, kw_only=True):
@@ -162,7 +176,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     instructions: str | None = None
     stream: bool | None = None
     store: bool | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1, le=1 << 22)] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, le=TOKENS_MAX)] | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     text: TextOptions | None = None
@@ -253,7 +267,7 @@ def _offered(request: ResponsesRequest) -> dict[str, _Offered]:
 def _offer(
     found: dict[str, _Offered], tool: ResponseTool, at: str, *, namespace: str | None = None
 ) -> None:
-    if tool.type in HOSTED:
+    if tool.type.startswith(HOSTED):
         return
     if tool.type not in {"function", "custom"}:
         reason = f"{at}.type: {tool.type!r} is not supported here; functions and custom tools are"
@@ -309,50 +323,50 @@ class _Chat:
                     self._turn()
                 if thought := _text(item.content or item.summary or ""):
                     self._thoughts.append(thought)
-            case "function_call":
-                called = CalledFunction(
-                    name=_joined(item.namespace, _given(item, "name", at)),
-                    arguments=item.arguments,
-                )
-                self._calls.append(ToolCall(id=_given(item, "call_id", at), function=called))
-            case "custom_tool_call":
-                called = CalledFunction(
-                    name=_joined(item.namespace, _given(item, "name", at)),
-                    arguments={INPUT: item.input or ""},
-                )
-                self._calls.append(ToolCall(id=_given(item, "call_id", at), function=called))
-            case "function_call_output" | "custom_tool_call_output":
-                self._turn()
-                call_id, output = _given(item, "call_id", at), _given(item, "output", at)
-                said = Message(role="tool", tool_call_id=call_id, content=_text(output))
-                self._found.append(said)
+            case "function_call" | "custom_tool_call":
+                is_custom = item.type == "custom_tool_call"
+                name = _joined(item.namespace, _given(item, "name", at))
+                given = {INPUT: item.input or ""} if is_custom else item.arguments
+                self._call(_given(item, "call_id", at), name, given)
+            case "apply_patch_call" | "computer_call" | "local_shell_call" | "shell_call":
+                asked = item.action if item.operation is None else item.operation
+                self._call(_given(item, "call_id", at), item.type.removesuffix("_call"), asked)
+            case kind if kind.endswith("call_output"):
+                self._result(item.call_id or _given(item, "id", at), item.output)
+            case "code_interpreter_call":
+                self._call(_given(item, "id", at), "code_interpreter", {"code": item.code or ""})
+                self._result(item.id, item.outputs)
             case "mcp_call":
-                own = _given(item, "id", at)
-                called = CalledFunction(name=_given(item, "name", at), arguments=item.arguments)
-                self._calls.append(ToolCall(id=own, function=called))
-                self._turn()
-                result = _text((item.output if item.error is None else item.error) or "")
-                self._found.append(Message(role="tool", tool_call_id=own, content=result))
+                self._call(_given(item, "id", at), _given(item, "name", at), item.arguments)
+                self._result(item.id, item.output if item.error is None else item.error)
             case "message":
-                content = _given(item, "content", at)
-                for part_at, part in enumerate(content if isinstance(content, list) else ()):
-                    if part.type in UNSEEN:
-                        param = f"{at}.content[{part_at}].type"
-                        raise bad_request(f"{param}: {part.type} is not supported here", param)
-                self._message(_given(item, "role", at), _text(content))
+                self._message(item, at)
             case "file_search_call" if item.results:
                 raise bad_request(f"{at}.results: put them into a message", f"{at}.results")
             case _:
                 logger.info("%s is a %s: left out, nothing runs here", at, item.type)
 
-    def _message(self, role: str, text: str) -> None:
+    def _call(self, call_id: str, name: str, arguments: Any) -> None:
+        called = CalledFunction(name=name, arguments=arguments)
+        self._calls.append(ToolCall(id=call_id, function=called))
+
+    def _result(self, call_id: str | None, output: Any) -> None:
+        self._turn()
+        self._found.append(Message(role="tool", tool_call_id=call_id, content=_told(output)))
+
+    def _message(self, item: Item, at: str) -> None:
+        content, role = _given(item, "content", at), _given(item, "role", at)
+        for part_at, part in enumerate(content if isinstance(content, list) else ()):
+            if part.type in UNSEEN:
+                param = f"{at}.content[{part_at}].type"
+                raise bad_request(f"{param}: {part.type} is not supported here", param)
         if role == "assistant":
             if self._said or self._calls:
                 self._turn()
-            self._said.append(text)
+            self._said.append(_text(content))
             return
         self._turn()
-        self._found.append(Message(role=role, content=text))
+        self._found.append(Message(role=role, content=_text(content)))
 
     def _turn(self) -> None:
         """End the model's turn."""
@@ -376,6 +390,20 @@ def _text(content: str | Sequence[Part]) -> str:
         for each in content
     )
     return "\n".join(texts)
+
+
+def _told(output: Any) -> str:
+    """What a call brought, as text: texts as they are, what no text is by a text in its place, and
+    anything else as JSON."""
+    if isinstance(output, str | None):
+        return output or ""
+    if isinstance(output, list):
+        return "\n".join(map(_told, output))
+    kind = output.get("type") if isinstance(output, dict) else None
+    if kind in UNSEEN:
+        return unseen(UNSEEN[kind])
+    text = next((output[name] for name in TEXT_NAMES if name in output), None) if kind else None
+    return text if isinstance(text, str) else msgspec.json.encode(output).decode()
 
 
 def _given(item: Item, name: str, at: str) -> Any:

@@ -17,14 +17,36 @@ import msgspec
 
 from client.gateway.errors import bad_request
 
-NOTHING = frozenset({b"", b"null", b"false", b"0", b"0.0", b"[]", b"{}", b'""'})
+ABSENT = frozenset({b"", b"null"})
+NOTHING = ABSENT | {b"false", b"0", b"0.0", b"[]", b"{}", b'""'}
 """Values that ask for nothing."""
+ASKING = frozenset(
+    {
+        "add_generation_prompt",
+        "add_special_tokens",
+        "enable_thinking",
+        "include_reasoning",
+        "parallel_tool_calls",
+        "seed",
+        "temperature",
+        "think",
+    }
+)
+"""Fields that ask for something with ``false`` or 0, too."""
 NEUTRAL: Mapping[str, frozenset[bytes]] = {
     **dict.fromkeys(
         ("length_penalty", "repeat_penalty", "tfs_z", "typical_p"), frozenset({b"1", b"1.0"})
     ),
-    "n_predict": frozenset({b"-1"}),
-    "truncate_prompt_tokens": frozenset({b"-1"}),
+    **dict.fromkeys(("best_of", "n"), frozenset({b"1"})),
+    **dict.fromkeys(
+        ("add_generation_prompt", "include_reasoning", "parallel_tool_calls"), frozenset({b"true"})
+    ),
+    **dict.fromkeys(
+        ("n_predict", "max_tokens", "top_k", "truncate_prompt_tokens"), frozenset({b"-1"})
+    ),
+    "response_format": frozenset({b'{"type":"text"}', b'{"type": "text"}'}),
+    "tool_choice": frozenset({b'"auto"'}),
+    "top_p": frozenset({b"1", b"1.0"}),
 }
 """Values of fields that programs send for "as without"."""
 _SAMPLERS = "this way to sample is not built; use temperature, top_p, top_k or min_p"
@@ -38,6 +60,7 @@ SAMPLING: Mapping[str, str] = {
     "epsilon_cutoff": _SAMPLERS,
     "eta_cutoff": _SAMPLERS,
     "grammar": "use guided_grammar, in llguidance's dialect",
+    "guided_whitespace_pattern": "a schema may say it, as x-guidance.whitespace_pattern",
     "json_schema": "use response_format",
     "length_penalty": "beams are not built",
     "logits_processors": _SAMPLERS,
@@ -60,6 +83,68 @@ _SCORED = {
     "logprobs": "log probabilities come from /v1/chat/completions",
     "top_logprobs": "log probabilities come from /v1/chat/completions",
 }
+_ELSEWHERE = "it is no field of this endpoint; see /openapi.json for those that are"
+ELSEWHERE: Mapping[str, str] = dict.fromkeys(
+    (
+        "add_generation_prompt",
+        "add_special_tokens",
+        "best_of",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "echo",
+        "enable_thinking",
+        "format",
+        "frequency_penalty",
+        "guided_choice",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "ignore_eos",
+        "images",
+        "include_reasoning",
+        "input",
+        "instructions",
+        "logit_bias",
+        "logprobs",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "max_tokens",
+        "messages",
+        "min_p",
+        "min_tokens",
+        "modalities",
+        "n",
+        "options",
+        "output_config",
+        "output_format",
+        "parallel_tool_calls",
+        "presence_penalty",
+        "prompt",
+        "raw",
+        "reasoning",
+        "reasoning_effort",
+        "repetition_penalty",
+        "response_format",
+        "seed",
+        "stop",
+        "stop_sequences",
+        "stop_token_ids",
+        "structured_outputs",
+        "suffix",
+        "system",
+        "temperature",
+        "text",
+        "think",
+        "thinking",
+        "tool_choice",
+        "tools",
+        "top_k",
+        "top_logprobs",
+        "top_p",
+    ),
+    _ELSEWHERE,
+)
+"""Fields that change an answer at one endpoint or another, refused where they do not."""
 OPTIONS: Mapping[str, str] = {
     "dynatemp_exponent": _SAMPLERS,
     **{name: SAMPLING[name] for name in SAMPLING if SAMPLING[name] == _SAMPLERS},
@@ -105,13 +190,21 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
         "top_logprobs": "log probabilities come from /v1/chat/completions",
     },
 }
-"""By the kind of request."""
+"""By the kind of request that asks for an answer."""
 
 
-def check_fields(given: msgspec.Struct, kind: str) -> None:
+def refused_by(kind: type[msgspec.Struct]) -> Mapping[str, str]:
+    """The fields that this kind of request refuses, each with its reason."""
+    if (own := REFUSED.get(kind.__name__)) is None:
+        return {}
+    built = frozenset(kind.__struct_fields__)
+    return {name: ELSEWHERE[name] for name in ELSEWHERE.keys() - built} | dict(own)
+
+
+def check_fields(given: msgspec.Struct, refused: Mapping[str, str]) -> None:
     """Raises ApiError (400) for the first field that is refused and asks for something; ``given``
     has the fields of a request as they were sent."""
-    for name, reason in REFUSED.get(kind, {}).items():
+    for name, reason in refused.items():
         _check(name, bytes(getattr(given, name)), reason, name)
     options = bytes(getattr(given, "options", b""))
     if options.startswith(b"{"):
@@ -121,5 +214,5 @@ def check_fields(given: msgspec.Struct, kind: str) -> None:
 
 
 def _check(name: str, value: bytes, reason: str, at: str) -> None:
-    if value not in NOTHING | NEUTRAL.get(name, NOTHING):
+    if value not in (ABSENT if name in ASKING else NOTHING) | NEUTRAL.get(name, ABSENT):
         raise bad_request(f"{at} is not supported here: {reason}", at)

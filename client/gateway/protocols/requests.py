@@ -25,7 +25,7 @@ from client.gateway.protocols.messages import (
     ToolChoice,
     UnseenPart,
 )
-from client.gateway.protocols.refused import REFUSED, check_fields
+from client.gateway.protocols.refused import check_fields, refused_by
 from client.gateway.structured.schemas import Schema
 from dht.errors import UserError
 from dht.messages.session import (
@@ -70,10 +70,13 @@ TokenIds = Annotated[list[int], Meta(max_length=PROMPT_TOKENS_MAX)]
 Effort = Annotated[str, Meta(pattern="^[a-z]{1,32}$")]
 Choices = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
 Stop = Annotated[str, Meta(max_length=STOP_CHARS_MAX)]
-TokenCount = Annotated[int, Meta(ge=0, le=1 << 22)]
+TOKENS_MAX = (1 << 63) - 1
+"""The most tokens that a request may name; the model's context bounds them, in the words that
+clients look for."""
+TokenCount = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 ANY_NUMBER = -1
 """What programs send as ``max_tokens`` for "as many as there is room for"."""
-MostTokens = Annotated[int, Meta(ge=ANY_NUMBER, le=1 << 22)]
+MostTokens = Annotated[int, Meta(ge=ANY_NUMBER, le=TOKENS_MAX)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -124,6 +127,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = None
     max_tokens: MostTokens | None = None
+    max_completion_tokens: MostTokens | None = None
     # vLLM's
     top_k: int | None = None
     min_p: MinP | None = None
@@ -172,7 +176,6 @@ class ChatRequest(Sampled, kw_only=True):
     """``/v1/chat/completions``."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MESSAGES_MAX)]
-    max_completion_tokens: MostTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     response_format: ResponseFormat | None = None
@@ -254,7 +257,7 @@ AnyRequest = TypeVar("AnyRequest", bound=msgspec.Struct)
 def _shape(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
     """The fields of a kind of request as they were sent: finding them costs little, whatever they
     hold, and making the objects that they describe a second for 8 MiB."""
-    names = dict.fromkeys((*kind.__struct_fields__, *REFUSED.get(kind.__name__, ())))
+    names = dict.fromkeys((*kind.__struct_fields__, *refused_by(kind)))
     fields = [(name, msgspec.Raw, msgspec.Raw()) for name in names]
     return msgspec.defstruct(kind.__name__, fields)
 
@@ -288,7 +291,7 @@ def parse_request(body: bytes, kind: type[AnyRequest]) -> AnyRequest:
     try:
         shape = msgspec.json.decode(body, type=_shape(kind))
         _check_sizes(shape)
-        check_fields(shape, kind.__name__)
+        check_fields(shape, refused_by(kind))
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         said, _, path = str(error).partition(" - at `$")
@@ -402,6 +405,10 @@ def request_options(
         logprobs = request.logprobs
         prompt_logprobs = request.logprobs if request.echo else None
 
+    if max_new_tokens is not None and (request.min_tokens or 0) > max_new_tokens:
+        reason = f"min_tokens is {request.min_tokens}, more than {max_new_tokens}, the most here"
+        raise bad_request(reason, "min_tokens")
+
     def chosen(name: str) -> Any:
         value = getattr(request, name)
         return getattr(defaults, name) if value is None else value
@@ -418,7 +425,8 @@ def request_options(
             presence_penalty=request.presence_penalty or 0.0,
             frequency_penalty=request.frequency_penalty or 0.0,
             logit_bias=_bias(request.logit_bias or {}),
-            seed=None if request.seed is None else request.seed & ((1 << 63) - 1),
+            # vLLM's, and llama.cpp's: -1 is any.
+            seed=None if request.seed in (None, -1) else request.seed & ((1 << 63) - 1),
             stop=request.stop or (),
             stop_token_ids=tuple(request.stop_token_ids or ()),
             ignore_eos=bool(request.ignore_eos),
@@ -454,11 +462,10 @@ def seeded(options: GenerationOptions, index: int) -> GenerationOptions:
 
 def wanted_tokens(request: CompletionRequest | ChatRequest) -> int | None:
     """The most new tokens that a request asks for; None where it leaves that open."""
-    wanted = request.max_tokens
-    if isinstance(request, ChatRequest):
-        if request.max_completion_tokens is not None:
-            wanted = request.max_completion_tokens
-    elif wanted is None:
+    wanted = request.max_completion_tokens
+    if wanted is None:
+        wanted = request.max_tokens
+    if wanted is None and isinstance(request, CompletionRequest):
         wanted = COMPLETION_TOKENS_DEFAULT
     return None if wanted == ANY_NUMBER else wanted
 

@@ -56,6 +56,8 @@ def with_shown_names(request: ChatRequest) -> tuple[ChatRequest, Mapping[str, st
 
 
 def _with_shown_names(message: Message) -> Message:
+    if message.role == "tool" and message.name:
+        return replace(message, name=shown(message.name))
     if not message.tool_calls:
         return message
     calls = [

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from client.gateway.structured.call_formats import PYTHON_TAG, CallFormat, steps_of
-from client.gateway.structured.call_pieces import CallPiece, CallPieces
+from client.gateway.structured.call_pieces import CallBegun, CallGrows, CallPiece, CallPieces
 from client.gateway.structured.calls import Call, call_of, calls_in
 from client.gateway.structured.channels import HEAD_CHARS_MAX, Channels, Head, head_of
 from client.gateway.structured.json_text import JsonText
@@ -292,6 +292,20 @@ class AnswerReader:
     def _release(self) -> str:
         held, self._held, self._held_chars = "".join(self._held), [], 0
         return held
+
+
+def reads(form: CallFormat, channels: Channels | None, written: str, call: Call) -> bool:
+    """Whether an answer ``written`` by a chat template reads as ``call`` in this form; what the
+    template puts behind it does not count."""
+
+    def parts(*, in_pieces: bool) -> list[AnswerPart]:
+        reader = AnswerReader(form, channels, in_pieces=in_pieces)
+        return [*reader.push(written), *reader.flush()]
+
+    names = [part.name for part in parts(in_pieces=True) if isinstance(part, CallBegun)]
+    grown = [part.arguments for part in parts(in_pieces=True) if isinstance(part, CallGrows)]
+    arguments = call_of(call.name, "".join(grown))
+    return call in parts(in_pieces=False) or (names == [call.name] and arguments == call)
 
 
 def _argument_marks(calls: CallFormat) -> tuple[str, str] | tuple[()]:

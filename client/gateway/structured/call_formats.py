@@ -4,6 +4,7 @@ Which entry is a model's is found in its chat template, never by its name.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -239,11 +240,14 @@ CALL_FORMATS = (
 """All that are known; of several that fit a template, the first is the model's."""
 
 
-def call_format(template: str, written: str = "") -> CallFormat | None:
+def call_format(
+    template: str, written: str = "", reads: Callable[[CallFormat], bool] | None = None
+) -> CallFormat | None:
     """How the model of this chat template writes calls.
 
-    ``written`` is what the template writes for an answer that is a call, if that is known. None
-    where the way is not known, and where the template does not tell its model of functions.
+    ``written`` is what the template writes for an answer that is a call, if that is known, and
+    ``reads`` says whether a form reads the call in it; None: it shows none. None where the way is
+    not known, and where the template does not tell its model of functions.
     """
     if not _TELLS.search(template):
         return None
@@ -251,8 +255,9 @@ def call_format(template: str, written: str = "") -> CallFormat | None:
     def has(texts: tuple[str, ...]) -> bool:
         return all(text in template for text in texts)
 
-    fits = (each for each in CALL_FORMATS if any(map(has, each.known_by)))
-    form = next((each for each in fits if not any(text in template for text in each.unless)), None)
+    known = (each for each in CALL_FORMATS if any(map(has, each.known_by)))
+    fits = (each for each in known if not any(text in template for text in each.unless))
+    form = next((each for each in fits if reads is None or reads(each)), None)
     # Nothing marks bare JSON, so that many a template looks as if it wrote that.
     is_bare = not written.strip() or written.lstrip().startswith(("{", PYTHON_TAG))
     return None if form is BARE_JSON and not is_bare else form

@@ -21,9 +21,13 @@ from client.gateway.structured.text_patterns import ANYTHING, patterns_of
 from dht.messages.session import GRAMMAR_BYTES_MAX
 
 NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
-NOT_HERE = frozenset({"allOf", "anyOf", "if", "not", "oneOf", "$ref"})
+REFERENCES = ("$dynamicRef", "$recursiveRef", "$ref")
+NOT_HERE = frozenset({"allOf", "anyOf", "if", "not", "oneOf", *REFERENCES})
 """What a schema may ask of a string, and no grammar of a text without quotes follows here."""
-ALTERNATIVES = ("anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "$ref")
+ALTERNATIVES = (
+    "anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "const", "enum", "dependencies",
+    "dependentRequired", "dependentSchemas", "maxProperties", "minProperties", *REFERENCES,
+)  # fmt: skip
 """What a schema may ask of all arguments together, and no grammar follows that has them apart."""
 BLANK = r'"\n"?'
 BLANKS = r"/[ \n]{0,4}/"
@@ -160,14 +164,15 @@ class _CallsGrammar:
 
     def _call(self, function: Mapping[str, Any]) -> str:
         """The term of a call of ``function``."""
-        document = SchemaDocument(_schema(function), PLACES_MAX)
+        schema = _schema(function)
         steps = steps_of(self._form.form)
         if Hole.JSON in steps:
-            return self._object(function["name"], self._rule(of_document(document)))
+            return self._object(function["name"], self._rule(_of_object(schema)))
         holes = {Hole.NAME: literal(function["name"]), Hole.ID: f"/{self._form.id_form}/"}
         if Hole.ARGUMENTS in steps:
-            holes[Hole.ARGUMENTS] = self._rule(of_document(document))
+            holes[Hole.ARGUMENTS] = self._rule(_of_object(schema))
         else:
+            document = SchemaDocument(schema, PLACES_MAX)
             holes[Hole.EACH] = self._arguments(function["name"], document)
         return self._terms(steps, holes)
 
@@ -314,7 +319,21 @@ def _text_of(step: MarkOrHole) -> str:
 
 def _schema(function: Mapping[str, Any]) -> Schema:
     found: Schema = function.get("parameters") or NO_PARAMETERS
+    types = SchemaDocument(found, PLACES_MAX).types_of_leaf(())
+    if types is not None and "object" not in types:
+        reason = f"{function['name']}: the parameters of a function are an object"
+        raise bad_request(f"{reason}, and no {' or '.join(sorted(types))}", "tools")
     return found
+
+
+def _of_object(schema: Schema) -> str:
+    """The term of arguments in JSON: an object, also where the schema forgets to say so."""
+    said = {name: value for name, value in schema.items() if value or name not in _MAY_BE_EMPTY}
+    return of_document(SchemaDocument({**said, "type": "object"}, PLACES_MAX))
+
+
+_MAY_BE_EMPTY = ("properties", "required")
+"""What programs write as null, or as a list, where there are none."""
 
 
 def _escaped(text: str) -> str:

@@ -162,6 +162,26 @@ class SchemaDocument:
         known = [types for types in found if types is not None]
         return frozenset[str]().union(*known) if found and len(known) == len(found) else None
 
+    def types_of_property(self, key: str) -> frozenset[str] | None:
+        """The JSON types that a property of the document's value may have, wherever the document
+        describes it; None: any. Raises TooManyPlaces."""
+        found: list[frozenset[str] | None] = []
+        seen: set[Path] = {()}
+        ahead: list[Path] = [()]
+        while ahead:
+            self._spend()
+            here = ahead.pop()
+            schema = self.at(here)
+            if key in properties_of(schema):
+                found.append(self.types((*here, "properties", key)))
+            parts = [steps for steps, _ in subschemas(schema) if steps[0] in _ALSO_SAID]
+            to = self.target(here)
+            following = [(*here, *steps) for steps in parts] + ([] if to is None else [to])
+            ahead += [each for each in following if each not in seen]
+            seen.update(following)
+        known = [types for types in found if types is not None]
+        return frozenset[str]().union(*known) if found and len(known) == len(found) else None
+
     def types_of_leaf(self, path: Path) -> frozenset[str] | None:
         """The types that the schema at ``path`` names itself; None: any."""
         schema = self.at(path)
@@ -266,6 +286,7 @@ _ONE = (
     "unevaluatedItems",
     "unevaluatedProperties",
 )
+_ALSO_SAID = ("allOf", "anyOf", "oneOf")
 _SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _BY_NAME = (*_DEFINITIONS, "dependencies", "dependentSchemas", "patternProperties", "properties")
 
@@ -324,13 +345,12 @@ class ArgumentTypes:
     def of(self, function: str, key: str) -> frozenset[str] | None:
         """The JSON types that an argument may have; None: any."""
         schema = self._parameters.get(function)
-        if schema is None or key not in properties_of(schema):
+        if schema is None:
             return None
         known = (function, key)
         if known not in self._known:
-            document = SchemaDocument(schema, READ_PLACES_MAX)
             try:
-                self._known[known] = document.types(("properties", key))
+                self._known[known] = SchemaDocument(schema, READ_PLACES_MAX).types_of_property(key)
             except TooManyPlaces:
                 self._known[known] = None
         return self._known[known]

@@ -60,6 +60,8 @@ CHAT_FILES = {"/": CHAT / "chat.html", **page_files(CHAT)}
 """The page to chat on: its files, by path."""
 OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json", *CHAT_FILES})
 """Paths that need no key, as with vLLM; the page asks its visitor for one."""
+KEY_HEADERS = ("x-api-key", "api-key")
+"""Where clients of Anthropic and of Azure send a key that is no bearer's."""
 PREFLIGHT_S = 600
 """Time for which a browser need not ask again what a page may send."""
 ASKED = web.RequestKey("asked", Asked)
@@ -254,7 +256,8 @@ class Gateway:
         if self._keys and request.path not in OPEN_PATHS:
             scheme, _, key = request.headers.get("Authorization", "").partition(" ")
             if scheme.lower() != "bearer":
-                key = request.headers.get("x-api-key", "")  # Anthropic's clients
+                own = (request.headers.get(name) for name in KEY_HEADERS)
+                key = next(filter(None, own), "")
             request[ASKED].account = self._keys.find(key)
         return await handler(request)
 
@@ -416,6 +419,9 @@ class Gateway:
             raise ApiError(
                 408, f"the body did not come within {self._config.body_s:.0f} s"
             ) from None
+        except web.RequestPayloadError as error:
+            reason = " ".join(str(error).split())
+            raise bad_request(f"the body cannot be read: {reason}") from None
         finally:
             self._uploads[address] -= 1
             if not self._uploads[address]:

@@ -37,6 +37,7 @@ WITH_OPTIONS = (
     "{% for message in messages %}"
     "{{ message | tojson(ensure_ascii=False, separators=(',', ':'), sort_keys=True) }}"
     "{{ message.content | tojson(ensure_ascii=True) }}{{ message | tojson(indent=2) }}"
+    "{{ message.content | tojson(true) }}{{ message | tojson(false, 2) }}"
     "{% endfor %}"
 )
 CHAT = [
@@ -57,13 +58,14 @@ def test_prompts_are_those_of_transformers(source: str, prompts: bool) -> None:
     assert got == expected[0]
 
 
-def test_the_final_message_can_be_continued() -> None:
-    messages = [*CHAT, {"role": "assistant", "content": "Once upon"}]
+@pytest.mark.parametrize("said", ["Once upon", "<", "e", "{", "|>"])
+def test_the_final_message_can_be_continued(said: str) -> None:
+    messages = [*CHAT, {"role": "assistant", "content": said}]
     options: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
     got = ChatTemplate(CHATML, {}).render(messages, **options)
     expected, _ = render_jinja_template([messages], chat_template=CHATML, **options)
     assert got == expected[0]
-    assert got.endswith("Once upon")
+    assert got.endswith(f"assistant\n{said}")
 
 
 @pytest.mark.parametrize(
@@ -76,6 +78,7 @@ def test_the_final_message_can_be_continued() -> None:
         "{{ raise_exception('no') }}",
         "{{ messages[9].content.x }}",
         "{{ 1 / 0 }}",
+        "{{ 5 | indent }}",
         "{% for i in range(10 ** 9) %}{% endfor %}",
     ],
 )

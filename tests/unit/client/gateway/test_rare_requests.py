@@ -1,0 +1,381 @@
+"""Requests that few programs send: followed, or refused by name, once."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from client.gateway.errors import ApiError
+from client.gateway.keys import plain_keys
+from client.gateway.protocols.refused import refused_by
+from client.gateway.structured.call_formats import FUNCTION_TAGS, TAGGED_JSON, CallFormat
+from client.gateway.structured.calls import calls_in
+from client.gateway.structured.calls_grammar import calls_grammar
+from client.gateway.structured.schemas import ArgumentTypes
+from client.gateway.web import dialects
+from client.gateway.web.app import GatewayConfig
+from client.gateway.web.dialects import Dialect
+from dht.grammars.trial import fault_of
+from tests.templates import TEMPLATES
+from tests.unit.client.gateway.paper import paper_gateway
+from tests.unit.client.gateway.structured.call_samples import written_call
+from tests.unit.client.gateway.test_real_clients import (
+    CHAT,
+    HI,
+    MESSAGES,
+    RESPONSES,
+    call_of,
+    function,
+    prompt_for,
+    refusal,
+)
+from tests.unit.client.gateway.test_tool_answers import follows, scripted
+
+COMPLETIONS, OLLAMA = "/v1/completions", "/api/chat"
+LEAST: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HI},
+    COMPLETIONS: {"prompt": "Hi"},
+    MESSAGES: {"messages": HI, "max_tokens": 9},
+    RESPONSES: {"input": "Hi"},
+    OLLAMA: {"model": "brook", "messages": HI, "stream": False},
+}
+"""The least that each endpoint takes."""
+LET_THROUGH = frozenset(
+    {
+        "cache_salt", "include", "keep_alive", "metadata", "model", "prefix_cache", "priority",
+        "speculate", "store", "stream", "stream_options", "truncation",
+    }
+)  # fmt: skip
+"""Fields of some endpoint that change no answer of another."""
+KINDS = {
+    CHAT: dialects.CHATS,
+    COMPLETIONS: dialects.COMPLETIONS,
+    MESSAGES: dialects.MESSAGES,
+    RESPONSES: dialects.RESPONSES,
+    OLLAMA: dialects.OLLAMA_CHATS,
+}
+DIALECTS = {
+    each.kind.__name__: each for each in vars(dialects).values() if isinstance(each, Dialect)
+}
+
+
+# Fields
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_what_changes_an_answer_elsewhere_is_built_or_refused(name: str) -> None:
+    every = {field for each in DIALECTS.values() for field in each.kind.__struct_fields__}
+    kind = DIALECTS[name].kind
+    assert every - LET_THROUGH <= {*kind.__struct_fields__, *refused_by(kind)}
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (CHAT, {"format": "json"}),
+        (CHAT, {"output_config": {"format": {"type": "json_schema", "schema": {}}}}),
+        (CHAT, {"system": "x"}),
+        (CHAT, {"guided_whitespace_pattern": " "}),
+        (COMPLETIONS, {"messages": HI}),
+        (MESSAGES, {"response_format": {"type": "json_object"}}),
+        (MESSAGES, {"parallel_tool_calls": False}),
+        (MESSAGES, {"stop": ["x"]}),
+        (RESPONSES, {"response_format": {"type": "json_object"}}),
+        (RESPONSES, {"seed": 0}),
+        (RESPONSES, {"messages": HI}),
+        (OLLAMA, {"temperature": 0}),
+        (OLLAMA, {"tool_choice": "required"}),
+    ],
+)
+def test_another_endpoints_fields_are_refused_by_name(path: str, more: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            status, answer = await gateway.post(path, **LEAST[path], **more)
+            assert status == 400
+            assert next(iter(more)) in json.dumps(answer)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", LEAST)
+def test_fields_that_are_null_or_ask_for_nothing_are_none(path: str) -> None:
+    kind = KINDS[path].kind
+    names = {*kind.__struct_fields__, *refused_by(kind)} - LEAST[path].keys()
+    asyncio.run(prompt_for(path, {**dict.fromkeys(names), **LEAST[path]}))
+    nothing = {"n": 1, "tool_choice": "auto", "tools": [], "response_format": {"type": "text"}}
+    foreign = {name: nothing[name] for name in nothing.keys() - {*kind.__struct_fields__}}
+    asyncio.run(prompt_for(path, {**foreign, **LEAST[path]}))
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("count", [1 << 31, 10**15])
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (CHAT, "max_tokens"),
+        (CHAT, "max_completion_tokens"),
+        (COMPLETIONS, "max_completion_tokens"),
+        (MESSAGES, "max_tokens"),
+        (RESPONSES, "max_output_tokens"),
+    ],
+)
+def test_any_number_of_tokens_is_refused_in_the_words_for_it(
+    path: str, name: str, count: int
+) -> None:
+    error = asyncio.run(refusal(path, {**LEAST[path], name: count}))
+    assert "context" in error["message"]
+    assert str(count) in error["message"]
+
+
+def test_errors_name_the_fields_that_were_sent() -> None:
+    for path, body in (
+        (CHAT, {"max_tokens": 0}),
+        (CHAT, {"max_completion_tokens": 0}),
+        (CHAT, {"min_tokens": 9, "max_tokens": 3}),
+        (RESPONSES, {"max_output_tokens": 0}),
+    ):
+        error = asyncio.run(refusal(path, {**LEAST[path], **body}))
+        name = next(iter(body))
+        assert error["param"] == name
+        assert name in error["message"]
+        assert "new_tokens" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "more"), [(CHAT, {"seed": -1}), (OLLAMA, {"options": {"seed": -1, "stop": "x"}})]
+)
+def test_a_seed_of_minus_one_is_any(path: str, more: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            asked = scripted(gateway, "yes")
+            for _ in range(2):
+                status, answer = await gateway.post(path, **LEAST[path], **more)
+                assert status == 200, answer
+            assert asked[0].sampling.seed != asked[1].sampling.seed
+
+    asyncio.run(scenario())
+
+
+# HTTP
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_body_that_is_not_what_it_says_is_the_clients_mistake(encoding: str) -> None:
+    async def scenario() -> None:
+        headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+        async with (
+            paper_gateway() as gateway,
+            gateway.http.post(gateway.url + CHAT, data=b"none", headers=headers) as response,
+        ):
+            assert response.status == 400
+            assert encoding in (await response.json())["error"]["message"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("header", ["x-api-key", "api-key"])
+def test_keys_come_in_the_headers_of_every_vendor(header: str) -> None:
+    async def scenario() -> None:
+        async with paper_gateway(config=GatewayConfig(keys=plain_keys(["k-one"]))) as gateway:
+            for key, status in (("k-one", 200), ("k-two", 401)):
+                headers = {header: key}
+                async with gateway.http.get(
+                    gateway.url + "/v1/models", headers=headers
+                ) as response:
+                    assert response.status == status
+
+    asyncio.run(scenario())
+
+
+# Schemas of functions
+
+TEXT = {"type": "string"}
+ONE = {"type": "object", "properties": {"at": TEXT}, "required": ["at"]}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"at": TEXT}, "required": ["at"]},
+        {**ONE, "type": ["object", "null"]},
+        {"anyOf": [ONE, {"type": "null"}]},
+        {"$ref": "#/$defs/A", "$defs": {"A": ONE}},
+        {"properties": [], "required": None},
+        {"required": ["at"]},
+    ],
+)
+def test_forced_arguments_are_an_object_whatever_the_schema_leaves_open(
+    parameters: dict[str, Any],
+) -> None:
+    functions = [{"name": "look", "parameters": parameters}]
+    grammar = calls_grammar(TAGGED_JSON, functions, required=True, parallel=False, marks={})
+    assert fault_of(grammar) == ""
+    assert follows(grammar, written_call(TAGGED_JSON, "look", {"at": "x"}))
+    for wrong in ("5", "null", "[]"):
+        call = written_call(TAGGED_JSON, "look", {}).replace("{}", wrong)
+        assert not follows(grammar, call)
+
+
+@pytest.mark.parametrize(
+    ("form", "parameters", "word"),
+    [
+        (TAGGED_JSON, {"type": "string"}, "object"),
+        (FUNCTION_TAGS, {"type": "string"}, "object"),
+        (FUNCTION_TAGS, {**ONE, "minProperties": 2}, "minProperties"),
+        (FUNCTION_TAGS, {**ONE, "dependentRequired": {"at": ["b"]}}, "dependentRequired"),
+        (FUNCTION_TAGS, {"properties": {"at": {"$dynamicRef": "#a"}}}, "$dynamicRef"),
+    ],
+)
+def test_what_a_schema_asks_and_no_call_can_follow_is_refused(
+    form: CallFormat, parameters: dict[str, Any], word: str
+) -> None:
+    functions = [{"name": "look", "parameters": parameters}]
+    with pytest.raises(ApiError) as raised:
+        calls_grammar(form, functions, required=True, parallel=False, marks={})
+    assert raised.value.status == 400
+    assert word in raised.value.message
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        ONE,
+        {"$ref": "#/$defs/A", "$defs": {"A": ONE}},
+        {"type": "object", "$ref": "#/$defs/A", "$defs": {"A": ONE}},
+        {"allOf": [{"properties": {"b": TEXT}}, ONE]},
+        {"anyOf": [{"$ref": "#/$defs/A"}, {"properties": {"b": TEXT}}], "$defs": {"A": ONE}},
+    ],
+)
+def test_a_text_in_tags_stays_text_wherever_the_schema_says_so(parameters: dict[str, Any]) -> None:
+    types = ArgumentTypes({"look": parameters})
+    assert types.of("look", "at") == {"string"}
+    assert types.of("look", "other") is None
+    call = written_call(FUNCTION_TAGS, "look", {"at": "5"})
+    (found,) = calls_in(call, FUNCTION_TAGS, types, is_whole=True)
+    assert json.loads(found.arguments) == {"at": "5"}
+
+
+# Ways to call
+
+FENCED = "<tool_call>{{ f.name }}\n```json\n{{ f.arguments | tojson }}\n```</tool_call>"
+ARGUMENTS_FIRST = (
+    '<tool_call>\n{"arguments": {{ f.arguments | tojson }}, "name": "{{ f.name }}"}\n</tool_call>'
+)
+
+
+@pytest.mark.parametrize(("shape", "status"), [(FENCED, 400), (ARGUMENTS_FIRST, 200)])
+def test_a_form_is_the_models_if_it_reads_what_the_template_writes(shape: str, status: int) -> None:
+    template = (
+        "{{ tools | tojson }}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+        "{% for call in m.tool_calls or [] %}{% set f = call.function %}" + shape + "{% endfor %}"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+
+    async def scenario() -> None:
+        async with paper_gateway(template=template) as gateway:
+            got, answer = await gateway.post(CHAT, messages=HI, tools=[function("look")])
+            assert got == status
+            assert status == 200 or "no way to call tools" in json.dumps(answer)
+
+    asyncio.run(scenario())
+
+
+# Conversations
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_results_stand_in_the_order_of_their_calls(family: str) -> None:
+    calls = [{**call_of(f"f-{at}", "{}"), "id": f"c{at}"} for at in range(3)]
+    results = [{"role": "tool", "tool_call_id": f"c{at}", "content": f"r-{at}"} for at in (2, 0, 1)]
+    stray = {"role": "tool", "tool_call_id": "none", "content": "r-x"}
+    messages = [*HI, {"role": "assistant", "tool_calls": calls}, *results, stray]
+    prompt = asyncio.run(prompt_for(CHAT, {"messages": messages}, TEMPLATES[family]))
+    places = [prompt.index(f"r-{at}") for at in (0, 1, 2, "x")]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("arguments", [[], [1], 5, True])
+def test_arguments_of_any_kind_end_no_conversation(arguments: object) -> None:
+    told = "{}" if arguments == [] else json.dumps(arguments)
+    call = {**call_of("look", ""), "function": {"name": "look", "arguments": arguments}}
+    use = {"type": "tool_use", "id": "t", "name": "look", "input": arguments}
+    item = {"type": "function_call", "call_id": "t", "name": "look", "arguments": arguments}
+    chat = [*HI, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    for path, body in (
+        (CHAT, {"messages": chat}),
+        (OLLAMA, {**LEAST[OLLAMA], "messages": chat}),
+        (MESSAGES, {"messages": [*HI, {"role": "assistant", "content": [use]}], "max_tokens": 9}),
+        (RESPONSES, {"input": [*HI, item]}),
+    ):
+        prompt = asyncio.run(prompt_for(path, body))
+        assert f'"arguments": {told}' in prompt or f'"arguments": "{told}"' in prompt
+
+
+def test_templates_that_read_lists_of_parts_get_them() -> None:
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{% for part in m.content %}"
+        "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
+    )
+    said = [{"role": role, "content": f"t-{role}"} for role in ("system", "user", "assistant")]
+    prompt = asyncio.run(prompt_for(CHAT, {"messages": said}, template))
+    assert prompt == "<system>t-system<user>t-user<assistant>t-assistant"
+    body = {"messages": said, "continue_final_message": True}
+    assert asyncio.run(prompt_for(CHAT, body, template)).endswith("t-assistant")
+
+
+def test_what_hosted_tools_did_stands_in_the_prompt() -> None:
+    exec_call = {"type": "local_shell_call", "call_id": "a", "action": {"command": ["ls", "c-1"]}}
+    items = [
+        *HI,
+        exec_call,
+        {"type": "local_shell_call_output", "id": "a", "output": "c-2"},
+        {"type": "shell_call", "call_id": "b", "action": {"commands": ["c-3"]}},
+        {"type": "shell_call_output", "call_id": "b", "output": [{"stdout": "c-4", "stderr": ""}]},
+        {"type": "apply_patch_call", "call_id": "d", "operation": {"diff": "c-5"}},
+        {"type": "apply_patch_call_output", "call_id": "d", "status": "failed", "output": "c-6"},
+        {"type": "code_interpreter_call", "id": "e", "code": "c-7", "outputs": None},
+        {"type": "computer_call", "call_id": "g", "action": {"type": "c-8"}},
+        {
+            "type": "computer_call_output", "call_id": "g",
+            "output": {"type": "computer_screenshot", "image_url": "x"},
+        },
+        {"type": "mcp_call", "id": "h", "name": "c-9", "arguments": "{}",
+         "error": {"type": "x", "message": "c-10"}},
+    ]  # fmt: skip
+    prompt = asyncio.run(prompt_for(RESPONSES, {"input": items}))
+    assert [at for at in range(1, 11) if f"c-{at}" not in prompt] == []
+    assert "[an image, which" in prompt
+
+    def use(kind: str, own: str) -> dict[str, Any]:
+        return {"type": kind, "id": own, "name": f"n-{own}", "input": {"q": f"q-{own}"}}
+
+    def result(kind: str, own: str, content: object) -> dict[str, Any]:
+        return {"type": f"{kind}_tool_result", "tool_use_id": own, "content": content}
+
+    found = {"type": "web_search_result", "title": "r-a", "encrypted_content": "sealed"}
+    blocks = [
+        {"type": "compaction", "content": "r-s"},
+        use("server_tool_use", "a"), result("web_search", "a", [found]),
+        use("mcp_tool_use", "b"), result("mcp", "b", [{"type": "text", "text": "r-b"}]),
+        use("server_tool_use", "c"), result("code_execution", "c", {"stdout": "r-c"}),
+        {"type": "text", "text": "t-one"},
+    ]  # fmt: skip
+    messages = [*HI, {"role": "assistant", "content": blocks}, *HI]
+    prompt = asyncio.run(prompt_for(MESSAGES, {"messages": messages, "max_tokens": 9}))
+    words = ["r-s", "n-a", "q-a", "r-a", "n-b", "r-b", "n-c", "r-c", "t-one"]
+    assert [prompt.index(word) for word in words] == sorted(prompt.index(word) for word in words)
+    assert "sealed" not in prompt
+
+
+def test_a_message_without_parts_is_an_empty_one() -> None:
+    for path in (CHAT, MESSAGES):
+        body = {**LEAST[path], "messages": [{"role": "user", "content": []}]}
+        assert asyncio.run(prompt_for(path, body))
+
+
+def test_a_web_search_of_any_date_is_left_out_of_the_functions() -> None:
+    tools = [{"type": "web_search_2031_01_01"}, {"type": "function", "name": "look"}]
+    assert "web_search" not in asyncio.run(prompt_for(RESPONSES, {"input": "x", "tools": tools}))
