@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.agents.families import CALLS, ONE_CALL, calls, says, thinks
+from bench.agents.families import CALLS, ONE_CALL, behind, calls, says, thinks
 from client.answer.generation import AnswerRequest
 from client.session.driver import SessionDriver
 from tests.templates import TEMPLATES
@@ -29,7 +29,7 @@ NOTES = 5
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a program printed, and what it asked the gateway for."""
+    """What a program printed and recorded, and what it asked the gateway for."""
 
     events: list[dict[str, Any]]
     printed: str
@@ -53,6 +53,8 @@ class Program:
     said: Callable[[list[dict[str, Any]]], str]
     """The last text of the model that it shows."""
     thought: Callable[[list[dict[str, Any]]], str]
+    record: str = ""
+    """Where in its home it records what it read, if it does not print all of it: a pattern."""
 
 
 def _claude(url: str, home: Path, task: str, schema: str) -> tuple[list[str], dict[str, str]]:
@@ -76,7 +78,7 @@ def _codex(url: str, home: Path, task: str, schema: str) -> tuple[list[str], dic
     (home / "schema.json").write_text(schema or "{}")
     (home / "config.toml").write_text(
         'model = "brook"\nmodel_provider = "anabranch"\ncheck_for_update_on_startup = false\n'
-        f'model_instructions_file = "{home / "instructions.md"}"\nshow_raw_agent_reasoning = true\n'
+        f'model_instructions_file = "{home / "instructions.md"}"\n'
         '[analytics]\nenabled = false\n[model_providers.anabranch]\nname = "anabranch"\n'
         f'base_url = "{url}/v1"\nwire_api = "responses"\nstream_max_retries = 0\n'
     )
@@ -97,6 +99,13 @@ def _items(events: list[dict[str, Any]], kind: str) -> list[str]:
     return [each.get("text", "") for each in items if each.get("type") == kind]
 
 
+def _recorded_thoughts(events: list[dict[str, Any]]) -> list[str]:
+    """Thoughts in what Codex records of a session; ``codex exec`` prints only their summaries."""
+    items = (each["payload"] for each in events if each.get("type") == "response_item")
+    thoughts = (item for item in items if item["type"] == "reasoning")
+    return [part["text"] for item in thoughts for part in item["content"] or ()]
+
+
 PROGRAMS = (
     Program(
         title="Claude Code",
@@ -112,7 +121,8 @@ PROGRAMS = (
         command=_codex,
         reads=lambda path: ("exec_command", {"cmd": f"cat {path}"}),
         said=lambda events: "".join(_items(events, "agent_message")[-1:]),
-        thought=lambda events: "".join(_items(events, "reasoning")[:1]),
+        thought=lambda events: "".join(_recorded_thoughts(events)[:1]),
+        record="sessions/**/*.jsonl",
     ),
 )
 
@@ -165,9 +175,15 @@ async def _run(
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-    printed = said.decode(errors="replace")
-    lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
-    return Run(lines, printed, asked)
+        printed = said.decode(errors="replace")
+        lines = [*printed.splitlines(), *_recorded(Path(home), program.record)]
+    return Run([json.loads(line) for line in lines if line.startswith("{")], printed, asked)
+
+
+def _recorded(home: Path, pattern: str) -> list[str]:
+    """The lines of the files of this pattern; an empty one has none."""
+    files = home.glob(pattern) if pattern else ()
+    return [line for file in files for line in file.read_text().splitlines()]
 
 
 def _judged(ok: bool, run: Run) -> str:
@@ -194,9 +210,11 @@ async def _cell(program: Program, path: str, family: str) -> dict[str, str]:
         def answer(prompt: str) -> str:
             at = next((at for at in range(NOTES) if f"{SECRET}-{at}" not in prompt), NOTES)
             if at == NOTES:
-                return says(family, DONE)
+                return behind(prompt, says(family, DONE))
             last = NOTES if at >= 3 and family not in ONE_CALL else at + 1
-            return ("" if at or thoughts is None else thoughts) + calls(family, *reads[at:last])
+            made = calls(family, *reads[at:last])
+            # Later calls may stand within thoughts that never end: models make such ones, too.
+            return made if at or thoughts is None else behind(prompt, thoughts + made)
 
         template = TEMPLATES[family]
         async with paper_gateway(template=template, context_tokens=CONTEXT_TOKENS) as gateway:
