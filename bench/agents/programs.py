@@ -36,9 +36,8 @@ class Run:
     asked: list[AnswerRequest]
 
 
-Command = Callable[[str, Path, str, str], tuple[list[str], dict[str, str]]]
-"""Of the gateway's address, an empty directory, the task, and a JSON schema or nothing: what to run
-and its environment."""
+Command = Callable[[str, Path, str], tuple[list[str], dict[str, str]]]
+"""Of the gateway's address, an empty directory and the task: what to run and its environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +56,9 @@ class Program:
     """Where in its home it records what it read, if it does not print all of it: a pattern."""
 
 
-def _claude(url: str, home: Path, task: str, schema: str) -> tuple[list[str], dict[str, str]]:
+def _claude(url: str, home: Path, task: str) -> tuple[list[str], dict[str, str]]:
     options = ["--output-format", "stream-json", "--verbose", "--system-prompt", SYSTEM]
     options += ["--tools", "Read", "--allowedTools", "Read", "--disable-slash-commands"]
-    options += ["--json-schema", schema] if schema else []
     environment = {
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_AUTH_TOKEN": "none",
@@ -73,9 +71,8 @@ def _claude(url: str, home: Path, task: str, schema: str) -> tuple[list[str], di
     return ["claude", "-p", task, *options], environment
 
 
-def _codex(url: str, home: Path, task: str, schema: str) -> tuple[list[str], dict[str, str]]:
+def _codex(url: str, home: Path, task: str) -> tuple[list[str], dict[str, str]]:
     (home / "instructions.md").write_text(SYSTEM)
-    (home / "schema.json").write_text(schema or "{}")
     (home / "config.toml").write_text(
         'model = "brook"\nmodel_provider = "anabranch"\ncheck_for_update_on_startup = false\n'
         f'model_instructions_file = "{home / "instructions.md"}"\n'
@@ -83,7 +80,6 @@ def _codex(url: str, home: Path, task: str, schema: str) -> tuple[list[str], dic
         f'base_url = "{url}/v1"\nwire_api = "responses"\nstream_max_retries = 0\n'
     )
     command = ["codex", "exec", "--json", "--skip-git-repo-check"]
-    command += ["--output-schema", str(home / "schema.json")] if schema else []
     return [*command, "--dangerously-bypass-approvals-and-sandbox", task], {"CODEX_HOME": str(home)}
 
 
@@ -142,7 +138,7 @@ async def version_of(program: Program, path: str) -> str | None:
 
 async def _run(
     program: Program, path: str, gateway: PaperGateway, task: str, answer: Callable[[str], str],
-    work: Path, schema: str = "",
+    work: Path,
 ) -> Run:  # fmt: skip
     """Run a program whose model answers each prompt with ``answer``."""
     tokenizer = gateway.swarm.text.tokenizer
@@ -157,7 +153,7 @@ async def _run(
 
     gateway.swarm.session = session  # type: ignore[method-assign]
     with TemporaryDirectory() as home:
-        command, environment = program.command(gateway.url, Path(home), task, schema)
+        command, environment = program.command(gateway.url, Path(home), task)
         command[0] = shutil.which(command[0], path=path) or command[0]
         process = await asyncio.create_subprocess_exec(
             *command,
