@@ -1,4 +1,5 @@
-"""Claude Code and Codex themselves, run once for a task and once for what is too long."""
+"""Claude Code and Codex themselves, run for a task, for an answer in a format, and for what is too
+long."""
 
 import asyncio
 import json
@@ -11,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.agents.families import CALLS, ONE_CALL, behind, calls, says, thinks
+from bench.agents.said import FORMAT
 from client.answer.generation import AnswerRequest
 from client.session.driver import SessionDriver
 from tests.templates import TEMPLATES
@@ -36,8 +38,9 @@ class Run:
     asked: list[AnswerRequest]
 
 
-Command = Callable[[str, Path, str], tuple[list[str], dict[str, str]]]
-"""Of the gateway's address, an empty directory and the task: what to run and its environment."""
+Command = Callable[[str, Path, str, str], tuple[list[str], dict[str, str]]]
+"""Of the gateway's address, an empty directory, the task, and the JSON schema of the answer or
+nothing: what to run and its environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +55,18 @@ class Program:
     said: Callable[[list[dict[str, Any]]], str]
     """The last text of the model that it shows."""
     thought: Callable[[list[dict[str, Any]]], str]
+    forms: Callable[[str, Mapping[str, str]], str]
+    """How a model of this family answers in a format."""
+    formed: Callable[[list[dict[str, Any]]], list[str]]
+    """What it shows of that, as JSON."""
     record: str = ""
     """Where in its home it records what it read, if it does not print all of it: a pattern."""
 
 
-def _claude(url: str, home: Path, task: str) -> tuple[list[str], dict[str, str]]:
+def _claude(url: str, home: Path, task: str, schema: str) -> tuple[list[str], dict[str, str]]:
     options = ["--output-format", "stream-json", "--verbose", "--system-prompt", SYSTEM]
     options += ["--tools", "Read", "--allowedTools", "Read", "--disable-slash-commands"]
+    options += ["--json-schema", schema] if schema else []
     environment = {
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_AUTH_TOKEN": "none",
@@ -71,8 +79,9 @@ def _claude(url: str, home: Path, task: str) -> tuple[list[str], dict[str, str]]
     return ["claude", "-p", task, *options], environment
 
 
-def _codex(url: str, home: Path, task: str) -> tuple[list[str], dict[str, str]]:
+def _codex(url: str, home: Path, task: str, schema: str) -> tuple[list[str], dict[str, str]]:
     (home / "instructions.md").write_text(SYSTEM)
+    (home / "schema.json").write_text(schema)
     (home / "config.toml").write_text(
         'model = "brook"\nmodel_provider = "anabranch"\ncheck_for_update_on_startup = false\n'
         f'model_instructions_file = "{home / "instructions.md"}"\n'
@@ -80,6 +89,7 @@ def _codex(url: str, home: Path, task: str) -> tuple[list[str], dict[str, str]]:
         f'base_url = "{url}/v1"\nwire_api = "responses"\nstream_max_retries = 0\n'
     )
     command = ["codex", "exec", "--json", "--skip-git-repo-check"]
+    command += ["--output-schema", str(home / "schema.json")] if schema else []
     return [*command, "--dangerously-bypass-approvals-and-sandbox", task], {"CODEX_HOME": str(home)}
 
 
@@ -89,10 +99,10 @@ def _blocks(events: list[dict[str, Any]], kind: str) -> list[str]:
     return [block[kind] for each in messages for block in each["content"] if block["type"] == kind]
 
 
-def _items(events: list[dict[str, Any]], kind: str) -> list[str]:
-    """Texts of one kind in what Codex shows."""
-    items = (each.get("item", {}) for each in events if each.get("type") == "item.completed")
-    return [each.get("text", "") for each in items if each.get("type") == kind]
+def _messages(events: list[dict[str, Any]]) -> list[str]:
+    """The model's messages in what Codex shows."""
+    items = (each["item"] for each in events if each.get("type") == "item.completed")
+    return [item["text"] for item in items if item["type"] == "agent_message"]
 
 
 def _recorded_thoughts(events: list[dict[str, Any]]) -> list[str]:
@@ -110,14 +120,18 @@ PROGRAMS = (
         reads=lambda path: ("Read", {"file_path": path}),
         said=lambda events: "".join(_blocks(events, "text")[-1:]),
         thought=lambda events: "".join(_blocks(events, "thinking")[:1]),
+        forms=lambda family, value: calls(family, ("StructuredOutput", value)),
+        formed=lambda events: [json.dumps(each.get("structured_output")) for each in events],
     ),
     Program(
         title="Codex",
         file="codex",
         command=_codex,
         reads=lambda path: ("exec_command", {"cmd": f"cat {path}"}),
-        said=lambda events: "".join(_items(events, "agent_message")[-1:]),
+        said=lambda events: "".join(_messages(events)[-1:]),
         thought=lambda events: "".join(_recorded_thoughts(events)[:1]),
+        forms=lambda family, value: says(family, json.dumps(value)),
+        formed=_messages,
         record="sessions/**/*.jsonl",
     ),
 )
@@ -138,7 +152,7 @@ async def version_of(program: Program, path: str) -> str | None:
 
 async def _run(
     program: Program, path: str, gateway: PaperGateway, task: str, answer: Callable[[str], str],
-    work: Path,
+    work: Path, schema: str = "",
 ) -> Run:  # fmt: skip
     """Run a program whose model answers each prompt with ``answer``."""
     tokenizer = gateway.swarm.text.tokenizer
@@ -153,7 +167,7 @@ async def _run(
 
     gateway.swarm.session = session  # type: ignore[method-assign]
     with TemporaryDirectory() as home:
-        command, environment = program.command(gateway.url, Path(home), task)
+        command, environment = program.command(gateway.url, Path(home), task, schema)
         command[0] = shutil.which(command[0], path=path) or command[0]
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -234,8 +248,20 @@ async def _cell(program: Program, path: str, family: str) -> dict[str, str]:
                 found["thinking"] = "none"
             else:
                 found["thinking"] = _judged(program.thought(run.events) == "hm", run)
+            found["structured output"] = await _structured(program, path, gateway, work, family)
             found["overflow"] = await _overflow(program, path, gateway, work)
             return found
+
+
+async def _structured(
+    program: Program, path: str, gateway: PaperGateway, work: Path, family: str
+) -> str:
+    value, schema = {"at": "x"}, json.dumps(FORMAT["schema"])
+    said = program.forms(family, value)
+    run = await _run(
+        program, path, gateway, TASK, lambda prompt: behind(prompt, said), work, schema
+    )
+    return _judged(json.dumps(value) in program.formed(run.events), run)
 
 
 async def _overflow(program: Program, path: str, gateway: PaperGateway, work: Path) -> str:
