@@ -14,7 +14,7 @@ has ``litellm``. Clients that are not there are named in the result.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from tests.unit.client.gateway.test_tool_answers import scripted
 CONTEXT_TOKENS = 16_384
 LIMIT_S = 300.0
 """For one thing that is tried: a busy machine is no fault of the gateway."""
-KINDS = ("sdks", "outside", "programs")
 USER = Turn("user", "q-one")
 
 
@@ -157,24 +156,31 @@ SCENARIOS: Mapping[str, Callable[[Ask, PaperGateway, str], Awaitable[str]]] = {
 }
 
 
-async def run(prefix: Path, kinds: Collection[str], table: "Table") -> None:
-    """Fill in all cells of clients of these kinds; ``prefix`` is where npm has its packages."""
+async def run(prefix: Path, only: str, table: "Table") -> None:
+    """Fill in all cells of the clients whose names begin with ``only``; ``prefix`` is where npm has
+    its packages."""
 
     async def add(name: str, cell_of: Callable[[str], Awaitable[dict[str, str]]]) -> None:
         for family in TEMPLATES:
             if not table.has(name, family):
                 table.add(name, family, await cell_of(family))
 
-    for name, ask in sdks.CLIENTS.items() if "sdks" in kinds else ():
-        await add(name, partial(cell, ask))
-    for client in outside.CLIENTS if "outside" in kinds else ():
+    def is_meant(name: str) -> bool:
+        return name.lower().startswith(only.lower())
+
+    for name, ask in sdks.CLIENTS.items():
+        if is_meant(name):
+            await add(name, partial(cell, ask))
+    for client in filter(is_meant, outside.CLIENTS):
         async with outside.started(outside.command_of(client, prefix)) as found:
             if found is None:
                 table.missing(client)
             else:
                 await add(found[0], partial(cell, found[1]))
     path = programs.path_of(prefix)
-    for program in programs.PROGRAMS if "programs" in kinds else ():
+    for program in programs.PROGRAMS:
+        if not is_meant(program.title):
+            continue
         version = await programs.version_of(program, path)
         if version is None:
             table.missing(program.title)
@@ -232,12 +238,14 @@ def main() -> None:
         "--prefix", type=Path, default=ROOT / ".venv" / "agents", help="packages of npm"
     )
     parser.add_argument(
-        "--only", choices=KINDS, help="run these clients, and keep the other rows of --out"
+        "--only",
+        default="",
+        metavar="NAME",
+        help="run clients whose names begin so, and keep the other rows of --out",
     )
     arguments = parser.parse_args()
-    kinds = (arguments.only,) if arguments.only else KINDS
     table = Table(arguments.out)
-    asyncio.run(run(arguments.prefix.resolve(), kinds, table))
+    asyncio.run(run(arguments.prefix.resolve(), arguments.only, table))
     write(arguments.out, table.result)
     print("not there:", ", ".join(table.result["missing"]) or "none")
     for client, row in table.result["cells"].items():

@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from client.gateway.structured.channels import TAGGED_THOUGHTS
+
 Arguments = Mapping[str, str]
 
 
@@ -85,6 +87,14 @@ def thinks(family: str, thought: str) -> str | None:
     if family in _MARKED:
         return f"<think>{thought}</think>\n\n"
     return _THINKS[family].format(thought) if family in _THINKS else None
+
+
+def behind(prompt: str, answer: str) -> str:
+    """The answer to a prompt that may end within thoughts: these end first, as models do."""
+    if TAGGED_THOUGHTS.opened_by(prompt) is None:
+        return answer
+    opens, closes = TAGGED_THOUGHTS.thoughts
+    return answer.removeprefix(opens) if answer.startswith(opens) else f"{closes}\n\n{answer}"
 
 
 def could_call(error: Any, family: str) -> bool:

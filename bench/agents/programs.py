@@ -1,4 +1,5 @@
-"""Claude Code and Codex themselves, run once for a task and once for what is too long."""
+"""Claude Code and Codex themselves, run for a task, for an answer in a format, and for what is too
+long."""
 
 import asyncio
 import json
@@ -10,7 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.agents.families import CALLS, ONE_CALL, calls, says, thinks
+from bench.agents.families import CALLS, ONE_CALL, behind, calls, says, thinks
+from bench.agents.said import FORMAT
 from client.answer.generation import AnswerRequest
 from client.session.driver import SessionDriver
 from tests.templates import TEMPLATES
@@ -29,7 +31,7 @@ NOTES = 5
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a program printed, and what it asked the gateway for."""
+    """What a program printed and recorded, and what it asked the gateway for."""
 
     events: list[dict[str, Any]]
     printed: str
@@ -37,8 +39,8 @@ class Run:
 
 
 Command = Callable[[str, Path, str, str], tuple[list[str], dict[str, str]]]
-"""Of the gateway's address, an empty directory, the task, and a JSON schema or nothing: what to run
-and its environment."""
+"""Of the gateway's address, an empty directory, the task, and the JSON schema of the answer or
+nothing: what to run and its environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,12 @@ class Program:
     said: Callable[[list[dict[str, Any]]], str]
     """The last text of the model that it shows."""
     thought: Callable[[list[dict[str, Any]]], str]
+    forms: Callable[[str, Mapping[str, str]], str]
+    """How a model of this family answers in a format."""
+    formed: Callable[[list[dict[str, Any]]], list[str]]
+    """What it shows of that, as JSON."""
+    record: str = ""
+    """Where in its home it records what it read, if it does not print all of it: a pattern."""
 
 
 def _claude(url: str, home: Path, task: str, schema: str) -> tuple[list[str], dict[str, str]]:
@@ -73,10 +81,10 @@ def _claude(url: str, home: Path, task: str, schema: str) -> tuple[list[str], di
 
 def _codex(url: str, home: Path, task: str, schema: str) -> tuple[list[str], dict[str, str]]:
     (home / "instructions.md").write_text(SYSTEM)
-    (home / "schema.json").write_text(schema or "{}")
+    (home / "schema.json").write_text(schema)
     (home / "config.toml").write_text(
         'model = "brook"\nmodel_provider = "anabranch"\ncheck_for_update_on_startup = false\n'
-        f'model_instructions_file = "{home / "instructions.md"}"\nshow_raw_agent_reasoning = true\n'
+        f'model_instructions_file = "{home / "instructions.md"}"\n'
         '[analytics]\nenabled = false\n[model_providers.anabranch]\nname = "anabranch"\n'
         f'base_url = "{url}/v1"\nwire_api = "responses"\nstream_max_retries = 0\n'
     )
@@ -91,10 +99,17 @@ def _blocks(events: list[dict[str, Any]], kind: str) -> list[str]:
     return [block[kind] for each in messages for block in each["content"] if block["type"] == kind]
 
 
-def _items(events: list[dict[str, Any]], kind: str) -> list[str]:
-    """Texts of one kind in what Codex shows."""
-    items = (each.get("item", {}) for each in events if each.get("type") == "item.completed")
-    return [each.get("text", "") for each in items if each.get("type") == kind]
+def _messages(events: list[dict[str, Any]]) -> list[str]:
+    """The model's messages in what Codex shows."""
+    items = (each["item"] for each in events if each.get("type") == "item.completed")
+    return [item["text"] for item in items if item["type"] == "agent_message"]
+
+
+def _recorded_thoughts(events: list[dict[str, Any]]) -> list[str]:
+    """Thoughts in what Codex records of a session; ``codex exec`` prints only their summaries."""
+    items = (each["payload"] for each in events if each.get("type") == "response_item")
+    thoughts = (item for item in items if item["type"] == "reasoning")
+    return [part["text"] for item in thoughts for part in item["content"] or ()]
 
 
 PROGRAMS = (
@@ -105,14 +120,19 @@ PROGRAMS = (
         reads=lambda path: ("Read", {"file_path": path}),
         said=lambda events: "".join(_blocks(events, "text")[-1:]),
         thought=lambda events: "".join(_blocks(events, "thinking")[:1]),
+        forms=lambda family, value: calls(family, ("StructuredOutput", value)),
+        formed=lambda events: [json.dumps(each.get("structured_output")) for each in events],
     ),
     Program(
         title="Codex",
         file="codex",
         command=_codex,
         reads=lambda path: ("exec_command", {"cmd": f"cat {path}"}),
-        said=lambda events: "".join(_items(events, "agent_message")[-1:]),
-        thought=lambda events: "".join(_items(events, "reasoning")[:1]),
+        said=lambda events: "".join(_messages(events)[-1:]),
+        thought=lambda events: "".join(_recorded_thoughts(events)[:1]),
+        forms=lambda family, value: says(family, json.dumps(value)),
+        formed=_messages,
+        record="sessions/**/*.jsonl",
     ),
 )
 
@@ -165,9 +185,15 @@ async def _run(
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-    printed = said.decode(errors="replace")
-    lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
-    return Run(lines, printed, asked)
+        printed = said.decode(errors="replace")
+        lines = [*printed.splitlines(), *_recorded(Path(home), program.record)]
+    return Run([json.loads(line) for line in lines if line.startswith("{")], printed, asked)
+
+
+def _recorded(home: Path, pattern: str) -> list[str]:
+    """The lines of the files of this pattern; an empty one has none."""
+    files = home.glob(pattern) if pattern else ()
+    return [line for file in files for line in file.read_text().splitlines()]
 
 
 def _judged(ok: bool, run: Run) -> str:
@@ -194,9 +220,11 @@ async def _cell(program: Program, path: str, family: str) -> dict[str, str]:
         def answer(prompt: str) -> str:
             at = next((at for at in range(NOTES) if f"{SECRET}-{at}" not in prompt), NOTES)
             if at == NOTES:
-                return says(family, DONE)
+                return behind(prompt, says(family, DONE))
             last = NOTES if at >= 3 and family not in ONE_CALL else at + 1
-            return ("" if at or thoughts is None else thoughts) + calls(family, *reads[at:last])
+            made = calls(family, *reads[at:last])
+            # Later calls may stand within thoughts that never end: models make such ones, too.
+            return made if at or thoughts is None else behind(prompt, thoughts + made)
 
         template = TEMPLATES[family]
         async with paper_gateway(template=template, context_tokens=CONTEXT_TOKENS) as gateway:
@@ -220,8 +248,20 @@ async def _cell(program: Program, path: str, family: str) -> dict[str, str]:
                 found["thinking"] = "none"
             else:
                 found["thinking"] = _judged(program.thought(run.events) == "hm", run)
+            found["structured output"] = await _structured(program, path, gateway, work, family)
             found["overflow"] = await _overflow(program, path, gateway, work)
             return found
+
+
+async def _structured(
+    program: Program, path: str, gateway: PaperGateway, work: Path, family: str
+) -> str:
+    value, schema = {"at": "x"}, json.dumps(FORMAT["schema"])
+    said = program.forms(family, value)
+    run = await _run(
+        program, path, gateway, TASK, lambda prompt: behind(prompt, said), work, schema
+    )
+    return _judged(json.dumps(value) in program.formed(run.events), run)
 
 
 async def _overflow(program: Program, path: str, gateway: PaperGateway, work: Path) -> str:

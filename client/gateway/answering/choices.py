@@ -126,7 +126,7 @@ class ChoiceWriter:
                     self._space = ""
                 case Thought():
                     self._thought = True
-                    is_hidden = not self._job.tells_thoughts
+                    is_hidden = not (self._job.tells_thoughts and part.text)
             if self._is_over or is_hidden:
                 continue
             if not isinstance(part, str):

@@ -74,9 +74,8 @@ TOKENS_MAX = (1 << 63) - 1
 """The most tokens that a request may name; the model's context bounds them, in the words that
 clients look for."""
 TokenCount = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
-ANY_NUMBER = -1
-"""What programs send as ``max_tokens`` for "as many as there is room for"."""
-MostTokens = Annotated[int, Meta(ge=ANY_NUMBER, le=TOKENS_MAX)]
+MostTokens = Annotated[int, Meta(ge=-1, le=TOKENS_MAX)]
+"""-1: as many as there is room for."""
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -467,7 +466,7 @@ def wanted_tokens(request: CompletionRequest | ChatRequest) -> int | None:
         wanted = request.max_tokens
     if wanted is None and isinstance(request, CompletionRequest):
         wanted = COMPLETION_TOKENS_DEFAULT
-    return None if wanted == ANY_NUMBER else wanted
+    return None if wanted == -1 else wanted
 
 
 def open_tokens(room: int, free: int, left: int | None) -> int:

@@ -22,7 +22,7 @@ CALL_CHARS_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thought:
-    """Text that the model thinks."""
+    """Text that the model thinks; empty where thoughts end without any."""
 
     text: str
 
@@ -37,17 +37,28 @@ class _Place(Enum):
     """Nothing yet but white space: what comes first decides."""
     HEAD = "head"
     THOUGHT = "thought"
+    ASIDE = "aside"
+    """Thoughts from the mark of a call on: calls, if nothing but white space follows them."""
     TEXT = "text"
     CALL = "call"
 
 
-HELD_MAX = {_Place.HEAD: HEAD_CHARS_MAX, _Place.CALL: CALL_CHARS_MAX}
+HELD_MAX = {
+    _Place.HEAD: HEAD_CHARS_MAX,
+    _Place.CALL: CALL_CHARS_MAX,
+    _Place.ASIDE: CALL_CHARS_MAX,
+}
 """Maximum characters that are held back until their end has come."""
 NO_PARAMETERS: Mapping[str, Schema] = {}
 
 
 class AnswerReader:
-    """Reads one answer; how its text is cut into pieces changes nothing."""
+    """Reads one answer; how its text is cut into pieces changes nothing.
+
+    Models may call from within their thoughts, and end the answer there or close the thoughts
+    behind it (DeepSeek V3.1, Qwen 3.5). Such calls count where nothing else follows. Calls that
+    more thoughts or an answer follow are examples or plans, and stay thoughts.
+    """
 
     def __init__(
         self,
@@ -65,10 +76,16 @@ class AnswerReader:
         is_read = calls is not None and calls.in_channel == (self._messages is not None)
         self._calls = calls if is_read else None
         self._channels = channels
-        self._types = ArgumentTypes(parameters)
+        self._parameters, self._types = parameters, ArgumentTypes(parameters)
         self._place = _Place.HEAD if self._messages is not None else _Place.BEGINNING
         self._thought = False
         """Whether thoughts between two marks have begun; they begin once."""
+        self._otherwise = _Place.TEXT
+        """What an answer is that begins with no mark."""
+        self._aside: list[AnswerPart] = []
+        """The calls at the end of the thoughts; they count if the answer ends with them."""
+        self._aside_raw = ""
+        """The text of these."""
         self._head = Head(is_thought=False)
         self._tail = ""
         """The end of the text so far, where a mark may have begun."""
@@ -88,7 +105,7 @@ class AnswerReader:
             self._hold(opened)
             self._begin_message(self._messages.says)
         elif opened is not None and channels is not None:
-            self._place, self._thought = _Place.THOUGHT, True
+            self._otherwise = _Place.THOUGHT
 
     def _marks_at(self, place: _Place) -> tuple[str, ...]:
         """The marks that end what is at ``place``, or begin something in it."""
@@ -98,12 +115,20 @@ class AnswerReader:
             return (*self._messages.opens, *self._messages.closes, *says)
         match place:
             case _Place.THOUGHT if channels is not None:
+                return (*channels.closes, *self._call_begins)
+            case _Place.ASIDE if channels is not None:
                 return channels.closes
             case _Place.TEXT if calls is not None:
                 return tuple(filter(None, (calls.begins, calls.opens, calls.ends)))
             case _Place.CALL if calls is not None and calls.closes:
                 return (calls.closes, *_argument_marks(calls))
         return ()
+
+    @property
+    def _call_begins(self) -> tuple[str, ...]:
+        """The marks that calls may begin with."""
+        calls = self._calls
+        return () if calls is None else tuple(filter(None, (calls.begins, calls.opens)))
 
     def push(self, text: str) -> list[AnswerPart]:
         """Parts that became certain with ``text``."""
@@ -139,6 +164,11 @@ class AnswerReader:
                 self._end_call(is_whole=False)
             case _Place.HEAD if not self._begins_message():
                 self._give_up()
+            case _Place.ASIDE:
+                self._end_aside()
+                self._found += self._aside
+            case _Place.BEGINNING if self._aside:
+                self._found += self._aside
             case _Place.BEGINNING:
                 self._give_up()
         return _joined(self._found)
@@ -150,10 +180,12 @@ class AnswerReader:
         self._hold(text[at:begins])
         if begins == len(text):
             return begins
+        self._forget_aside()
         leads: dict[str, _Place] = {}
         if self._channels is not None and not self._thought:
             leads[self._channels.opens[0]] = _Place.THOUGHT
-        if self._calls is not None and not self._calls.opens:
+        is_text = self._otherwise is _Place.TEXT
+        if is_text and self._calls is not None and not self._calls.opens:
             leads |= {PYTHON_TAG: _Place.BEGINNING, "{": _Place.CALL}
         for mark, place in leads.items():
             if text.startswith(mark, begins):
@@ -178,9 +210,16 @@ class AnswerReader:
             self._cross_of_message(mark, self._messages)
             return
         match self._place:
-            case _Place.THOUGHT:
+            case _Place.THOUGHT if mark in self._call_begins:
+                self._place = _Place.ASIDE
+                self._hold(mark)
+            case _Place.THOUGHT | _Place.ASIDE:
+                if self._place is _Place.ASIDE:
+                    self._end_aside()
+                self._found.append(Thought(text=""))
                 bare = self._calls is not None and not self._calls.opens
-                self._place = _Place.BEGINNING if bare else _Place.TEXT
+                self._thought, self._otherwise = True, _Place.TEXT
+                self._place = _Place.BEGINNING if bare or self._aside else _Place.TEXT
             case _Place.CALL if self._calls is not None:
                 if mark == self._calls.closes and not (self._json.in_string or self._in_value):
                     self._hold(mark)
@@ -192,6 +231,24 @@ class AnswerReader:
             case _Place.TEXT if self._calls is not None and mark == self._calls.opens:
                 self._begin_call()
                 self._hold(mark)
+
+    def _end_aside(self) -> None:
+        """End thoughts that have what may be calls at their end."""
+        raw = self._release()
+        reader = AnswerReader(self._calls, None, parameters=self._parameters)
+        parts = [*reader.push(raw), *reader.flush()]
+        calls = [part for part in parts if isinstance(part, Call)]
+        rest = "".join(part for part in parts if isinstance(part, str))
+        if calls and not rest.strip():
+            self._aside, self._aside_raw = list(calls), raw
+        else:
+            self._found.append(Thought(text=raw))
+
+    def _forget_aside(self) -> None:
+        """Take the calls at the end of the thoughts for thoughts: an answer follows."""
+        if self._aside:
+            self._found.append(Thought(text=self._aside_raw))
+            self._aside, self._aside_raw = [], ""
 
     def _begin_call(self, name: str = "") -> None:
         """Begin to hold back what calls a function, or several; ``name``: which, if it is known."""
@@ -259,8 +316,9 @@ class AnswerReader:
         self._found += calls[told.begun :]
 
     def _give_up(self) -> None:
-        """Take what is held back for text."""
-        self._place = _Place.TEXT
+        """Take what is held back for text, or for thoughts where it stands within them."""
+        is_thought = self._place is _Place.ASIDE
+        self._place = _Place.THOUGHT if is_thought else self._otherwise
         told, self._pieces = self._pieces, None
         if told is not None and told.begun:  # a call that is too long is not told twice
             self._release()
@@ -357,7 +415,7 @@ def _joined(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
         if not isinstance(text, str):
             end()
             found.append(part)
-        elif text:
+        elif text or isinstance(part, Thought):
             if not texts or not isinstance(found[-1], type(part)):
                 end()
                 found.append(part)

@@ -205,17 +205,21 @@ def test_thoughts_are_apart_from_content() -> None:
             for text, options in (
                 ("<think>why</think>\n\nso", {}),
                 ("why</think>\n\nso", {"chat_template_kwargs": {"think": True}}),
+                ("<think></think>\n\nso", {}),
+                ("</think>\n\nso", {"chat_template_kwargs": {"think": True}}),
             ):
                 scripted(gateway, text)
+                thought = "why" if "why" in text else ""
                 asked: Any = {"model": "brook", "messages": HI, "extra_body": options}
                 message = (await client.chat.completions.create(**asked)).choices[0].message
-                assert (message.content, message.reasoning_content) == ("so", "why")  # type: ignore[attr-defined]
+                told = getattr(message, "reasoning_content", "")
+                assert (message.content, told) == ("so", thought)
                 thoughts, content = "", ""
                 async for chunk in await client.chat.completions.create(**asked, stream=True):
                     delta = chunk.choices[0].delta
                     thoughts += getattr(delta, "reasoning_content", None) or ""
                     content += delta.content or ""
-                assert (content.strip(), thoughts) == ("so", "why")
+                assert (content, thoughts) == ("so", thought)
 
     asyncio.run(scenario())
 
@@ -525,6 +529,25 @@ def test_arguments_are_an_object_or_a_text_as_a_template_takes_them() -> None:
 
 
 ANTHROPIC_TOOL: Any = {"name": "weather", "description": "It says.", "input_schema": SCHEMA}
+
+
+@pytest.mark.parametrize("behind", ["", "\n</think>\n"])
+def test_an_answer_that_ends_with_a_call_within_its_thoughts_calls(behind: str) -> None:
+    async def scenario() -> None:
+        async with paper_gateway(template=TEMPLATE) as gateway, anthropic_client(gateway) as client:
+            scripted(gateway, f"<think>hm {CALL}{behind}")
+            asked: Any = {"model": "brook", "max_tokens": 300, "messages": HI}
+            asked["tools"] = [ANTHROPIC_TOOL]
+            whole = await client.messages.create(**asked)
+            async with client.messages.stream(**asked) as stream:
+                streamed = await stream.get_final_message()
+            for said in (whole, streamed):
+                thought, call = said.content
+                assert (thought.type, call.type) == ("thinking", "tool_use")
+                assert (thought.thinking, call.input) == ("hm ", {"city": "Oslo"})  # type: ignore[union-attr]
+                assert said.stop_reason == "tool_use"
+
+    asyncio.run(scenario())
 
 
 def test_anthropic_s_client_gets_text_calls_and_thoughts() -> None:

@@ -51,6 +51,7 @@ JSON = json.dumps({"name": "weather", "arguments": ARGUMENTS}, ensure_ascii=Fals
 BARE = json.dumps({"name": "weather", "parameters": ARGUMENTS}, ensure_ascii=False)
 PARAMETERS = {"weather": {"properties": {"city": {"type": "string"}, "n": {"type": "array"}}}}
 
+TAGGED_CALL = f"<tool_call>{JSON}</tool_call>"
 KEYED = written_call(KEYS_AND_VALUES, "weather", ARGUMENTS)
 DENSE = KEYED.replace("\n", "")
 TAGGED = written_call(FUNCTION_TAGS, "weather", ARGUMENTS)
@@ -181,6 +182,25 @@ ANSWERS: list[tuple[CallFormat | None, str, list[AnswerPart]]] = [
     (NUMBERED_SECTION_JSON, f"So. {NUMBERED}", ["So. ", CALL, CALL]),
     (NUMBERED_SECTION_JSON, NUMBERED.partition("<|tool_call_end|>")[0], [CALL]),
     raw(NUMBERED_SECTION_JSON, "functions.weather:0 {}"),
+    (TAGGED_JSON, f"<think></think>\n\n{TAGGED_CALL}", [Thought(text=""), "\n\n", CALL]),
+    # Within thoughts, calls count where nothing else follows them.
+    (TAGGED_JSON, f"<think>hm {TAGGED_CALL}", [Thought(text="hm "), CALL]),
+    (TAGGED_JSON, f"<think>hm {TAGGED_CALL}\n</think>\n\n", [Thought(text="hm "), CALL]),
+    (SEPARATED_JSON, f"<think>hm{BEGIN}{SEPARATED * 2}{END}", [Thought(text="hm"), CALL, CALL]),
+    (FUNCTION_TAGS, f"<think>hm\n{TAGGED}\n", [Thought(text="hm\n"), CALL]),
+    (
+        TAGGED_JSON,
+        f"<think>as {TAGGED_CALL}</think>\n\nNo.",
+        [Thought(text=f"as {TAGGED_CALL}"), "\n\nNo."],
+    ),
+    (
+        TAGGED_JSON,
+        f"<think>as {TAGGED_CALL}</think>{TAGGED_CALL}",
+        [Thought(text=f"as {TAGGED_CALL}"), CALL],
+    ),
+    (TAGGED_JSON, f"<think>as {TAGGED_CALL} or", [Thought(text=f"as {TAGGED_CALL} or")]),
+    (TAGGED_JSON, "<think>a <tool_call></think>so", [Thought(text="a <tool_call>"), "so"]),
+    (TAGGED_JSON, "<think>a <tool_call> {", [Thought(text="a <tool_call> {")]),
     (None, f"<tool_call>{JSON}</tool_call>", [f"<tool_call>{JSON}</tool_call>"]),
     (None, "<think>why</think>because", [Thought(text="why"), "because"]),
     (None, "<think>why", [Thought(text="why")]),
@@ -384,6 +404,28 @@ def test_text_leaves_as_soon_as_it_cannot_become_a_mark() -> None:
     assert reader.push("y") == ["<toy"]
 
 
+@pytest.mark.parametrize("form", [None, TAGGED_JSON, BARE_JSON])
+def test_thoughts_that_the_prompt_began_may_begin_again(form: CallFormat | None) -> None:
+    thought = Thought(text="hm {a}")
+    for text, parts in [
+        ("hm {a}</think>so", [thought, "so"]),
+        ("\n<think>hm {a}</think>so", [thought, "so"]),
+        ("{a}</think>so", [Thought(text="{a}"), "so"]),
+        ("</think><think>so", [Thought(text=""), "<think>so"]),
+        ("</think>so", [Thought(text=""), "so"]),
+        (" <thin", [Thought(text=" <thin")]),
+    ]:
+        assert read(form, [text], opened="") == read(form, list(text), opened="") == parts
+
+
+def test_what_is_too_long_for_a_call_stays_thoughts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(HELD_MAX, _Place.ASIDE, 30)
+    text = "<think>a <tool_call>" + "a" * 40 + "</think>so"
+    for pieces in ([text], list(text)):
+        thought = text.removeprefix("<think>").removesuffix("</think>so")
+        assert read(TAGGED_JSON, pieces) == [Thought(text=thought), "so"]
+
+
 @pytest.mark.parametrize("form", [TAGGED_JSON, KEYS_AND_VALUES, BARE_JSON, LISTED_JSON])
 @pytest.mark.parametrize("size", [29, 30, 31, 80])
 def test_a_call_that_never_ends_is_text(
@@ -416,9 +458,10 @@ def test_each_character_is_looked_at_a_bounded_number_of_times(
         return end, mark
 
     monkeypatch.setattr(_Marks, "first", counted)
-    text = (form.opens + piece * 5000)[:5000]
     channels = MESSAGES if form.in_channel else TAGGED_THOUGHTS
-    for pieces in (list(text), [text]):
-        looked = 0
-        read(form, pieces, channels)
-        assert looked <= 40 * len(text)
+    for before in (form.opens, "<think>"):
+        text = (before + piece * 2500)[:2500]
+        for pieces in (list(text), [text]):
+            looked = 0
+            read(form, pieces, channels)
+            assert looked <= 40 * len(text)
