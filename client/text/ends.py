@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dht.json_file import object_or_empty
-from dht.messages.session import STOP_TOKENS_MAX, TOKEN_ID_MAX
+from dht.messages.session import BOUNDS, STOP_TOKENS_MAX
 
 TEXT_CONFIGS = ("text_config", "decoder", "generator")
 """Where a configuration of several models keeps the one that answers, as transformers finds it."""
@@ -42,7 +42,7 @@ def stop_token_ids(
     if _has_template(directory):
         wanted |= {t for t in TURN_ENDS if not WITHIN.get(t, {""}) <= ids.keys()}
     found += [ids[text] for text in sorted(wanted & ids.keys())]
-    sent = dict.fromkeys(token_id for token_id in found if 0 <= token_id <= TOKEN_ID_MAX)
+    sent = dict.fromkeys(token_id for token_id in found if 0 <= token_id <= BOUNDS.token_id_max)
     return tuple(sent)[: STOP_TOKENS_MAX // 2]
 
 
