@@ -24,17 +24,23 @@ LIMIT_S = 600.0
 CTRL_C, CTRL_D = "\x03", "\x04"
 
 
-def shown(written: str) -> str:
+Cell = tuple[str, str]
+"""A character, and how it is shown: the numbers of SGR, such as "1;36"; empty: as usual."""
+
+
+def cells(written: str) -> list[list[Cell]]:
     """What is left on a terminal of what was ``written``: lines are erased, and written anew.
 
     Lines stay as long as they were written, as they do when somebody copies them.
     """
-    lines, row, column, at = [""], 0, 0, 0
+    lines: list[list[Cell]] = [[]]
+    row, column, at, style = 0, 0, 0, ""
 
     def write(text: str) -> None:
         nonlocal column
-        line = lines[row].ljust(column)
-        lines[row] = line[:column] + text + line[column + len(text) :]
+        line = lines[row]
+        line += [(" ", "")] * (column - len(line))
+        line[column : column + len(text)] = [(character, style) for character in text]
         column += len(text)
 
     for found in CONTROL.finditer(written):
@@ -45,15 +51,23 @@ def shown(written: str) -> str:
             column = 0
         elif end == "\n":
             row += 1
-            lines += [""] * (row == len(lines))
+            if row == len(lines):
+                lines.append([])
+        elif letter == "m":
+            style = "" if number in {"", "0"} else number
         elif letter == "A":
             row = max(0, row - int(number or 1))
         elif letter == "K":
-            lines[row] = "" if number == "2" else lines[row][:column]
+            lines[row] = [] if number == "2" else lines[row][:column]
         elif letter == "J":
             lines[row], lines[row + 1 :] = lines[row][:column], []
     write(written[at:])
-    return "\n".join(line.rstrip() for line in lines)
+    return lines
+
+
+def shown(written: str) -> str:
+    """The text of :func:`cells`, without blanks at the ends of lines."""
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in cells(written))
 
 
 class Terminal:
@@ -81,6 +95,7 @@ class Terminal:
         )
         os.close(slave)
         self._data, self._ended = b"", False
+        self._arrivals: list[tuple[float, int]] = []
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -89,6 +104,12 @@ class Terminal:
     def text(self) -> str:
         """What was shown so far and was not erased."""
         return shown(self._data.decode(errors="replace"))
+
+    def history(self) -> list[tuple[float, str]]:
+        """All that was written by each time at which something was, by the monotonic clock."""
+        with self._news:
+            data, arrivals = self._data, list(self._arrivals)
+        return [(time_s, data[:upto].decode(errors="ignore")) for time_s, upto in arrivals]
 
     def _read(self) -> None:
         """Take what is written, as terminals do: who writes to a full one waits."""
@@ -99,6 +120,7 @@ class Terminal:
                 data = b""
             with self._news:
                 self._data += data
+                self._arrivals.append((time.monotonic(), len(self._data)))
                 self._ended = not data
                 self._news.notify_all()
             if not data:
