@@ -24,6 +24,7 @@ from client import Swarm
 from testing.local_swarm import ROOT, LocalPeer, LocalSwarm, PeerStartError
 from testing.terminal import Terminal, cells
 
+TOKENS = 120
 COLUMNS, ROWS = 76, 20
 LOOK_S, FRAME_S, KEY_S = 0.1, 0.05, 0.08
 """Between two looks at the peers; between two pictures, at least; between two keys."""
@@ -161,7 +162,7 @@ def main() -> int:
     add = parser.add_argument
     add("--out", type=Path, default=Path("docs/images/film.svg"), help="(docs/images/film.svg)")
     add("--prompt", default=PROMPT, help=f"text to continue ({PROMPT})")
-    add("--max-new-tokens", type=int, default=120, metavar="N", help="of the answer (120)")
+    add("--max-new-tokens", type=int, default=TOKENS, metavar="N", help=f"of the answer ({TOKENS})")
     add("--round-trip", type=float, default=ROUND_TRIP_MS, metavar="MS", help="of each link (20)")
     arguments = parser.parse_args()
     console = Console()
