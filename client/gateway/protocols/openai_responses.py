@@ -331,6 +331,8 @@ class _Chat:
             case "apply_patch_call" | "computer_call" | "local_shell_call" | "shell_call":
                 asked = item.action if item.operation is None else item.operation
                 self._call(_given(item, "call_id", at), item.type.removesuffix("_call"), asked)
+            case "function_call_output" | "custom_tool_call_output":
+                self._result(_given(item, "call_id", at), _given(item, "output", at))
             case kind if kind.endswith("call_output"):
                 self._result(item.call_id or _given(item, "id", at), item.output)
             case "code_interpreter_call":

@@ -83,67 +83,19 @@ _SCORED = {
     "logprobs": "log probabilities come from /v1/chat/completions",
     "top_logprobs": "log probabilities come from /v1/chat/completions",
 }
-_ELSEWHERE = "it is no field of this endpoint; see /openapi.json for those that are"
-ELSEWHERE: Mapping[str, str] = dict.fromkeys(
-    (
-        "add_generation_prompt",
-        "add_special_tokens",
-        "best_of",
-        "chat_template_kwargs",
-        "continue_final_message",
-        "echo",
-        "enable_thinking",
-        "format",
-        "frequency_penalty",
-        "guided_choice",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
-        "ignore_eos",
-        "images",
-        "include_reasoning",
-        "input",
-        "instructions",
-        "logit_bias",
-        "logprobs",
-        "max_completion_tokens",
-        "max_output_tokens",
-        "max_tokens",
-        "messages",
-        "min_p",
-        "min_tokens",
-        "modalities",
-        "n",
-        "options",
-        "output_config",
-        "output_format",
-        "parallel_tool_calls",
-        "presence_penalty",
-        "prompt",
-        "raw",
-        "reasoning",
-        "reasoning_effort",
-        "repetition_penalty",
-        "response_format",
-        "seed",
-        "stop",
-        "stop_sequences",
-        "stop_token_ids",
-        "structured_outputs",
-        "suffix",
-        "system",
-        "temperature",
-        "text",
-        "think",
-        "thinking",
-        "tool_choice",
-        "tools",
-        "top_k",
-        "top_logprobs",
-        "top_p",
-    ),
-    _ELSEWHERE,
-)
+ELSEWHERE = "it is no field of this endpoint; see /openapi.json for those that are"
+CHANGING = (
+    "add_generation_prompt", "add_special_tokens", "best_of", "chat_template_kwargs",
+    "continue_final_message", "echo", "enable_thinking", "format", "frequency_penalty",
+    "guided_choice", "guided_grammar", "guided_json", "guided_regex", "ignore_eos", "images",
+    "include_reasoning", "input", "instructions", "logit_bias", "logprobs",
+    "max_completion_tokens", "max_output_tokens", "max_tokens", "messages", "min_p", "min_tokens",
+    "modalities", "n", "options", "output_config", "output_format", "parallel_tool_calls",
+    "presence_penalty", "prompt", "raw", "reasoning", "reasoning_effort", "repetition_penalty",
+    "response_format", "seed", "stop", "stop_sequences", "stop_token_ids", "structured_outputs",
+    "suffix", "system", "temperature", "text", "think", "thinking", "tool_choice", "tools",
+    "top_k", "top_logprobs", "top_p",
+)  # fmt: skip
 """Fields that change an answer at one endpoint or another, refused where they do not."""
 OPTIONS: Mapping[str, str] = {
     "dynatemp_exponent": _SAMPLERS,
@@ -194,23 +146,23 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
 
 
 def refused_by(kind: type[msgspec.Struct]) -> Mapping[str, str]:
-    """The fields that this kind of request refuses, each with its reason."""
+    """The fields that this kind of request refuses, each with its reason: its own first."""
     if (own := REFUSED.get(kind.__name__)) is None:
         return {}
     built = frozenset(kind.__struct_fields__)
-    return {name: ELSEWHERE[name] for name in ELSEWHERE.keys() - built} | dict(own)
+    return {**own, **{name: ELSEWHERE for name in CHANGING if name not in own.keys() | built}}
 
 
 def check_fields(given: msgspec.Struct, refused: Mapping[str, str]) -> None:
     """Raises ApiError (400) for the first field that is refused and asks for something; ``given``
     has the fields of a request as they were sent."""
-    for name, reason in refused.items():
-        _check(name, bytes(getattr(given, name)), reason, name)
     options = bytes(getattr(given, "options", b""))
-    if options.startswith(b"{"):
+    if options.startswith(b"{") and "options" not in refused:
         asked = msgspec.json.decode(options, type=dict[str, msgspec.Raw])
         for name in asked.keys() & OPTIONS.keys():
             _check(name, bytes(asked[name]), OPTIONS[name], f"options.{name}")
+    for name, reason in refused.items():
+        _check(name, bytes(getattr(given, name)), reason, name)
 
 
 def _check(name: str, value: bytes, reason: str, at: str) -> None:
