@@ -45,8 +45,7 @@ HISTORY_TOKENS_MAX = 1 << 18
 """Maximum token ids of an open: what sampling that looks back may look at."""
 RouteAttempt = Annotated[int, Meta(ge=0, le=1 << 20)]
 Position = Annotated[int, Meta(ge=0, le=CONTEXT_TOKENS_MAX)]
-TOKEN_ID_MAX = 1 << 24
-TokenId = Annotated[int, Meta(ge=0, le=TOKEN_ID_MAX)]
+TokenId = Annotated[int, Meta(ge=0, le=1 << 24)]
 Reason = Annotated[str, Meta(max_length=512)]
 Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
 TopK = Annotated[int, Meta(ge=0, le=1 << 24)]
