@@ -215,8 +215,7 @@ def _rotary(where: str, known: Values, said: Values, width: int | None) -> dict[
         return None
     made = {k: dict(v) if isinstance(v, Mapping) else v for k, v in own.items()}
     full = made.get("full_attention", made)
-    # A file that does not say it has llama.cpp's own (``llama-hparams.h``).
-    full["rope_theta"] = said.get("rope.freq_base", 10_000.0)
+    full["rope_theta"] = {**UNSAID, **said}["rope.freq_base"]
     if (slow := said.get("rope.freq_base_swa")) is not None:
         if "sliding_attention" not in made:
             raise _refused(where, "rope.freq_base_swa", slow)
@@ -334,6 +333,8 @@ class _Scaling:
 
 
 EPSILONS = frozenset({"attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"})
+UNSAID = {"rope.freq_base": 10_000.0}
+"""What holds where a file does not say it (``llama-hparams.h``)."""
 KEPT = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 """Rotary parameters that scaling does not change."""
 

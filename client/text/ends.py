@@ -7,10 +7,10 @@ turn, the tokens that end turns by their text.
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from dht.json_file import object_or_empty
-from dht.messages.session import BOUNDS, STOP_TOKENS_MAX
+from dht.messages.session import STOP_TOKENS_MAX, TokenId
 
 TEXT_CONFIGS = ("text_config", "decoder", "generator")
 """Where a configuration of several models keeps the one that answers, as transformers finds it."""
@@ -25,6 +25,7 @@ TURN_ENDS = frozenset(
      "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>"}
 )  # fmt: skip
 """Tokens that end an answer by their text (llama.cpp, ``src/llama-vocab.cpp``)."""
+TOKEN_ID_MAX: int = get_args(TokenId)[1].le
 WITHIN = {"<|end|>": {"<|return|>", "<|call|>"}}
 """Tokens that end a part of an answer alone where the vocabulary has the others, too (ibid.)."""
 
@@ -42,7 +43,7 @@ def stop_token_ids(
     if _has_template(directory):
         wanted |= {t for t in TURN_ENDS if not WITHIN.get(t, {""}) <= ids.keys()}
     found += [ids[text] for text in sorted(wanted & ids.keys())]
-    sent = dict.fromkeys(token_id for token_id in found if 0 <= token_id <= BOUNDS.token_id_max)
+    sent = dict.fromkeys(token_id for token_id in found if 0 <= token_id <= TOKEN_ID_MAX)
     return tuple(sent)[: STOP_TOKENS_MAX // 2]
 
 

@@ -38,15 +38,6 @@ DRAFT_TOKENS_MAX = 31
 LOGPROBS_MAX = 20
 """Maximum alternatives per token that a client may ask for, as with OpenAI."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """Bounds that others than these messages heed, too."""
-
-    token_id_max: int = 1 << 24
-
-
-BOUNDS = Bounds()
 SessionId = Annotated[str, Meta(min_length=8, max_length=32)]
 PROMPT_TOKENS_MAX = 1 << 16
 """Maximum token ids of one message: decoding a million takes longer than a ring's token may."""
@@ -54,7 +45,7 @@ HISTORY_TOKENS_MAX = 1 << 18
 """Maximum token ids of an open: what sampling that looks back may look at."""
 RouteAttempt = Annotated[int, Meta(ge=0, le=1 << 20)]
 Position = Annotated[int, Meta(ge=0, le=CONTEXT_TOKENS_MAX)]
-TokenId = Annotated[int, Meta(ge=0, le=BOUNDS.token_id_max)]
+TokenId = Annotated[int, Meta(ge=0, le=1 << 24)]
 Reason = Annotated[str, Meta(max_length=512)]
 Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
 TopK = Annotated[int, Meta(ge=0, le=1 << 24)]
