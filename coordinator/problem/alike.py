@@ -66,9 +66,9 @@ def _rates(problem: Problem) -> Iterator[tuple[Of, float]]:
             if own is not None:
                 yield (node.peer_id, "own", way), own
     for uplink in problem.uplinks:
-        for way, rate in (("up", uplink.up_bytes_per_s), ("down", uplink.down_bytes_per_s)):
-            if rate is not None:
-                yield (uplink.name, "shared", way), rate
+        for way, own in (("up", uplink.up_bytes_per_s), ("down", uplink.down_bytes_per_s)):
+            if own is not None:
+                yield (uplink.name, "shared", way), own
 
 
 def _times(problem: Problem) -> dict[Of, float]:

@@ -249,6 +249,11 @@ class NodeRecord:
     """Layers in front of which that head takes a token's hidden states, ascending; (): it takes
     none."""
 
+    @property
+    def shared_up_bytes_per_s(self) -> float | None:
+        """The rate of the connection that the peer may share, as it measured that itself."""
+        return None if self.uplink is None else self.uplink.up_bytes_per_s
+
     def holds(self, start: int, end: int) -> bool:
         """Whether this peer now serves all layers of ``[start, end)``."""
         return self.state == NodeState.SERVING and self.start <= start < end <= self.end
