@@ -6,6 +6,7 @@ from itertools import count, permutations, product
 from typing import Any
 
 from hypothesis import strategies as st
+from ortools.math_opt.python import mathopt
 
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import uncovered
@@ -28,6 +29,8 @@ from dht.messages.types import (
 from tests.unit.records import record_of
 
 LAYER_BYTES = 100
+SOLVERS: dict[str, Any] = {"GLOP": mathopt.IncrementalSolver, "CP-SAT": mathopt}
+"""Whose ``solve`` the master problem calls, by the solver of OR-Tools that runs there."""
 
 
 def model(
