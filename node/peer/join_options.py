@@ -119,7 +119,7 @@ def join_parser() -> Parser:
     rare("--announce", nargs="+", default=[], metavar="HOST:PORT", help=reached)
     identity = f"its secret key, made when missing ({DEFAULT_IDENTITY})"
     rare("--identity", type=Path, default=DEFAULT_IDENTITY, metavar="FILE", help=identity)
-    uplink = "secret of this connection, for other machines behind it (beside the identity)"
+    uplink = "secret that machines behind one connection share (next to the identity)"
     rare("--uplink", type=Path, metavar="FILE", help=uplink)
     add("--name", metavar="NAME", help="shown to others (this machine's name)")
     add("--test", action="store_true", help="serve nobody: measure, say what it would do")
