@@ -19,6 +19,7 @@ from coordinator.evaluation.shared_uplinks import (
 from coordinator.heuristics.peer_cells import parts
 from coordinator.planning.placement import Placement, best_placement
 from coordinator.problem.service import service_from_rates
+from coordinator.routing.routes import NoRoute, Router
 from coordinator.simulator.judge import judge
 from dht.messages.types import Assignment, PlannerNode, Problem, SharedUplink
 from tests.examples import examples
@@ -29,6 +30,7 @@ from tests.unit.coordinator.problems import (
     node,
     placed,
     plan_of,
+    record,
     span,
     steady,
 )
@@ -99,6 +101,19 @@ class TestFlow:
         assert any("uplink shared by home carries 1800.0" in each for each in wrong)
         good = plan_of(self.problem(home(MBIT_100)), self.SPANS)
         assert check_plan(good, self.problem(home(MBIT_100))) == []
+
+    def test_clients_draw_their_routes_by_what_the_uplink_carries(self) -> None:
+        """A quarter of them over the home, whose peers announce half of the speed."""
+        problem = self.problem(home(300 * 12_500.0))
+        whole = replace(problem.nodes[3], tokens_per_s=(900.0, 900.0), memory_bytes=200)
+        problem = replace(problem, nodes=(*problem.nodes[:3], whole))
+        spans = (*self.SPANS[:3], span("d", 0, 2))
+        router = Router(plan_of(problem, spans))
+        usable = {a.peer_id: record(a.peer_id, a.start, a.end, layers=2) for a in spans}
+        drawn = [router.next_route(usable) for _ in range(400)]
+        assert not any(isinstance(route, NoRoute) for route in drawn)
+        over = sum(1 for route in drawn if isinstance(route, tuple) and len(route) == 2)
+        assert over == pytest.approx(100, abs=3)
 
     @examples(75)
     @given(placed(shared=True))
