@@ -26,6 +26,7 @@ from node.peer.join_options import (
     parse,
     pinned_to,
     relays_for_others,
+    uplink_claim,
     use_of,
     wanted_models,
 )
@@ -179,6 +180,7 @@ def _settle_place(arguments: argparse.Namespace, identity: "Identity", reporter:
     from node.peer.remembering import settle_addresses
 
     settle_addresses(arguments, identity.peer_id)
+    arguments.uplink_claim = uplink_claim(arguments, identity.peer_id)
     if arguments.port is None:
         arguments.listening = port = port_of(arguments)
         arguments.port = port.number
@@ -376,6 +378,7 @@ async def _serve(
         light=chosen_transport(arguments.transport) is TransportKind.LIGHT,
         relays=relays_for_others(arguments),
         joined_unix_s=transport.now(),
+        uplink=arguments.uplink_claim,
     )
     use = use_of(arguments)
     pinned = pinned_to(arguments, transport.peer_id, spec)
@@ -395,7 +398,7 @@ async def _serve(
         ),
         measured=measured,
         machine=MachineWatch(use, gpu=arguments.gpu is not None),
-        refined=OwnFigures(engine, stage).refined,
+        refined=OwnFigures(engine, stage, directory.nodes_last_read).refined,
         parts=parts,
         budget=budget,
     )

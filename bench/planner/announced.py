@@ -14,6 +14,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import cast
 
@@ -22,6 +23,7 @@ from coordinator.experiments.swarm_file import read_swarm
 from coordinator.problem.from_records import problem_of
 from coordinator.problem.service import PeerSpeed, announced_service
 from coordinator.simulator.core.profiles import PeerProfile, Profiles, interpolated
+from dht.identity.uplink import claim_of
 from dht.messages import codec, session
 from dht.messages.types import (
     LINKS_MAX,
@@ -32,6 +34,7 @@ from dht.messages.types import (
     NodeState,
     PlannerNode,
     Problem,
+    UplinkClaim,
     kv_tokens_least,
 )
 from node.engine.engine import KV_TOKENS_MOST
@@ -101,11 +104,24 @@ def measured(problem: Problem, node: PlannerNode, profile: PeerProfile) -> tuple
     return memory_bytes, measure_layer(layer, layer.clock)
 
 
+def claims_of(problem: Problem) -> dict[str, UplinkClaim]:
+    """The claims of a cluster's peers that are behind shared connections."""
+    rates = {uplink.name: uplink.up_bytes_per_s for uplink in problem.uplinks}
+    return {
+        node.peer_id: replace(
+            claim_of(blake2b(node.uplink.encode(), digest_size=32).digest(), "", node.peer_id),
+            up_bytes_per_s=rates.get(node.uplink),
+        )
+        for node in problem.nodes
+        if node.uplink
+    }
+
+
 def announced(problem: Problem, profiles: Profiles) -> tuple[NodeRecord, ...]:
     """The records of a cluster's peers, decoded from their bytes."""
     spec = model_of(problem)
     known: dict[tuple[PeerProfile, int, int], tuple[int, Profile]] = {}
-    found = []
+    found, claims = [], claims_of(problem)
     for node in problem.nodes:
         profile, held = profiles.peers[node.peer_id], len(node.tokens_per_s)
         sort = profile, node.memory_bytes, held
@@ -125,6 +141,7 @@ def announced(problem: Problem, profiles: Profiles) -> tuple[NodeRecord, ...]:
             prompt_layer_ns=timed.prompt_times,
             up_bytes_per_s=node.up_bytes_per_s,
             down_bytes_per_s=node.down_bytes_per_s,
+            uplink=claims.get(node.peer_id),
             state=NodeState.WAITING,
         )
         told = codec.decode(codec.encode(record), limit_bytes=codec.RECORD_BYTES_MAX)

@@ -15,7 +15,7 @@ the simulator.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from coordinator.admission.rules import HEADROOM_SHARE
@@ -33,6 +33,7 @@ from coordinator.evaluation.max_flow import (
     own_rates_bytes_per_s,
     round_trips_s,
 )
+from coordinator.evaluation.shared_uplinks import Way, kept_shares, shared_uplinks
 from coordinator.links.chunk_sizer import ChunkSizer
 from coordinator.links.scheduler import LinkConfig
 from coordinator.problem.service import Curve, PeerSpeed, Service, Workload
@@ -107,7 +108,7 @@ class _Wire:
     """A link on the flow, with what does not depend on the rate; times are in seconds.
 
     What waits for the link may wait for its sender's uplink or its receiver's downlink, which other
-    links share: the station is the fullest of the three.
+    links share, also those of other peers: the station is the fullest of them.
     """
 
     tail: int
@@ -204,13 +205,56 @@ def estimate(
 ) -> Estimate:
     """The estimate for a placement whose routes are drawn along ``edges``.
 
-    Parts of the flow that share no peer are estimated separately and added. Of a single part that
-    would serve less than ``least`` tokens/s, nothing more is found out.
+    Parts of the flow that share no peer are estimated separately and added; those that share an
+    uplink serve together what that carries. Of a single part that would serve less than ``least``
+    tokens/s, nothing more is found out.
     """
     held = {a.peer_id: a for a in assignments}
     parts = separate_parts(flow_shares(edges))
     least = least if len(parts) == 1 else 0.0
-    return added([_estimate_part(problem, held, part, service, least) for part in parts])
+    found = [_estimate_part(problem, held, part, service, least) for part in parts]
+    if len(parts) > 1 and shared_uplinks(problem).bytes_per_s:
+        uses = [
+            uplinks_used(problem, part, held, service.workload, each.tokens_per_s)
+            for part, each in zip(parts, found, strict=True)
+        ]
+        found = together(found, uses)
+    return added(found)
+
+
+def uplinks_used(
+    problem: Problem,
+    part: Shares,
+    held: Mapping[str, Assignment],
+    load: Workload,
+    tokens_per_s: float,
+) -> dict[Way, float]:
+    """The shares of shared uplinks that a part of a flow takes at a rate, its prompts included."""
+    shared, visits = shared_uplinks(problem), mean_visits(part, topological(part, held))
+    passes = shared.passes(
+        (tail, head, visits.get(tail, 0.0) * share)
+        for tail, heads in part.items()
+        for head, share in heads.items()
+    )
+    bytes_per_s = tokens_per_s * row_bytes_per_token(problem, load)
+    return {way: each * bytes_per_s / shared.bytes_per_s[way] for way, each in passes.items()}
+
+
+def row_bytes_per_token(problem: Problem, load: Workload) -> float:
+    """Bytes on each link of a route for each decoded token, with its share of the prompt's rows."""
+    return problem.model.activation_bytes * (1 + load.input_tokens / load.output_tokens)
+
+
+def together(found: Sequence[Estimate], uses: Sequence[Mapping[Way, float]]) -> list[Estimate]:
+    """The estimates of parts that run at the same time and share no peer, with what each takes of
+    shared uplinks by itself."""
+    kept = kept_shares([part.tokens_per_s for part in found], uses)
+    return [
+        part
+        if share >= 1
+        else replace(part, tokens_per_s=part.tokens_per_s * share, requests=part.requests * share)
+        for part, share in zip(found, kept, strict=True)
+    ]
 
 
 def added(found: Sequence[Estimate]) -> Estimate:
@@ -383,7 +427,7 @@ class _Network:
         """Set the links, from their ends and the shares of the senders' tokens."""
         problem = self._problem
         bandwidth, rtts = bandwidth_bytes_per_s(problem), round_trips_s(problem)
-        own = own_rates_bytes_per_s(problem)
+        own, shared = own_rates_bytes_per_s(problem), shared_uplinks(problem)
         number = {name: index for index, name in enumerate(visits)}
         flows = [visits[tail].share * part for tail, _, part in pairs]
         sent: dict[str, float] = {}
@@ -391,12 +435,18 @@ class _Network:
         for (tail, head, _), flow in zip(pairs, flows, strict=True) if own else ():
             sent[tail] = sent.get(tail, 0.0) + flow
             taken[head] = taken.get(head, 0.0) + flow
+        passed = shared.passes(
+            (tail, head, flow) for (tail, head, _), flow in zip(pairs, flows, strict=True)
+        )
         for (tail, head, part), flow in zip(pairs, flows, strict=True):
             stations = [(flow, bandwidth(tail, head))]
             if tail in own:
                 stations.append((sent[tail], own[tail][0]))
             if head in own:
                 stations.append((taken[head], own[head][1]))
+            stations += [
+                (passed[way], shared.bytes_per_s[way]) for way in shared.crossed(tail, head)
+            ]
             visits[head].inbound.append(
                 self._wire(
                     tail=number[tail],

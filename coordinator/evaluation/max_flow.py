@@ -7,15 +7,19 @@ runs only ``[e_i, e_j)``, partial inference). Where the rate of a peer's own con
 all its links to peers pass an edge of that capacity, one for each direction, so that an uplink with
 five links counts once. Helix's node capacity, the least of compute and network, is the case of a
 peer that exchanges activations only: token ids from the source and to the sink do not count here.
+An internet connection that several peers share binds edges of several stages, which no flow network
+expresses: each of its peers gets a part of it, and parts move to those that need more
+(:mod:`coordinator.evaluation.shared_uplinks`).
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, cast
 
+from coordinator.evaluation.shared_uplinks import Way, shared_uplinks
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Link, PlannerNode, Problem
 
 Vertex = tuple[str, str]
@@ -27,6 +31,10 @@ PAIRS_MAX = 50_000
 peer passes on to a few only, so that the network grows with the peers and not with their square."""
 NEXT_LEAST = 8
 """Minimum peers to which each peer then passes on."""
+PARTS_TURNS = 4
+"""Maximum times that parts of shared uplinks move to peers that need more of them."""
+PART_USED = 1 - 1e-6
+"""Share of its part of a shared uplink from which on a peer counts as in need of more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +47,12 @@ class Capacities:
     """What a peer's own uplink carries to all peers together, where that is less than its speed."""
     downs: dict[str, float] = field(default_factory=dict)
     """The same of its downlink."""
+    away: dict[str, float] = field(default_factory=dict)
+    """A peer's part of the uplink that it shares, where that carries less than its peers."""
+    back: dict[str, float] = field(default_factory=dict)
+    """The same of the shared downlink."""
+    homes: Mapping[str, str] = field(default_factory=dict)
+    """The shared connection of each peer that is behind one; links within it do not pass it."""
 
     def arcs(self) -> Iterator[tuple[Vertex, Vertex, float]]:
         """The network's edges, those of :attr:`edges` last and in their order."""
@@ -48,9 +62,17 @@ class Capacities:
             yield (peer_id, "out"), (peer_id, "up"), rate
         for peer_id, rate in self.downs.items():
             yield (peer_id, "down"), (peer_id, "in"), rate
+        for peer_id, rate in self.away.items():
+            yield (peer_id, "up" if peer_id in self.ups else "out"), (peer_id, "away"), rate
+        for peer_id, rate in self.back.items():
+            yield (peer_id, "back"), (peer_id, "down" if peer_id in self.downs else "in"), rate
+        homes = self.homes
         for (tail, head), rate in self.edges.items():
             leaves = "up" if tail in self.ups and head != SINK else "out"
             enters = "down" if head in self.downs and tail != SOURCE else "in"
+            if homes and head != SINK and tail != SOURCE and homes.get(tail) != homes.get(head):
+                leaves = "away" if tail in self.away else leaves
+                enters = "back" if head in self.back else enters
             yield (tail, leaves), (head, enters), rate
 
 
@@ -219,7 +241,65 @@ def capacities(problem: Problem, assignments: Sequence[Assignment]) -> Capacitie
         for way in (0, 1)
     )
     edges.update((pair, capacity(*pair)) for pair in _pairs(problem, held))
-    return Capacities(peers=peers, edges=edges, ups=ups, downs=downs)
+    return _shared_out(problem, Capacities(peers=peers, edges=edges, ups=ups, downs=downs))
+
+
+def _shared_out(problem: Problem, limits: Capacities) -> Capacities:
+    """The capacities with each peer's part of the uplinks that it shares.
+
+    Parts begin by the peers' speeds. What some do not use of theirs goes to those that use all, so
+    the flow only grows from turn to turn; of more than ``BALANCED_EDGES_MAX`` edges, parts stay.
+    Peers that pass no link to elsewhere have no part.
+    """
+    shared, row = shared_uplinks(problem), max(1, problem.model.activation_bytes)
+    if not shared.bytes_per_s:
+        return limits
+    speeds: dict[Way, dict[str, float]] = {}
+    for tail, head in limits.edges:
+        for way in shared.crossed(tail, head):
+            peer = tail if way[1] == "up" else head
+            speeds.setdefault(way, {})[peer] = limits.peers[peer]
+    rates = {way: shared.bytes_per_s[way] / row for way in speeds}
+    parts = {
+        way: {peer: rates[way] * speed / total for peer, speed in each.items()}
+        for way, each in speeds.items()
+        if (total := sum(each.values())) > rates[way]
+    }
+    limits = _with_parts(replace(limits, homes=shared.of_peer), parts)
+    several = any(len(each) > 1 for each in parts.values())
+    turns = PARTS_TURNS if several and len(limits.edges) <= BALANCED_EDGES_MAX else 0
+    for _ in range(turns):
+        used = {way: dict.fromkeys(each, 0.0) for way, each in parts.items()}
+        for edge in _most(limits, _arcs(limits)).edges:
+            for way in shared.crossed(edge.tail, edge.head):
+                if way in used:
+                    used[way][edge.tail if way[1] == "up" else edge.head] += edge.tokens_per_s
+        moved = {way: _moved(each, used[way]) for way, each in parts.items()}
+        if moved == parts:
+            break
+        parts = moved
+        limits = _with_parts(limits, parts)
+    return limits
+
+
+def _moved(parts: dict[str, float], used: Mapping[str, float]) -> dict[str, float]:
+    """The parts of a way after what is not used went to those that use all of theirs."""
+    short = [peer for peer, part in parts.items() if used[peer] >= PART_USED * part]
+    left = sum(part - used[peer] for peer, part in parts.items() if peer not in short)
+    if not short or left <= (1 - PART_USED) * sum(parts.values()):
+        return parts
+    return {
+        peer: part + left / len(short) if peer in short else used[peer]
+        for peer, part in parts.items()
+    }
+
+
+def _with_parts(limits: Capacities, parts: Mapping[Way, Mapping[str, float]]) -> Capacities:
+    away, back = (
+        {peer: part for way, each in parts.items() if way[1] == to for peer, part in each.items()}
+        for to in ("up", "down")
+    )
+    return replace(limits, away=away, back=back)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ algorithm than the planner's.
 import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from coordinator.evaluation.max_flow import (
     Capacities,
@@ -16,6 +17,7 @@ from coordinator.evaluation.max_flow import (
     least_served,
     solve_flow,
 )
+from coordinator.evaluation.shared_uplinks import edge_flows, shared_uplinks
 from dht.messages.types import SINK, SOURCE, Assignment, Plan, Problem, fits, layer_ranges
 
 TOLERANCE = 1e-6
@@ -141,11 +143,19 @@ def check_plan(plan: Plan, problem: Problem) -> list[str]:
         for peer_id, rate in rates.items()
         if carried[peer_id] > rate + slack
     ]
+    shared, row = shared_uplinks(problem), max(1, problem.model.activation_bytes)
+    wrong += [
+        f"the {way}link shared by {name} carries {carried:.1f}, more than its {most:.1f} tokens/s"
+        for (name, way), carried in shared.passes(edge_flows(plan.edges)).items()
+        if carried > (most := shared.bytes_per_s[name, way] / row) + slack
+    ]
     flow = plan.flow_tokens_per_s
     # The simple algorithm takes minutes for thousands of edges.
     if len(limits.edges) <= SIMPLE_EDGES_MAX:
         most = max_flow_tokens_per_s(limits)
         wasted = flow < FLOW_USED_MIN * most - slack
+        if limits.away or limits.back:  # parts of shared uplinks may be found that carry more
+            most = max_flow_tokens_per_s(replace(limits, away={}, back={}))
     else:
         most = least_served(problem, plan.assignments)
         wasted = flow_wasted(problem, plan.assignments, flow + slack)

@@ -108,7 +108,7 @@ class PlacementGraph:
         return int(min(tokens_per_s, total) / total * UNITS)
 
     def _add_network(self, graph: "networkx.DiGraph[Any]") -> None:
-        kinds = {"out": "peer", "up": "uplink", "in": "downlink"}
+        kinds = {"out": "peer", "up": "uplink", "away": "uplink", "in": "downlink"}
         for tail, head, rate in capacities(self.problem, self.assignments).arcs():
             if not (units := self._units(graph, rate)):
                 continue
@@ -116,7 +116,7 @@ class PlacementGraph:
                 ends = tuple(name for name in (tail[0], head[0]) if name not in {SOURCE, SINK})
                 graph.add_edge(tail, head, capacity=units, kind="link", peers=ends)
                 continue
-            kind = kinds["in" if tail[1] == "down" else head[1]]
+            kind = kinds["in" if tail[1] in {"down", "back"} else head[1]]
             graph.add_edge(tail, head, capacity=units, kind=kind, peers=(tail[0],))
             if kind == "peer":
                 graph.edges[tail, head]["count"] = 1

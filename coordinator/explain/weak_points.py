@@ -153,5 +153,5 @@ def with_twin(problem: Problem, node: PlannerNode) -> tuple[Problem, str]:
             replace(nearest, source=node.peer_id, target=name),
             replace(nearest, source=name, target=node.peer_id),
         ]
-    nodes = (*problem.nodes, replace(node, peer_id=name, current=None))
+    nodes = (*problem.nodes, replace(node, peer_id=name, current=None, uplink=""))
     return replace(problem, nodes=nodes, links=(*problem.links, *links)), name

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from coordinator.evaluation.shared_uplinks import among
 from coordinator.heuristics.heuristics import coverage
 from coordinator.heuristics.peer_regions import regions
 from dht.messages.types import Link, PlannerNode, Problem, mean_layer_bytes
@@ -99,7 +100,7 @@ def parts(problem: Problem, found: Sequence[Sequence[PlannerNode]]) -> tuple[Pro
         if index is not None and cell_of.get(link.target) == index:
             links[index].append(link)
     return tuple(
-        replace(problem, nodes=tuple(nodes), links=tuple(inside))
+        replace(problem, nodes=tuple(nodes), links=tuple(inside), uplinks=among(problem, nodes))
         for nodes, inside in zip(found, links, strict=True)
     )
 

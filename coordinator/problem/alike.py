@@ -43,7 +43,15 @@ def _without_figures(problem: Problem) -> Problem:
         )
         for node in problem.nodes
     )
-    return replace(problem, nodes=tuple(bare), links=())
+    return replace(
+        problem,
+        nodes=tuple(bare),
+        links=(),
+        uplinks=tuple(
+            replace(uplink, up_bytes_per_s=None, down_bytes_per_s=None)
+            for uplink in problem.uplinks
+        ),
+    )
 
 
 def _rates(problem: Problem) -> Iterator[tuple[Of, float]]:
@@ -57,6 +65,10 @@ def _rates(problem: Problem) -> Iterator[tuple[Of, float]]:
         for way, own in (("up", node.up_bytes_per_s), ("down", node.down_bytes_per_s)):
             if own is not None:
                 yield (node.peer_id, "own", way), own
+    for uplink in problem.uplinks:
+        for way, own in (("up", uplink.up_bytes_per_s), ("down", uplink.down_bytes_per_s)):
+            if own is not None:
+                yield (uplink.name, "shared", way), own
 
 
 def _times(problem: Problem) -> dict[Of, float]:

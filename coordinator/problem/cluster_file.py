@@ -12,7 +12,12 @@ The project's own format (sizes in bytes, rates in tokens/s, ``links`` directed)
 
 ``layer_bytes`` may be a list, with a number for each layer.
 A link is source, target, bytes/s, round trip in seconds. ``tokens_per_s[model][j - 1]`` is T_j. A
-node may have ``up_bytes_per_s`` and ``down_bytes_per_s``, which all its links share.
+node may have ``up_bytes_per_s`` and ``down_bytes_per_s``, which all its links share, and name one
+of ``uplinks``, an internet connection that all links of its nodes to others share::
+
+    {"uplinks": {"home": {"up_bytes_per_s": 12500000, "down_bytes_per_s": 62500000}},
+     "nodes": [{"id": "a", "uplink": "home", ...}, {"id": "b", "uplink": "home", ...}]}
+
 The schema ``helix-cluster/1`` is read too: Helix's own clusters, where the length of T_j is the
 number of layers that a GPU can hold, and links have one-way latencies.
 """
@@ -38,6 +43,8 @@ from dht.messages.types import (
     Problem,
     Rate,
     Seconds,
+    SharedUplink,
+    ShortText,
     with_layer_bytes,
 )
 
@@ -66,7 +73,14 @@ class _Node:
     kv_tokens_min: Count = 0
     up_bytes_per_s: Rate | None = None
     down_bytes_per_s: Rate | None = None
+    uplink: ShortText = ""
     tokens_per_s: dict[str, Rates]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Uplink:
+    up_bytes_per_s: Rate | None = None
+    down_bytes_per_s: Rate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +88,9 @@ class _Cluster:
     models: dict[str, _Model]
     nodes: Annotated[tuple[_Node, ...], Meta(min_length=1, max_length=PEERS_MAX)]
     links: tuple[tuple[PeerId, PeerId, Rate, Seconds], ...] = ()
+    uplinks: Annotated[dict[ShortText, _Uplink], Meta(max_length=PEERS_MAX)] = field(
+        default_factory=dict
+    )
     default_bandwidth_bytes_per_s: Rate = 12.5e6
     default_rtt_s: Seconds = 0.05
     client_bandwidth_bytes_per_s: Rate = 12.5e6
@@ -158,6 +175,8 @@ def _from_own(cluster: _Cluster, wanted: str | None) -> Problem:
     for node in cluster.nodes:
         if name not in node.tokens_per_s:
             raise UserError(f"node {node.id} has no tokens_per_s for {name}")
+        if node.uplink and node.uplink not in cluster.uplinks:
+            raise UserError(f"node {node.id} is behind {node.uplink}, which is none of uplinks")
     each = model.layer_bytes
     sizes = (each,) if isinstance(each, int) else each
     if len(sizes) not in {1, model.layers}:
@@ -180,9 +199,18 @@ def _from_own(cluster: _Cluster, wanted: str | None) -> Problem:
                 kv_tokens_min=node.kv_tokens_min,
                 up_bytes_per_s=node.up_bytes_per_s,
                 down_bytes_per_s=node.down_bytes_per_s,
+                uplink=node.uplink,
                 tokens_per_s=node.tokens_per_s[name],
             )
             for node in cluster.nodes
+        ),
+        uplinks=tuple(
+            SharedUplink(
+                name=uplink,
+                up_bytes_per_s=each.up_bytes_per_s,
+                down_bytes_per_s=each.down_bytes_per_s,
+            )
+            for uplink, each in cluster.uplinks.items()
         ),
         links=tuple(_link(*link) for link in cluster.links),
         default_bandwidth_bytes_per_s=cluster.default_bandwidth_bytes_per_s,

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from coordinator.problem.service import CONTEXT_TYPICAL
 from coordinator.problem.unmeasured import with_guesses
+from coordinator.problem.uplinks import homes_of, rates_of
 from dht.messages.types import (
     FAR_TOKENS,
     TOKENS_PER_S_MAX,
@@ -35,8 +36,9 @@ def problem_of(
     """The problem of placing ``model`` on the ``usable`` peers, with the links between them.
 
     A peer's current span is what ``plan`` gives it, which it may still be loading, or else what it
-    serves.
+    serves. Peers that show that they share an internet connection are planned as behind one.
     """
+    homes = homes_of(usable)
     given = {a.peer_id: a for a in plan.assignments} if plan is not None else {}
     nodes = tuple(
         PlannerNode(
@@ -46,7 +48,8 @@ def problem_of(
             tokens_per_s=_rates(record),
             decode_layer_ns=record.decode_layer_ns,
             prompt_layer_ns=record.prompt_layer_ns,
-            up_bytes_per_s=_own_rate(record.up_bytes_per_s),
+            up_bytes_per_s=_own_rate(_lent(record) if peer_id in homes else record.up_bytes_per_s),
+            uplink=homes.get(peer_id, ""),
             down_bytes_per_s=_own_rate(record.down_bytes_per_s),
             own_model=in_precision_of(model, record.model),
             current=given.get(peer_id, _served(record)),
@@ -59,8 +62,12 @@ def problem_of(
         for link in record.links
         if author in {link.source, link.target} and link.source in usable and link.target in usable
     )
+    uplinks = tuple(
+        replace(uplink, up_bytes_per_s=_own_rate(uplink.up_bytes_per_s))
+        for uplink in rates_of(homes, usable, measured)
+    )
     links_ = with_guesses(sorted(usable), measured)
-    return Problem(model=model, nodes=nodes, links=links_)
+    return Problem(model=model, nodes=nodes, links=links_, uplinks=uplinks)
 
 
 def _rates(record: NodeRecord) -> tuple[float, ...]:
@@ -83,6 +90,13 @@ def _layer_rate(time: tuple[int, int, int]) -> float:
     rows, near_ns, far_ns = time
     typical_ns = near_ns + max(0, far_ns - near_ns) * CONTEXT_TYPICAL / FAR_TOKENS
     return rows / max(1.0, typical_ns) * 1e9
+
+
+def _lent(record: NodeRecord) -> float | None:
+    """The peer's own rate, unless it is what it measured for the connection that it shares: that
+    does not bind links within the home."""
+    own, measured = record.up_bytes_per_s, record.shared_up_bytes_per_s
+    return None if own is None or (measured is not None and own >= measured) else own
 
 
 def _own_rate(bytes_per_s: float | None) -> float | None:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from coordinator.evaluation.estimate import chains_bound
+from coordinator.evaluation.estimate import chains_bound, row_bytes_per_token
 from coordinator.evaluation.max_flow import upper_bound
+from coordinator.evaluation.shared_uplinks import Way, shared_uplinks
 from coordinator.heuristics.peer_regions import regions
 from coordinator.search.chain_dp import FLOWS, HOLDERS, Chain, Chains, Row, orders
 from coordinator.search.chain_judge import Judge
@@ -148,7 +149,8 @@ class Generation:
     ) -> None:
         """Price and choose while ``go_on(turns)``; ``made`` receives chains that live together."""
         config = self._config
-        master = self._master = self._master or Master()
+        judge = self._judge
+        master = self._master = self._master or Master(uses_per_token=judge.uses_per_token)
         self._take_judged(master)
         bound = upper_bound(replace(at_load, links=()))
         flows = [bound * step for step in FLOWS]
@@ -176,7 +178,7 @@ class Generation:
             for chain in unknown:
                 worth = self._judge((chain,))
                 master.settle(chain, worth)
-                self._ratios.append(worth / max(self._judge.guess(chain), 1e-9))
+                self._ratios.append(self._judge.ratio(chain, worth))
             lately = sorted(self._ratios[-self._config.judged_lately :])
             master.trust(lately[int(self._config.hope_share * (len(lately) - 1))])
         return chains
@@ -206,12 +208,31 @@ class Generation:
         return [node for node in at_load.nodes if node.peer_id not in staying]
 
     def _price(self, master: Master, row: Row, flows: Sequence[float]) -> None:
-        prices = master.prices()
+        prices = self._with_tolls(master.prices(), master.tolls)
         for peers_min in (1, HOLDERS):
             for flow in flows:
                 chain = row.cheapest(flow, prices, peers_min)
                 if chain is not None and master.offer(chain, self._judge.guess(chain)):
                     self._fresh.append(chain)
+
+    def _with_tolls(
+        self, prices: Mapping[str, float], tolls: Mapping[Way, float]
+    ) -> Mapping[str, float]:
+        """The prices of peers with those of the shared uplinks behind which they are, as if all
+        tokens that a peer runs at most passed them: the dynamic program knows no links."""
+        problem = self._judge.problem
+        if not any(tolls.values()):
+            return prices
+        row_bytes = row_bytes_per_token(problem, self._judge.service.workload)
+        rates = shared_uplinks(problem).bytes_per_s
+        found = dict(prices)
+        for node in problem.nodes:
+            for way in ((node.uplink, "up"), (node.uplink, "down")):
+                if toll := tolls.get(way, 0.0):
+                    most = max(node.tokens_per_s, default=0.0) * row_bytes
+                    share = min(1.0, most / max(rates[way], 1e-9))
+                    found[node.peer_id] = found.get(node.peer_id, 0.0) + toll * share
+        return found
 
     def _moved(self, master: Master, in_time: Callable[[], bool]) -> Chains:
         """The choice among all columns, after moves by the guess from the choice before them, if
@@ -236,7 +257,9 @@ class Generation:
         return improve_by_moves(
             self._judge.problem,
             chains,
-            judge=lambda chains, _: sum(master.worth(chain, guess(chain)) for chain in chains),
+            judge=lambda chains, _: self._judge.combined(
+                chains, lambda chain: master.worth(chain, guess(chain))
+            ),
             seed=self._rng.randrange(1 << 30),
             go_on=lambda moves: (
                 moves < config.moves and (moves % config.moves_per_look != 0 or in_time())

@@ -17,6 +17,7 @@ from coordinator.evaluation.max_flow import (
     own_rates_bytes_per_s,
     round_trips_s,
 )
+from coordinator.evaluation.shared_uplinks import Way, shared_uplinks
 from coordinator.problem.service import Curve, Service
 from dht.messages.types import Assignment, Problem
 
@@ -80,15 +81,12 @@ class RingRates:
         self._rtts = round_trips_s(problem)
         self._bandwidth = bandwidth_bytes_per_s(problem)
         self._own = own_rates_bytes_per_s(problem)
+        self._shared = shared_uplinks(problem)
 
     def __call__(self, chain: Sequence[Assignment]) -> float:
-        """Tokens/s of a chain whose spans are equal or follow each other; 0: no room for KV."""
-        by_span: dict[tuple[int, int], list[Assignment]] = {}
-        for a in chain:
-            by_span.setdefault((a.start, a.end), []).append(a)
-        stages = [by_span[key] for key in sorted(by_span)]
-        rooms = [[self._sessions(a) for a in stage] for stage in stages]
-        sums = [sum(room) for room in rooms]
+        """Tokens/s of a chain whose spans are equal or follow each other; 0: no room for KV,
+        or a connection that carries nothing."""
+        stages, rooms, sums = self._rooms(chain)
         sessions = min(*sums, self._load.requests_max)
         if sessions <= 0:
             return 0.0
@@ -98,7 +96,43 @@ class RingRates:
             for stage, parts in zip(stages, shares, strict=True)
             for a, share in zip(stage, parts, strict=True)
         ]
-        return self._rate(sessions, visits, self._links_s(stages, shares), self._widest(stages))
+        widest = min(self._widest(stages), self._widest_shared(stages, shares))
+        return self._rate(sessions, visits, self._links_s(stages, shares), widest)
+
+    def passes(self, chain: Sequence[Assignment]) -> dict[Way, float]:
+        """A token's mean passes over each shared uplink, as far as a chain's flow is not known:
+        each peer of a stage then passes tokens to all of the next, as those have room."""
+        if not self._shared.bytes_per_s:
+            return {}
+        stages, rooms, sums = self._rooms(chain)
+        shares = [
+            [each / total if total > 0 else 0.0 for each in room]
+            for room, total in zip(rooms, sums, strict=True)
+        ]
+        return self._passes(stages, shares)
+
+    def _passes(self, stages: Stages, shares: Sequence[Sequence[float]]) -> dict[Way, float]:
+        parts = [
+            list(zip(stage, share, strict=True))
+            for stage, share in zip(stages, shares, strict=True)
+        ]
+        return self._shared.passes(
+            (a.peer_id, b.peer_id, share * part)
+            for before, after in pairwise(parts)
+            for a, share in before
+            for b, part in after
+        )
+
+    def _rooms(
+        self, chain: Sequence[Assignment]
+    ) -> tuple[list[list[Assignment]], list[list[float]], list[float]]:
+        """A chain's stages, the sessions for which each of their peers has room, and the sums."""
+        by_span: dict[tuple[int, int], list[Assignment]] = {}
+        for a in chain:
+            by_span.setdefault((a.start, a.end), []).append(a)
+        stages = [by_span[key] for key in sorted(by_span)]
+        rooms = [[self._sessions(a) for a in stage] for stage in stages]
+        return stages, rooms, [sum(room) for room in rooms]
 
     def _rate(
         self, sessions: float, visits: Sequence[_Visit], links_s: float, widest: float
@@ -108,6 +142,8 @@ class RingRates:
         config = self._config
         rows_per_token = self._load.input_tokens / self._load.output_tokens
         passes = widest / (1 + rows_per_token)  # tokens/s, with the rows of their prompts
+        if passes <= 0:
+            return 0.0
 
         def ring_s() -> float:
             waits = 1 + config.wait_steps
@@ -155,6 +191,20 @@ class RingRates:
             )
             narrowest = min(narrowest, up / size, down / size)
         return narrowest
+
+    def _widest_shared(self, stages: Stages, shares: Sequence[Sequence[float]]) -> float:
+        """The same of the uplinks that the chain's peers share."""
+        if not self._shared.bytes_per_s:
+            return math.inf
+        size = max(1, self._problem.model.activation_bytes)
+        return min(
+            (
+                self._shared.bytes_per_s[way] / size / each
+                for way, each in self._passes(stages, shares).items()
+                if each > 0
+            ),
+            default=math.inf,
+        )
 
     def _sessions(self, a: Assignment) -> float:
         """Requests for whose KV a peer has room."""

@@ -171,6 +171,23 @@ class Reach(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UplinkClaim:
+    """A peer's claim that it is behind an internet connection which it shares with others.
+
+    The connection has a key of its own, which its owner's machines share. It signs the peer's id,
+    and the peer signs the record that the claim is in, so neither end can be named without its
+    consent (:mod:`dht.identity.uplink`).
+    """
+
+    uplink: PeerId
+    """The connection's public key, as the text of a peer id."""
+    signature: Annotated[bytes, Meta(max_length=64)]
+    """The signature, by that key, of the peer's id."""
+    up_bytes_per_s: Rate | None = None
+    """Rate to elsewhere that this peer measured for the connection; None: not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
     """A peer's announcement (lifetime 60 s, renewed)."""
 
@@ -193,6 +210,8 @@ class NodeRecord:
     """Rate of the machine's own uplink, which all links from here share; None: not known."""
     down_bytes_per_s: Rate | None = None
     """Rate of the machine's own downlink, which all links to here share; None: not known."""
+    uplink: UplinkClaim | None = None
+    """The internet connection that the peer may share with others; None: it says nothing."""
     precision: Annotated[str, Meta(max_length=32)] = ""
     """Precision of the weights and of the computation, for example ``bfloat16`` or ``int4 in
     bfloat16``. The sizes in ``model`` are those of this precision; the fingerprint is the
@@ -229,6 +248,11 @@ class NodeRecord:
     feature_layers: Annotated[tuple[LayerIndex, ...], Meta(max_length=FEATURE_LAYERS_MAX)] = ()
     """Layers in front of which that head takes a token's hidden states, ascending; (): it takes
     none."""
+
+    @property
+    def shared_up_bytes_per_s(self) -> float | None:
+        """The rate of the connection that the peer may share, as it measured that itself."""
+        return None if self.uplink is None else self.uplink.up_bytes_per_s
 
     def holds(self, start: int, end: int) -> bool:
         """Whether this peer now serves all layers of ``[start, end)``."""
@@ -391,10 +415,25 @@ class PlannerNode:
     up_bytes_per_s: Rate | None = None
     """Rate of the peer's own uplink, which all links from it share; None: not known, no limit."""
     down_bytes_per_s: Rate | None = None
+    uplink: ShortText = ""
+    """Name of the shared internet connection behind which the peer is; "": its own alone."""
     own_model: ModelSpec | None = None
     """The model with its sizes in this peer's precision; None: the problem's sizes."""
     current: Assignment | None = None
     """The layers that the peer holds now, for plans that move few peers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedUplink:
+    """An internet connection that several peers share: those of one machine, or of one home.
+
+    Links between these peers do not pass it; each direction of it carries all their other links.
+    """
+
+    name: ShortText
+    up_bytes_per_s: Rate | None = None
+    """Rate of all links from its peers to others together; None: not known, no limit."""
+    down_bytes_per_s: Rate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,6 +446,7 @@ class Problem:
     model: ModelSpec
     nodes: tuple[PlannerNode, ...]
     links: tuple[Link, ...] = ()
+    uplinks: tuple[SharedUplink, ...] = ()
     default_bandwidth_bytes_per_s: Rate = 12.5e6
     default_rtt_s: Seconds = 0.05
     token_bytes: Count = 8

@@ -73,6 +73,8 @@ def _offer(record: NodeRecord) -> tuple[object, ...]:
         record.tokens_per_s,
         record.up_bytes_per_s is None,
         record.down_bytes_per_s is None,
+        "" if record.uplink is None else record.uplink.uplink,
+        record.shared_up_bytes_per_s is None,
         *(tuple(rows for rows, _, _ in times) for times in _times(record)),
         record.state is NodeState.DRAINING,
         record.reach is Reach.NONE,
@@ -85,7 +87,8 @@ def _times(record: NodeRecord) -> tuple[LayerTimes, LayerTimes]:
 
 def _figures(record: NodeRecord) -> list[float]:
     """The figures on which a planner counts and which an honest peer may come to know better."""
-    found: list[float] = [record.up_bytes_per_s or 0.0, record.down_bytes_per_s or 0.0]
+    rates = record.up_bytes_per_s, record.down_bytes_per_s, record.shared_up_bytes_per_s
+    found: list[float] = [rate or 0.0 for rate in rates]
     for times in _times(record):
         found += (ns for _, near_ns, far_ns in times for ns in (near_ns, far_ns))
     return found

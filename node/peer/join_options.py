@@ -1,6 +1,7 @@
 """Options of ``python -m node.join``, as typed and from a file, and what they ask for."""
 
 import argparse
+import logging
 import math
 import shutil
 import sys
@@ -16,11 +17,15 @@ from node.peer.join_file import FILE_BYTES_MAX, as_flags
 from node.peer.lent_before import NAME_MAX, PORT_DEFAULT, take_limits
 
 if TYPE_CHECKING:
-    from dht.messages.types import Assignment, ModelSpec
+    from dht.messages.types import Assignment, ModelSpec, UplinkClaim
     from node.links.lent_traffic import LentTraffic
     from node.owner.idle_policy import UseConfig
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_IDENTITY = Path("~/.anabranch/identity.key")
+UPLINK_FILE = "uplink.key"
+"""File beside the identity with the secret of the internet connection."""
 MODEL_NAME_MAX = 128
 
 
@@ -119,6 +124,8 @@ def join_parser() -> Parser:
     rare("--announce", nargs="+", default=[], metavar="HOST:PORT", help=reached)
     identity = f"its secret key, made when missing ({DEFAULT_IDENTITY})"
     rare("--identity", type=Path, default=DEFAULT_IDENTITY, metavar="FILE", help=identity)
+    uplink = "secret that machines behind one connection share (next to the identity)"
+    rare("--uplink", type=Path, metavar="FILE", help=uplink)
     add("--name", metavar="NAME", help="shown to others (this machine's name)")
     add("--test", action="store_true", help="serve nobody; measure, and show what it would do")
     rare("--coordinators", nargs="+", default=[], metavar="ID", help="follow plans of these only")
@@ -351,6 +358,28 @@ def lent_traffic(arguments: argparse.Namespace) -> "LentTraffic":
         month_bytes_max=None if cap_gb is None else cap_gb * 1e9,
         month_file=arguments.identity.expanduser().with_suffix(".traffic.json"),
     )
+
+
+def uplink_file(arguments: argparse.Namespace) -> Path:
+    """The file whose secret the peers behind one internet connection share: by default all of this
+    user on this machine."""
+    chosen: Path = arguments.uplink or arguments.identity.with_name(UPLINK_FILE)
+    return at_home(chosen, "--uplink FILE")
+
+
+def uplink_claim(arguments: argparse.Namespace, peer_id: str) -> "UplinkClaim | None":
+    """The claim of the connection behind which this peer is; None where there is no room for its
+    secret. Raises UserError where the owner named a file that cannot be used."""
+    from dht.identity.uplink import claim_of, load_or_create_secret
+
+    try:
+        secret = load_or_create_secret(uplink_file(arguments))
+    except UserError as error:
+        if arguments.uplink is not None:
+            raise
+        logger.warning("%s; plans take this peer's connection for its own alone", error)
+        return None
+    return claim_of(secret, arguments.network, peer_id)
 
 
 def relays_for_others(arguments: argparse.Namespace) -> bool:

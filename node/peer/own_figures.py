@@ -2,10 +2,12 @@
 refined while it serves."""
 
 import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from coordinator.links.token_bucket import Allowance
-from dht.messages.types import NodeRecord, NodeState
+from dht.identity.uplink import is_true
+from dht.messages.types import NodeRecord, NodeState, UplinkClaim
 from node import VERSION
 from node.device.hardware import Machine
 from node.links.own_rate import LinkSeen, OwnRate
@@ -34,25 +36,40 @@ def first_record(peer_id: str, engine: LocalEngine, machine: Machine) -> NodeRec
 class OwnFigures:
     """Refines a peer's record by what its engine and its links did."""
 
-    def __init__(self, engine: LocalEngine, stage: StageServer) -> None:
-        self._engine, self._stage = engine, stage
+    def __init__(
+        self,
+        engine: LocalEngine,
+        stage: StageServer,
+        nodes: Callable[[], Mapping[str, NodeRecord]],
+    ) -> None:
+        """``nodes`` are the records of all peers, as last read."""
+        self._engine, self._stage, self._nodes = engine, stage, nodes
         self._uplink = OwnRate()
 
     def refined(self, record: NodeRecord) -> NodeRecord:
         """``record`` with the figures known now. What the owner lends bounds the rates."""
+        claim, nodes = record.uplink, self._nodes()
         seen = {
             peer_id: LinkSeen(
                 delivered_bytes=link.delivery.delivered_bytes, busy_us=link.delivery.busy_us
             )
             for peer_id, link in self._stage.pipeline.links().items()
+            if claim is None or not _shares(claim, peer_id, nodes.get(peer_id))
         }
         self._uplink.look(seen, asyncio.get_running_loop().time())
-        traffic = self._stage.traffic
+        traffic, measured = self._stage.traffic, self._uplink.bytes_per_s
         return replace(
             self._engine.refined(record),
-            up_bytes_per_s=_at_most(traffic.up, self._uplink.bytes_per_s),
+            up_bytes_per_s=_at_most(traffic.up, measured),
+            uplink=None if claim is None else replace(claim, up_bytes_per_s=measured),
             down_bytes_per_s=_at_most(traffic.down, None),
         )
+
+
+def _shares(claim: UplinkClaim, peer_id: str, record: NodeRecord | None) -> bool:
+    """Whether a peer is behind the connection of ``claim``: links to it do not pass that."""
+    theirs = None if record is None else record.uplink
+    return theirs is not None and theirs.uplink == claim.uplink and is_true(theirs, peer_id)
 
 
 def _at_most(lent: Allowance, measured_bytes_per_s: float | None) -> float | None:

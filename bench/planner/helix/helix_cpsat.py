@@ -13,6 +13,7 @@ from coordinator.evaluation.max_flow import (
     solve_flow,
     upper_bound,
 )
+from coordinator.evaluation.shared_uplinks import shared_uplinks
 from dht.messages.types import SINK, SOURCE, Assignment, Problem, fits
 
 UNITS_MAX = 10_000_000
@@ -120,6 +121,10 @@ class _Program:
             from_peers = [f for (a, b), (f, _) in self._flows.items() if b == peer and a != SOURCE]
             for flows, limit in ((to_peers, up), (from_peers, down)):
                 model.add(sum(flows) <= self._units(limit / max(1, problem.model.activation_bytes)))
+        shared = shared_uplinks(problem)
+        for way, rate in shared.bytes_per_s.items():
+            flows = [f for pair, (f, _) in self._flows.items() if way in shared.crossed(*pair)]
+            model.add(sum(flows) <= self._units(rate / max(1, problem.model.activation_bytes)))
         most = int(upper_bound(problem) * self._scale) + 1
         self._total = model.new_int_var(1, max(1, most), "total")
         model.add(sum(entering) == self._total)

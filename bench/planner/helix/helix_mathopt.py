@@ -12,6 +12,7 @@ from coordinator.evaluation.max_flow import (
     own_rates_bytes_per_s,
     upper_bound,
 )
+from coordinator.evaluation.shared_uplinks import Way, shared_uplinks
 from coordinator.heuristics.heuristics import span_limits
 from dht.messages.types import SINK, SOURCE, Assignment, Problem
 
@@ -73,6 +74,8 @@ class _Program:
         to_peers: dict[str, list[Any]] = {name: [] for name in self._start}
         own = own_rates_bytes_per_s(problem)
         rates = {name: own.get(name, (most, most)) for name in self._start}
+        shared = shared_uplinks(problem)
+        over: dict[Way, list[Any]] = {way: [] for way in shared.bytes_per_s}
 
         def edge(tail: str, head: str, limit: float) -> Any:
             flow, valid = model.add_variable(lb=0, ub=limit), model.add_binary_variable()
@@ -82,6 +85,8 @@ class _Program:
             if tail != SOURCE and head != SINK:
                 to_peers[tail].append(flow)
                 from_peers[head].append(flow)
+            for way in shared.crossed(tail, head):
+                over[way].append(flow)
             return valid
 
         for name, start in self._start.items():
@@ -108,6 +113,9 @@ class _Program:
             for flows, rate in zip((to_peers[name], from_peers[name]), rates[name], strict=True):
                 limit = min(most, rate / max(1, problem.model.activation_bytes))
                 model.add_linear_constraint(self._sum(flows) <= limit)
+        for way, flows in over.items():
+            limit = min(most, shared.bytes_per_s[way] / max(1, problem.model.activation_bytes))
+            model.add_linear_constraint(self._sum(flows) <= limit)
         model.maximize(self._sum(out[SOURCE]))
 
     def spans(self, result: Any) -> tuple[Assignment, ...]:

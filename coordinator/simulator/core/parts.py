@@ -3,7 +3,7 @@
 They are mutable and slotted: a simulated minute touches millions of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from coordinator.batching.scheduler import LIMIT_ROWS, Scheduler, limits_of
@@ -145,7 +145,7 @@ class SimulatedPiece:
 
 
 class SimulatedWire(Protocol):
-    """The sender of one directed link, or of all links of a peer that share its uplink."""
+    """The sender of one directed link, or of all links that share an uplink."""
 
     stalled: list[SimulatedSession]
     """Sessions whose prompts wait until less is queued here."""
@@ -169,8 +169,8 @@ class SimulatedWire(Protocol):
 class SimulatedLink:
     """A directed link with its sender.
 
-    Where the sender's uplink is shared and faster than the way to the receiver, frames pass two:
-    the uplink, and behind it the way, which is ``onward``.
+    Where its sender's uplink is shared and faster than the way to the receiver, or several peers
+    share a connection at either end, frames pass several, one behind the other: ``onward``.
     """
 
     __slots__ = (
@@ -209,7 +209,15 @@ class SimulatedLink:
     @property
     def narrowest(self) -> "SimulatedLink":
         """The part of the way that carries least."""
-        return self.onward or self
+        return min(self.parts, key=lambda part: part.bytes_per_s)
+
+    @property
+    def parts(self) -> "Iterator[SimulatedLink]":
+        """The parts of the way, in the order in which frames pass them."""
+        part: SimulatedLink | None = self
+        while part is not None:
+            yield part
+            part = part.onward
 
     def send(self, frame: list[SimulatedPiece], size_bytes: float, traffic: TrafficClass) -> None:
         """Queue a frame for the other end."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Protocol
 
+from coordinator.evaluation.shared_uplinks import shared_uplinks
 from coordinator.links.chunk_sizer import QUEUED_BYTES_MAX, RESENT_TOKENS
 from coordinator.links.scheduler import TrafficClass
 from coordinator.simulator.core.clock import Clock
@@ -73,7 +74,8 @@ class LiveSwarm(Clock):
         } | dict(profiles.client_links)
         self._default = problem.default_bandwidth_bytes_per_s, problem.default_rtt_s / 2
         self._make_wire = make_wire
-        self._shared: dict[str, SimulatedWire] = {}
+        self._uplinks = shared_uplinks(problem)
+        self._shared: dict[tuple[str, str], SimulatedWire] = {}
         self._chunk_tokens = chunk_tokens
         self._hub = hub
         self._id_bytes = float(problem.token_bytes)
@@ -105,12 +107,13 @@ class LiveSwarm(Clock):
         self.peers.pop(name).alive = False
         for pair in [pair for pair in self.links if name in pair]:
             del self.links[pair]
-        self._shared.pop(name, None)
+        self._shared.pop((name, ""), None)
 
     def link(self, source: str, target: str) -> SimulatedLink:
         """The link between two peers, or with ``source`` or ``sink``; made at its first use.
 
         The links of a peer whose own uplink is known share that; of its downlink each may fill all.
+        Those that pass a connection which several peers share share both directions of it.
         """
         found = self.links.get((source, target))
         if found is None:
@@ -119,16 +122,24 @@ class LiveSwarm(Clock):
             down = self._profiles.peers[target].in_bytes_per_s if target in self.peers else INFINITE
             bytes_per_s = min(bytes_per_s, down)
             peer = None if target == SINK else self.peers[target]
-            if up < INFINITE and source not in self._shared:
-                self._shared[source] = self._make_wire(self)
-            if up < INFINITE and up <= bytes_per_s:
-                found = SimulatedLink(source, peer, up, latency_s, self._shared[source])
-            else:
-                found = SimulatedLink(source, peer, bytes_per_s, latency_s, self._make_wire(self))
-                if up < INFINITE:
-                    found = SimulatedLink(source, peer, up, 0.0, self._shared[source], found)
+            parts = [(up, self._sender(source, ""))] if up < INFINITE else []
+            for name, way in self._uplinks.crossed(source, target):
+                parts.append((self._uplinks.bytes_per_s[name, way], self._sender(name, way)))
+            if not any(rate <= bytes_per_s for rate, _ in parts):
+                parts.append((bytes_per_s, self._make_wire(self)))
+            for rate, wire in reversed(parts):
+                delay_s = latency_s if found is None else 0.0
+                found = SimulatedLink(source, peer, rate, delay_s, wire, found)
+            assert found is not None  # noqa: S101 - there is one part at least
             self.links[source, target] = found
         return found
+
+    def _sender(self, name: str, way: str) -> SimulatedWire:
+        """The sender that all links over a peer's own uplink share (no ``way``), or over a shared
+        one."""
+        if (name, way) not in self._shared:
+            self._shared[name, way] = self._make_wire(self)
+        return self._shared[name, way]
 
     def leave(
         self,
@@ -268,7 +279,7 @@ class LiveSwarm(Clock):
         if not session.hops or hop is not session.entry or not left:  # cancelled, or moved
             return
         link = hop.link
-        for part in () if link is None else (link, link.narrowest):
+        for part in () if link is None else link.parts:
             if part.wire.queued_bytes > QUEUED_BYTES_MAX:
                 part.wire.stalled.append(session)
                 return

@@ -6,6 +6,7 @@ from itertools import count, permutations, product
 from typing import Any
 
 from hypothesis import strategies as st
+from ortools.math_opt.python import mathopt
 
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import uncovered
@@ -21,12 +22,15 @@ from dht.messages.types import (
     PlannerNode,
     PlanVersion,
     Problem,
+    SharedUplink,
     fits,
     with_layer_bytes,
 )
 from tests.unit.records import record_of
 
 LAYER_BYTES = 100
+SOLVERS: dict[str, Any] = {"GLOP": mathopt.IncrementalSolver, "CP-SAT": mathopt}
+"""Whose ``solve`` the master problem calls, by the solver of OR-Tools that runs there."""
 
 
 def model(
@@ -136,8 +140,11 @@ def best_for(
 
 
 @st.composite
-def problems(draw: st.DrawFn, *, peers_max: int = 6, layers_max: int = 8) -> Problem:
-    """Small clusters of unlike peers: slow links, little room, quantised, known connections."""
+def problems(
+    draw: st.DrawFn, *, peers_max: int = 6, layers_max: int = 8, shared: bool = False
+) -> Problem:
+    """Small clusters of unlike peers: slow links, little room, quantised, known connections; and
+    ``shared`` ones."""
     spec = model(
         draw(st.integers(1, layers_max)),
         embed_bytes=draw(st.sampled_from([0, 30, 150])),
@@ -160,19 +167,24 @@ def problems(draw: st.DrawFn, *, peers_max: int = 6, layers_max: int = 8) -> Pro
             ),
             up_bytes_per_s=draw(own_rate),
             down_bytes_per_s=draw(own_rate),
+            uplink=draw(st.sampled_from(["", "home", "home", "away"])) if shared else "",
         )
         for name in names
+    ]
+    uplinks = [
+        SharedUplink(name=name, up_bytes_per_s=draw(own_rate), down_bytes_per_s=draw(own_rate))
+        for name in ("home", "away") * shared
     ]
     pairs = list(permutations(names, 2))
     measured = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=8)) if pairs else []
     links = [link(*pair, draw(st.floats(0.0, 500.0))) for pair in measured]
-    return Problem(model=spec, nodes=tuple(nodes), links=tuple(links))
+    return Problem(model=spec, nodes=tuple(nodes), links=tuple(links), uplinks=tuple(uplinks))
 
 
 @st.composite
-def placed(draw: st.DrawFn) -> tuple[Problem, tuple[Assignment, ...]]:
+def placed(draw: st.DrawFn, *, shared: bool = False) -> tuple[Problem, tuple[Assignment, ...]]:
     """A problem, and any spans at all that its peers' profiles allow."""
-    problem = draw(problems())
+    problem = draw(problems(shared=shared))
     spans = []
     for peer in problem.nodes:
         start = draw(st.integers(0, problem.model.layers - 1))

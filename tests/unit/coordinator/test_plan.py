@@ -14,6 +14,7 @@ from coordinator.problem.cluster_file import read_cluster
 from coordinator.search.columns import Master
 from dht.errors import UserError
 from dht.identity.peer_id import Identity
+from dht.messages.types import SharedUplink
 
 OWN = {
     "schema": "anabranch-cluster/1",
@@ -34,6 +35,18 @@ OWN = {
 }
 
 NODES: list[dict] = OWN["nodes"][:2]  # type: ignore[assignment,index]
+
+SHARED = {
+    **OWN,
+    "nodes": [
+        {"id": name, "memory_bytes": 480, "tokens_per_s": {"tiny": [80.0, 40.0, 30.0, 20.0]}}
+        | ({"uplink": "home"} if name in "ab" else {})
+        for name in "abcd"
+    ],
+    "links": [],
+    "uplinks": {"home": {"up_bytes_per_s": 640.0}},
+}
+"""Two of four nodes behind one connection, which carries ten tokens/s."""
 
 HELIX = {
     "schema": "helix-cluster/1",
@@ -180,6 +193,16 @@ MISTAKES = {
         "tiny",
         "node a has no tokens_per_s for tiny",
     ),
+    "no such uplink": (
+        {**SHARED, "uplinks": {"away": {}}},
+        "tiny",
+        "node a is behind home, which is none of uplinks",
+    ),
+    "an uplink of less than nothing": (
+        {**SHARED, "uplinks": {"home": {"up_bytes_per_s": -1.0}}},
+        "tiny",
+        "not a cluster file",
+    ),
 }
 
 
@@ -259,6 +282,17 @@ def test_without_or_tools_the_heuristics_place_and_it_is_said(write, capsys, mon
     assert "the search failed (RuntimeError: no license); simpler rules placed the layers" in out
 
 
+def test_a_shared_uplink_is_read_and_counted_once(write, capsys):
+    problem = read_cluster(json.dumps(SHARED).encode(), None)
+    assert problem.uplinks == (SharedUplink(name="home", up_bytes_per_s=640.0),)
+    assert [node.uplink for node in problem.nodes] == ["home", "home", "", ""]
+    assert main([write(SHARED), "--time-limit", "2", "--json"]) == 0
+    edges = json.loads(capsys.readouterr().out)["edges"]
+    left = sum(flow for tail, head, flow in edges if tail in "ab" and head in "cd")
+    assert left <= 10 * (1 + 1e-6)
+    assert sum(flow for tail, _, flow in edges if tail == "source") > 30, "within homes all flows"
+
+
 def test_people_read_what_holds_it_back_and_what_would_help(write, capsys):
     three = {**OWN, "nodes": OWN["nodes"][:2], "links": []}
     assert main([write(three), "--time-limit", "2"]) == 0
@@ -278,7 +312,7 @@ def test_the_schema_accepts_what_is_read_and_refuses_what_is_not():
     data = Path(__file__).parents[3] / "bench" / "data" / "helix" / "clusters"
     files = sorted(data.glob("*.json"))
     assert files
-    for good in (OWN, HELIX, *(json.loads(path.read_text()) for path in files)):
+    for good in (OWN, SHARED, HELIX, *(json.loads(path.read_text()) for path in files)):
         validator.validate(good)
     text = (FORMAT.parent / "cluster-format.md").read_text()
     example = json.loads(text.split("```json")[1].split("```")[0])
@@ -286,6 +320,7 @@ def test_the_schema_accepts_what_is_read_and_refuses_what_is_not():
     assert read_cluster(json.dumps(example).encode(), None).model.layers == 8
     for wrong in (
         {},
+        {**SHARED, "uplinks": {"home": {"up_bytes_per_s": -1.0}}},
         {**OWN, "nodes": []},
         {**OWN, "schema": "other"},
         {**OWN, "links": [["a", "b", -1.0, 0.01]]},

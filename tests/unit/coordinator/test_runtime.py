@@ -4,19 +4,21 @@ import asyncio
 import random
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import Never
 
 import pytest
 
-from coordinator.evaluation.plan_check import check_shape
+from coordinator.evaluation.plan_check import check_shape, uncovered
 from coordinator.planning.solve import SolveAnswer, SolveRequest, solve_request
 from coordinator.planning.solver_process import solve_apart
 from coordinator.plans.reviewer import Reviewer
 from coordinator.plans.store import PlanStore
 from coordinator.plans.transition import TransitionConfig
-from coordinator.runtime import Coordinator, CoordinatorConfig, Solver
+from coordinator.runtime import FALLEN_BACK, Coordinator, CoordinatorConfig, Solver
 from dht.messages.types import NodeRecord, NodeState, PlanVersion
 from dht.records.directory import Directory
 from testing.network import MemoryNetwork, MemoryTransport
+from tests.unit.coordinator.problems import SOLVERS
 
 pytestmark = pytest.mark.sim
 
@@ -317,3 +319,19 @@ async def test_solving_in_a_process_of_its_own(make, tmp_path, monkeypatch):
     assert check_shape(answer.best) == []
     late = await solve_apart(request, 0.01)
     assert "did not end within" in late.error
+
+
+@pytest.mark.virtual(limit_s=1000)
+@pytest.mark.parametrize("broken", sorted(SOLVERS))
+async def test_where_or_tools_fails_a_living_swarm_is_planned_and_its_log_says_so(
+    make, broken, monkeypatch, caplog
+):
+    def fails(*_: object, **__: object) -> Never:
+        raise RuntimeError(f"{broken} is ill")
+
+    monkeypatch.setattr(SOLVERS[broken], "solve", fails)
+    async with Swarm(make, [600, 600, 600]) as swarm:
+        await swarm.settle(swarm.agreed)
+        plan = swarm.members[0].plans.newest
+        assert not uncovered(plan.assignments, plan.model.layers)
+    assert FALLEN_BACK % f"RuntimeError: {broken} is ill" in caplog.messages

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from inspect import signature
 from itertools import count
-from typing import Any
+from typing import Any, Never
 
 import pytest
 from hypothesis import given
@@ -43,6 +43,7 @@ from coordinator.simulator.judge import judge
 from dht.messages.types import ANSWER_WEIGHT_MAX, Assignment, Plan, PlanVersion, Problem
 from tests.examples import examples
 from tests.unit.coordinator.problems import (
+    SOLVERS,
     best_for,
     ends_after,
     link,
@@ -265,29 +266,33 @@ class TestSolve:
         assert answer.best.flow_tokens_per_s == pytest.approx(9)
         assert answer.kept.flow_tokens_per_s == pytest.approx(2)
 
-    @pytest.mark.parametrize("broken", [False, True])
+    @pytest.mark.parametrize("broken", ["", *SOLVERS])
     def test_or_tools_places_the_layers_of_a_quick_solve(
-        self, broken: bool, monkeypatch: pytest.MonkeyPatch
+        self, broken: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Eight peers: columns whose variables are 1 in the last choice hold every layer; and where
-        OR-Tools fails, the answer says so, and there is a plan all the same."""
+        GLOP or CP-SAT fails, the answer says so, and there is a plan all the same."""
         choices: list[Chains] = []
         choose = Master.chosen
 
         def chosen(master: Master) -> Chains:
-            if broken:
-                raise RuntimeError("the solver is ill")
             choices.append(choose(master))
             return choices[-1]
 
+        def fails(*_: object, **__: object) -> Never:
+            raise RuntimeError(f"{broken} is ill")
+
         monkeypatch.setattr(Master, "chosen", chosen)
+        if broken:
+            monkeypatch.setattr(SOLVERS[broken], "solve", fails)
         nodes = tuple(node(f"p{n}", steady(10 + 3 * n, 5)) for n in range(8))
         asked = request(Problem(model=model(8), nodes=nodes))
         answer = solve_request(asked, ends_after(400))
         assert answer.best is not None
         assert answer.searched is not None
         if broken:
-            assert answer.searched.failed == "RuntimeError: the solver is ill"
+            assert answer.searched.failed == f"RuntimeError: {broken} is ill"
+            assert not choices, "no layer is placed by a variable of OR-Tools"
             return
         assert not answer.searched.failed
         assert answer.searched.masters > 0

@@ -74,7 +74,7 @@ def brute_force_estimate(problem: Problem) -> float:
 
 
 @examples(10, **QUIET)
-@given(problems(peers_max=4, layers_max=4))
+@given(problems(peers_max=4, layers_max=4, shared=True))
 def test_by_flow_the_exact_program_is_the_best_of_all_placements(problem: Problem) -> None:
     most = brute_force_flow(problem)
     found = by_flow(problem)
@@ -147,7 +147,7 @@ def test_one_more_peer_never_lowers_the_result(problem: Problem) -> None:
 
 @pytest.mark.parametrize("name", sorted(PLANNERS))
 @examples(4, **QUIET)
-@given(problem=problems(peers_max=4, layers_max=4))
+@given(problem=problems(peers_max=4, layers_max=4, shared=True))
 def test_every_planner_passes_the_checker(name: str, problem: Problem) -> None:
     effort = Effort(time_limit_s=2.0, seed=1, spent=ends_after(60))
     found = PLANNERS[name](problem, service_from_rates(problem), effort)

@@ -51,6 +51,7 @@ def carries(problem: Problem, chain: Chain, flow: float) -> None:
     free = replace(
         problem,
         links=(),
+        uplinks=(),
         nodes=tuple(unlimited),
         client_bandwidth_bytes_per_s=1e12,
         default_bandwidth_bytes_per_s=1e12,

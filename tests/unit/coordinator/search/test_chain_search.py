@@ -69,7 +69,7 @@ def test_the_best_was_chosen_by_or_tools_of_all_that_was_judged(
 def test_without_or_tools_the_others_search_and_it_is_said(
     broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> Never:
+    def fails(*_: object, **__: object) -> Never:
         raise RuntimeError("the solver is ill")
 
     monkeypatch.setattr(Master, broken, fails)

@@ -99,3 +99,49 @@ def test_without_worth_nothing_is_chosen() -> None:
     assert not master.offer((span("a", 0, 4),), 0.0)
     master.settle((span("a", 0, 4),), 0.0)
     assert master.chosen() == ()
+
+
+def over_one_uplink(worths: dict[Chain, float], uses: dict[Chain, float]) -> Master:
+    master = Master(
+        uses_per_token=lambda chain: (
+            {("home", "up"): uses[chain] / worths[chain]} if chain in uses else {}
+        )
+    )
+    for chain, worth in worths.items():
+        assert master.offer(chain, worth)
+    return master
+
+
+def test_columns_over_one_uplink_take_no_more_of_it_than_there_is() -> None:
+    """One linear constraint for the uplink: of two chains that fill it, the second adds nothing,
+    and one elsewhere with the same peers is worth more."""
+    one, other = (span("a", 0, 4),), (span("b", 0, 4),)
+    elsewhere = (span("b", 0, 2), span("c", 2, 4))
+    worths = {one: 10.0, other: 9.0, elsewhere: 3.0}
+    assert over_one_uplink(worths, {}).chosen() == (one, other)
+    assert over_one_uplink(worths, {one: 1.0, other: 1.0}).chosen() == (one, elsewhere)
+    both = over_one_uplink(worths, {one: 0.7, other: 0.7})
+    assert both.chosen() == (one, other), "together they are still worth 14 of 19"
+
+
+def test_a_full_uplink_has_a_toll_and_one_with_room_has_none() -> None:
+    one, other = (span("a", 0, 4),), (span("b", 0, 4),)
+    worths = {one: 10.0, other: 9.0}
+    full = over_one_uplink(worths, {one: 0.9, other: 0.9})
+    prices = full.prices()
+    assert full.tolls["home", "up"] == pytest.approx(10.0)
+    assert prices["b"] == pytest.approx(0.0), "another chain over the uplink would add nothing"
+    roomy = over_one_uplink(worths, {one: 0.2, other: 0.2})
+    roomy.prices()
+    assert roomy.tolls["home", "up"] == pytest.approx(0.0)
+
+
+def test_what_a_column_takes_follows_its_worth() -> None:
+    one, other = (span("a", 0, 4),), (span("b", 0, 4),)
+    master = over_one_uplink({one: 10.0, other: 9.0}, {one: 0.4, other: 0.4})
+    master.prices()
+    assert master.tolls["home", "up"] == pytest.approx(0.0)
+    master.settle(one, 20.0)
+    master.settle(other, 18.0)
+    master.prices()
+    assert master.tolls["home", "up"] > 1.0

@@ -26,6 +26,7 @@ from coordinator.simulator.links.closed_form_wire import FramedWire, InOrderWire
 from coordinator.simulator.links.scheduled_wire import ScheduledWire
 from coordinator.simulator.runs.runs import Arrivals
 from dht.errors import UserError
+from dht.messages.types import SharedUplink
 from tests.examples import examples
 from tests.unit.coordinator.simulator.toy import (
     BYTES_PER_S,
@@ -195,6 +196,35 @@ def test_links_of_one_uplink_share_its_rate(wire: type) -> None:
     # that, beside each other over a wide one.
     assert ends[1] - ends[math.inf] == pytest.approx(1.0, abs=0.11)
     assert ends[100] - ends[math.inf] == pytest.approx(0.0, abs=0.11)
+
+
+@pytest.mark.parametrize("wire", [FramedWire, ScheduledWire])
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_peers_behind_one_connection_share_its_rate(wire: type, way: str) -> None:
+    """Two prompts, each from a peer of its own to another: behind each other where both senders, or
+    both receivers, are in one home, and untouched where each pair is."""
+    spans = [(0, 1), (0, 1), (1, 2), (1, 2)]
+
+    def last_s(homes: str) -> float:
+        problem, profiles, held = swarm(spans)
+        named = zip(problem.nodes, homes.split(), strict=True)
+        nodes = (replace(node, uplink=name) for node, name in named)
+        uplinks = tuple(
+            SharedUplink(name=name, **{f"{way}_bytes_per_s": BYTES_PER_S})  # type: ignore[arg-type]
+            for name in "hg"
+        )
+        shared = replace(problem, nodes=tuple(nodes), uplinks=uplinks)
+        engine = LiveSwarm(shared, profiles, held, wire, chunk_tokens=None)
+        seen = Recorder()
+        for first, last in (("p0", "p2"), ("p1", "p3")):
+            start(engine, 0.0, request(100, 1), [(first, 0, 1), (last, 1, 2)])
+        engine.run(1e3, seen)
+        return max(seen.prompts.values())
+
+    together = "h h a b" if way == "up" else "a b h h"
+    apart = last_s("a b c d")
+    assert last_s(together) - apart == pytest.approx(1.0, abs=0.11)
+    assert last_s("h g h g") == pytest.approx(apart), "links within a home do not pass it"
 
 
 @given(

@@ -23,6 +23,7 @@ from node.owner import machine_watch
 from node.peer import join_options
 from node.peer.first_steps import BUNDLED
 from node.peer.gpu_peers import Command, commands_of, flags_of, labelled, run_beside
+from node.peer.join_options import uplink_file
 
 ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWPG4vcRkmyKV8ab6ApzMgCSPzhatLKEvzEdQybzNqgUck"
 
@@ -49,6 +50,7 @@ class TestFlags:
         assert (first.gpus, second.gpus) == ((0,), (3,))
         assert first.identity == Path("keys/mine.key")
         assert second.identity == Path("keys/mine-gpu3.key")
+        assert uplink_file(first) == uplink_file(second) == Path("keys/uplink.key")
         assert (first.port, second.port) == (31337, 31338)
         assert (first.announce, second.announce) == (
             ["/dns/a.example/tcp/40"],

@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 
 from coordinator.links.token_bucket import Allowance
+from dht.identity.uplink import claim_of
 from dht.messages.types import NodeRecord
 from node.links.lent_traffic import LentTraffic
 from node.links.own_rate import RateConfig
@@ -59,7 +60,7 @@ def test_rates_are_those_measured_or_lent_or_unknown(
     stage = Stage(LentTraffic(up=lent, down=Allowance(7e6)))
 
     async def scenario() -> tuple[NodeRecord, NodeRecord]:
-        figures = OwnFigures(cast("LocalEngine", Engine()), cast("StageServer", stage))
+        figures = OwnFigures(cast("LocalEngine", Engine()), cast("StageServer", stage), dict)
         first = last = figures.refined(record_of("me"))
         for carried in ({"a": 1e6}, {"b": 1e6}, {"a": 0.6e6, "b": 0.6e6}):
             await stage.carry(2 * RateConfig().window_s, **carried)
@@ -71,3 +72,32 @@ def test_rates_are_those_measured_or_lent_or_unknown(
     assert first.up_bytes_per_s == up_before
     assert last.up_bytes_per_s == pytest.approx(up_after)
     assert first.down_bytes_per_s == last.down_bytes_per_s == 7e6
+
+
+def test_links_to_peers_behind_the_same_connection_tell_nothing_of_it() -> None:
+    """b is on this machine: its link is ten times as fast as the connection, and not part of it."""
+    claims = {name: claim_of(bytes(32), "net", name) for name in ("me", "b")}
+    elsewhere = {name: record_of(name) for name in ("a", "c")}
+    strangers = {"b": record_of("b", uplink=replace(claims["b"], signature=b"none"))}
+    at_home = {"b": record_of("b", uplink=claims["b"])}
+
+    def measured(nodes: dict[str, NodeRecord]) -> float | None:
+        stage = Stage(LentTraffic(up=Allowance(), down=Allowance()))
+        stage.totals["c"] = (0.0, 0.0)
+
+        async def scenario() -> NodeRecord:
+            figures = OwnFigures(
+                cast("LocalEngine", Engine()), cast("StageServer", stage), lambda: nodes
+            )
+            record = figures.refined(record_of("me", uplink=claims["me"]))
+            for carried in ({"a": 1e6}, {"b": 1e7}, {"c": 1e6}, {"a": 0.6e6, "c": 0.6e6}):
+                await stage.carry(2 * RateConfig().window_s, **carried)
+                record = figures.refined(record)
+            return record
+
+        record = run_virtual(scenario(), limit_s=1000)
+        assert record.up_bytes_per_s == record.shared_up_bytes_per_s
+        return record.shared_up_bytes_per_s
+
+    assert measured(elsewhere | at_home) == pytest.approx(1.2e6)
+    assert measured(elsewhere | strangers) == pytest.approx(1e7)
