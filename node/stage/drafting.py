@@ -1,40 +1,29 @@
 """The drafts of a stage's sessions: what the first stage proposes, and what came of it."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from coordinator.links.chunk_sizer import ChunkSizer
 from node.drafting.chain import ModelDrafts
 from node.drafting.pace import StepCost
 from node.drafting.session_drafts import SessionDrafts, Wait
 from node.engine.work_item import WorkItem
-from node.sessions.session_table import Live, SessionTable
-from node.stage.config import StageConfig, StageEngine
+from node.sessions.session_table import Live
+from node.stage.shell import StageShell
 
 
 class StageDrafting:
     """Drafts tokens of the sessions whose first stage this is."""
 
-    def __init__(
-        self,
-        engine: StageEngine,
-        config: StageConfig,
-        table: SessionTable,
-        sizer: ChunkSizer,
-        counters: Counter[str],
-        push: Callable[[Live], None],
-    ) -> None:
+    def __init__(self, shell: StageShell, push: Callable[[Live], None]) -> None:
         """``push`` is called for a session whose chunk waited for drafts."""
-        self._engine = engine
-        self._config = config
-        self._table = table
-        self._sizer = sizer
-        self._counters = counters
+        self._engine = shell.engine
+        self._config = shell.config
+        self._table = shell.table
+        self._sizer = shell.sizer
+        self._counters = shell.counters
         self._push = push
         self._cost = StepCost()
-        self._models: dict[str, ModelDrafts] = {}
-        """What the draft model draws, by the sessions' names in the engine."""
 
     def drafts(self, live: Live) -> tuple[int, ...] | None:
         """Tokens to run behind the session's newest one, as many as pay.
@@ -67,28 +56,17 @@ class StageDrafting:
     def _model(self, live: Live) -> ModelDrafts | None:
         """The draft model's part in a session, if there is one with room for it."""
         session, runner = live.session, self._config.draft_model
-        key = session.kv_key
-        if runner is None or key in self._models or not runner.open(key, session.kv_tokens):
+        key, drafting = session.kv_key, live.drafting
+        if runner is None or not runner.open(key, session.kv_tokens):
             return None
-        drafting = live.drafting
-        model = ModelDrafts(
-            runner, key, session.open.sampling, lambda: self._resume(live, drafting)
-        )
-        self._models[key] = model
-        return model
+        told = partial(self._resume, live, drafting)
+        return ModelDrafts(runner, key, session.open.sampling, told)
 
     def _resume(self, live: Live, drafting: SessionDrafts | None) -> None:
         """Go on with a session whose chunk waits for drafts."""
         current = self._table.get(live.session.key) is live and live.drafting is drafting
         if current and drafting is not None and drafting.waits:
             self._push(live)
-
-    def drop(self, key: str) -> None:
-        """Forget what is drafted in a session, by its name in the engine."""
-        if (model := self._models.pop(key, None)) is not None:
-            model.stop()
-            assert self._config.draft_model is not None  # noqa: S101 - it opened the session
-            self._config.draft_model.free(key)
 
     def sent(self, live: Live) -> None:
         """A chunk of the session left, with its drafts."""

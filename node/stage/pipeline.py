@@ -5,31 +5,27 @@ Rows are logged before they are sent, so that the next stage can be rebuilt from
 
 import asyncio
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
-from coordinator.failure.detector import EnginePace, StepTimes
-from coordinator.links.chunk_sizer import RESENT_TOKENS, ChunkSizer
+from coordinator.links.chunk_sizer import RESENT_TOKENS
 from coordinator.links.scheduler import LinkScheduler, TrafficClass
 from dht.messages import codec
 from dht.messages.session import (
-    STEP_S_MAX,
     ActivationItem,
     Activations,
     FeaturedActivations,
     MigrationReady,
-    PromptScores,
+    RefusalCode,
     RingToken,
     RingTokens,
     SessionOpen,
-    Tokens,
 )
-from node.device.tensors import DTYPES
 from node.engine.work_item import WorkItem, WorkResult
-from node.links.hops import Hop, HopTable
+from node.links.hops import Hop
 from node.links.wire_rows import (
     INT8,
     RowsError,
@@ -39,58 +35,27 @@ from node.links.wire_rows import (
     split_features,
     split_rows,
 )
+from node.sessions.life import Completed, GivenUp, Lost, MoveFailed
 from node.sessions.session import StageSession, StageState, UnsoundTokensError
-from node.sessions.session_table import Live, SessionTable
-from node.stage.config import StageConfig, StageEngine
+from node.sessions.session_table import Live
 from node.stage.drafting import StageDrafting
 from node.stage.kv_copy import REST_ROWS
 from node.stage.outbox import Outbox, rows_bytes
-from node.stage.stage_kv import StageKv
-
-
-def row_bytes_of(engine: StageEngine) -> int:
-    """Bytes of one row on the wire."""
-    return engine.hidden * DTYPES[engine.wire_dtype].itemsize
+from node.stage.shell import StageShell
 
 
 class StagePipeline:
-    """Moves rows and tokens of the sessions in a table."""
+    """Moves rows and tokens of a stage's sessions."""
 
-    def __init__(
-        self,
-        engine: StageEngine,
-        kv: StageKv,
-        config: StageConfig,
-        table: SessionTable,
-        hops: HopTable,
-        counters: Counter[str],
-        *,
-        fail: Callable[[Live, str], None],
-        refuse: Callable[[Live, str, str], None],
-        finish: Callable[[Live], None],
-        cancel_move: Callable[[Live, str], None],
-    ) -> None:
-        """``fail`` ends a session at this stage with a reason; ``refuse`` pauses it, for the peer
-        whose rows are unsound and a reason; ``finish`` completes its answer; ``cancel_move`` ends
-        its part in a planned move with a reason."""
-        self._engine = engine
-        self._kv = kv
-        self._config = config
-        self._table = table
-        self._hops = hops
-        self._counters = counters
-        self._fail = fail
-        self._refuse = refuse
-        self._finish = finish
-        self._cancel_move = cancel_move
+    def __init__(self, shell: StageShell) -> None:
+        self._shell = shell
+        self._engine = shell.engine
+        self._config = shell.config
+        self._table = shell.table
+        self._hops = shell.hops
+        self._counters = shell.counters
         self._stalled: dict[str, None] = {}
-        self._without_kv: dict[str, deque[WorkItem]] = {}
-        """Work of sessions that wait for KV, by their names in the engine."""
-        self.pace = EnginePace()
-        self.decode_waits = StepTimes()
-        """Times from a decode's arrival to its step's end: this stage's part of a token's time."""
-        self.sizer = ChunkSizer()
-        self._drafting = StageDrafting(engine, config, table, self.sizer, counters, self.push)
+        self._drafting = StageDrafting(shell, self.push)
         self.serialisation_s = 0.0
         """Seconds spent converting tensors to frames and frames to tensors, writing included."""
 
@@ -128,7 +93,8 @@ class StagePipeline:
             return
         if live.session.misnamed:
             self._counters["misnamed"] += 1
-            self._fail(live, "the prompt is not the one that its shared blocks are named after")
+            reason = "the prompt is not the one that its shared blocks are named after"
+            self._fail(live, reason)
             return
         live.touch()
         self.push(live)
@@ -150,14 +116,15 @@ class StagePipeline:
             taken = live.session.add_accepted(token.position, token.token_ids)
         except UnsoundTokensError as error:
             self._counters["unsound_drafts"] += 1
-            self._refuse(live, live.session.open.route[-1].peer_id, str(error))
+            last = live.session.open.route[-1].peer_id
+            self._shell.step(live, Lost(peer_id=last, reason=str(error)))
             return
         if not taken:
             self._counters["stale_inputs"] += 1
             return
         self._drafting.came(live, token.token_ids)
         self._drafting.foretold(live, len(live.session.inputs), token.foretold)
-        self._copy_certain(live)
+        self.copy_certain(live)
         live.touch()
         self.push(live)
 
@@ -195,7 +162,7 @@ class StagePipeline:
                     work = live.session.take_rows(item.position, rows, item.drafts, came)
                 except UnsoundTokensError as error:
                     self._counters["unsound_drafts"] += 1
-                    self._refuse(live, peer_id, str(error))
+                    self._shell.step(live, Lost(peer_id=peer_id, reason=str(error)))
                     continue
                 if work is None:
                     self._counters["stale_activations"] += 1
@@ -203,12 +170,12 @@ class StagePipeline:
                 work = replace(work, computed_s=item.computed_s, waited_s=item.waited_s)
                 live.touch()
                 self._counters["accepted_drafts"] += live.session.done_position - certain
-                self._copy_certain(live)
+                self.copy_certain(live)
                 if live.session.is_warming:
                     live.copied.add(work)
                     self._run_copies(live)
                 else:
-                    self._submit(work)
+                    self._shell.submit(work)
 
     def _came(self, live: Live, vectors: Tensor, rows: int) -> Tensor | None:
         """What a head takes of an item's last rows, as it came from a stage that may be a
@@ -218,48 +185,11 @@ class StagePipeline:
             self._counters["strange_features"] += 1
         return came
 
-    def drop(self, key: str) -> None:
-        """Forget what a session still had to run."""
-        self.pace.dropped(key)
-        self._drafting.drop(key)
-        self._without_kv.pop(key, None)
-        self._kv.waits_no_more(key)
-
-    def has_work(self, key: str) -> bool:
-        """Whether the engine runs something for a session, or will once there is KV for it."""
-        return self.pace.has_work(key) or key in self._without_kv
-
-    def resume_without_kv(self) -> None:
-        """Run what waits for KV, as far as there is some now; the oldest sessions first."""
-        for key in self._kv.oldest_first(self._without_kv):
-            items = self._without_kv.get(key)  # to take KV may have ended another that waits
-            while items and self._kv.take(key, items[0].position + items[0].tokens):
-                self._hand_over(items.popleft())
-            if not items:
-                self._without_kv.pop(key, None)
-
-    def _submit(self, item: WorkItem) -> None:
-        """Hand work to the engine once there is KV for it; drafts only where there is some now."""
-        key, session = item.session, item.owner
-        certain = item.position + item.tokens - len(item.drafts)
-        if key in self._without_kv or not self._kv.take(key, certain):
-            self._counters["waited_for_kv"] += key not in self._without_kv
-            item = session.shortened(item, 0)
-            self._without_kv.setdefault(key, deque()).append(item)
-        else:
-            room = self._kv.spare(key, certain, len(item.drafts))
-            self._hand_over(session.shortened(item, room))
-
-    def _hand_over(self, item: WorkItem) -> None:
-        now_s = asyncio.get_running_loop().time()
-        self.pace.submitted(item.session, now_s, decodes=item.decodes)
-        self._engine.submit(replace(item, queued_s=now_s))
-
     def _run_copies(self, live: Live) -> None:
         """Run rows of a planned move, few at a time, so that decodes are hardly slower."""
         alone = self._table.holding == 1
-        if item := live.copied.take(RESENT_TOKENS if alone else self.sizer.beside()):
-            self._submit(item)
+        if item := live.copied.take(RESENT_TOKENS if alone else self._shell.sizer.beside()):
+            self._shell.submit(item)
 
     def push(self, live: Live) -> None:
         """Send rows that wait for the link, then submit the first stage's next chunk."""
@@ -280,7 +210,7 @@ class StagePipeline:
                 return
             work = session.next_chunk(self._chunk_tokens(live), drafts)
             if work is not None:
-                self._submit(work)
+                self._shell.submit(work)
                 self._drafting.sent(live)
 
     def _chunk_tokens(self, live: Live) -> int:
@@ -289,62 +219,46 @@ class StagePipeline:
         if self._config.chunk_tokens is not None:
             return self._config.chunk_tokens
         if session.is_warming and self._table.holding > 1:
-            return self.sizer.beside()
+            return self._shell.sizer.beside()
         hop = None if session.next_peer is None else self._hops.find(session.next_peer)
         link = None if hop is None else hop.link
         known = link is not None and link.delivery.known
-        return self.sizer.choose(
+        return self._shell.sizer.choose(
             max(1, len(session.inputs) - session.next_position),
             len(session.open.route),
-            link_row_s=row_bytes_of(self._engine) / link.delivery.bandwidth_bytes_per_s
+            link_row_s=self._shell.row_bytes / link.delivery.bandwidth_bytes_per_s
             if link is not None and known
             else None,
             others_decode=self._table.holding > 1,
         )
 
+    def _fail(self, live: Live, reason: str) -> None:
+        self._counters["failed"] += 1
+        self._shell.step(live, GivenUp(reason=reason))
+
     # Output
 
-    def resend(self, live: Live, start: int, end: int) -> None:
-        """Send logged rows of positions ``[start, end)`` to the next stage, at the link's pace."""
-        for at in range(start, end, RESENT_TOKENS):
-            rows = self._table.log.rows(live.session.key, at, min(at + RESENT_TOKENS, end))
-            live.backlog.append((at, rows))
-        self._counters["resent_rows"] += max(0, end - start)
-
-    def copy_rows(self, live: Live, start: int) -> None:
-        """Send rows from ``start`` on, and all later ones, to the new stage of a planned move.
-
-        No frame crosses the end of the prompt of the move's attempt.
-        """
-        warming, session = live.warming, live.session
-        if warming is None:
+    def copy_certain(self, live: Live) -> None:
+        """Queue the rows that are certain by now for the new stage of a planned move, once it has
+        accepted. No frame crosses the end of the prompt of the move's attempt."""
+        session, move = live.session, live.session.move
+        if move is None or not move.ready:
             return
-        warming.ready = True
-        warming.copied_position = start
-        self._counters["copied_rows"] += max(0, session.done_position - start)
-        self._copy_certain(live)
-
-    def _copy_certain(self, live: Live) -> None:
-        """Queue the rows that are certain by now for the new stage of a planned move."""
-        warming, session = live.warming, live.session
-        if warming is None or not warming.ready:
+        known, end, at = move.open.prompt_tokens, session.done_position, move.copied_position
+        if not self._shell.log.covers(session.key, at, end):
+            me, reason = self._shell.me, "the rows so far are not logged here any more"
+            failed = MoveFailed(peer_id=me, code=RefusalCode.NOT_HELD, reason=reason)
+            self._shell.step(live, failed)
             return
-        known, end, at = warming.open.prompt_tokens, session.done_position, warming.copied_position
-        if not self._table.log.covers(session.key, at, end):
-            self._cancel_move(live, "the rows so far are not logged here any more")
-            return
-        while at < end:
-            to = min(at + RESENT_TOKENS, end)
-            to = known if at < known < to else to
-            warming.backlog.append((at, self._table.log.rows(session.key, at, to)))
-            at = to
-        warming.copied_position = max(at, end)
+        for start, stop in ((at, min(end, known)), (max(at, known), end)):
+            move.backlog.extend(self._shell.logged(session.key, start, stop))
+        move.copied_position = max(at, end)
         self._push_copies(live)
 
     def _push_copies(self, live: Live) -> None:
-        if (warming := live.warming) is not None:
-            hop = self._send_backlog(warming.backlog, warming.next_peer, warming.open)
-            if hop is not None and warming.backlog:
+        if (move := live.session.move) is not None:
+            hop = self._send_backlog(move.backlog, move.next_peer, move.open)
+            if hop is not None and move.backlog:
                 self._stalled[live.session.key] = None
 
     def _send_backlog(
@@ -354,7 +268,7 @@ class StagePipeline:
         hop = self._hops.find(peer_id)
         while backlog and hop is not None and hop.queued_bytes <= self._config.queued_bytes_max:
             position, body = backlog.popleft()
-            item = _item(open_, position, len(body) // row_bytes_of(self._engine))
+            item = _item(open_, position, len(body) // self._shell.row_bytes)
             message = Activations(
                 items=(item,), dtype=self._engine.wire_dtype, hidden=self._engine.hidden
             )
@@ -364,11 +278,11 @@ class StagePipeline:
     def _tell_warm(self, live: Live) -> None:
         """At the last new stage of a planned move: say once that it has caught up."""
         session, open_ = live.session, live.session.open
-        if live.told_warm or open_.hop != open_.migrate_until:
+        if session.told_warm or open_.hop != open_.migrate_until:
             return
         behind = session.next_position - session.done_position
         if session.done_position >= open_.prompt_tokens and behind <= REST_ROWS:
-            live.told_warm = True
+            session.told_warm = True
             live.upstream.send(MigrationReady(session=open_.session, attempt=open_.attempt))
 
     def on_results(self, results: Sequence[WorkResult]) -> None:
@@ -395,7 +309,8 @@ class StagePipeline:
                 if result.error is not None:
                     self._counters["engine_errors"] += 1
                     if result.unsound_input and not session.is_first:
-                        self._refuse(live, session.previous_peer, result.error)
+                        lost = Lost(peer_id=session.previous_peer, reason=result.error)
+                        self._shell.step(live, lost)
                     elif session.state is not StageState.PAUSED:  # rows after refused ones
                         self._fail(live, result.error)
                     continue
@@ -409,7 +324,7 @@ class StagePipeline:
                     self._send_rows(live, item, spent_s, bodies[index], vectors, outbox)
                 if result.prompt_scores:
                     session.add_prompt_scores(result)
-                    self.send_tokens(live)
+                    live.send_tokens()
                 if result.token_ids:
                     self._take_sampled(live, result, spent_s, outbox)
                 live.copied.running = False
@@ -428,16 +343,16 @@ class StagePipeline:
         now_s = asyncio.get_running_loop().time()
         decodes_only = all(item.decodes for item in items)
         sessions = [item.session for item in items]
-        took_s = self.pace.finished(sessions, now_s, decodes=decodes_only)
+        took_s = self._shell.pace.finished(sessions, now_s, decodes=decodes_only)
         for item in items:
             if item.decodes and not item.background:
-                self.decode_waits.add(now_s - item.queued_s)
+                self._shell.decode_waits.add(now_s - item.queued_s)
         if not any(item.background for item in items):  # background rows wait on purpose
             if decodes_only:
                 self._drafting.ran(items, took_s)
             if not any(item.drafts for item in items):
                 rows = sum(item.tokens for item in items)
-                self.sizer.ran(rows, took_s, decodes_only=decodes_only)
+                self._shell.sizer.ran(rows, took_s, decodes_only=decodes_only)
         return took_s, now_s
 
     def _send_rows(
@@ -450,15 +365,15 @@ class StagePipeline:
         outbox: Outbox,
     ) -> None:
         session = live.session
-        self._table.log.append(session.key, ran.position, body)
+        self._shell.log.append(session.key, ran.position, body)
         skip = min(max(0, session.send_position - ran.position), ran.tokens)
-        self._copy_certain(live)
+        self.copy_certain(live)
         if not session.sends_rows or session.state is not StageState.ACTIVE:
             return
         if session.next_peer is None or skip == ran.tokens:
             return
         position = ran.position + skip
-        rest = body[skip * row_bytes_of(self._engine) :]
+        rest = body[skip * self._shell.row_bytes :]
         if live.backlog:
             live.backlog.append((position, bytes(rest)))
         else:
@@ -478,7 +393,7 @@ class StagePipeline:
         """Hand one frame to the link, as int8 if so configured."""
         quantize = traffic is TrafficClass.PREFILL or self._config.int8 == "all"
         if self._config.int8 != "off" and quantize and isinstance(message, Activations):
-            rows = sum(item.tokens for item in message.items) * row_bytes_of(self._engine)
+            rows = sum(item.tokens for item in message.items) * self._shell.row_bytes
             made = quantized(body[:rows], message.dtype, message.hidden)
             body, message = b"".join((made, body[rows:])), replace(message, dtype=INT8)
         self._hops.get(peer_id).send(message, body, traffic=traffic)
@@ -515,41 +430,9 @@ class StagePipeline:
                 outbox.add_token(session.ring_peer, token)
         if not session.is_first or session.finish_reason is not None:
             self._counters["accepted_drafts"] += len(token_ids) - 1
-        self.send_tokens(live)
+        live.send_tokens()
         if session.finish_reason is not None:
-            self._finish(live)
-
-    def send_tokens(self, live: Live) -> None:
-        """At the last stage: send the client its missing prompt scores, then its tokens."""
-        if live.attached is None:
-            return
-        session = live.session
-        for position, tokens, packed in session.prompt_scores[live.attached_scores :]:
-            scores = PromptScores(
-                session=session.open.session,
-                attempt=session.open.attempt,
-                position=position,
-                tokens=tokens,
-            )
-            live.attached.send(scores, packed)
-        live.attached_scores = len(session.prompt_scores)
-        token_ids = session.sampled_from(live.attached_position)
-        if not token_ids and session.finish_reason is None:
-            return
-        live.attached.send(
-            Tokens(
-                session=session.open.session,
-                attempt=session.open.attempt,
-                position=live.attached_position,
-                token_ids=token_ids,
-                finish_reason=session.finish_reason,
-                computed_s=min(STEP_S_MAX, live.computed_s),
-                waited_s=min(STEP_S_MAX, live.waited_s),
-            ),
-            session.scores_since(live.attached_position),
-        )
-        live.attached_position += len(token_ids)
-        live.computed_s = live.waited_s = 0.0
+            self._shell.step(live, Completed())
 
 
 def _parted(
