@@ -6,6 +6,7 @@
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Literal
 
 from dht.messages.kv import KvCopy
 from dht.messages.session import (
@@ -336,15 +337,9 @@ def _end_move(session: StageSession, peer_id: str, code: RefusalCode, reason: st
 # What an open is
 
 
-class OpenKind(StrEnum):
-    """What an open asks of a stage that may have the session already."""
-
-    NEW = "new"
-    """A session that is not here, or whose earlier attempt here is of no use."""
-    TAKE_OVER = "take_over"
-    """The next attempt, over the KV of the one before."""
-    MOVE = "move"
-    """To pass on that later stages move, and serve on."""
+OpenKind = Literal["new", "take over", "move"]
+"""What an open asks of a stage: a session that is not here, or whose attempt here is of no use; the
+next attempt, over the KV of the one before; to serve on, and pass on that later stages move."""
 
 
 def kind_of(
@@ -357,14 +352,14 @@ def kind_of(
         serves = kept and before.state is _ACTIVE and not before.is_warming
         sound = refusal_of(open_, me, view, taken_over=True) is None
         if serves and sound and open_.hop + 1 < len(open_.route):
-            return OpenKind.MOVE
+            return "move"
         return RefusalCode.BAD_REQUEST, "this stage cannot take part in the move"
     if before is not None and open_.client != before.open.client:
         return RefusalCode.BAD_REQUEST, "this session belongs to another client"
     if before is not None and open_.attempt <= before.open.attempt:
         return RefusalCode.BAD_REQUEST, "this session is open already"
     refusal = refusal_of(open_, me, view, taken_over=kept)
-    return refusal or (OpenKind.TAKE_OVER if kept else OpenKind.NEW)
+    return refusal or ("take over" if kept else "new")
 
 
 # Messages

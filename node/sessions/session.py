@@ -143,7 +143,7 @@ class StageSession:
     """At the last new stage of a planned move: whether it has said that it has caught up."""
 
     def __post_init__(self) -> None:
-        self.kv_key = self.kv_key or session_key(self.open.session, self.open.attempt)
+        self.kv_key = self.kv_key or f"{self.open.session}/{self.open.attempt}"
         sampling = self.open.sampling
         if self.is_last and (sampling.needs_answer or sampling.min_new_tokens > 0):
             self.history = TokenHistory(self.open.history, answered=self.open.answered)
@@ -223,6 +223,11 @@ class StageSession:
         moves_to = None if self.move is None else self.move.next_peer
         peers = (self.next_peer, self.ring_peer, moves_to)
         return tuple(peer for peer in peers if peer is not None)
+
+    @property
+    def closing_peer(self) -> str | None:
+        """At the first stage: the peer that ends the answer, which closes the session."""
+        return self.open.route[-1].peer_id if self.is_first else None
 
     @property
     def neighbours(self) -> frozenset[str]:
@@ -551,8 +556,3 @@ class StageSession:
     def scores_since(self, position: int) -> bytes:
         """Packed scores of the tokens of :meth:`sampled_from`; empty if the client wants none."""
         return b"".join(self.scores[max(0, position - self.open.prompt_tokens) :])
-
-
-def session_key(session: str, attempt: int) -> str:
-    """Name of one attempt of a session within a peer and its engine."""
-    return f"{session}/{attempt}"

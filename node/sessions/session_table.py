@@ -4,7 +4,9 @@ import asyncio
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import torch
 
 from coordinator.admission.rules import (
     CROWD_REST_S,
@@ -21,7 +23,7 @@ from coordinator.routing.balance import Movable
 from dht.messages.session import STEP_S_MAX, Priority, PromptScores, Tokens
 from dht.transport.frame_sender import FrameSender
 from node.drafting.session_drafts import SessionDrafts
-from node.sessions.copied_rows import CopiedRows
+from node.engine.work_item import WorkItem
 from node.sessions.session import StageSession
 
 FINISHED_PER_CLIENT_MAX = 64
@@ -30,6 +32,39 @@ KNOWN_S = 60.0
 """Time for which peers of an ended session are known: their last rows may still be on their way."""
 KNOWN_MAX = 4096
 """Maximum peers of ended sessions that are known; the one unused for longest is forgotten first."""
+
+
+@dataclass(slots=True)
+class CopiedRows:
+    """The rows that a moving session brings along, until the engine has time for them: items in
+    order, taken one at a time, in other sizes than they came in."""
+
+    running: bool = False
+    """Whether the item taken last is still in the engine."""
+    _waiting: deque[WorkItem] = field(default_factory=deque)
+
+    def add(self, item: WorkItem) -> None:
+        """Add the rows of the next positions."""
+        self._waiting.append(item)
+
+    def take(self, tokens: int) -> WorkItem | None:
+        """The next rows, at most ``tokens``; None while some run or none wait."""
+        if self.running or not self._waiting:
+            return None
+        first = self._waiting[0]
+        parts: list[torch.Tensor] = []
+        left = tokens
+        while left > 0 and self._waiting:
+            item = self._waiting.popleft()
+            if item.hidden is None:
+                raise ValueError("an item without rows")
+            parts.append(item.hidden[:left])
+            if item.tokens > left:
+                rest = replace(item, position=item.position + left, hidden=item.hidden[left:])
+                self._waiting.appendleft(rest)
+            left -= min(left, item.tokens)
+        self.running = True
+        return replace(first, hidden=parts[0] if len(parts) == 1 else torch.cat(parts))
 
 
 @dataclass(slots=True, kw_only=True)

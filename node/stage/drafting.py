@@ -9,19 +9,16 @@ from node.drafting.pace import StepCost
 from node.drafting.session_drafts import SessionDrafts, Wait
 from node.engine.work_item import WorkItem
 from node.sessions.session_table import Live
-from node.stage.shell import StageShell
+from node.stage.shell import StagePart, StageShell
 
 
-class StageDrafting:
+class StageDrafting(StagePart):
     """Drafts tokens of the sessions whose first stage this is."""
 
     def __init__(self, shell: StageShell, push: Callable[[Live], None]) -> None:
         """``push`` is called for a session whose chunk waited for drafts."""
-        self._engine = shell.engine
-        self._config = shell.config
-        self._table = shell.table
+        super().__init__(shell)
         self._sizer = shell.sizer
-        self._counters = shell.counters
         self._push = push
         self._cost = StepCost()
 
@@ -31,7 +28,7 @@ class StageDrafting:
         None where they are about to be there: ``push`` is called then.
         """
         session = live.session
-        if not session.open.draft_tokens or session.is_warming or self._engine.state_tokens:
+        if session.is_warming or self._engine.state_tokens:
             return ()
         if session.unknown:  # a drafter follows no placeholders
             return ()
@@ -68,34 +65,35 @@ class StageDrafting:
         if current and drafting is not None and drafting.waits:
             self._push(live)
 
-    def sent(self, live: Live) -> None:
-        """A chunk of the session left, with its drafts."""
-        session = live.session
-        if live.drafting is not None and session.decodes:
-            live.drafting.sent(len(session.drafts), asyncio.get_running_loop().time())
-            self._counters["drafted"] += len(session.drafts)
-            self._counters[f"drafted_by_{live.drafting.source}"] += len(session.drafts)
+    def sent(self, drafting: SessionDrafts, count: int) -> None:
+        """A chunk of a session left, with ``count`` drafts."""
+        drafting.sent(count, asyncio.get_running_loop().time())
+        self._counters["drafted"] += count
+        self._counters[f"drafted_by_{drafting.source}"] += count
 
-    def came(self, live: Live, token_ids: Sequence[int]) -> None:
-        """A round is over: the accepted drafts and one more token came."""
-        self._counters["accepted_drafts"] += len(token_ids) - 1
-        if live.drafting is not None:
-            self._counters[f"accepted_by_{live.drafting.source}"] += len(token_ids) - 1
-            live.drafting.came(token_ids, asyncio.get_running_loop().time())
+    def came(
+        self,
+        drafting: SessionDrafts,
+        token_ids: Sequence[int],
+        known: int,
+        foretold: tuple[int, ...],
+    ) -> None:
+        """A round is over: the accepted drafts and one more token came.
 
-    def foretold(self, live: Live, known: int, token_ids: tuple[int, ...]) -> None:
-        """The model's own head, at the last stage, drafts these behind the ``known`` tokens so far.
-
-        That stage may be a stranger's: a token that the model does not have is left out, and all
-        behind it.
+        The model's own head, at the last stage, drafts ``foretold`` behind the ``known`` tokens so
+        far. That stage may be a stranger's: a token that the model does not have is left out, and
+        all behind it.
         """
-        if live.drafting is None or not token_ids:
+        self._counters["accepted_drafts"] += len(token_ids) - 1
+        self._counters[f"accepted_by_{drafting.source}"] += len(token_ids) - 1
+        drafting.came(token_ids, asyncio.get_running_loop().time())
+        if not foretold:
             return
         vocab = self._engine.view.vocab
-        sound = next((at for at, each in enumerate(token_ids) if each >= vocab), len(token_ids))
-        if sound < len(token_ids):
-            self._counters["strange_drafts"] += len(token_ids) - sound
-        live.drafting.foretell(known, token_ids[:sound])
+        sound = next((at for at, each in enumerate(foretold) if each >= vocab), len(foretold))
+        if sound < len(foretold):
+            self._counters["strange_drafts"] += len(foretold) - sound
+        drafting.foretell(known, foretold[:sound])
 
     def ran(self, items: Sequence[WorkItem], took_s: float) -> None:
         """Learn what drafted rows cost from a step of decodes alone."""

@@ -1,6 +1,6 @@
 """Copies sessions' KV between stages: sends where a stage leaves, takes where a session moves to.
 
-Decisions are in :mod:`node.stage.kv_copy` and :mod:`node.sessions.session`. KV travels as bulk:
+Decisions are in :mod:`node.stage.moving` and :mod:`node.sessions.session`. KV travels as bulk:
 after decodes and prefill on a link, under credit, a bounded number of bytes ahead of what the other
 side has written, one piece at a time between steps.
 """
@@ -16,8 +16,8 @@ from node.links.hops import DIALS_REFUSED
 from node.sessions.life import REASON_CHARACTERS_MAX, Expired, refused_of
 from node.sessions.session import StageSession, StageState
 from node.sessions.session_table import Live
-from node.stage.kv_copy import KvCopyOut
-from node.stage.shell import StageShell
+from node.stage.moving import KvCopyOut
+from node.stage.shell import StagePart, StageShell
 
 COPY_S_MAX = 120.0
 """Time limit of a copy that has not caught up with its session, even if it still advances."""
@@ -33,16 +33,11 @@ class _Outgoing:
     refused: str | None = None
 
 
-class KvMover:
+class KvMover(StagePart):
     """Sends and takes copies of KV for all sessions of one stage server."""
 
     def __init__(self, shell: StageShell) -> None:
-        self._shell = shell
-        self._engine = shell.engine
-        self._config = shell.config
-        self._table = shell.table
-        self._hops = shell.hops
-        self._counters = shell.counters
+        super().__init__(shell)
         self._outgoing: dict[tuple[str, int], _Outgoing] = {}
         self._imports: set[asyncio.Task[None]] = set()
 

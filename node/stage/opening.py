@@ -35,33 +35,27 @@ from node.sessions.life import (
     Accepted,
     Expired,
     MoveAsked,
-    OpenKind,
     kind_of,
     refused_of,
 )
 from node.sessions.session import StageSession
 from node.sessions.session_table import Live
-from node.stage.migration_choice import Rebuild, Way
-from node.stage.shell import StageShell, next_peer
+from node.stage.moving import Rebuild, Way
+from node.stage.shell import StagePart, StageShell, next_peer
 from node.stage.stage_kv import claim_of
 
 TOKEN_BYTES = 4
 """Approximate size of a token id on the wire."""
 
 
-class Opening:
+class Opening(StagePart):
     """Handles opens from clients and from the stage before."""
 
     def __init__(self, shell: StageShell, bandwidth_from: Callable[[str], float | None]) -> None:
         """``bandwidth_from`` returns the measured bandwidth of the link from a peer to this one, in
         bytes/s, or None if unknown."""
-        self._shell = shell
-        self._engine = shell.engine
+        super().__init__(shell)
         self._kv = shell.kv
-        self._config = shell.config
-        self._table = shell.table
-        self._hops = shell.hops
-        self._counters = shell.counters
         self._turned_away = TurnedAway()
         self.demand = Demand()
         """The latest refusal for lack of KV."""
@@ -76,16 +70,16 @@ class Opening:
             return
         session = None if before is None else before.session
         kind = kind_of(open_, session, shell.me, self._engine.view)
-        if isinstance(kind, OpenKind):
+        if isinstance(kind, str):
             kind = self._refuse_dial(open_) or kind
-        if not isinstance(kind, OpenKind):
+        if not isinstance(kind, str):
             self._counters[f"refused_{kind[0]}"] += 1
             shell.tell(self._refused(open_, *kind), upstream)
-        elif before is None or kind is OpenKind.NEW:
+        elif before is None or kind == "new":
             if before is not None:  # its layers differ, or it has nothing left to take over
                 shell.step(before, Expired())
             self._admit(open_, upstream)
-        elif kind is OpenKind.TAKE_OVER:
+        elif kind == "take over":
             shell.take_over(before, open_, upstream)
             self._pass_on(before)
         else:

@@ -35,25 +35,20 @@ from node.links.wire_rows import (
     split_features,
     split_rows,
 )
-from node.sessions.life import Completed, GivenUp, Lost, MoveFailed
+from node.sessions.life import Completed, Lost, MoveFailed
 from node.sessions.session import StageSession, StageState, UnsoundTokensError
 from node.sessions.session_table import Live
 from node.stage.drafting import StageDrafting
-from node.stage.kv_copy import REST_ROWS
+from node.stage.moving import REST_ROWS
 from node.stage.outbox import Outbox, rows_bytes
-from node.stage.shell import StageShell
+from node.stage.shell import StagePart, StageShell
 
 
-class StagePipeline:
+class StagePipeline(StagePart):
     """Moves rows and tokens of a stage's sessions."""
 
     def __init__(self, shell: StageShell) -> None:
-        self._shell = shell
-        self._engine = shell.engine
-        self._config = shell.config
-        self._table = shell.table
-        self._hops = shell.hops
-        self._counters = shell.counters
+        super().__init__(shell)
         self._stalled: dict[str, None] = {}
         self._drafting = StageDrafting(shell, self.push)
         self.serialisation_s = 0.0
@@ -94,7 +89,7 @@ class StagePipeline:
         if live.session.misnamed:
             self._counters["misnamed"] += 1
             reason = "the prompt is not the one that its shared blocks are named after"
-            self._fail(live, reason)
+            self._shell.fail(live, reason)
             return
         live.touch()
         self.push(live)
@@ -106,27 +101,25 @@ class StagePipeline:
                 live = self._table.find(token.session, token.attempt)
                 if live is None or not live.session.is_first:
                     self._counters["stale_inputs"] += 1
-                elif live.session.open.route[-1].peer_id != peer_id:
+                    continue
+                session = live.session
+                if session.open.route[-1].peer_id != peer_id:
                     self._counters["foreign_frames"] += 1
-                else:
-                    self._take_accepted(live, token)
-
-    def _take_accepted(self, live: Live, token: RingToken) -> None:
-        try:
-            taken = live.session.add_accepted(token.position, token.token_ids)
-        except UnsoundTokensError as error:
-            self._counters["unsound_drafts"] += 1
-            last = live.session.open.route[-1].peer_id
-            self._shell.step(live, Lost(peer_id=last, reason=str(error)))
-            return
-        if not taken:
-            self._counters["stale_inputs"] += 1
-            return
-        self._drafting.came(live, token.token_ids)
-        self._drafting.foretold(live, len(live.session.inputs), token.foretold)
-        self.copy_certain(live)
-        live.touch()
-        self.push(live)
+                    continue
+                try:
+                    taken = session.add_accepted(token.position, token.token_ids)
+                except UnsoundTokensError as error:
+                    self._counters["unsound_drafts"] += 1
+                    self._shell.step(live, Lost(peer_id=peer_id, reason=str(error)))
+                    continue
+                if not taken:
+                    self._counters["stale_inputs"] += 1
+                    continue
+                if live.drafting is not None:
+                    known = len(session.inputs)
+                    self._drafting.came(live.drafting, token.token_ids, known, token.foretold)
+                live.touch()
+                self.push(live)
 
     def take_activations(
         self, peer_id: str, activations: Activations, body: bytes | memoryview
@@ -157,7 +150,9 @@ class StagePipeline:
                     self._counters["foreign_frames"] += 1
                     continue
                 certain = live.session.done_position
-                came = None if vectors is None else self._came(live, vectors, item.tokens)
+                came = None if vectors is None else live.session.came(vectors, item.tokens)
+                # They may be a stranger's: answers go on without what is not that.
+                self._counters["strange_features"] += vectors is not None and came is None
                 try:
                     work = live.session.take_rows(item.position, rows, item.drafts, came)
                 except UnsoundTokensError as error:
@@ -170,20 +165,13 @@ class StagePipeline:
                 work = replace(work, computed_s=item.computed_s, waited_s=item.waited_s)
                 live.touch()
                 self._counters["accepted_drafts"] += live.session.done_position - certain
-                self.copy_certain(live)
+                if live.session.move is not None:
+                    self.copy_certain(live)
                 if live.session.is_warming:
                     live.copied.add(work)
                     self._run_copies(live)
                 else:
                     self._shell.submit(work)
-
-    def _came(self, live: Live, vectors: Tensor, rows: int) -> Tensor | None:
-        """What a head takes of an item's last rows, as it came from a stage that may be a
-        stranger's: where it is not that, answers go on without it."""
-        came = live.session.came(vectors, rows)
-        if came is None:
-            self._counters["strange_features"] += 1
-        return came
 
     def _run_copies(self, live: Live) -> None:
         """Run rows of a planned move, few at a time, so that decodes are hardly slower."""
@@ -196,7 +184,8 @@ class StagePipeline:
         session = live.session
         if session.state is not StageState.ACTIVE:
             return
-        self._push_copies(live)
+        if session.move is not None:
+            self.copy_certain(live)
         if session.next_peer is not None:
             hop = self._send_backlog(live.backlog, session.next_peer, session.open)
             behind = hop is not None and hop.queued_bytes > self._config.queued_bytes_max
@@ -205,13 +194,14 @@ class StagePipeline:
                 self._stalled[session.key] = None
                 return
         if session.is_first:
-            drafts = self._drafting.drafts(live)
+            drafts = self._drafting.drafts(live) if session.open.draft_tokens else ()
             if drafts is None:
                 return
             work = session.next_chunk(self._chunk_tokens(live), drafts)
             if work is not None:
                 self._shell.submit(work)
-                self._drafting.sent(live)
+                if live.drafting is not None and session.decodes:
+                    self._drafting.sent(live.drafting, len(session.drafts))
 
     def _chunk_tokens(self, live: Live) -> int:
         """Rows of the session's next chunk, from measured times of steps and the next link."""
@@ -232,10 +222,6 @@ class StagePipeline:
             others_decode=self._table.holding > 1,
         )
 
-    def _fail(self, live: Live, reason: str) -> None:
-        self._counters["failed"] += 1
-        self._shell.step(live, GivenUp(reason=reason))
-
     # Output
 
     def copy_certain(self, live: Live) -> None:
@@ -253,13 +239,9 @@ class StagePipeline:
         for start, stop in ((at, min(end, known)), (max(at, known), end)):
             move.backlog.extend(self._shell.logged(session.key, start, stop))
         move.copied_position = max(at, end)
-        self._push_copies(live)
-
-    def _push_copies(self, live: Live) -> None:
-        if (move := live.session.move) is not None:
-            hop = self._send_backlog(move.backlog, move.next_peer, move.open)
-            if hop is not None and move.backlog:
-                self._stalled[live.session.key] = None
+        hop = self._send_backlog(move.backlog, move.next_peer, move.open)
+        if hop is not None and move.backlog:
+            self._stalled[session.key] = None
 
     def _send_backlog(
         self, backlog: deque[tuple[int, bytes]], peer_id: str, open_: SessionOpen
@@ -312,7 +294,7 @@ class StagePipeline:
                         lost = Lost(peer_id=session.previous_peer, reason=result.error)
                         self._shell.step(live, lost)
                     elif session.state is not StageState.PAUSED:  # rows after refused ones
-                        self._fail(live, result.error)
+                        self._shell.fail(live, result.error)
                     continue
                 in_prompt = not session.decodes
                 session.ran(item, len(result.token_ids))
@@ -327,9 +309,10 @@ class StagePipeline:
                     live.send_tokens()
                 if result.token_ids:
                     self._take_sampled(live, result, spent_s, outbox)
-                live.copied.running = False
-                self._run_copies(live)
-                self._tell_warm(live)
+                if session.is_warming:
+                    live.copied.running = False
+                    self._run_copies(live)
+                    self._tell_warm(live)
                 self.push(live)
         started_s = time.perf_counter()
         for peer_id, message, body, traffic in outbox.frames(
@@ -367,7 +350,8 @@ class StagePipeline:
         session = live.session
         self._shell.log.append(session.key, ran.position, body)
         skip = min(max(0, session.send_position - ran.position), ran.tokens)
-        self.copy_certain(live)
+        if session.move is not None:
+            self.copy_certain(live)
         if not session.sends_rows or session.state is not StageState.ACTIVE:
             return
         if session.next_peer is None or skip == ran.tokens:
@@ -416,8 +400,9 @@ class StagePipeline:
         self._counters["sampled"] += len(token_ids)
         if session.finish_reason is None:
             if session.ring_peer is None:
-                self._drafting.came(live, token_ids)
-                self._drafting.foretold(live, position + len(token_ids), result.foretold)
+                if live.drafting is not None:
+                    known = position + len(token_ids)
+                    self._drafting.came(live.drafting, token_ids, known, result.foretold)
                 self.take_inputs(open_.session, open_.attempt, position, token_ids)
             else:
                 token = RingToken(

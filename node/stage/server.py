@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from coordinator.admission.rules import headroom
-from coordinator.routing.balance import Movable, PeerLoad
+from coordinator.routing.balance import PeerLoad
 from dht.budget import Budget
 from dht.identity.grant import is_own_word
 from dht.messages import codec
@@ -32,7 +32,6 @@ from node.links.lent_traffic import LentTraffic
 from node.sessions.life import (
     Accepted,
     Expired,
-    GivenUp,
     HopLost,
     Leaves,
     Lost,
@@ -40,7 +39,6 @@ from node.sessions.life import (
     close_of,
 )
 from node.sessions.session import StageState
-from node.sessions.session_table import Live
 from node.stage.config import StageConfig, StageEngine
 from node.stage.kv_migration import KvMover
 from node.stage.opening import Opening
@@ -72,7 +70,7 @@ class StageServer:
         (:meth:`dht.records.directory.Directory.addresses_of`).
         ``bandwidth_from`` returns the measured bandwidth of the link from a peer to this one, in
         bytes/s, or None if unknown; it decides how a session that moves here gets its KV
-        (:mod:`node.stage.migration_choice`). ``on_idle`` is called when the last session has freed
+        (:mod:`node.stage.moving`). ``on_idle`` is called when the last session has freed
         its KV.
         """
         self.traffic = traffic or LentTraffic()
@@ -93,7 +91,8 @@ class StageServer:
         self.pipeline = StagePipeline(self.shell)
         self._opening = Opening(self.shell, bandwidth_from)
         self.copies = KvMover(self.shell)
-        self.open = self._opening.open
+        self.open, self.movable = self._opening.open, self.shell.movable
+        self.wait_idle = self._table.wait_idle
         engine.start(self.pipeline.on_results)
 
     @property
@@ -107,25 +106,11 @@ class StageServer:
         one before it, which the last one closes. Answers that were lost here do not count."""
         return self.counters["finished"] + self.counters["closed"]
 
-    @property
-    def serialisation_s(self) -> float:
-        """Seconds spent converting tensors to frames and frames to tensors, writing included."""
-        return self.pipeline.serialisation_s
-
-    @property
-    def log_bytes(self) -> int:
-        """Host memory held by logged rows, from which lost stages' replacements are rebuilt."""
-        return self.shell.log.bytes_held
-
     def pong(self, nonce: int) -> Pong:
         """The answer to a ping, with this stage's step times."""
         pace = self.shell.pace
         stalled_s = pace.stalled_s(asyncio.get_running_loop().time())
         return Pong(nonce=nonce, stalled_s=stalled_s, step_p95_s=pace.p95_s)
-
-    async def wait_idle(self, limit_s: float) -> bool:
-        """Wait until no session holds KV here; False after ``limit_s``."""
-        return await self._table.wait_idle(limit_s)
 
     async def run(self) -> None:
         """Close idle sessions and resume stalled feeds, until cancelled."""
@@ -165,10 +150,10 @@ class StageServer:
                 self.shell.step(live, Expired())
             elif state is StageState.PAUSED:
                 self.counters["paused_too_long"] += 1
-                self._fail(live, f"no new route for {idle_s:.0f} s")
+                self.shell.fail(live, f"no new route for {idle_s:.0f} s")
             else:
                 self.counters["idle"] += 1
-                self._fail(live, f"no progress for {idle_s:.0f} s")
+                self.shell.fail(live, f"no progress for {idle_s:.0f} s")
 
     def move_all(self) -> None:
         """Ask owners to move their sessions away.
@@ -230,10 +215,6 @@ class StageServer:
             sessions=self._table.holding,
         )
 
-    def movable(self) -> list[Movable]:
-        """Sessions that could move elsewhere while they decode."""
-        return self.shell.movable()
-
     def holding(self) -> dict[str, None]:
         """Keys of the sessions that hold KV here, in order."""
         return {live.session.key: None for live in self._table if live.session.holds_kv}
@@ -248,7 +229,7 @@ class StageServer:
         """Fail all sessions that hold KV here."""
         for live in self._table:
             if live.session.holds_kv:
-                self._fail(live, reason)
+                self.shell.fail(live, reason)
 
     # Messages from streams (node.stage.streams)
 
@@ -283,7 +264,7 @@ class StageServer:
     def close_by_neighbour(self, peer_id: str, close: SessionClose) -> None:
         """Close the session if a neighbouring stage of its route asks for it; others may not."""
         live = self._table.find(close.session, close.attempt)
-        if live is not None and self._is_neighbour(live, peer_id):
+        if live is not None and peer_id in (live.session.previous_peer, live.session.closing_peer):
             self.shell.step(live, close)
 
     def upstream_lost(self, peer_id: str, upstream: FrameSender) -> None:
@@ -292,13 +273,6 @@ class StageServer:
             if live.upstream is upstream:
                 lost = Lost(peer_id=peer_id, reason="the connection to it ended")
                 self.shell.step(live, lost)
-
-    @staticmethod
-    def _is_neighbour(live: Live, peer_id: str) -> bool:
-        route = live.session.open.route
-        return peer_id == live.session.previous_peer or (
-            live.session.is_first and peer_id == route[-1].peer_id
-        )
 
     # Events of hops
 
@@ -350,8 +324,3 @@ class StageServer:
         return self._table.hop_in_use(peer_id) or self.copies.uses(peer_id)
 
     # Ends
-
-    def _fail(self, live: Live, reason: str) -> None:
-        """Give the session up at this stage; other stages keep theirs for the next attempt."""
-        self.counters["failed"] += 1
-        self.shell.step(live, GivenUp(reason=reason))

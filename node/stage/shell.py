@@ -180,7 +180,8 @@ class StageShell:
     def _end(self, live: Live, end: End) -> None:
         """Free a session's KV and log, if it has any still."""
         key = live.session.kv_key
-        self.engine.settle(key, end.tokens)
+        if end.tokens:
+            self.engine.settle(key, end.tokens)
         if end.keeps:
             oldest = self.table.keep(live)
             if oldest is not None:
@@ -238,6 +239,11 @@ class StageShell:
         reason = "it made no progress, and others need its place"
         self.step(live, GivenUp(reason=reason, retry_after_s=RETURN_LEAST_S))
 
+    def fail(self, live: Live, reason: str) -> None:
+        """Give a session up at this stage; other stages keep theirs for the next attempt."""
+        self.counters["failed"] += 1
+        self.step(live, GivenUp(reason=reason))
+
     # The engine's work
 
     def has_work(self, key: str) -> bool:
@@ -280,6 +286,18 @@ class StageShell:
         now_s = asyncio.get_running_loop().time()
         self.pace.submitted(item.session, now_s, decodes=item.decodes)
         self.engine.submit(replace(item, queued_s=now_s))
+
+
+class StagePart:
+    """A part of a stage, and what it takes of the shell."""
+
+    def __init__(self, shell: StageShell) -> None:
+        self._shell = shell
+        self._engine = shell.engine
+        self._config = shell.config
+        self._table = shell.table
+        self._hops = shell.hops
+        self._counters = shell.counters
 
 
 def next_peer(open_: SessionOpen) -> str:
