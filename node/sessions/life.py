@@ -97,28 +97,28 @@ class MoveAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveReplied:
-    """The next stage of a move answers."""
+    """The next stage of a move answers, or this one refuses to go on with it."""
 
     message: "SessionAccepted | NextSays"
     logged: bool
     """Whether the log has all rows that ran, from the position that an accept asks for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoveFailed:
-    """This stage cannot go on with a move, because of ``peer_id``."""
-
-    peer_id: str
-    code: RefusalCode
-    reason: str
-
-
 NextSays = SessionRefused | SessionFailed | SessionLeaving | MigrationReady
 """What the next stage says, beside that it accepts; a refusal may be this stage's own."""
-MoveEvent = MoveAsked | MoveReplied | MoveFailed
 Event = (
-    Accepted | NextSays | SessionClose | Lost | HopLost | Completed | GivenUp | Expired | Leaves
-) | MoveEvent
+    Accepted
+    | NextSays
+    | SessionClose
+    | Lost
+    | HopLost
+    | Completed
+    | GivenUp
+    | Expired
+    | Leaves
+    | MoveAsked
+    | MoveReplied
+)
 
 # Effects
 
@@ -213,7 +213,6 @@ TRANSITIONS: dict[type[Event], dict[StageState, StageState]] = {
     Leaves: {_ACTIVE: _ACTIVE},
     MoveAsked: {_ACTIVE: _ACTIVE},
     MoveReplied: _STAYS,
-    MoveFailed: _STAYS,
 }
 """The state after each event, by the state before it; in other states the event does nothing."""
 
@@ -299,7 +298,7 @@ def _closed(session: StageSession, tokens: int) -> list[Effect]:
     return [*effects, Count("closed"), End(tokens)]
 
 
-def _moves(session: StageSession, event: MoveEvent) -> list[Effect]:
+def _moves(session: StageSession, event: MoveAsked | MoveReplied) -> list[Effect]:
     """Take part in a planned move of later stages, while this one serves on."""
     if isinstance(event, MoveAsked):
         session.move = new = Migration(open=event.open, upstream=event.upstream)
@@ -307,8 +306,6 @@ def _moves(session: StageSession, event: MoveEvent) -> list[Effect]:
         logged = event.logged or not new.copies
         open_ = replace(event.open, hop=event.open.hop + 1, rows_logged=logged)
         return [Down(new.next_peer, open_, dials=True)]
-    if isinstance(event, MoveFailed):
-        return _end_move(session, event.peer_id, event.code, event.reason)
     move, message = session.move, event.message
     if move is None:
         return []

@@ -31,13 +31,7 @@ from dht.transport.frame_sender import FrameSender
 from node.kv.page_names import PageNames
 from node.links.hops import DIALS_REFUSED
 from node.sampling.grammar import GrammarError, GrammarState
-from node.sessions.life import (
-    Accepted,
-    Expired,
-    MoveAsked,
-    kind_of,
-    refused_of,
-)
+from node.sessions.life import Accepted, Expired, MoveAsked, kind_of, refused_of
 from node.sessions.session import StageSession
 from node.sessions.session_table import Live
 from node.stage.moving import Rebuild, Way

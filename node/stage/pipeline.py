@@ -6,8 +6,8 @@ Rows are logged before they are sent, so that the next stage can be rebuilt from
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from coordinator.links.chunk_sizer import RESENT_TOKENS
 from coordinator.links.scheduler import LinkScheduler, TrafficClass
 from dht.messages import codec
 from dht.messages.session import (
+    ITEMS_MAX,
     ActivationItem,
     Activations,
     FeaturedActivations,
@@ -30,18 +31,105 @@ from node.links.wire_rows import (
     INT8,
     RowsError,
     feature_bytes,
+    join_rows,
     packed_features,
     quantized,
     split_features,
     split_rows,
 )
-from node.sessions.life import Completed, Lost, MoveFailed
+from node.sessions.life import Completed, Lost, MoveReplied, refused_of
 from node.sessions.session import StageSession, StageState, UnsoundTokensError
 from node.sessions.session_table import Live
 from node.stage.drafting import StageDrafting
 from node.stage.moving import REST_ROWS
-from node.stage.outbox import Outbox, rows_bytes
 from node.stage.shell import StagePart, StageShell
+
+
+def _rows_bytes(results: Sequence[WorkResult]) -> dict[int, memoryview]:
+    """Bytes of each result's rows by the result's index, copied off the device in one transfer."""
+    hidden = {index: r.hidden for index, r in enumerate(results) if r.hidden is not None}
+    if not hidden:
+        return {}
+    whole = join_rows(list(hidden.values()))
+    row_bytes = len(whole) // sum(rows.shape[0] for rows in hidden.values())
+    parts, at = {}, 0
+    for index, rows in hidden.items():
+        size = rows.shape[0] * row_bytes
+        parts[index] = whole[at : at + size]
+        at += size
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    item: ActivationItem
+    body: bytes | memoryview
+    features: bytes
+    """What a head at the last stage takes of the last rows, packed; empty if nothing."""
+
+
+class _Outbox:
+    """Frames that one step produces.
+
+    Ring tokens and decode rows for one peer share a frame each. Every prefill chunk has its own
+    frame, behind them, so that a long prompt does not delay a decode.
+    """
+
+    def __init__(self) -> None:
+        self._ring: dict[str, list[RingToken]] = {}
+        self._decodes: dict[str, list[_Rows]] = {}
+        self._prefills: list[tuple[str, _Rows]] = []
+
+    def add_token(self, peer_id: str, token: RingToken) -> None:
+        """Add a sampled token for the first stage of its session."""
+        self._ring.setdefault(peer_id, []).append(token)
+
+    def add_rows(
+        self,
+        peer_id: str,
+        item: ActivationItem,
+        body: bytes | memoryview,
+        *,
+        prefill: bool,
+        features: bytes = b"",
+    ) -> None:
+        """Add hidden states for the next stage of their session; ``features``: packed, those in
+        front of earlier layers."""
+        rows = _Rows(item, body, features)
+        if not prefill:
+            self._decodes.setdefault(peer_id, []).append(rows)
+        else:
+            self._prefills.append((peer_id, rows))
+
+    def frames(
+        self, dtype: str, hidden: int
+    ) -> Iterator[tuple[str, RingTokens | Activations, bytes | memoryview, TrafficClass]]:
+        """Yield ``(peer, message, body, class)`` in sending order."""
+        for peer_id, tokens in self._ring.items():
+            for start in range(0, len(tokens), ITEMS_MAX):
+                message = RingTokens(tokens=tuple(tokens[start : start + ITEMS_MAX]))
+                yield peer_id, message, b"", TrafficClass.CONTROL
+        for peer_id, group in self._decodes.items():
+            for start in range(0, len(group), ITEMS_MAX):
+                part = group[start : start + ITEMS_MAX]
+                yield peer_id, *_frame(part, dtype, hidden), TrafficClass.DECODE
+        for peer_id, rows in self._prefills:
+            yield peer_id, *_frame([rows], dtype, hidden), TrafficClass.PREFILL
+
+
+def _frame(
+    rows: Sequence[_Rows], dtype: str, hidden: int
+) -> tuple[Activations, bytes | memoryview]:
+    """Message and body of rows for one peer."""
+    items = tuple(each.item for each in rows)
+    bodies = [each.body for each in rows]
+    features = [each.features for each in rows]
+    if not any(features):
+        body = bodies[0] if len(bodies) == 1 else b"".join(bodies)
+        return Activations(items=items, dtype=dtype, hidden=hidden), body
+    counts = tuple(len(each) // feature_bytes(hidden) for each in features)
+    message = FeaturedActivations(items=items, dtype=dtype, hidden=hidden, features=counts)
+    return message, b"".join([*bodies, *features])
 
 
 class StagePipeline(StagePart):
@@ -233,8 +321,8 @@ class StagePipeline(StagePart):
         known, end, at = move.open.prompt_tokens, session.done_position, move.copied_position
         if not self._shell.log.covers(session.key, at, end):
             me, reason = self._shell.me, "the rows so far are not logged here any more"
-            failed = MoveFailed(peer_id=me, code=RefusalCode.NOT_HELD, reason=reason)
-            self._shell.step(live, failed)
+            refused = refused_of(move.open, me, me, RefusalCode.NOT_HELD, reason)
+            self._shell.step(live, MoveReplied(message=refused, logged=False))
             return
         for start, stop in ((at, min(end, known)), (max(at, known), end)):
             move.backlog.extend(self._shell.logged(session.key, start, stop))
@@ -270,8 +358,8 @@ class StagePipeline(StagePart):
     def on_results(self, results: Sequence[WorkResult]) -> None:
         """Handle one engine step's results: log rows, and send rows and tokens on by next peer."""
         took_s, now_s = self._time_step([result.item for result in results])
-        outbox, started_s = Outbox(), time.perf_counter()
-        bodies = rows_bytes(results)
+        outbox, started_s = _Outbox(), time.perf_counter()
+        bodies = _rows_bytes(results)
         features = {
             index: packed_features(result.features.reshape(-1, self._engine.hidden))
             for index, result in enumerate(results)
@@ -345,7 +433,7 @@ class StagePipeline(StagePart):
         spent_s: tuple[float, float],
         body: memoryview,
         features: bytes,
-        outbox: Outbox,
+        outbox: _Outbox,
     ) -> None:
         session = live.session
         self._shell.log.append(session.key, ran.position, body)
@@ -383,7 +471,7 @@ class StagePipeline(StagePart):
         self._hops.get(peer_id).send(message, body, traffic=traffic)
 
     def _take_sampled(
-        self, live: Live, result: WorkResult, spent_s: tuple[float, float], outbox: Outbox
+        self, live: Live, result: WorkResult, spent_s: tuple[float, float], outbox: _Outbox
     ) -> None:
         """At the last stage: log the new tokens up to the answer's end, and send them on."""
         session, open_ = live.session, live.session.open

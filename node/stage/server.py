@@ -29,15 +29,7 @@ from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import Transport
 from node.links.hops import AddressesOf, HopReply, HopTable
 from node.links.lent_traffic import LentTraffic
-from node.sessions.life import (
-    Accepted,
-    Expired,
-    HopLost,
-    Leaves,
-    Lost,
-    MoveReplied,
-    close_of,
-)
+from node.sessions import life
 from node.sessions.session import StageState
 from node.stage.config import StageConfig, StageEngine
 from node.stage.kv_migration import KvMover
@@ -147,7 +139,7 @@ class StageServer:
             if idle_s <= limits_s.get(state, config.idle_s):
                 continue
             if state is StageState.FINISHED:
-                self.shell.step(live, Expired())
+                self.shell.step(live, life.Expired())
             elif state is StageState.PAUSED:
                 self.counters["paused_too_long"] += 1
                 self.shell.fail(live, f"no new route for {idle_s:.0f} s")
@@ -177,13 +169,13 @@ class StageServer:
         for key, to in fresh.items():
             if (live := self._table.get(key)) is not None:
                 self.counters["relief_asked"] += 1
-                self.shell.step(live, Leaves(to=to))
+                self.shell.step(live, life.Leaves(to=to))
 
     def _tell_leaving(self) -> None:
         for live in self._table:
             to = "" if self._leaves else self._relief.get(live.session.key)
             if to is not None:
-                self.shell.step(live, Leaves(to=to))
+                self.shell.step(live, life.Leaves(to=to))
 
     # Load
 
@@ -236,7 +228,7 @@ class StageServer:
     def close_from(self, session: str, upstream: FrameSender) -> None:
         """Close the session of an ended client stream; harmless if another has been opened."""
         if (live := self._table.get(session)) is not None and live.upstream is upstream:
-            self.shell.step(live, close_of(live.session.open))
+            self.shell.step(live, life.close_of(live.session.open))
 
     def close_for(self, close: SessionClose, client: str) -> None:
         """Free this stage at its own client's request, as it is not on the route any more."""
@@ -244,7 +236,7 @@ class StageServer:
         if live is None or live.session.open.client != client:
             return
         if close.attempt >= live.session.open.attempt:
-            self.shell.step(live, close_of(live.session.open))
+            self.shell.step(live, life.close_of(live.session.open))
 
     def attach(self, attach: TokensAttach, client: str, sender: FrameSender) -> bool:
         """Send the session's tokens to ``sender``; False if the client has no such session here."""
@@ -271,7 +263,7 @@ class StageServer:
         """Pause the sessions whose stream from the stage before ended."""
         for live in self._table:
             if live.upstream is upstream:
-                lost = Lost(peer_id=peer_id, reason="the connection to it ended")
+                lost = life.Lost(peer_id=peer_id, reason="the connection to it ended")
                 self.shell.step(live, lost)
 
     # Events of hops
@@ -293,7 +285,7 @@ class StageServer:
                 logged = isinstance(message, SessionAccepted) and log.covers(
                     message.session, message.position, done
                 )
-                self.shell.step(live, MoveReplied(message=message, logged=logged))
+                self.shell.step(live, life.MoveReplied(message=message, logged=logged))
                 self.pipeline.copy_certain(live)
             return
         live = self._table.find(message.session, message.attempt)
@@ -303,7 +295,7 @@ class StageServer:
         if isinstance(message, SessionAccepted):
             own = live.session.next_position
             logged = log.covers(message.session, message.position, own)
-            self.shell.step(live, Accepted(position=message.position, logged=logged))
+            self.shell.step(live, life.Accepted(position=message.position, logged=logged))
             self.pipeline.push(live)
         else:
             self.shell.step(live, message)
@@ -317,7 +309,7 @@ class StageServer:
         self.copies.lost(peer_id, reason)
         for live in self._table:
             if peer_id in live.session.hop_peers:
-                self.shell.step(live, HopLost(peer_id=peer_id, reason=reason))
+                self.shell.step(live, life.HopLost(peer_id=peer_id, reason=reason))
 
     def hop_in_use(self, peer_id: str) -> bool:
         """Whether a session here sends to ``peer_id``."""

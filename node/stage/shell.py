@@ -23,23 +23,8 @@ from dht.transport.interface import Transport
 from node.device.tensors import DTYPES
 from node.engine.work_item import WorkItem
 from node.links.hops import HopTable
+from node.sessions import life
 from node.sessions.activation_log import ActivationLog
-from node.sessions.life import (
-    Count,
-    Do,
-    Down,
-    Effect,
-    End,
-    Event,
-    Expired,
-    GivenUp,
-    Leaves,
-    Resend,
-    Rewind,
-    ToOwner,
-    Up,
-    step,
-)
 from node.sessions.session import StageSession
 from node.sessions.session_table import Live, SessionTable
 from node.stage.config import StageConfig, StageEngine
@@ -89,38 +74,38 @@ class StageShell:
 
     # A session's life
 
-    def step(self, live: Live, event: Event) -> None:
+    def step(self, live: Live, event: life.Event) -> None:
         """Let an event happen to a session, and do what follows."""
-        for effect in step(live.session, event):
+        for effect in life.step(live.session, event):
             self._perform(live, effect)
 
-    def _perform(self, live: Live, effect: Effect) -> None:
+    def _perform(self, live: Live, effect: life.Effect) -> None:
         session = live.session
         match effect:
-            case Up(message=message, over=over):
+            case life.Up(message=message, over=over):
                 self.tell(message, over or live.upstream)
-            case ToOwner(message=message):
+            case life.ToOwner(message=message):
                 self.tell(message, live.upstream, live.attached)
-            case Down(peer_id=peer_id, message=message, dials=dials):
+            case life.Down(peer_id=peer_id, message=message, dials=dials):
                 if dials or self.hops.find(peer_id) is not None:
                     self.hops.get(peer_id).send(message)
-            case Rewind(position=position):
+            case life.Rewind(position=position):
                 self._rewind(session, position)
                 self.log.truncate(session.key, session.next_position)
-            case Resend(start=start, end=end):
+            case life.Resend(start=start, end=end):
                 self.counters["resent_rows"] += end - start
                 live.backlog.extend(self.logged(session.key, start, end))
-            case End():
+            case life.End():
                 self._end(live, effect)
-            case Count(name=name, times=times):
+            case life.Count(name=name, times=times):
                 self.counters[name] += times
-            case Do.ACCEPT:
+            case life.Do.ACCEPT:
                 self._accept(live)
-            case Do.MEET:
+            case life.Do.MEET:
                 self.hops.get(next_peer(session.open))
-            case Do.TOUCH:
+            case life.Do.TOUCH:
                 live.touch()
-            case Do.SEND_TOKENS:
+            case life.Do.SEND_TOKENS:
                 live.send_tokens()
 
     def tell(self, message: object, *ways: FrameSender | None) -> None:
@@ -177,7 +162,7 @@ class StageShell:
         self._without_kv.pop(key, None)
         self.kv.waits_no_more(key)
 
-    def _end(self, live: Live, end: End) -> None:
+    def _end(self, live: Live, end: life.End) -> None:
         """Free a session's KV and log, if it has any still."""
         key = live.session.kv_key
         if end.tokens:
@@ -185,7 +170,7 @@ class StageShell:
         if end.keeps:
             oldest = self.table.keep(live)
             if oldest is not None:
-                self.step(oldest, Expired())
+                self.step(oldest, life.Expired())
         elif not self.table.forget(live):
             return
         self._drop(live)
@@ -217,7 +202,7 @@ class StageShell:
             if to is not None:
                 self._moving_s[key] = now_s + MOVE_S
                 self.counters["asked_to_make_way"] += 1
-                self.step(live, Leaves(to=to))
+                self.step(live, life.Leaves(to=to))
         if now_s < self._moving_s.get(key, now_s):
             return False
         self.put_out(live, now_s)
@@ -231,18 +216,18 @@ class StageShell:
         after_s = max(RETURN_LEAST_S, retry_after_s(room.charged_of(key), 0, others))
         self.kv.give_way(key, now_s)
         reason = "its KV is needed for other sessions"
-        self.step(live, GivenUp(reason=reason, retry_after_s=after_s))
+        self.step(live, life.GivenUp(reason=reason, retry_after_s=after_s))
 
     def put_out_resting(self, live: Live) -> None:
         """Like :meth:`put_out`, for a session that makes no progress: no room is left for it."""
         self.counters["rested"] += 1
         reason = "it made no progress, and others need its place"
-        self.step(live, GivenUp(reason=reason, retry_after_s=RETURN_LEAST_S))
+        self.step(live, life.GivenUp(reason=reason, retry_after_s=RETURN_LEAST_S))
 
     def fail(self, live: Live, reason: str) -> None:
         """Give a session up at this stage; other stages keep theirs for the next attempt."""
         self.counters["failed"] += 1
-        self.step(live, GivenUp(reason=reason))
+        self.step(live, life.GivenUp(reason=reason))
 
     # The engine's work
 
