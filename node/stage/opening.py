@@ -31,12 +31,12 @@ from dht.transport.frame_sender import FrameSender
 from node.kv.page_names import PageNames
 from node.links.hops import DIALS_REFUSED
 from node.sampling.grammar import GrammarError, GrammarState
-from node.sessions.life import Accepted, Expired, MoveAsked, kind_of, refused_of
+from node.sessions.life import Accepted, Expired, GivenUp, MoveAsked, kind_of, refused_of
 from node.sessions.session import StageSession
 from node.sessions.session_table import Live
 from node.stage.moving import Rebuild, Way
 from node.stage.shell import StagePart, StageShell, next_peer
-from node.stage.stage_kv import claim_of
+from node.stage.stage_kv import RETURN_LEAST_S, claim_of
 
 TOKEN_BYTES = 4
 """Approximate size of a token id on the wire."""
@@ -64,8 +64,12 @@ class Opening(StagePart):
             return
         session = None if before is None else before.session
         kind = kind_of(open_, session, shell.me, self._engine.view)
-        if isinstance(kind, str):
-            kind = self._refuse_dial(open_) or kind
+        alone = len(open_.route) == 1
+        if isinstance(kind, str) and not (
+            alone or self._hops.admits(next_peer(open_), open_.client)
+        ):
+            self._counters["dials_refused"] += 1
+            kind = RefusalCode.TOO_MANY, DIALS_REFUSED
         if not isinstance(kind, str):
             self._counters[f"refused_{kind[0]}"] += 1
             shell.tell(self._refused(open_, *kind), upstream)
@@ -136,12 +140,6 @@ class Opening(StagePart):
         self._counters[f"move_by_{way}"] += 1
         return way
 
-    def _refuse_dial(self, open_: SessionOpen) -> tuple[RefusalCode, str] | None:
-        if len(open_.route) == 1 or self._hops.admits(next_peer(open_), open_.client):
-            return None
-        self._counters["dials_refused"] += 1
-        return RefusalCode.TOO_MANY, DIALS_REFUSED
-
     def _refused(
         self, open_: SessionOpen, code: RefusalCode, reason: str, wait_s: float = 0.0
     ) -> SessionRefused:
@@ -208,7 +206,9 @@ class Opening(StagePart):
             left = self._table.load(open_.client, now_s, busy=self._shell.has_work, without=resting)
             if self._refuse_for_load(left, urgent=False) is None:
                 for live in resting:
-                    self._shell.put_out_resting(live)
+                    self._counters["rested"] += 1
+                    reason = "it made no progress, and others need its place"
+                    self._shell.step(live, GivenUp(reason=reason, retry_after_s=RETURN_LEAST_S))
                     yield
                 return
         if self._refuse_for_load(load, urgent=False) is not None:

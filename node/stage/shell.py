@@ -218,12 +218,6 @@ class StageShell:
         reason = "its KV is needed for other sessions"
         self.step(live, life.GivenUp(reason=reason, retry_after_s=after_s))
 
-    def put_out_resting(self, live: Live) -> None:
-        """Like :meth:`put_out`, for a session that makes no progress: no room is left for it."""
-        self.counters["rested"] += 1
-        reason = "it made no progress, and others need its place"
-        self.step(live, life.GivenUp(reason=reason, retry_after_s=RETURN_LEAST_S))
-
     def fail(self, live: Live, reason: str) -> None:
         """Give a session up at this stage; other stages keep theirs for the next attempt."""
         self.counters["failed"] += 1
