@@ -16,7 +16,7 @@ from coordinator.batching.scheduler import BatchLimits, Scheduler
 from dht.messages.types import ModelSpec
 from node.engine.work_item import WorkItem, WorkResult
 from node.kv.page_names import NO_NAMES, PageNames
-from node.stage.open_checks import StageView
+from node.sessions.open_checks import StageView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

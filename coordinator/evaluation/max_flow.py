@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, cast
 
-from coordinator.evaluation.shared_uplinks import Way, shared_uplinks
+from coordinator.evaluation.shared_uplinks import SHARING, Way, shared_uplinks
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Link, PlannerNode, Problem
 
 Vertex = tuple[str, str]
@@ -31,10 +31,6 @@ PAIRS_MAX = 50_000
 peer passes on to a few only, so that the network grows with the peers and not with their square."""
 NEXT_LEAST = 8
 """Minimum peers to which each peer then passes on."""
-PARTS_TURNS = 4
-"""Maximum times that parts of shared uplinks move to peers that need more of them."""
-PART_USED = 1 - 1e-6
-"""Share of its part of a shared uplink from which on a peer counts as in need of more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +263,7 @@ def _shared_out(problem: Problem, limits: Capacities) -> Capacities:
     }
     limits = _with_parts(replace(limits, homes=shared.of_peer), parts)
     several = any(len(each) > 1 for each in parts.values())
-    turns = PARTS_TURNS if several and len(limits.edges) <= BALANCED_EDGES_MAX else 0
+    turns = SHARING.turns if several and len(limits.edges) <= BALANCED_EDGES_MAX else 0
     for _ in range(turns):
         used = {way: dict.fromkeys(each, 0.0) for way, each in parts.items()}
         for edge in _most(limits, _arcs(limits)).edges:
@@ -284,9 +280,9 @@ def _shared_out(problem: Problem, limits: Capacities) -> Capacities:
 
 def _moved(parts: dict[str, float], used: Mapping[str, float]) -> dict[str, float]:
     """The parts of a way after what is not used went to those that use all of theirs."""
-    short = [peer for peer, part in parts.items() if used[peer] >= PART_USED * part]
+    short = [peer for peer, part in parts.items() if used[peer] >= SHARING.used_share * part]
     left = sum(part - used[peer] for peer, part in parts.items() if peer not in short)
-    if not short or left <= (1 - PART_USED) * sum(parts.values()):
+    if not short or left <= (1 - SHARING.used_share) * sum(parts.values()):
         return parts
     return {
         peer: part + left / len(short) if peer in short else used[peer]

@@ -13,8 +13,21 @@ from dht.messages.types import SINK, SOURCE, FlowEdge, PlannerNode, Problem, Sha
 
 Way = tuple[str, str]
 """The name of a shared uplink, and ``up`` or ``down``."""
-CLEARLY = 1.01
-"""Ratio of two sums of rates from which on the larger one counts as more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingConfig:
+    """How parts of shared uplinks are given to peers."""
+
+    more_times: float = 1.01
+    """Ratio of two sums of rates from which on the larger one counts as more."""
+    turns: int = 4
+    """Maximum times that parts move to peers that need more of them."""
+    used_share: float = 1 - 1e-6
+    """Share of its part from which on a peer counts as in need of more."""
+
+
+SHARING = SharingConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +123,7 @@ def kept_shares(rates: Sequence[float], uses: Sequence[Mapping[Way, float]]) -> 
         sum(rate * share for rate, share in zip(rates, each, strict=True))
         for each in (evenly, thriftily)
     ]
-    return thriftily if sums[1] > CLEARLY * sums[0] else evenly
+    return thriftily if sums[1] > SHARING.more_times * sums[0] else evenly
 
 
 def _evenly(uses: Sequence[Mapping[Way, float]]) -> list[float]:

@@ -23,7 +23,7 @@ from dht.messages.session import (
     SessionRefused,
 )
 
-Word = TypeVar("Word", SessionFailed, SessionLeaving, SessionRefused)
+Word = TypeVar("Word", bound=SessionFailed | SessionLeaving | SessionRefused)
 Signed = TypeVar("Signed")
 
 GRANT_PREFIX = b"anabranch-grant-v1\0"

@@ -160,9 +160,10 @@ class ModelDrafts:
             self._chain.wakes_at = self._known - self._chain.base + count
 
     def stop(self) -> None:
-        """End what is drawn; nothing follows."""
+        """End what is drawn, and free what the session holds; nothing follows."""
         if self._chain is not None:
             self._chain.stopped = True
+        self._runner.free(self._key)
 
     def _run(self, chain: DraftChain) -> None:
         chain.running = True

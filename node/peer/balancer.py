@@ -45,7 +45,7 @@ class Balancer:
         self._stage = stage
         self._record = record
         self.balance = Balance(me=record().peer_id, config=config)
-        stage.taker_of = self.taker_of
+        stage.shell.taker_of = self.taker_of
         self._read_s = -math.inf
         self._others: dict[str, PeerLoad] = {}
         self._rtt_s: dict[frozenset[str], float] = {}

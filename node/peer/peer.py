@@ -403,7 +403,7 @@ def report_stats(
         tokens=times.tokens + stage.counters["accepted_drafts"],
         compute_s=round(times.compute_s, 6),
         waiting_s=round(times.waiting_s, 6),
-        serialisation_s=round(stage.serialisation_s, 6),
+        serialisation_s=round(stage.pipeline.serialisation_s, 6),
         counters=dict(stage.counters),
         failures=dict(parts.failures),
         refused=budget.refused,

@@ -1,13 +1,14 @@
-"""State machine of one session at one stage: what may come next, and what the engine runs.
+"""Progress of one session at one stage: which rows may come next, and what the engine runs.
 
-It has no clocks, sockets or tensors; the stage server performs what these methods decide. A frame
-that is not the next one of its session is dropped and counted by the caller.
+It has no clocks, sockets or tensors. A frame that is not the next one of its session is dropped and
+counted by the caller. How a session begins, pauses and ends is in :mod:`node.sessions.life`.
 
 A session outlives its routes. When the owner opens it again under the next attempt, a stage that
 still holds its layers' KV *takes over*: it keeps what it has run and says from which position on it
-needs rows (:meth:`StageSession.take_over`, :func:`resume_at`).
+needs rows (:meth:`StageSession.take_over`).
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from dht.messages.prefix import (
 )
 from dht.messages.session import FinishReason, SessionOpen
 from dht.messages.types import RouteStage
+from dht.transport.frame_sender import FrameSender
 from node.engine.work_item import Features, WorkItem, WorkResult
 from node.sampling.token_history import PromptTargets, TokenHistory
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 class StageState(StrEnum):
     OPENING = "opening"
     """KV is reserved here; the answer of the stages after is awaited."""
+    REOPENING = "reopening"
+    """The same for a next attempt, over KV of the one before."""
     ACTIVE = "active"
     PAUSED = "paused"
     """A neighbour was lost. KV and log are kept for the next attempt, for a bounded time."""
@@ -41,45 +45,31 @@ class StageState(StrEnum):
     """Everything is freed and forgotten."""
 
 
-class StageEvent(StrEnum):
-    ACCEPTED = "accepted"
-    """Every stage after has reserved KV."""
-    REFUSED = "refused"
-    """A stage after refused or cannot be reached, under an attempt that began here."""
-    REFUSED_AGAIN = "refused_again"
-    """A stage after refused or cannot be reached, for a session that was taken over."""
-    NEIGHBOUR_LOST = "neighbour_lost"
-    """A stage that this one sends to or receives from is gone, or says that it gave up."""
-    COMPLETED = "completed"
-    """Last stage: the answer's last token was sampled."""
-    ENDED = "ended"
-    """A close, an expiry, or an error at this stage."""
+HOLDING = frozenset(
+    {StageState.OPENING, StageState.REOPENING, StageState.ACTIVE, StageState.PAUSED}
+)
+"""States in which a session has a reservation."""
 
 
-TRANSITIONS: dict[StageState, dict[StageEvent, StageState]] = {
-    StageState.OPENING: {
-        StageEvent.ACCEPTED: StageState.ACTIVE,
-        StageEvent.REFUSED: StageState.CLOSED,
-        StageEvent.REFUSED_AGAIN: StageState.PAUSED,
-        StageEvent.NEIGHBOUR_LOST: StageState.PAUSED,
-        StageEvent.ENDED: StageState.CLOSED,
-    },
-    StageState.ACTIVE: {
-        StageEvent.REFUSED: StageState.PAUSED,
-        StageEvent.REFUSED_AGAIN: StageState.PAUSED,
-        StageEvent.NEIGHBOUR_LOST: StageState.PAUSED,
-        StageEvent.COMPLETED: StageState.FINISHED,
-        StageEvent.ENDED: StageState.CLOSED,
-    },
-    StageState.PAUSED: {
-        StageEvent.NEIGHBOUR_LOST: StageState.PAUSED,
-        StageEvent.COMPLETED: StageState.FINISHED,
-        StageEvent.ENDED: StageState.CLOSED,
-    },
-    StageState.FINISHED: {StageEvent.ENDED: StageState.CLOSED},
-    StageState.CLOSED: {},
-}
-"""Transitions by state and event; :meth:`StageSession.on` ignores all others."""
+@dataclass(slots=True, kw_only=True)
+class Migration:
+    """A serving stage's part in a planned move of later ones: whom it tells, who gets copies."""
+
+    open: SessionOpen
+    upstream: FrameSender
+    copies: bool = False
+    """Whether the next stage is new and gets copies of this stage's rows."""
+    ready: bool = False
+    """Whether the next stage has accepted."""
+    copied_position: int = 0
+    """Position before which all rows were queued for the next stage."""
+    backlog: deque[tuple[int, bytes]] = field(default_factory=deque)
+    """Rows (position, bytes) that wait for the link to it, oldest first."""
+
+    @property
+    def next_peer(self) -> str:
+        """The peer that this stage is to send to."""
+        return self.open.route[self.open.hop + 1].peer_id
 
 
 FEATURED_PROMPT_TOKENS = 128
@@ -147,9 +137,13 @@ class StageSession:
     history: TokenHistory | None = field(init=False, default=None)
     """At the last stage: tokens for penalties and the minimum length, if either is asked for."""
     finish_reason: FinishReason | None = None
+    move: Migration | None = None
+    """A planned move of a later stage, if one is under way."""
+    told_warm: bool = False
+    """At the last new stage of a planned move: whether it has said that it has caught up."""
 
     def __post_init__(self) -> None:
-        self.kv_key = self.kv_key or session_key(self.open.session, self.open.attempt)
+        self.kv_key = self.kv_key or f"{self.open.session}/{self.open.attempt}"
         sampling = self.open.sampling
         if self.is_last and (sampling.needs_answer or sampling.min_new_tokens > 0):
             self.history = TokenHistory(self.open.history, answered=self.open.answered)
@@ -158,14 +152,6 @@ class StageSession:
     def key(self) -> str:
         """The session's id, which is the same for all attempts."""
         return self.open.session
-
-    def on(self, event: StageEvent) -> bool:
-        """Take the transition for ``event``; return False and change nothing if there is none."""
-        following = TRANSITIONS[self.state].get(event)
-        if following is None:
-            return False
-        self.state = following
-        return True
 
     @property
     def is_warming(self) -> bool:
@@ -200,7 +186,7 @@ class StageSession:
     @property
     def holds_kv(self) -> bool:
         """Whether the session has a reservation."""
-        return self.state in {StageState.OPENING, StageState.ACTIVE, StageState.PAUSED}
+        return self.state in HOLDING
 
     @property
     def stage(self) -> RouteStage:
@@ -230,6 +216,18 @@ class StageSession:
         if self.is_warming:
             return None
         return self.open.route[0].peer_id if self.is_last and not self.is_first else None
+
+    @property
+    def hop_peers(self) -> tuple[str, ...]:
+        """Peers that this stage sends to for the session."""
+        moves_to = None if self.move is None else self.move.next_peer
+        peers = (self.next_peer, self.ring_peer, moves_to)
+        return tuple(peer for peer in peers if peer is not None)
+
+    @property
+    def closing_peer(self) -> str | None:
+        """At the first stage: the peer that ends the answer, which closes the session."""
+        return self.open.route[-1].peer_id if self.is_first else None
 
     @property
     def neighbours(self) -> frozenset[str]:
@@ -292,6 +290,7 @@ class StageSession:
         known = open_.prompt_tokens
         following = StageSession(
             open=open_,
+            state=StageState.REOPENING,
             kv_key=self.kv_key,
             taken_over=True,
             urgent=self.urgent,
@@ -557,30 +556,3 @@ class StageSession:
     def scores_since(self, position: int) -> bytes:
         """Packed scores of the tokens of :meth:`sampled_from`; empty if the client wants none."""
         return b"".join(self.scores[max(0, position - self.open.prompt_tokens) :])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resume:
-    """How a stage serves the next stage from the position that it asked for."""
-
-    resend_from: int
-    """Start of the logged rows that are sent at once, up to ``own_position``."""
-    own_position: int
-    """Position at which this stage goes on; smaller than before if it must run rows again."""
-
-
-def resume_at(asked: int, own: int, *, logged: bool) -> Resume:
-    """What a stage at position ``own`` does if the next stage asks for rows from ``asked`` on.
-
-    ``logged``: whether the log has all rows of ``[asked, own)``. A next stage that is ahead gets
-    nothing until this stage has caught up. One that is behind gets logged rows or, if the log does
-    not reach back to ``asked``, rows that are run again.
-    """
-    if asked >= own:
-        return Resume(resend_from=own, own_position=own)
-    return Resume(resend_from=asked, own_position=own if logged else asked)
-
-
-def session_key(session: str, attempt: int) -> str:
-    """Name of one attempt of a session within a peer and its engine."""
-    return f"{session}/{attempt}"

@@ -1,11 +1,12 @@
-"""The table of sessions that one stage serves, with their connections and what is freed with them:
-KV, logged rows, the use of hops."""
+"""The table of sessions that one stage serves, with their connections."""
 
 import asyncio
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import torch
 
 from coordinator.admission.rules import (
     CROWD_REST_S,
@@ -19,13 +20,11 @@ from coordinator.admission.rules import (
     seen_by,
 )
 from coordinator.routing.balance import Movable
-from dht.identity.grant import own_word
-from dht.messages.session import Priority, SessionFailed, SessionLeaving, SessionOpen
+from dht.messages.session import STEP_S_MAX, Priority, PromptScores, Tokens
 from dht.transport.frame_sender import FrameSender
 from node.drafting.session_drafts import SessionDrafts
-from node.sessions.activation_log import ActivationLog
-from node.sessions.copied_rows import CopiedRows
-from node.sessions.session import StageEvent, StageSession
+from node.engine.work_item import WorkItem
+from node.sessions.session import StageSession
 
 FINISHED_PER_CLIENT_MAX = 64
 """Finished answers of one client that are kept for it to attach late."""
@@ -35,20 +34,37 @@ KNOWN_MAX = 4096
 """Maximum peers of ended sessions that are known; the one unused for longest is forgotten first."""
 
 
-@dataclass(slots=True, kw_only=True)
-class MigrationTarget:
-    """A serving stage's part in a planned move: whom it tells, and who gets copies."""
+@dataclass(slots=True)
+class CopiedRows:
+    """The rows that a moving session brings along, until the engine has time for them: items in
+    order, taken one at a time, in other sizes than they came in."""
 
-    open: SessionOpen
-    upstream: FrameSender
-    next_peer: str
-    copies: bool
-    """Whether the next stage is new and gets copies of this stage's rows."""
-    ready: bool = False
-    """Whether the next stage has accepted."""
-    copied_position: int = 0
-    """Position before which all rows were queued for the next stage."""
-    backlog: deque[tuple[int, bytes]] = field(default_factory=deque)
+    running: bool = False
+    """Whether the item taken last is still in the engine."""
+    _waiting: deque[WorkItem] = field(default_factory=deque)
+
+    def add(self, item: WorkItem) -> None:
+        """Add the rows of the next positions."""
+        self._waiting.append(item)
+
+    def take(self, tokens: int) -> WorkItem | None:
+        """The next rows, at most ``tokens``; None while some run or none wait."""
+        if self.running or not self._waiting:
+            return None
+        first = self._waiting[0]
+        parts: list[torch.Tensor] = []
+        left = tokens
+        while left > 0 and self._waiting:
+            item = self._waiting.popleft()
+            if item.hidden is None:
+                raise ValueError("an item without rows")
+            parts.append(item.hidden[:left])
+            if item.tokens > left:
+                rest = replace(item, position=item.position + left, hidden=item.hidden[left:])
+                self._waiting.appendleft(rest)
+            left -= min(left, item.tokens)
+        self.running = True
+        return replace(first, hidden=parts[0] if len(parts) == 1 else torch.cat(parts))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,9 +81,6 @@ class Live:
     """Whether the session came with an answer begun elsewhere."""
     backlog: deque[tuple[int, bytes]] = field(default_factory=deque)
     """Rows (position, bytes) that wait for the next link, oldest first."""
-    warming: MigrationTarget | None = None
-    """A planned move of a later stage, if one is under way."""
-    told_warm: bool = False
     reading: asyncio.Task[None] | None = None
     """At the last stage: what reads the attempt's grammar and then accepts; it ends with the
     attempt."""
@@ -91,13 +104,6 @@ class Live:
         if self.moved_here:
             return Claim.BEGUN
         return Claim.HIGH if self.session.open.priority is Priority.HIGH else None
-
-    @property
-    def hop_peers(self) -> tuple[str, ...]:
-        """Peers that this stage sends to for the session."""
-        warm = None if self.warming is None else self.warming.next_peer
-        peers = (self.session.next_peer, self.session.ring_peer, warm)
-        return tuple(peer for peer in peers if peer is not None)
 
     @property
     def peers(self) -> set[str]:
@@ -129,80 +135,52 @@ class Live:
         """Record progress."""
         self.touched_s = asyncio.get_running_loop().time()
 
-    def tell_leaving(self, peer_id: str, sign: Callable[[bytes], bytes], to: str = "") -> None:
-        """Ask the owner to move this stage; ``to``: a freer peer, if this stage goes on serving.
-
-        ``sign`` signs as ``peer_id``, this peer.
-        """
-        open_ = self.session.open
-        leaving = own_word(
-            SessionLeaving(session=open_.session, attempt=open_.attempt, peer_id=peer_id, to=to),
-            sign,
-        )
-        self.upstream.send(leaving)
-        if self.attached is not None:
-            self.attached.send(leaving)
-
-    def tell_failed(
-        self,
-        peer_id: str,
-        reason: str,
-        me: str,
-        sign: Callable[[bytes], bytes],
-        retry_after_s: float = 0.0,
-    ) -> None:
-        """Tell the owner over every remaining stream that ``peer_id`` was lost.
-
-        ``sign`` signs as ``me``, this peer. ``retry_after_s``: this peer needed the KV for others,
-        and should have some again by then.
-        """
-        failed = own_word(
-            SessionFailed(
-                session=self.session.open.session,
-                attempt=self.session.open.attempt,
-                peer_id=peer_id,
-                by=me,
-                reason=reason[:512],
-                retry_after_s=retry_after_s,
+    def send_tokens(self) -> None:
+        """At the last stage: send the client its missing prompt scores, then its tokens."""
+        if self.attached is None:
+            return
+        session, id_, attempt = self.session, self.session.key, self.session.open.attempt
+        for position, tokens, packed in session.prompt_scores[self.attached_scores :]:
+            scores = PromptScores(session=id_, attempt=attempt, position=position, tokens=tokens)
+            self.attached.send(scores, packed)
+        self.attached_scores = len(session.prompt_scores)
+        token_ids = session.sampled_from(self.attached_position)
+        if not token_ids and session.finish_reason is None:
+            return
+        self.attached.send(
+            Tokens(
+                session=id_,
+                attempt=attempt,
+                position=self.attached_position,
+                token_ids=token_ids,
+                finish_reason=session.finish_reason,
+                computed_s=min(STEP_S_MAX, self.computed_s),
+                waited_s=min(STEP_S_MAX, self.waited_s),
             ),
-            sign,
+            session.scores_since(self.attached_position),
         )
-        self.upstream.send(failed)
-        if self.attached is not None:
-            self.attached.send(failed)
+        self.attached_position += len(token_ids)
+        self.computed_s = self.waited_s = 0.0
 
 
 class SessionTable:
     """Sessions by id, each with one attempt: opening the next attempt replaces the one before."""
 
-    def __init__(
-        self,
-        free_kv: Callable[[str], None],
-        log: ActivationLog,
-        drop_work: Callable[[str], None] = lambda key: None,
-        on_idle: Callable[[], None] = lambda: None,
-    ) -> None:
-        """``drop_work`` forgets a session's queued work in the engine and keeps its KV; ``on_idle``
-        is called when the last session has freed its KV."""
+    def __init__(self) -> None:
         self.account: Callable[[str], str] = lambda client: client
         """The name under which a client's fair share counts: identities are free
         (:meth:`dht.budget.Parties.account`)."""
-        self._free_kv = free_kv
-        self._drop_work = drop_work
         self._live: dict[str, Live] = {}
         self._holders: dict[str, Live] = {}
         """Sessions that hold KV here; the others have finished."""
         self._finished: dict[str, dict[str, Live]] = {}
         """Finished sessions by client, the oldest first."""
-        self._hop_use: Counter[str] = Counter()
         self._known: dict[str, float] = {}
         """When an ended attempt of these peers last made progress; the newest at the end."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._any = asyncio.Event()
         self._prompts = RecentRate()
-        self.log = log
-        self._on_idle = on_idle
 
     def __iter__(self) -> Iterator[Live]:
         return iter(list(self._live.values()))
@@ -276,7 +254,7 @@ class SessionTable:
                 urgent=live.session.urgent,
             )
             for live in self._holders.values()
-            if live.session.decodes and live.warming is None
+            if live.session.decodes and live.session.move is None
         ]
 
     def get(self, session: str) -> Live | None:
@@ -362,7 +340,7 @@ class SessionTable:
 
     def hop_in_use(self, peer_id: str) -> bool:
         """Whether a session sends to ``peer_id``."""
-        return self._hop_use[peer_id] > 0
+        return any(peer_id in live.session.hop_peers for live in self._holders.values())
 
     async def wait_any(self) -> None:
         """Wait until a session is here; a finished one counts."""
@@ -380,58 +358,43 @@ class SessionTable:
     def add(self, live: Live) -> None:
         """Add a session whose KV was just reserved."""
         self._live[live.session.key] = self._holders[live.session.key] = live
-        self._hop_use.update(live.hop_peers)
         self._idle.clear()
         self._any.set()
 
     def take_over(self, live: Live, session: StageSession, upstream: FrameSender) -> None:
-        """Replace the present attempt by ``session``, the next one. KV and log stay."""
+        """Replace the present attempt by ``session``, the next one."""
         live.stop_reading()
         self._part_from(live)
-        self._hop_use.subtract(live.hop_peers)
         live.session, live.upstream, live.attached = session, upstream, None
-        live.warming, live.told_warm, live.drafting = None, False, None
+        live.drafting = None
         live.backlog.clear()
         live.copied = CopiedRows()
-        self._drop_work(session.kv_key)
         live.touch()
-        self.log.truncate(session.key, session.next_position)
-        self._hop_use.update(live.hop_peers)
 
-    def warm(self, live: Live, warming: MigrationTarget | None) -> None:
-        """Begin or end this stage's part in a planned move."""
-        self._hop_use.subtract(live.hop_peers)
-        live.warming = warming
-        self._hop_use.update(live.hop_peers)
+    def keep(self, live: Live) -> Live | None:
+        """Keep the log of a finished answer alone.
 
-    def finish(self, live: Live) -> None:
-        """Complete an answer: free all but the session's token log.
-
-        A client keeps ``FINISHED_PER_CLIENT_MAX`` finished sessions; one more replaces its oldest.
+        A client keeps ``FINISHED_PER_CLIENT_MAX`` of them; returns its oldest where that is one too
+        many.
         """
-        if not live.session.on(StageEvent.COMPLETED):
-            return
         self._release(live)
         kept = self._finished.setdefault(live.session.open.client, {})
         kept[live.session.key] = live
-        if len(kept) > FINISHED_PER_CLIENT_MAX:
-            self.forget(next(iter(kept.values())))
+        return next(iter(kept.values())) if len(kept) > FINISHED_PER_CLIENT_MAX else None
 
-    def forget(self, live: Live) -> None:
-        """Free everything of the session; harmless if the session is gone."""
-        session = live.session
-        if self._live.get(session.key) is not live:
-            return
-        del self._live[session.key]
+    def forget(self, live: Live) -> bool:
+        """Forget a session that has ended; returns whether it held KV until now."""
+        key, client = live.session.key, live.session.open.client
+        del self._live[key]
         if not self._live:
             self._any.clear()
-        kept = self._finished.get(session.open.client, {})
-        if kept.pop(session.key, None) is not None and not kept:
-            del self._finished[session.open.client]
-        held = session.holds_kv
-        session.on(StageEvent.ENDED)
+        kept = self._finished.get(client, {})
+        if kept.pop(key, None) is not None and not kept:
+            del self._finished[client]
+        held = key in self._holders
         if held:
             self._release(live)
+        return held
 
     def _part_from(self, live: Live) -> None:
         """Remember when the peers of an attempt that is over were here."""
@@ -445,10 +408,6 @@ class SessionTable:
         live.stop_reading()
         del self._holders[live.session.key]
         self._part_from(live)
-        self._free_kv(live.session.kv_key)
-        self.log.forget(live.session.key)
         live.backlog.clear()
-        self._hop_use.subtract(live.hop_peers)
         if not self._holders:
             self._idle.set()
-            self._on_idle()

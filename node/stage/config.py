@@ -15,7 +15,7 @@ from node.kv.page_names import NO_NAMES, PageNames
 from node.links.hops import HopConfig
 from node.sampling.grammar import GrammarState
 from node.sessions.activation_log import LOG_BYTES_MAX
-from node.stage.open_checks import StageView
+from node.sessions.open_checks import StageView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

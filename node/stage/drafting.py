@@ -1,40 +1,26 @@
 """The drafts of a stage's sessions: what the first stage proposes, and what came of it."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from coordinator.links.chunk_sizer import ChunkSizer
 from node.drafting.chain import ModelDrafts
 from node.drafting.pace import StepCost
 from node.drafting.session_drafts import SessionDrafts, Wait
 from node.engine.work_item import WorkItem
-from node.sessions.session_table import Live, SessionTable
-from node.stage.config import StageConfig, StageEngine
+from node.sessions.session_table import Live
+from node.stage.shell import StagePart, StageShell
 
 
-class StageDrafting:
+class StageDrafting(StagePart):
     """Drafts tokens of the sessions whose first stage this is."""
 
-    def __init__(
-        self,
-        engine: StageEngine,
-        config: StageConfig,
-        table: SessionTable,
-        sizer: ChunkSizer,
-        counters: Counter[str],
-        push: Callable[[Live], None],
-    ) -> None:
+    def __init__(self, shell: StageShell, push: Callable[[Live], None]) -> None:
         """``push`` is called for a session whose chunk waited for drafts."""
-        self._engine = engine
-        self._config = config
-        self._table = table
-        self._sizer = sizer
-        self._counters = counters
+        super().__init__(shell)
+        self._sizer = shell.sizer
         self._push = push
         self._cost = StepCost()
-        self._models: dict[str, ModelDrafts] = {}
-        """What the draft model draws, by the sessions' names in the engine."""
 
     def drafts(self, live: Live) -> tuple[int, ...] | None:
         """Tokens to run behind the session's newest one, as many as pay.
@@ -42,7 +28,7 @@ class StageDrafting:
         None where they are about to be there: ``push`` is called then.
         """
         session = live.session
-        if not session.open.draft_tokens or session.is_warming or self._engine.state_tokens:
+        if session.is_warming or self._engine.state_tokens:
             return ()
         if session.unknown:  # a drafter follows no placeholders
             return ()
@@ -67,15 +53,11 @@ class StageDrafting:
     def _model(self, live: Live) -> ModelDrafts | None:
         """The draft model's part in a session, if there is one with room for it."""
         session, runner = live.session, self._config.draft_model
-        key = session.kv_key
-        if runner is None or key in self._models or not runner.open(key, session.kv_tokens):
+        key, drafting = session.kv_key, live.drafting
+        if runner is None or not runner.open(key, session.kv_tokens):
             return None
-        drafting = live.drafting
-        model = ModelDrafts(
-            runner, key, session.open.sampling, lambda: self._resume(live, drafting)
-        )
-        self._models[key] = model
-        return model
+        told = partial(self._resume, live, drafting)
+        return ModelDrafts(runner, key, session.open.sampling, told)
 
     def _resume(self, live: Live, drafting: SessionDrafts | None) -> None:
         """Go on with a session whose chunk waits for drafts."""
@@ -83,41 +65,35 @@ class StageDrafting:
         if current and drafting is not None and drafting.waits:
             self._push(live)
 
-    def drop(self, key: str) -> None:
-        """Forget what is drafted in a session, by its name in the engine."""
-        if (model := self._models.pop(key, None)) is not None:
-            model.stop()
-            assert self._config.draft_model is not None  # noqa: S101 - it opened the session
-            self._config.draft_model.free(key)
+    def sent(self, drafting: SessionDrafts, count: int) -> None:
+        """A chunk of a session left, with ``count`` drafts."""
+        drafting.sent(count, asyncio.get_running_loop().time())
+        self._counters["drafted"] += count
+        self._counters[f"drafted_by_{drafting.source}"] += count
 
-    def sent(self, live: Live) -> None:
-        """A chunk of the session left, with its drafts."""
-        session = live.session
-        if live.drafting is not None and session.decodes:
-            live.drafting.sent(len(session.drafts), asyncio.get_running_loop().time())
-            self._counters["drafted"] += len(session.drafts)
-            self._counters[f"drafted_by_{live.drafting.source}"] += len(session.drafts)
+    def came(
+        self,
+        drafting: SessionDrafts,
+        token_ids: Sequence[int],
+        known: int,
+        foretold: tuple[int, ...],
+    ) -> None:
+        """A round is over: the accepted drafts and one more token came.
 
-    def came(self, live: Live, token_ids: Sequence[int]) -> None:
-        """A round is over: the accepted drafts and one more token came."""
-        self._counters["accepted_drafts"] += len(token_ids) - 1
-        if live.drafting is not None:
-            self._counters[f"accepted_by_{live.drafting.source}"] += len(token_ids) - 1
-            live.drafting.came(token_ids, asyncio.get_running_loop().time())
-
-    def foretold(self, live: Live, known: int, token_ids: tuple[int, ...]) -> None:
-        """The model's own head, at the last stage, drafts these behind the ``known`` tokens so far.
-
-        That stage may be a stranger's: a token that the model does not have is left out, and all
-        behind it.
+        The model's own head, at the last stage, drafts ``foretold`` behind the ``known`` tokens so
+        far. That stage may be a stranger's: a token that the model does not have is left out, and
+        all behind it.
         """
-        if live.drafting is None or not token_ids:
+        self._counters["accepted_drafts"] += len(token_ids) - 1
+        self._counters[f"accepted_by_{drafting.source}"] += len(token_ids) - 1
+        drafting.came(token_ids, asyncio.get_running_loop().time())
+        if not foretold:
             return
         vocab = self._engine.view.vocab
-        sound = next((at for at, each in enumerate(token_ids) if each >= vocab), len(token_ids))
-        if sound < len(token_ids):
-            self._counters["strange_drafts"] += len(token_ids) - sound
-        live.drafting.foretell(known, token_ids[:sound])
+        sound = next((at for at, each in enumerate(foretold) if each >= vocab), len(foretold))
+        if sound < len(foretold):
+            self._counters["strange_drafts"] += len(foretold) - sound
+        drafting.foretell(known, foretold[:sound])
 
     def ran(self, items: Sequence[WorkItem], took_s: float) -> None:
         """Learn what drafted rows cost from a step of decodes alone."""

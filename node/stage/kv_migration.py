@@ -1,25 +1,23 @@
 """Copies sessions' KV between stages: sends where a stage leaves, takes where a session moves to.
 
-Decisions are in :mod:`node.stage.kv_copy` and :mod:`node.sessions.session`. KV travels as bulk:
+Decisions are in :mod:`node.stage.moving` and :mod:`node.sessions.session`. KV travels as bulk:
 after decodes and prefill on a link, under credit, a bounded number of bytes ahead of what the other
 side has written, one piece at a time between steps.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from coordinator.links.scheduler import TrafficClass
-from dht.identity.grant import own_word
 from dht.messages.kv import KvCopy, KvPages, KvTaken
-from dht.messages.session import RefusalCode, SessionRefused
-from node.links.hops import DIALS_REFUSED, HopTable
+from dht.messages.session import RefusalCode
+from node.links.hops import DIALS_REFUSED
+from node.sessions.life import REASON_CHARACTERS_MAX, Expired, refused_of
 from node.sessions.session import StageSession, StageState
-from node.sessions.session_table import Live, SessionTable
-from node.stage.config import StageConfig, StageEngine
-from node.stage.kv_copy import KvCopyOut
-from node.stage.stage_kv import StageKv
+from node.sessions.session_table import Live
+from node.stage.moving import KvCopyOut
+from node.stage.shell import StagePart, StageShell
 
 COPY_S_MAX = 120.0
 """Time limit of a copy that has not caught up with its session, even if it still advances."""
@@ -35,32 +33,11 @@ class _Outgoing:
     refused: str | None = None
 
 
-class KvMover:
+class KvMover(StagePart):
     """Sends and takes copies of KV for all sessions of one stage server."""
 
-    def __init__(
-        self,
-        me: str,
-        engine: StageEngine,
-        kv: StageKv,
-        config: StageConfig,
-        table: SessionTable,
-        hops: HopTable,
-        counters: Counter[str],
-        *,
-        drop: Callable[[Live], None],
-        sign: Callable[[bytes], bytes],
-    ) -> None:
-        """``drop`` forgets a session that was to move here; ``sign`` signs as ``me``."""
-        self._me = me
-        self._engine = engine
-        self._kv = kv
-        self._config = config
-        self._table = table
-        self._hops = hops
-        self._counters = counters
-        self._drop = drop
-        self._sign = sign
+    def __init__(self, shell: StageShell) -> None:
+        super().__init__(shell)
         self._outgoing: dict[tuple[str, int], _Outgoing] = {}
         self._imports: set[asyncio.Task[None]] = set()
 
@@ -82,7 +59,7 @@ class KvMover:
         session = live.session
         if session.state is not StageState.ACTIVE or session.is_warming:
             return "the session does not run here now"
-        if order.attempt <= session.open.attempt or order.to == self._me:
+        if order.attempt <= session.open.attempt or order.to == self._shell.me:
             return "copies are for a later attempt, at another peer"
         for (other, attempt), each in self._outgoing.items():
             if other == order.session:
@@ -206,7 +183,7 @@ class KvMover:
                 live, f"KV came {ahead_bytes} bytes ahead of what is written, over {most}", reply
             )
             return
-        if not self._kv.take(session.kv_key, pages.position + pages.tokens):
+        if not self._shell.take_kv(session.kv_key, pages.position + pages.tokens):
             self._refuse(live, "there is no room for more KV now", reply)
             return
         live.touch()
@@ -240,20 +217,8 @@ class KvMover:
         self._counters["kv_refused"] += 1
         open_ = live.session.open
         at = live.session.done_position
-        reply(
-            KvTaken(session=open_.session, attempt=open_.attempt, position=at, refused=reason[:512])
-        )
-        live.upstream.send(
-            own_word(
-                SessionRefused(
-                    session=open_.session,
-                    attempt=open_.attempt,
-                    peer_id=self._me,
-                    by=self._me,
-                    code=RefusalCode.NO_COPY,
-                    reason=reason[:512],
-                ),
-                self._sign,
-            )
-        )
-        self._drop(live)
+        reason = reason[:REASON_CHARACTERS_MAX]
+        reply(KvTaken(session=open_.session, attempt=open_.attempt, position=at, refused=reason))
+        me = self._shell.me
+        self._shell.tell(refused_of(open_, me, me, RefusalCode.NO_COPY, reason), live.upstream)
+        self._shell.step(live, Expired())

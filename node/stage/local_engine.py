@@ -31,8 +31,8 @@ from node.profiling.profile_cache import default_folder, profiled
 from node.profiling.refined import RefinedTimes, StepSeen
 from node.sampling.grammar import GrammarState
 from node.sampling.grammars import Grammars
+from node.sessions.open_checks import StageView
 from node.stage.draft_engine import DraftEngine
-from node.stage.open_checks import StageView
 from node.weights.hashes import Progress
 from node.weights.store import WeightStore
 

@@ -5,92 +5,140 @@ Rows are logged before they are sent, so that the next stage can be rebuilt from
 
 import asyncio
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from coordinator.failure.detector import EnginePace, StepTimes
-from coordinator.links.chunk_sizer import RESENT_TOKENS, ChunkSizer
+from coordinator.links.chunk_sizer import RESENT_TOKENS
 from coordinator.links.scheduler import LinkScheduler, TrafficClass
 from dht.messages import codec
 from dht.messages.session import (
-    STEP_S_MAX,
+    ITEMS_MAX,
     ActivationItem,
     Activations,
     FeaturedActivations,
     MigrationReady,
-    PromptScores,
+    RefusalCode,
     RingToken,
     RingTokens,
     SessionOpen,
-    Tokens,
 )
-from node.device.tensors import DTYPES
 from node.engine.work_item import WorkItem, WorkResult
-from node.links.hops import Hop, HopTable
+from node.links.hops import Hop
 from node.links.wire_rows import (
     INT8,
     RowsError,
     feature_bytes,
+    join_rows,
     packed_features,
     quantized,
     split_features,
     split_rows,
 )
+from node.sessions.life import Completed, Lost, MoveReplied, refused_of
 from node.sessions.session import StageSession, StageState, UnsoundTokensError
-from node.sessions.session_table import Live, SessionTable
-from node.stage.config import StageConfig, StageEngine
+from node.sessions.session_table import Live
 from node.stage.drafting import StageDrafting
-from node.stage.kv_copy import REST_ROWS
-from node.stage.outbox import Outbox, rows_bytes
-from node.stage.stage_kv import StageKv
+from node.stage.moving import REST_ROWS
+from node.stage.shell import StagePart, StageShell
 
 
-def row_bytes_of(engine: StageEngine) -> int:
-    """Bytes of one row on the wire."""
-    return engine.hidden * DTYPES[engine.wire_dtype].itemsize
+def _rows_bytes(results: Sequence[WorkResult]) -> dict[int, memoryview]:
+    """Bytes of each result's rows by the result's index, copied off the device in one transfer."""
+    hidden = {index: r.hidden for index, r in enumerate(results) if r.hidden is not None}
+    if not hidden:
+        return {}
+    whole = join_rows(list(hidden.values()))
+    row_bytes = len(whole) // sum(rows.shape[0] for rows in hidden.values())
+    parts, at = {}, 0
+    for index, rows in hidden.items():
+        size = rows.shape[0] * row_bytes
+        parts[index] = whole[at : at + size]
+        at += size
+    return parts
 
 
-class StagePipeline:
-    """Moves rows and tokens of the sessions in a table."""
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    item: ActivationItem
+    body: bytes | memoryview
+    features: bytes
+    """What a head at the last stage takes of the last rows, packed; empty if nothing."""
 
-    def __init__(
+
+class _Outbox:
+    """Frames that one step produces.
+
+    Ring tokens and decode rows for one peer share a frame each. Every prefill chunk has its own
+    frame, behind them, so that a long prompt does not delay a decode.
+    """
+
+    def __init__(self) -> None:
+        self._ring: dict[str, list[RingToken]] = {}
+        self._decodes: dict[str, list[_Rows]] = {}
+        self._prefills: list[tuple[str, _Rows]] = []
+
+    def add_token(self, peer_id: str, token: RingToken) -> None:
+        """Add a sampled token for the first stage of its session."""
+        self._ring.setdefault(peer_id, []).append(token)
+
+    def add_rows(
         self,
-        engine: StageEngine,
-        kv: StageKv,
-        config: StageConfig,
-        table: SessionTable,
-        hops: HopTable,
-        counters: Counter[str],
+        peer_id: str,
+        item: ActivationItem,
+        body: bytes | memoryview,
         *,
-        fail: Callable[[Live, str], None],
-        refuse: Callable[[Live, str, str], None],
-        finish: Callable[[Live], None],
-        cancel_move: Callable[[Live, str], None],
+        prefill: bool,
+        features: bytes = b"",
     ) -> None:
-        """``fail`` ends a session at this stage with a reason; ``refuse`` pauses it, for the peer
-        whose rows are unsound and a reason; ``finish`` completes its answer; ``cancel_move`` ends
-        its part in a planned move with a reason."""
-        self._engine = engine
-        self._kv = kv
-        self._config = config
-        self._table = table
-        self._hops = hops
-        self._counters = counters
-        self._fail = fail
-        self._refuse = refuse
-        self._finish = finish
-        self._cancel_move = cancel_move
+        """Add hidden states for the next stage of their session; ``features``: packed, those in
+        front of earlier layers."""
+        rows = _Rows(item, body, features)
+        if not prefill:
+            self._decodes.setdefault(peer_id, []).append(rows)
+        else:
+            self._prefills.append((peer_id, rows))
+
+    def frames(
+        self, dtype: str, hidden: int
+    ) -> Iterator[tuple[str, RingTokens | Activations, bytes | memoryview, TrafficClass]]:
+        """Yield ``(peer, message, body, class)`` in sending order."""
+        for peer_id, tokens in self._ring.items():
+            for start in range(0, len(tokens), ITEMS_MAX):
+                message = RingTokens(tokens=tuple(tokens[start : start + ITEMS_MAX]))
+                yield peer_id, message, b"", TrafficClass.CONTROL
+        for peer_id, group in self._decodes.items():
+            for start in range(0, len(group), ITEMS_MAX):
+                part = group[start : start + ITEMS_MAX]
+                yield peer_id, *_frame(part, dtype, hidden), TrafficClass.DECODE
+        for peer_id, rows in self._prefills:
+            yield peer_id, *_frame([rows], dtype, hidden), TrafficClass.PREFILL
+
+
+def _frame(
+    rows: Sequence[_Rows], dtype: str, hidden: int
+) -> tuple[Activations, bytes | memoryview]:
+    """Message and body of rows for one peer."""
+    items = tuple(each.item for each in rows)
+    bodies = [each.body for each in rows]
+    features = [each.features for each in rows]
+    if not any(features):
+        body = bodies[0] if len(bodies) == 1 else b"".join(bodies)
+        return Activations(items=items, dtype=dtype, hidden=hidden), body
+    counts = tuple(len(each) // feature_bytes(hidden) for each in features)
+    message = FeaturedActivations(items=items, dtype=dtype, hidden=hidden, features=counts)
+    return message, b"".join([*bodies, *features])
+
+
+class StagePipeline(StagePart):
+    """Moves rows and tokens of a stage's sessions."""
+
+    def __init__(self, shell: StageShell) -> None:
+        super().__init__(shell)
         self._stalled: dict[str, None] = {}
-        self._without_kv: dict[str, deque[WorkItem]] = {}
-        """Work of sessions that wait for KV, by their names in the engine."""
-        self.pace = EnginePace()
-        self.decode_waits = StepTimes()
-        """Times from a decode's arrival to its step's end: this stage's part of a token's time."""
-        self.sizer = ChunkSizer()
-        self._drafting = StageDrafting(engine, config, table, self.sizer, counters, self.push)
+        self._drafting = StageDrafting(shell, self.push)
         self.serialisation_s = 0.0
         """Seconds spent converting tensors to frames and frames to tensors, writing included."""
 
@@ -128,7 +176,8 @@ class StagePipeline:
             return
         if live.session.misnamed:
             self._counters["misnamed"] += 1
-            self._fail(live, "the prompt is not the one that its shared blocks are named after")
+            reason = "the prompt is not the one that its shared blocks are named after"
+            self._shell.fail(live, reason)
             return
         live.touch()
         self.push(live)
@@ -140,26 +189,25 @@ class StagePipeline:
                 live = self._table.find(token.session, token.attempt)
                 if live is None or not live.session.is_first:
                     self._counters["stale_inputs"] += 1
-                elif live.session.open.route[-1].peer_id != peer_id:
+                    continue
+                session = live.session
+                if session.open.route[-1].peer_id != peer_id:
                     self._counters["foreign_frames"] += 1
-                else:
-                    self._take_accepted(live, token)
-
-    def _take_accepted(self, live: Live, token: RingToken) -> None:
-        try:
-            taken = live.session.add_accepted(token.position, token.token_ids)
-        except UnsoundTokensError as error:
-            self._counters["unsound_drafts"] += 1
-            self._refuse(live, live.session.open.route[-1].peer_id, str(error))
-            return
-        if not taken:
-            self._counters["stale_inputs"] += 1
-            return
-        self._drafting.came(live, token.token_ids)
-        self._drafting.foretold(live, len(live.session.inputs), token.foretold)
-        self._copy_certain(live)
-        live.touch()
-        self.push(live)
+                    continue
+                try:
+                    taken = session.add_accepted(token.position, token.token_ids)
+                except UnsoundTokensError as error:
+                    self._counters["unsound_drafts"] += 1
+                    self._shell.step(live, Lost(peer_id=peer_id, reason=str(error)))
+                    continue
+                if not taken:
+                    self._counters["stale_inputs"] += 1
+                    continue
+                if live.drafting is not None:
+                    known = len(session.inputs)
+                    self._drafting.came(live.drafting, token.token_ids, known, token.foretold)
+                live.touch()
+                self.push(live)
 
     def take_activations(
         self, peer_id: str, activations: Activations, body: bytes | memoryview
@@ -190,12 +238,14 @@ class StagePipeline:
                     self._counters["foreign_frames"] += 1
                     continue
                 certain = live.session.done_position
-                came = None if vectors is None else self._came(live, vectors, item.tokens)
+                came = None if vectors is None else live.session.came(vectors, item.tokens)
+                # They may be a stranger's: answers go on without what is not that.
+                self._counters["strange_features"] += vectors is not None and came is None
                 try:
                     work = live.session.take_rows(item.position, rows, item.drafts, came)
                 except UnsoundTokensError as error:
                     self._counters["unsound_drafts"] += 1
-                    self._refuse(live, peer_id, str(error))
+                    self._shell.step(live, Lost(peer_id=peer_id, reason=str(error)))
                     continue
                 if work is None:
                     self._counters["stale_activations"] += 1
@@ -203,70 +253,27 @@ class StagePipeline:
                 work = replace(work, computed_s=item.computed_s, waited_s=item.waited_s)
                 live.touch()
                 self._counters["accepted_drafts"] += live.session.done_position - certain
-                self._copy_certain(live)
+                if live.session.move is not None:
+                    self.copy_certain(live)
                 if live.session.is_warming:
                     live.copied.add(work)
                     self._run_copies(live)
                 else:
-                    self._submit(work)
-
-    def _came(self, live: Live, vectors: Tensor, rows: int) -> Tensor | None:
-        """What a head takes of an item's last rows, as it came from a stage that may be a
-        stranger's: where it is not that, answers go on without it."""
-        came = live.session.came(vectors, rows)
-        if came is None:
-            self._counters["strange_features"] += 1
-        return came
-
-    def drop(self, key: str) -> None:
-        """Forget what a session still had to run."""
-        self.pace.dropped(key)
-        self._drafting.drop(key)
-        self._without_kv.pop(key, None)
-        self._kv.waits_no_more(key)
-
-    def has_work(self, key: str) -> bool:
-        """Whether the engine runs something for a session, or will once there is KV for it."""
-        return self.pace.has_work(key) or key in self._without_kv
-
-    def resume_without_kv(self) -> None:
-        """Run what waits for KV, as far as there is some now; the oldest sessions first."""
-        for key in self._kv.oldest_first(self._without_kv):
-            items = self._without_kv.get(key)  # to take KV may have ended another that waits
-            while items and self._kv.take(key, items[0].position + items[0].tokens):
-                self._hand_over(items.popleft())
-            if not items:
-                self._without_kv.pop(key, None)
-
-    def _submit(self, item: WorkItem) -> None:
-        """Hand work to the engine once there is KV for it; drafts only where there is some now."""
-        key, session = item.session, item.owner
-        certain = item.position + item.tokens - len(item.drafts)
-        if key in self._without_kv or not self._kv.take(key, certain):
-            self._counters["waited_for_kv"] += key not in self._without_kv
-            item = session.shortened(item, 0)
-            self._without_kv.setdefault(key, deque()).append(item)
-        else:
-            room = self._kv.spare(key, certain, len(item.drafts))
-            self._hand_over(session.shortened(item, room))
-
-    def _hand_over(self, item: WorkItem) -> None:
-        now_s = asyncio.get_running_loop().time()
-        self.pace.submitted(item.session, now_s, decodes=item.decodes)
-        self._engine.submit(replace(item, queued_s=now_s))
+                    self._shell.submit(work)
 
     def _run_copies(self, live: Live) -> None:
         """Run rows of a planned move, few at a time, so that decodes are hardly slower."""
         alone = self._table.holding == 1
-        if item := live.copied.take(RESENT_TOKENS if alone else self.sizer.beside()):
-            self._submit(item)
+        if item := live.copied.take(RESENT_TOKENS if alone else self._shell.sizer.beside()):
+            self._shell.submit(item)
 
     def push(self, live: Live) -> None:
         """Send rows that wait for the link, then submit the first stage's next chunk."""
         session = live.session
         if session.state is not StageState.ACTIVE:
             return
-        self._push_copies(live)
+        if session.move is not None:
+            self.copy_certain(live)
         if session.next_peer is not None:
             hop = self._send_backlog(live.backlog, session.next_peer, session.open)
             behind = hop is not None and hop.queued_bytes > self._config.queued_bytes_max
@@ -275,13 +282,14 @@ class StagePipeline:
                 self._stalled[session.key] = None
                 return
         if session.is_first:
-            drafts = self._drafting.drafts(live)
+            drafts = self._drafting.drafts(live) if session.open.draft_tokens else ()
             if drafts is None:
                 return
             work = session.next_chunk(self._chunk_tokens(live), drafts)
             if work is not None:
-                self._submit(work)
-                self._drafting.sent(live)
+                self._shell.submit(work)
+                if live.drafting is not None and session.decodes:
+                    self._drafting.sent(live.drafting, len(session.drafts))
 
     def _chunk_tokens(self, live: Live) -> int:
         """Rows of the session's next chunk, from measured times of steps and the next link."""
@@ -289,14 +297,14 @@ class StagePipeline:
         if self._config.chunk_tokens is not None:
             return self._config.chunk_tokens
         if session.is_warming and self._table.holding > 1:
-            return self.sizer.beside()
+            return self._shell.sizer.beside()
         hop = None if session.next_peer is None else self._hops.find(session.next_peer)
         link = None if hop is None else hop.link
         known = link is not None and link.delivery.known
-        return self.sizer.choose(
+        return self._shell.sizer.choose(
             max(1, len(session.inputs) - session.next_position),
             len(session.open.route),
-            link_row_s=row_bytes_of(self._engine) / link.delivery.bandwidth_bytes_per_s
+            link_row_s=self._shell.row_bytes / link.delivery.bandwidth_bytes_per_s
             if link is not None and known
             else None,
             others_decode=self._table.holding > 1,
@@ -304,48 +312,24 @@ class StagePipeline:
 
     # Output
 
-    def resend(self, live: Live, start: int, end: int) -> None:
-        """Send logged rows of positions ``[start, end)`` to the next stage, at the link's pace."""
-        for at in range(start, end, RESENT_TOKENS):
-            rows = self._table.log.rows(live.session.key, at, min(at + RESENT_TOKENS, end))
-            live.backlog.append((at, rows))
-        self._counters["resent_rows"] += max(0, end - start)
-
-    def copy_rows(self, live: Live, start: int) -> None:
-        """Send rows from ``start`` on, and all later ones, to the new stage of a planned move.
-
-        No frame crosses the end of the prompt of the move's attempt.
-        """
-        warming, session = live.warming, live.session
-        if warming is None:
+    def copy_certain(self, live: Live) -> None:
+        """Queue the rows that are certain by now for the new stage of a planned move, once it has
+        accepted. No frame crosses the end of the prompt of the move's attempt."""
+        session, move = live.session, live.session.move
+        if move is None or not move.ready:
             return
-        warming.ready = True
-        warming.copied_position = start
-        self._counters["copied_rows"] += max(0, session.done_position - start)
-        self._copy_certain(live)
-
-    def _copy_certain(self, live: Live) -> None:
-        """Queue the rows that are certain by now for the new stage of a planned move."""
-        warming, session = live.warming, live.session
-        if warming is None or not warming.ready:
+        known, end, at = move.open.prompt_tokens, session.done_position, move.copied_position
+        if not self._shell.log.covers(session.key, at, end):
+            me, reason = self._shell.me, "the rows so far are not logged here any more"
+            refused = refused_of(move.open, me, me, RefusalCode.NOT_HELD, reason)
+            self._shell.step(live, MoveReplied(message=refused, logged=False))
             return
-        known, end, at = warming.open.prompt_tokens, session.done_position, warming.copied_position
-        if not self._table.log.covers(session.key, at, end):
-            self._cancel_move(live, "the rows so far are not logged here any more")
-            return
-        while at < end:
-            to = min(at + RESENT_TOKENS, end)
-            to = known if at < known < to else to
-            warming.backlog.append((at, self._table.log.rows(session.key, at, to)))
-            at = to
-        warming.copied_position = max(at, end)
-        self._push_copies(live)
-
-    def _push_copies(self, live: Live) -> None:
-        if (warming := live.warming) is not None:
-            hop = self._send_backlog(warming.backlog, warming.next_peer, warming.open)
-            if hop is not None and warming.backlog:
-                self._stalled[live.session.key] = None
+        for start, stop in ((at, min(end, known)), (max(at, known), end)):
+            move.backlog.extend(self._shell.logged(session.key, start, stop))
+        move.copied_position = max(at, end)
+        hop = self._send_backlog(move.backlog, move.next_peer, move.open)
+        if hop is not None and move.backlog:
+            self._stalled[session.key] = None
 
     def _send_backlog(
         self, backlog: deque[tuple[int, bytes]], peer_id: str, open_: SessionOpen
@@ -354,7 +338,7 @@ class StagePipeline:
         hop = self._hops.find(peer_id)
         while backlog and hop is not None and hop.queued_bytes <= self._config.queued_bytes_max:
             position, body = backlog.popleft()
-            item = _item(open_, position, len(body) // row_bytes_of(self._engine))
+            item = _item(open_, position, len(body) // self._shell.row_bytes)
             message = Activations(
                 items=(item,), dtype=self._engine.wire_dtype, hidden=self._engine.hidden
             )
@@ -364,18 +348,18 @@ class StagePipeline:
     def _tell_warm(self, live: Live) -> None:
         """At the last new stage of a planned move: say once that it has caught up."""
         session, open_ = live.session, live.session.open
-        if live.told_warm or open_.hop != open_.migrate_until:
+        if session.told_warm or open_.hop != open_.migrate_until:
             return
         behind = session.next_position - session.done_position
         if session.done_position >= open_.prompt_tokens and behind <= REST_ROWS:
-            live.told_warm = True
+            session.told_warm = True
             live.upstream.send(MigrationReady(session=open_.session, attempt=open_.attempt))
 
     def on_results(self, results: Sequence[WorkResult]) -> None:
         """Handle one engine step's results: log rows, and send rows and tokens on by next peer."""
         took_s, now_s = self._time_step([result.item for result in results])
-        outbox, started_s = Outbox(), time.perf_counter()
-        bodies = rows_bytes(results)
+        outbox, started_s = _Outbox(), time.perf_counter()
+        bodies = _rows_bytes(results)
         features = {
             index: packed_features(result.features.reshape(-1, self._engine.hidden))
             for index, result in enumerate(results)
@@ -395,9 +379,10 @@ class StagePipeline:
                 if result.error is not None:
                     self._counters["engine_errors"] += 1
                     if result.unsound_input and not session.is_first:
-                        self._refuse(live, session.previous_peer, result.error)
+                        lost = Lost(peer_id=session.previous_peer, reason=result.error)
+                        self._shell.step(live, lost)
                     elif session.state is not StageState.PAUSED:  # rows after refused ones
-                        self._fail(live, result.error)
+                        self._shell.fail(live, result.error)
                     continue
                 in_prompt = not session.decodes
                 session.ran(item, len(result.token_ids))
@@ -409,12 +394,13 @@ class StagePipeline:
                     self._send_rows(live, item, spent_s, bodies[index], vectors, outbox)
                 if result.prompt_scores:
                     session.add_prompt_scores(result)
-                    self.send_tokens(live)
+                    live.send_tokens()
                 if result.token_ids:
                     self._take_sampled(live, result, spent_s, outbox)
-                live.copied.running = False
-                self._run_copies(live)
-                self._tell_warm(live)
+                if session.is_warming:
+                    live.copied.running = False
+                    self._run_copies(live)
+                    self._tell_warm(live)
                 self.push(live)
         started_s = time.perf_counter()
         for peer_id, message, body, traffic in outbox.frames(
@@ -428,16 +414,16 @@ class StagePipeline:
         now_s = asyncio.get_running_loop().time()
         decodes_only = all(item.decodes for item in items)
         sessions = [item.session for item in items]
-        took_s = self.pace.finished(sessions, now_s, decodes=decodes_only)
+        took_s = self._shell.pace.finished(sessions, now_s, decodes=decodes_only)
         for item in items:
             if item.decodes and not item.background:
-                self.decode_waits.add(now_s - item.queued_s)
+                self._shell.decode_waits.add(now_s - item.queued_s)
         if not any(item.background for item in items):  # background rows wait on purpose
             if decodes_only:
                 self._drafting.ran(items, took_s)
             if not any(item.drafts for item in items):
                 rows = sum(item.tokens for item in items)
-                self.sizer.ran(rows, took_s, decodes_only=decodes_only)
+                self._shell.sizer.ran(rows, took_s, decodes_only=decodes_only)
         return took_s, now_s
 
     def _send_rows(
@@ -447,18 +433,19 @@ class StagePipeline:
         spent_s: tuple[float, float],
         body: memoryview,
         features: bytes,
-        outbox: Outbox,
+        outbox: _Outbox,
     ) -> None:
         session = live.session
-        self._table.log.append(session.key, ran.position, body)
+        self._shell.log.append(session.key, ran.position, body)
         skip = min(max(0, session.send_position - ran.position), ran.tokens)
-        self._copy_certain(live)
+        if session.move is not None:
+            self.copy_certain(live)
         if not session.sends_rows or session.state is not StageState.ACTIVE:
             return
         if session.next_peer is None or skip == ran.tokens:
             return
         position = ran.position + skip
-        rest = body[skip * row_bytes_of(self._engine) :]
+        rest = body[skip * self._shell.row_bytes :]
         if live.backlog:
             live.backlog.append((position, bytes(rest)))
         else:
@@ -478,13 +465,13 @@ class StagePipeline:
         """Hand one frame to the link, as int8 if so configured."""
         quantize = traffic is TrafficClass.PREFILL or self._config.int8 == "all"
         if self._config.int8 != "off" and quantize and isinstance(message, Activations):
-            rows = sum(item.tokens for item in message.items) * row_bytes_of(self._engine)
+            rows = sum(item.tokens for item in message.items) * self._shell.row_bytes
             made = quantized(body[:rows], message.dtype, message.hidden)
             body, message = b"".join((made, body[rows:])), replace(message, dtype=INT8)
         self._hops.get(peer_id).send(message, body, traffic=traffic)
 
     def _take_sampled(
-        self, live: Live, result: WorkResult, spent_s: tuple[float, float], outbox: Outbox
+        self, live: Live, result: WorkResult, spent_s: tuple[float, float], outbox: _Outbox
     ) -> None:
         """At the last stage: log the new tokens up to the answer's end, and send them on."""
         session, open_ = live.session, live.session.open
@@ -501,8 +488,9 @@ class StagePipeline:
         self._counters["sampled"] += len(token_ids)
         if session.finish_reason is None:
             if session.ring_peer is None:
-                self._drafting.came(live, token_ids)
-                self._drafting.foretold(live, position + len(token_ids), result.foretold)
+                if live.drafting is not None:
+                    known = position + len(token_ids)
+                    self._drafting.came(live.drafting, token_ids, known, result.foretold)
                 self.take_inputs(open_.session, open_.attempt, position, token_ids)
             else:
                 token = RingToken(
@@ -515,41 +503,9 @@ class StagePipeline:
                 outbox.add_token(session.ring_peer, token)
         if not session.is_first or session.finish_reason is not None:
             self._counters["accepted_drafts"] += len(token_ids) - 1
-        self.send_tokens(live)
+        live.send_tokens()
         if session.finish_reason is not None:
-            self._finish(live)
-
-    def send_tokens(self, live: Live) -> None:
-        """At the last stage: send the client its missing prompt scores, then its tokens."""
-        if live.attached is None:
-            return
-        session = live.session
-        for position, tokens, packed in session.prompt_scores[live.attached_scores :]:
-            scores = PromptScores(
-                session=session.open.session,
-                attempt=session.open.attempt,
-                position=position,
-                tokens=tokens,
-            )
-            live.attached.send(scores, packed)
-        live.attached_scores = len(session.prompt_scores)
-        token_ids = session.sampled_from(live.attached_position)
-        if not token_ids and session.finish_reason is None:
-            return
-        live.attached.send(
-            Tokens(
-                session=session.open.session,
-                attempt=session.open.attempt,
-                position=live.attached_position,
-                token_ids=token_ids,
-                finish_reason=session.finish_reason,
-                computed_s=min(STEP_S_MAX, live.computed_s),
-                waited_s=min(STEP_S_MAX, live.waited_s),
-            ),
-            session.scores_since(live.attached_position),
-        )
-        live.attached_position += len(token_ids)
-        live.computed_s = live.waited_s = 0.0
+            self._shell.step(live, Completed())
 
 
 def _parted(

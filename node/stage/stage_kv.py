@@ -1,6 +1,5 @@
 """Performs what :mod:`coordinator.admission.room` decides on one engine's KV."""
 
-import asyncio
 from collections.abc import Callable, Iterable
 
 from coordinator.admission.room import KvAsk, KvRoom
@@ -26,13 +25,10 @@ def claim_of(open_: SessionOpen) -> Claim | None:
 class StageKv:
     """The KV of one stage. Sessions are named as in the engine."""
 
-    def __init__(self, engine: StageEngine, make_way: Callable[[str], bool]) -> None:
-        """``make_way`` frees the KV of the session that it is given, by :meth:`give_way`; it
-        returns False if that takes time."""
+    def __init__(self, engine: StageEngine) -> None:
         self.account: Callable[[str], str] = lambda client: client
         """The name under which a client's fair share counts, as in the table of sessions."""
         self._engine = engine
-        self._make_way = make_way
         self._shape = (0, 0, 0)
         self._room = KvRoom(start=0, end=0, pages=0)
         self._waiting_s: dict[str, float] = {}
@@ -92,28 +88,21 @@ class StageKv:
             return self._engine.open_kv(key, most, layers, likely)
         return found
 
-    def keep_no_more(self, session: str) -> None:
-        """Keep no further KV of a session for others."""
-        self._engine.keep_no_more(session)
-
-    def settle(self, session: str, tokens: int) -> None:
-        """Nothing takes back a session's first ``tokens`` tokens, as far as they were run."""
-        self._engine.settle(session, tokens)
-
     def take(self, session: str, tokens: int) -> bool:
-        """Take KV for a session's first ``tokens`` tokens, for which others may have to give way;
-        False if the session has to wait."""
-        room = self.room
-        if session not in room:
-            return True  # the engine refuses its work
-        charged = tokens + self._engine.state_tokens
-        while not room.grow(session, charged):
-            victim = room.who_gives_way(session, charged)
-            if victim is None or not self._make_way(victim):
-                self._waiting_s.setdefault(session, asyncio.get_running_loop().time())
-                return False
-        self._waiting_s.pop(session, None)
-        return True
+        """Take KV for a session's first ``tokens`` tokens; False if too little is free."""
+        room = self.room  # the engine refuses the work of one that is not there
+        taken = session not in room or room.grow(session, tokens + self._engine.state_tokens)
+        if taken:
+            self._waiting_s.pop(session, None)
+        return taken
+
+    def who_gives_way(self, session: str, tokens: int) -> str | None:
+        """The session that has to give way where :meth:`take` failed; None: ``session`` waits."""
+        return self.room.who_gives_way(session, tokens + self._engine.state_tokens)
+
+    def waits(self, session: str, now_s: float) -> None:
+        """The session waits for KV from now on, unless it does already."""
+        self._waiting_s.setdefault(session, now_s)
 
     def spare(self, session: str, tokens: int, more: int) -> int:
         """Take KV for up to ``more`` tokens behind a session's first ``tokens``, for which it has

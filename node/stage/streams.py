@@ -22,9 +22,7 @@ from dht.messages.session import (
     RefusalCode,
     RingTokens,
     SessionClose,
-    SessionFailed,
     SessionOpen,
-    SessionRefused,
     TokensAttach,
 )
 from dht.supervision import end_all
@@ -38,6 +36,7 @@ from dht.transport.interface import (
     Transport,
 )
 from node.links.framed_stream import LinkReader
+from node.sessions.life import failed_of, refused_of
 from node.stage.server import StageServer
 
 logger = logging.getLogger(__name__)
@@ -144,14 +143,8 @@ class StageStreams:
                     stream, MigrationReady(session=order.session, attempt=order.attempt)
                 )
                 return
-            told = SessionRefused(
-                session=order.session,
-                attempt=order.attempt,
-                peer_id=self._transport.peer_id,
-                by=self._transport.peer_id,
-                code=RefusalCode.NO_COPY,
-                reason=refused[:512],
-            )
+            me = self._transport.peer_id
+            told = refused_of(order, me, me, RefusalCode.NO_COPY, refused)
             await codec.send_frame(stream, told)
         finally:
             await end_all((copying, gone))
@@ -184,13 +177,8 @@ class StageStreams:
             raise codec.MalformedError("a token stream starts with an attach")
         async with _sending(stream) as sender:
             if not self._stage.attach(attach, stream.remote_peer_id, sender):
-                failed = SessionFailed(
-                    session=attach.session,
-                    attempt=attach.attempt,
-                    peer_id=self._transport.peer_id,
-                    by=self._transport.peer_id,
-                    reason="this peer has no such session",
-                )
+                me = self._transport.peer_id
+                failed = failed_of(attach, me, me, "this peer has no such session")
                 await codec.send_frame(stream, failed)
                 return
             try:

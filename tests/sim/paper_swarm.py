@@ -38,7 +38,7 @@ from node.kv.page_names import NO_NAMES, PageNames
 from node.links.hops import HopConfig
 from node.links.probe import ProbeServer
 from node.peer.balancer import Balancer
-from node.stage.open_checks import StageView
+from node.sessions.open_checks import StageView
 from node.stage.server import StageConfig, StageServer
 from node.stage.streams import StageStreams
 from testing.network import MemoryNetwork, MemoryTransport

@@ -60,7 +60,7 @@ def moved(swarm: PaperSwarm) -> int:
 async def nothing_is_held(swarm: PaperSwarm) -> None:
     await until(lambda: held(swarm) == 0)
     assert all(peer.engine.kv_free == KV_TOKENS for peer in swarm.peers)
-    assert all(peer.stage.log_bytes == 0 for peer in swarm.peers)
+    assert all(peer.stage.shell.log.bytes_held == 0 for peer in swarm.peers)
 
 
 @pytest.mark.virtual(limit_s=900)

@@ -16,7 +16,7 @@ from node.engine.engine import Engine
 from node.engine.head_drafts import HeadDrafts
 from node.links.wire_rows import feature_bytes
 from node.sessions.session import FEATURED_PROMPT_TOKENS
-from node.stage import outbox
+from node.stage import pipeline
 from testing.clock import run_virtual
 from tests.sim.paper_swarm import answer_of, paper_swarm
 from tests.sim.test_own_head import NEW, PROMPT, SAMPLED, RealEngine, headed_swarm, rows_of, struck
@@ -57,14 +57,14 @@ def right(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Activations, int]]]:
     """Frames of rows that stages send, with the lengths of their bodies."""
     seen: list[tuple[Activations, int]] = []
-    frame: Callable[..., Any] = outbox._frame
+    frame: Callable[..., Any] = pipeline._frame
 
     def noted(*given: Any) -> Any:
         message, body = frame(*given)
         seen.append((message, len(body)))
         return message, body
 
-    monkeypatch.setattr(outbox, "_frame", noted)
+    monkeypatch.setattr(pipeline, "_frame", noted)
     return iter([seen]).__next__()
 
 

@@ -60,8 +60,8 @@ from dht.transport.interface import HOP_PROTOCOL, SESSION_PROTOCOL, TOKENS_PROTO
 from dht.transport.streams import HEARD_LIMIT_S
 from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import DIALS_REFUSED
+from node.sessions.life import Lost, close_of
 from node.stage.config import StageConfig
-from node.stage.opening import close_of
 from node.stage.streams import StreamConfig
 from testing.clock import run_virtual
 from testing.network import MemoryTransport
@@ -446,7 +446,7 @@ def test_a_crowd_that_claims_high_priority_is_not_all_run_first() -> None:
                 for number in range(6):
                     begun = {"answered": 1} if number % 2 else {}  # the other claim is no way round
                     await ask(evil, number, priority=Priority.HIGH, **begun)
-                first = sum(live.session.urgent for live in target.stage._table)
+                first = sum(live.session.urgent for live in target.stage.shell.table)
                 assert first == min(4 * crowd, most)
                 await asyncio.sleep(1.0)  # newcomers that did nothing yet are few at a time
 
@@ -1070,7 +1070,7 @@ def test_a_stage_does_not_say_that_another_leaves() -> None:
                 live
                 for peer in swarm.peers
                 if not peer.engine.span[0]
-                for live in peer.stage._table
+                for live in peer.stage.shell.table
             ]
             liar, honest = (by_id[stage.peer_id] for stage in live.session.open.route)
             open_ = live.session.open
@@ -1191,11 +1191,12 @@ def accuse(peer: PaperPeer, which: int) -> None:
 
     def lie(results: Sequence[WorkResult]) -> None:
         for result in results:
-            live = peer.stage._table.get(result.item.owner.key)
+            live = peer.stage.shell.table.get(result.item.owner.key)
             if live is not None:
                 route = [stage.peer_id for stage in live.session.open.route]
                 other = route[(live.session.open.hop + which) % len(route)]
-                peer.stage._pause(live, other, "the connection to it ended")
+                lost = Lost(peer_id=other, reason="the connection to it ended")
+                peer.stage.shell.step(live, lost)
         take(results)
 
     peer.engine.start(lie)
@@ -1203,7 +1204,7 @@ def accuse(peer: PaperPeer, which: int) -> None:
 
 def swallow_opens(peer: PaperPeer) -> None:
     """Let a peer never answer an open."""
-    peer.stage._opening.open = lambda open_, upstream: None  # type: ignore[method-assign]
+    peer.stage.open = lambda open_, upstream: None  # type: ignore[method-assign]
 
 
 def close_sessions(peer: PaperPeer) -> None:
@@ -1214,7 +1215,7 @@ def close_sessions(peer: PaperPeer) -> None:
         for result in results:
             session = result.item.owner
             if session.next_peer is not None:
-                peer.stage._hops.get(session.next_peer).send(close_of(session))
+                peer.stage.shell.hops.get(session.next_peer).send(close_of(session.open))
         take(results)
 
     peer.engine.start(lie)
@@ -1274,7 +1275,7 @@ def test_a_stage_does_not_speak_for_another() -> None:
             by_id = {peer.peer_id: peer for peer in swarm.peers}
             route = [by_id[stage.peer_id] for stage in running.route]
             liar = route[liar_hop]
-            (live,) = list(liar.stage._table)
+            (live,) = list(liar.stage.shell.table)
             other = next(peer for peer in route[1:] if peer is not liar)
             said = SessionFailed(
                 session=live.session.key,

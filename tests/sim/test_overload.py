@@ -64,7 +64,7 @@ async def test_prompts_wait_outside_where_more_of_them_would_only_wait_inside() 
             nonlocal most
             while True:
                 for peer in swarm.peers:
-                    sessions = [live.session for live in peer.stage._table]
+                    sessions = [live.session for live in peer.stage.shell.table]
                     running = [s for s in sessions if s.done_position < len(prompts[0])]
                     most = max(most, len(running))
                 await asyncio.sleep(0.1)

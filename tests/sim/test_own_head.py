@@ -16,7 +16,7 @@ from node.engine.head_drafts import HeadDrafts
 from node.engine.work_item import WorkItem, WorkResult
 from node.kv.export import KvBytes, pack_kv
 from node.kv.page_names import NO_NAMES, PageNames
-from node.stage.open_checks import StageView
+from node.sessions.open_checks import StageView
 from tests.sim.paper_swarm import LAYERS, SPEC, PaperEngine, PaperSwarm
 from tests.sim.test_sessions import owner
 from tests.sim.test_speculation import counted

@@ -225,7 +225,7 @@ def test_a_first_stage_that_accepts_beyond_the_prompt_is_given_up() -> None:
     async def scenario() -> None:
         async with paper_swarm((0, 8)) as swarm, swarm.client(wait_s=5.0) as client:
             flow = swarm.peers[0].stage
-            flow._opening._accept = lambda live: live.upstream.send(  # type: ignore[method-assign]
+            flow.shell._accept = lambda live: live.upstream.send(  # type: ignore[method-assign]
                 SessionAccepted(
                     session=live.session.open.session,
                     attempt=live.session.open.attempt,

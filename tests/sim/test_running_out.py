@@ -106,7 +106,7 @@ def test_a_client_with_all_the_room_leaves_some_to_one_with_none(way: str) -> No
                     asyncio.create_task(crowd.generate(prompt_of(n), max_new_tokens=100))
                     for n in range(QUEUE_SESSIONS_LEAST + 4)
                 ]
-                waits = swarm.peers[0].stage.pipeline.decode_waits
+                waits = swarm.peers[0].stage.shell.decode_waits
                 await until(
                     lambda: (
                         (waits.p95_s or 0.0) > QUEUE_WAIT_S

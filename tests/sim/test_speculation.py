@@ -183,7 +183,7 @@ def lied_to(
                 tokens += piece.token_ids
                 if len(tokens) == 20:
                     liars.append(running.route[place].peer_id)
-                    (live,) = stage._table
+                    (live,) = stage.shell.table
                     lie(stage, live.session, liars[0])
             assert len(liars) == 1
             assert stage.counters["unsound_drafts"] == 1

@@ -54,7 +54,7 @@ def test_a_last_stage_that_claims_hours_is_believed_no_more_than_the_clock(
     def boast(**fields: Any) -> Tokens:
         return Tokens(**fields | {"computed_s": STEP_S_MAX, "waited_s": STEP_S_MAX})
 
-    monkeypatch.setattr("node.stage.pipeline.Tokens", boast)
+    monkeypatch.setattr("node.sessions.session_table.Tokens", boast)
     [answer] = run_virtual(answers(1), limit_s=1000)
     assert answer.computed_s == answer.tpot_s > 0
     assert answer.waited_s == 0

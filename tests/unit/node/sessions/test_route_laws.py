@@ -18,7 +18,8 @@ from client.answer.generation import AnswerLog, AnswerRequest
 from dht.messages.session import Sampling, SessionOpen
 from dht.messages.types import RouteStage
 from node.engine.work_item import WorkItem
-from node.sessions.session import StageEvent, StageSession, resume_at
+from node.sessions.life import Accepted, Resend, Rewind, step
+from node.sessions.session import StageSession, StageState
 from tests.choices import Choices, choices
 from tests.examples import examples
 from tests.unit.records import MODEL
@@ -123,17 +124,17 @@ class Route:
             stage = self.stages[hop]
             assert stage is not None
             session = stage.session
-            if not session.is_last:
-                own = session.next_position
-                logged = asked >= stage.logged_from and own <= len(stage.kv)
-                resume = resume_at(asked, own, logged=logged)
-                session.send_position = asked
-                if resume.own_position < own:
-                    session.rewind(resume.own_position)
-                elif resume.resend_from < own:
-                    assert resume.resend_from >= stage.logged_from, "rows that no log has"
-                    self.send(hop, resume.resend_from, tuple(stage.kv[resume.resend_from : own]))
-            assert session.on(StageEvent.ACCEPTED)
+            own = session.next_position
+            logged = asked >= stage.logged_from and own <= len(stage.kv)
+            event = Accepted(position=None if session.is_last else asked, logged=logged)
+            for effect in step(session, event):
+                match effect:
+                    case Rewind(position=position):
+                        session.rewind(position)
+                    case Resend(start=start, end=end):
+                        assert start >= stage.logged_from, "rows that no log has"
+                        self.send(hop, start, tuple(stage.kv[start:end]))
+            assert session.state is StageState.ACTIVE
             asked = session.needs_from
         self.feed(asked)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from dht.messages.session import FinishReason, RefusalCode, Sampling, SessionOpen
 from dht.messages.types import RouteStage
+from node.sessions.open_checks import StageView, refusal_of
 from node.sessions.session import FEATURED_PROMPT_TOKENS, StageSession, StageState
-from node.stage.open_checks import StageView, refusal_of
 
 LAYERS = 8
 

@@ -11,18 +11,16 @@ from dht.budget import Parties
 from dht.messages.session import Priority
 from dht.transport.frame_sender import FrameSender
 from node.sessions import session_table
-from node.sessions.activation_log import ActivationLog
 from node.sessions.session import StageSession, StageState
 from node.sessions.session_table import KNOWN_S, Live, SessionTable
 from tests.unit.node.sessions.test_session import make_open
 
 
 class Table:
-    """A table with the KV that it freed."""
+    """A table with sessions that run."""
 
     def __init__(self) -> None:
-        self.freed: list[str] = []
-        self.table = SessionTable(self.freed.append, ActivationLog(4, 1000))
+        self.table = SessionTable()
 
     def add(self, name: str, client: str, priority: Priority = Priority.NORMAL) -> Live:
         open_ = replace(make_open(), session=name, client=client, priority=priority)
@@ -56,15 +54,12 @@ def test_a_finished_answer_holds_nothing_and_counts_against_nobody() -> None:
     assert side.table.load("a", 0.0, without=[one]) == StageLoad(
         sessions=1, seen=1, own=1, own_urgent=1, urgent=1, untried=1
     )
-    side.table.finish(other)
+    assert side.table.keep(other) is None
     left = StageLoad(sessions=1, seen=1, own=1, untried=1)
     assert side.table.load("a", now_s=0.0) == left
     assert side.table.get("other") is other, "its client may attach late"
-    assert side.freed == [other.session.kv_key]
-    side.table.forget(other)
-    side.table.forget(one)
-    side.table.forget(one)
-    assert side.freed == [other.session.kv_key, one.session.kv_key]
+    assert not side.table.forget(other), "it held nothing any more"
+    assert side.table.forget(one)
     assert list(side.table) == []
     assert side.table.holding == 0
 
@@ -115,8 +110,7 @@ def test_sessions_without_progress_rest_unless_the_engine_has_work_of_them() -> 
     assert fresh is not None
     assert busy is not None
     fresh.touched_s = 1.0
-    finished = side.add("finished", "a")
-    side.table.finish(finished)
+    side.table.keep(side.add("finished", "a"))
 
     def resting(now_s: float, client: str = "a") -> list[str]:
         found = side.table.resting(now_s, lambda key: key == busy.session.kv_key, client)
@@ -154,16 +148,14 @@ def test_of_one_client_only_the_newest_finished_answers_are_kept(
     monkeypatch.setattr(session_table, "FINISHED_PER_CLIENT_MAX", 2)
     side = Table()
     serving = side.add("serving", "a")
-    for number in range(4):
-        side.table.finish(side.add(f"a{number}", "a"))
-        side.table.finish(side.add(f"b{number % 2}", "b"))
-    kept = {live.session.key for live in side.table}
-    assert kept == {"serving", "a2", "a3", "b0", "b1"}
+    oldest = [side.table.keep(side.add(f"a{number}", "a")) for number in range(3)]
+    assert [each and each.session.key for each in oldest] == [None, None, "a0"]
+    assert side.table.keep(side.add("b0", "b")) is None
+    side.table.forget(oldest[2])
     assert side.table.load("a", now_s=0.0).own == 1
     assert side.table.holding == 1
-    side.table.finish(serving)
-    assert side.table.get("a2") is None
-    assert side.table.get("serving") is serving
+    oldest.append(side.table.keep(serving))
+    assert oldest[-1] is side.table.get("a1")
 
 
 @pytest.mark.virtual(limit_s=600)

@@ -1,25 +1,26 @@
 """What either side of a copy makes of a peer that does not keep to it."""
 
 import asyncio
-from collections import Counter
+import random
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
+from dht.identity.peer_id import Identity
 from dht.messages.kv import KvCopy, KvPages, KvTaken
 from dht.messages.session import RefusalCode, SessionRefused
 from dht.transport.frame_sender import FrameSender
 from node.links.hops import HopTable
-from node.sessions.activation_log import ActivationLog
 from node.sessions.session import StageSession, StageState
-from node.sessions.session_table import Live, SessionTable
+from node.sessions.session_table import Live
 from node.stage.config import StageConfig, StageEngine
 from node.stage.kv_migration import COPY_S_MAX, KvMover
-from node.stage.stage_kv import StageKv
+from node.stage.shell import StageShell
 from testing.clock import run_virtual
-from tests.unit.node.sessions.test_session import make_open
+from testing.network import MemoryNetwork
+from tests.unit.node.sessions.test_session import make_open, view
 
 ROW_BYTES = 1024
 CONFIG = StageConfig(copy_bytes_max=8 * ROW_BYTES, copy_piece_bytes=4 * ROW_BYTES)
@@ -28,16 +29,24 @@ CONFIG = StageConfig(copy_bytes_max=8 * ROW_BYTES, copy_piece_bytes=4 * ROW_BYTE
 class SlowEngine:
     """An engine whose steps take a second; KV is read and written between them."""
 
-    wire_dtype = "float32"
+    wire_dtype, hidden, view = "float32", 1, view(end=0)
+    kv_tokens, page_tokens = 1000, 1
 
     def __init__(self) -> None:
         self.imported: list[int] = []
+        self.ended: list[str] = []
         self._step = asyncio.Lock()
 
     state_tokens = 0
 
     def kv_row_bytes(self, start: int, end: int) -> int:
         return ROW_BYTES
+
+    def settle(self, key: str, tokens: int) -> None:
+        assert key not in self.ended
+
+    def free(self, key: str) -> None:
+        self.ended.append(key)
 
     async def export_kv(self, key: str, position: int, tokens: int) -> bytes:
         return bytes(tokens * ROW_BYTES)
@@ -67,15 +76,6 @@ class Sent:
         self.messages.append(message)
 
 
-class Room:
-    """KV of a stage that has some left, or none."""
-
-    has_room = True
-
-    def take(self, session: str, tokens: int) -> bool:
-        return self.has_room
-
-
 class Side:
     """A mover with one session: ``importing`` at the new stage, else at the one that leaves."""
 
@@ -83,23 +83,14 @@ class Side:
         open_ = replace(make_open(prompt=100, new=100), copy_from="p9" if importing else None)
         self.session = StageSession(open=open_, state=StageState.ACTIVE, importing=importing)
         self.upstream, self.hop, self.engine = Sent(), Sent(), SlowEngine()
-        self.room = Room()
-        self.counters: Counter[str] = Counter()
-        self.table = SessionTable(lambda key: None, ActivationLog(4, 1000))
+        transport = MemoryNetwork(random.Random(1)).transport(Identity(bytes(32)))
+        engine, hops = cast(StageEngine, self.engine), cast(HopTable, self.hop)
+        self.shell = StageShell(transport, engine, CONFIG, hops)
+        self.table, self.counters = self.shell.table, self.shell.counters
         self.table.add(
             Live(session=self.session, upstream=cast(FrameSender, self.upstream), touched_s=0.0)
         )
-        self.mover = KvMover(
-            "p0",
-            cast(StageEngine, self.engine),
-            cast(StageKv, self.room),
-            CONFIG,
-            self.table,
-            cast(HopTable, self.hop),
-            self.counters,
-            drop=self.table.forget,
-            sign=lambda data: b"",
-        )
+        self.mover = KvMover(self.shell)
 
     def take(self, position: int, tokens: int, size: int) -> None:
         """A piece of KV comes."""
@@ -142,6 +133,7 @@ class Side:
         assert isinstance(told, KvTaken)
         assert told.refused == up.reason
         assert self.table.holding == 0
+        assert self.engine.ended == [self.session.kv_key]
         assert self.counters["kv_refused"] == 1
 
 
@@ -164,7 +156,7 @@ def test_a_piece_larger_than_its_tokens_is_refused_before_it_is_kept(size: int) 
 def test_a_piece_for_which_there_is_no_room_ends_the_copy() -> None:
     async def scenario() -> None:
         side = Side(importing=True)
-        side.room.has_room = False
+        side.shell.take_kv = lambda key, tokens: False  # type: ignore[method-assign]
         side.take(0, 1, ROW_BYTES)
         side.assert_refused("there is no room for more KV now")
 

@@ -8,7 +8,7 @@ from coordinator.admission.room import KvAsk
 from dht.messages.prefix import NAME_BYTES
 from node.kv.block_manager import BlockManager
 from node.kv.page_names import NO_NAMES, PageNames
-from node.stage.open_checks import StageView
+from node.sessions.open_checks import StageView
 from node.stage.stage_kv import StageKv
 from tests.unit.coordinator.admission.accounts import check_room
 from tests.unit.node.kv.accounts import check_pages
@@ -67,7 +67,7 @@ def ask(session: str, tokens: int) -> KvAsk:
 @pytest.fixture
 def stage() -> tuple[Accounts, StageKv]:
     engine = Accounts()
-    return engine, StageKv(engine, lambda key: False)  # type: ignore[arg-type]
+    return engine, StageKv(engine)  # type: ignore[arg-type]
 
 
 def test_kept_pages_are_free_and_sharers_are_charged_as_if_alone(

@@ -47,8 +47,7 @@ def refusal_of(
         return RefusalCode.BAD_REQUEST, "this stage belongs to another peer"
     if open_.fingerprint != view.fingerprint:
         return RefusalCode.NOT_HELD, "this peer serves other weights under that name"
-    unsound = _refuse_blocks(open_) or _refuse_sampling(open_) or _refuse_features(open_, view)
-    if unsound is not None:
+    if (unsound := _unsound_of(open_, view)) is not None:
         return RefusalCode.BAD_REQUEST, unsound
     if taken_over:
         return None
@@ -66,24 +65,13 @@ def refusal_of(
     return None
 
 
-def _refuse_blocks(open_: SessionOpen) -> str | None:
-    """Why the names of the prompt's blocks are malformed, or None."""
+def _unsound_of(open_: SessionOpen, view: StageView) -> str | None:
+    """Why no stage could do what the open says of its prompt, its sampling and its drafts, or
+    None."""
     if len(open_.blocks) % NAME_BYTES:
         return f"blocks of {len(open_.blocks)} bytes, {NAME_BYTES} each expected"
     if len(open_.blocks) > open_.prompt_tokens // BLOCK_TOKENS * NAME_BYTES:
         return f"{len(open_.blocks) // NAME_BYTES} blocks in {open_.prompt_tokens} tokens of prompt"
-    return None
-
-
-def _refuse_features(open_: SessionOpen, view: StageView) -> str | None:
-    """Why a head cannot look in front of the layers that the open names, or None."""
-    if looks_within(open_.featured, view.layers):
-        return None
-    return f"hidden states in front of layers {list(open_.featured)} of {view.layers} asked"
-
-
-def _refuse_sampling(open_: SessionOpen) -> str | None:
-    """Why the open lacks what its sampling needs, or None."""
     if open_.answered >= open_.prompt_tokens:
         return f"{open_.answered} tokens of answer in {open_.prompt_tokens} of prompt"
     if len(open_.history) != open_.history_tokens:
@@ -100,4 +88,6 @@ def _refuse_sampling(open_: SessionOpen) -> str | None:
             f"log probabilities of {open_.prompt_tokens} prompt tokens with {top} alternatives"
             f" asked; {SCORED_VALUES_MAX // (1 + top)} tokens at most"
         )
+    if not looks_within(open_.featured, view.layers):
+        return f"hidden states in front of layers {list(open_.featured)} of {view.layers} asked"
     return None

@@ -1,12 +1,16 @@
-"""Chooses how the new stage of a planned move gets the session's KV: by the fastest way.
+"""Decides how the new stage of a planned move gets the session's KV, and what is sent next. Pure.
 
-- ``COPY``: the KV itself, from the stage that leaves. Many bytes, no work.
+- ``COPY``: the KV itself, from the stage that leaves. Many bytes, no work. The session goes on
+  meanwhile, so the KV to copy grows. KV is append-only and sent KV stays valid. Pieces go in order,
+  a bounded number of bytes ahead of what the new stage has taken, until only the newest rows are
+  missing (Llumnix, OSDI'24, §4.2). The session's upstream sends those as rows when the route
+  changes, at a token boundary.
 - ``REPLAY``: the rows that the stage before has logged (at a first stage, the token ids) run
   through the new stage's layers. 3 to 22 times fewer bytes without grouped-query attention, but the
   new stage's other sessions wait for the work, so it runs in the share of time left to it.
 - ``RERUN``: the same if the log does not reach back: stages before run their part again.
 
-Pure; estimates are in seconds.
+The fastest way is taken; estimates are in seconds.
 """
 
 from dataclasses import dataclass
@@ -19,6 +23,9 @@ UNKNOWN_ROW_S = 1e-3
 STEP_EVERY_S = 0.05
 """Maximum interval at which a stage that serves other sessions runs some rows of a replay
 (:data:`coordinator.batching.scheduler.BACKGROUND_QUIET_S`)."""
+REST_ROWS = 4
+"""Missing rows that are left to the hand-over: few enough for one small step."""
+PIECE_TOKENS_MAX = 512
 
 
 class Way(StrEnum):
@@ -69,3 +76,50 @@ class Rebuild:
     def cheapest(self) -> Way:
         """The fastest way; the first in order of definition among equals."""
         return min(Way, key=self.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvSpan:
+    """Range of tokens whose KV is to be sent."""
+
+    position: int
+    tokens: int
+
+
+@dataclass(slots=True, kw_only=True)
+class KvCopyOut:
+    """State of one copy, at the stage that serves on."""
+
+    row_bytes: int
+    """Bytes of one token's KV in the session's layers."""
+    piece_bytes: int
+    ahead_bytes: int
+    """Maximum bytes sent and not yet taken; one piece is always allowed."""
+    sent: int = 0
+    """Number of leading tokens whose KV was sent."""
+    taken: int = 0
+    """Number of leading tokens whose KV the new stage has written."""
+
+    def next(self, written: int) -> KvSpan | None:
+        """The next piece to send when the session stands at ``written``; None: wait, or done."""
+        rest = written - self.sent
+        if rest < 1 or (rest <= REST_ROWS and self.sent > 0):
+            return None
+        tokens = max(1, min(rest, self.piece_bytes // self.row_bytes, PIECE_TOKENS_MAX))
+        ahead = self.sent - self.taken
+        if ahead and (ahead + tokens) * self.row_bytes > self.ahead_bytes:
+            return None
+        piece = KvSpan(position=self.sent, tokens=tokens)
+        self.sent += tokens
+        return piece
+
+    def took(self, position: int) -> bool:
+        """Record that the new stage has all KV before ``position``; False if that is impossible."""
+        if not 0 <= position <= self.sent:
+            return False
+        self.taken = max(self.taken, position)
+        return True
+
+    def is_warm(self, written: int) -> bool:
+        """Whether the new stage may take over: only the newest rows are missing there."""
+        return self.taken > 0 and written - self.taken <= REST_ROWS

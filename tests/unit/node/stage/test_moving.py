@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.engine.work_item import WorkItem
-from node.sessions.copied_rows import CopiedRows
 from node.sessions.session import StageSession, StageState
-from node.stage.kv_copy import REST_ROWS, KvCopyOut
-from node.stage.migration_choice import Rebuild, Way
+from node.sessions.session_table import CopiedRows
+from node.stage.moving import REST_ROWS, KvCopyOut, Rebuild, Way
 from tests.unit.node.sessions.test_session import make_open
 
 
