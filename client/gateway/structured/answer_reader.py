@@ -354,7 +354,9 @@ class AnswerReader:
 
 def reads(form: CallFormat, channels: Channels | None, written: str, call: Call) -> bool:
     """Whether an answer ``written`` by a chat template reads as ``call`` in this form; what the
-    template puts behind it does not count."""
+    template puts behind it does not count. A text without the form's mark tells nothing."""
+    if form.opens.strip() not in written or not form.opens:
+        return True
 
     def parts(*, in_pieces: bool) -> list[AnswerPart]:
         reader = AnswerReader(form, channels, in_pieces=in_pieces)

@@ -66,7 +66,7 @@ def error_of(body: Any) -> dict[str, Any]:
         (TEXT, {"prompt": "a", "stop": ["x"] * 17}, "stop", "<= 16"),
         (TEXT, {"prompt": "a", "stop": "x" * 1025}, "stop", "<= 1024"),
         (TEXT, {"prompt": "a", "stop": ["x", "y" * 1025]}, "stop[1]", "<= 1024"),
-        (TEXT, {"prompt": "a", "min_tokens": 20}, None, "min_new_tokens is 20"),
+        (TEXT, {"prompt": "a", "min_tokens": 20}, "min_tokens", "min_tokens is 20"),
         (TEXT, {"prompt": "\ud800"}, None, None),
         (CHAT, {"messages": []}, "messages", ">= 1"),
         (CHAT, {"messages": [{"content": "x"}]}, "messages[0]", "missing required field `role`"),
