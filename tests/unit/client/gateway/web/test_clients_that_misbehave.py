@@ -233,7 +233,9 @@ def test_a_body_that_is_not_said_to_be_json_is_refused(path: str, content: str |
 
     async def scenario() -> None:
         async with paper_gateway() as gateway:
-            body = b'{"prompt": [5], "messages": [{"role": "user", "content": "a"}]}'
+            chat = {"messages": [{"role": "user", "content": "a"}]}
+            asked = chat if "chat" in path else {"prompt": [5]}
+            body = json.dumps(asked).encode()
             headers = {} if content is None else {"Content-Type": content}
             async with gateway.http.post(
                 gateway.url + path, data=body, headers=headers, skip_auto_headers=["Content-Type"]
