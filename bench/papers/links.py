@@ -113,7 +113,7 @@ def changed() -> Row:
                 while True:
                     at_s = loop.time() - start_s
                     swarm.shape(truth(at_s))
-                    flow = swarm.peers[0].stage.flow
+                    flow = swarm.peers[0].stage.pipeline
                     link = flow.links().get(swarm.peers[1].transport.peer_id)
                     if link is not None:
                         trace.append(

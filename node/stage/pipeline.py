@@ -240,7 +240,8 @@ class StagePipeline(StagePart):
                 certain = live.session.done_position
                 came = None if vectors is None else live.session.came(vectors, item.tokens)
                 # They may be a stranger's: answers go on without what is not that.
-                self._counters["strange_features"] += vectors is not None and came is None
+                if vectors is not None and came is None:
+                    self._counters["strange_features"] += 1
                 try:
                     work = live.session.take_rows(item.position, rows, item.drafts, came)
                 except UnsoundTokensError as error:

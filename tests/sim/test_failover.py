@@ -42,7 +42,7 @@ async def answer_losing(
         assert not lost & {s.peer_id for s in running.answer().route}
         living = [peer for peer in swarm.peers if peer.peer_id not in lost]
         await until(lambda: not any(peer.engine.kv for peer in living))
-        assert all(peer.stage.log_bytes == 0 for peer in living)
+        assert all(peer.stage.shell.log.bytes_held == 0 for peer in living)
         return victims, {
             peer.peer_id: peer.engine.rows_run - before[peer.peer_id] for peer in living
         }
