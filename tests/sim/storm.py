@@ -149,7 +149,9 @@ async def storm(seed: int, *, wishes: bool = False) -> Stormy:
         while any(peer.engine.kv for peer in sound):
             assert loop.time() < end_s, "KV is held although no session is left"
             await asyncio.sleep(0.1)
-        assert all(peer.stage.shell.log.bytes_held == 0 for peer in sound), "rows are kept for nobody"
+        assert all(peer.stage.shell.log.bytes_held == 0 for peer in sound), (
+            "rows are kept for nobody"
+        )
         for peer in sound:
             assert not (modelled and swarm.drafts[peer.peer_id].rows), "drafts are kept for nobody"
         told.strikes = weather.strikes
