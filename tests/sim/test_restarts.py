@@ -126,7 +126,7 @@ class Once:
 PARTS = [
     (Leadership, "look"),
     (Directory, "plan_heads"),
-    (StageServer, "_give_up_paused"),
+    (StageServer, "_give_up_idle"),
     (Announcer, "_note_load"),
     (LinkKeeper, "_round"),
     (Balancer, "look"),
