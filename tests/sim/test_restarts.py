@@ -192,7 +192,7 @@ def test_a_part_that_cannot_be_set_up_again_ends_the_peer(monkeypatch: pytest.Mo
 
     async def scenario() -> None:
         async with world(5, 5, seed=3) as swarm:
-            fault = Once(monkeypatch, StageServer, "_beat")
+            fault = Once(monkeypatch, StageServer, "_give_up_idle")
             fault.left = 1000
             await asyncio.gather(*(swarm.ask() for _ in range(3)), return_exceptions=True)
             with pytest.raises(MachineError, match=r"failed 3 times within 60 s.*Too many open"):
