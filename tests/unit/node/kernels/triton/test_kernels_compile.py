@@ -186,6 +186,7 @@ CARDS = [
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_kernels_compile_for_cards_that_are_not_here(
     tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
