@@ -6,6 +6,7 @@ in several stages and several chains, so it is no capacity of an edge of the flo
 linear constraint over all edges that pass it.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -86,7 +87,7 @@ def among(problem: Problem, nodes: Sequence[PlannerNode]) -> tuple[SharedUplink,
     """
     if not problem.uplinks:
         return ()
-    every, here = _counts(problem.nodes), _counts(nodes)
+    every, here = (Counter(node.uplink for node in some) for some in (problem.nodes, nodes))
     return tuple(
         SharedUplink(
             name=uplink.name,
@@ -98,13 +99,6 @@ def among(problem: Problem, nodes: Sequence[PlannerNode]) -> tuple[SharedUplink,
         for uplink in problem.uplinks
         if uplink.name in here
     )
-
-
-def _counts(nodes: Sequence[PlannerNode]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for node in nodes:
-        found[node.uplink] = found.get(node.uplink, 0) + 1
-    return found
 
 
 def _times(rate: float | None, share: float) -> float | None:
