@@ -8,7 +8,6 @@ can be checked with the signer's peer id alone.
 
 import importlib
 import os
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from dht.errors import UserError
-from dht.secret_file import check_private
+from dht.secret_file import check_private, write_private
 
 fcntl: Any
 try:
@@ -193,16 +192,7 @@ def _content(file: Path) -> bytes:
 
 
 def _create(file: Path) -> bytes:
-    """Create the identity file, first under another name: a crash must not leave half a file."""
+    """Create the identity file with a new key; returns its seed."""
     identity = Identity.generate()
-    handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # mode 600
-    try:
-        with os.fdopen(handle, "wb") as opened:
-            opened.write(identity.libp2p_bytes())
-            opened.flush()
-            os.fsync(opened.fileno())
-        os.replace(name, file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_private(file, identity.libp2p_bytes())
     return identity._seed

@@ -10,14 +10,13 @@ these together what it would otherwise give to each.
 
 import hashlib
 import os
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 
 from dht.errors import UserError
 from dht.identity.peer_id import KEY_BYTES, Identity, verify
 from dht.messages.types import UplinkClaim
-from dht.secret_file import check_private
+from dht.secret_file import check_private, write_private
 
 CLAIM_PREFIX = b"anabranch-uplink-v1\0"
 
@@ -28,7 +27,7 @@ def load_or_create_secret(path: Path) -> bytes:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.exists():
-            _create(path)
+            write_private(path, os.urandom(KEY_BYTES), keeps=True)
         with path.open("rb") as opened:
             secret = opened.read(KEY_BYTES + 1)
     except OSError as error:
@@ -61,21 +60,3 @@ def is_true(claim: UplinkClaim, peer_id: str) -> bool:
 
 def _signed_bytes(peer_id: str) -> bytes:
     return CLAIM_PREFIX + peer_id.encode()
-
-
-def _create(path: Path) -> None:
-    """Create the file whole, or leave the one that another process has just created."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 600
-    try:
-        with os.fdopen(handle, "wb") as opened:
-            opened.write(os.urandom(KEY_BYTES))
-            opened.flush()
-            os.fsync(opened.fileno())
-        try:
-            os.link(name, path)  # which fails where there is one
-        except FileExistsError:
-            return
-        except OSError:  # a file system without links
-            os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
