@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from coordinator.routing.routes import NoRoute
+from coordinator.policies.routing.routes import NoRoute
 from dht.errors import SwarmError
 from dht.messages.types import Assignment, layers_text
 

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from dht.command_line import EXIT_DONE, Parser, command_of
-from dht.remembered import forget, shown
+from dht.networks.remembered import forget, shown
 
 
 def parse() -> argparse.Namespace:

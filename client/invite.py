@@ -4,10 +4,10 @@ import argparse
 import importlib
 import sys
 
+from dht.checkpoints.hub import served_name
 from dht.command_line import EXIT_DONE, Parser, add_model, add_swarm, command_of, settle_swarm
 from dht.errors import UserError
-from dht.hub import served_name
-from dht.invitation import invitation_to, text_of
+from dht.networks.invitation import invitation_to, text_of
 
 
 def parse() -> argparse.Namespace:

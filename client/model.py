@@ -22,9 +22,9 @@ from client.answer.generation import GenerationOptions
 from client.answer.transformers_arguments import padded, understood, unpadded
 from client.swarm.blocking import BlockingSwarm
 from client.swarm.swarm import SwarmConfig
+from dht.checkpoints.library_files import read_by_library
 from dht.errors import UserError
-from dht.json_file import read_object
-from dht.library_files import read_by_library
+from dht.process.json_file import read_object
 
 CONFIG_FILE = "config.json"
 ROWS_AT_ONCE = 16

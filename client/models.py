@@ -8,8 +8,8 @@ import json
 import sys
 from collections.abc import Sequence
 
-from coordinator.catalogue.reading import network_models, served_models
-from coordinator.catalogue.served import ServedModel
+from coordinator.plans.catalogue.reading import network_models, served_models
+from coordinator.plans.catalogue.served import ServedModel
 from coordinator.problem.model_pin import DIGITS_MIN, named_peers
 from dht.command_line import (
     EXIT_DONE,
@@ -20,7 +20,7 @@ from dht.command_line import (
     print_lines,
     settle_swarm,
 )
-from dht.connecting import observe
+from dht.networks.connecting import observe
 
 
 def parse() -> argparse.Namespace:

@@ -17,12 +17,11 @@ from dht.command_line import (
     print_lines,
     settle_swarm,
 )
-from dht.connecting import observe
 from dht.errors import NetworkError, SwarmError, UserError
-from dht.home import at_home
 from dht.identity.peer_id import Identity
-from dht.invitation import invitation_to, text_of
-from dht.public_networks import (
+from dht.networks.connecting import observe
+from dht.networks.invitation import invitation_to, text_of
+from dht.networks.public_networks import (
     FILE_BYTES_MAX,
     Entry,
     doubles,
@@ -31,6 +30,7 @@ from dht.public_networks import (
     toml_of,
     wrong_with,
 )
+from dht.process.home import at_home
 from dht.transport.config import TransportKind
 
 LISTED = Path(__file__).with_name("networks.toml")
@@ -107,7 +107,7 @@ def read_file(path: Path) -> tuple[Entry, ...]:
 
 async def answer_of(entry: Entry, kind: TransportKind, turn: asyncio.Semaphore) -> str:
     """What the network serves now, in words; empty where nobody answers."""
-    from coordinator.catalogue.reading import network_models, served_models
+    from coordinator.plans.catalogue.reading import network_models, served_models
 
     try:
         async with turn, asyncio.timeout(LOOK.limit_s):

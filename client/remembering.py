@@ -7,11 +7,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from client.swarm.swarm import Swarm, SwarmConfig
+from dht.checkpoints.hub import absolute_model
 from dht.command_line import printable
-from dht.hub import absolute_model
 from dht.identity.dialling import DialRule
 from dht.messages.types import ADDRESSES_MAX, RouteStage
-from dht.remembered import Remembered, remember
+from dht.networks.remembered import Remembered, remember
 
 
 def settled_swarm(

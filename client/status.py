@@ -22,8 +22,8 @@ from dht.command_line import (
     print_lines,
     settle_swarm,
 )
-from dht.json_file import Json
 from dht.messages.types import span_text
+from dht.process.json_file import Json
 
 PEERS_SHOWN_MAX = 16
 

@@ -20,19 +20,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coordinator.commands.planner_view import read_service
+from coordinator.commands.swarm_file import read_file
+from coordinator.evaluation.explain.weak_points import weak_points
+from coordinator.evaluation.explain.words import sentences
 from coordinator.evaluation.plan_check import check_plan
-from coordinator.experiments.planner_view import read_service
-from coordinator.experiments.swarm_file import read_file
-from coordinator.explain.weak_points import weak_points
-from coordinator.explain.words import sentences
 from coordinator.planning.advice import one_more
 from coordinator.planning.placement import Placement, best_placement, make_plan
+from coordinator.planning.search.generation import Searched
 from coordinator.planning.solve import by_clock
 from coordinator.plans.demand import DemandConfig, planned_for, weight_at
 from coordinator.plans.transition import fetch_bytes
 from coordinator.problem.cluster_file import read_cluster
 from coordinator.problem.service import Service
-from coordinator.search.generation import Searched
 from dht.command_line import (
     EXIT_DONE,
     EXIT_USER,
@@ -42,8 +42,8 @@ from dht.command_line import (
     settle_swarm,
 )
 from dht.identity.peer_id import short_name
-from dht.invitation import is_invitation
 from dht.messages.types import Assignment, Plan, PlanVersion, Problem, span_text
+from dht.networks.invitation import is_invitation
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -317,9 +317,9 @@ def _problem(arguments: argparse.Namespace) -> tuple[Problem, Service]:
         return problem, read_service(arguments.cluster, problem)
     from coordinator.plans.announced_problem import read_announced_problem
     from coordinator.problem.model_pin import ModelPin, named_peers
-    from dht.gguf_model import model_directory
-    from dht.hub import served_name
-    from dht.model_files import directory_root
+    from dht.checkpoints.gguf_model import model_directory
+    from dht.checkpoints.hub import served_name
+    from dht.checkpoints.model_files import directory_root
 
     directory = model_directory(arguments.model)
     pin = ModelPin(

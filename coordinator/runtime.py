@@ -11,13 +11,12 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-from coordinator.election.election import CATCH_UP_S
-from coordinator.election.leadership import Leadership, LeadershipRules
-from coordinator.failure.liveness import Liveness
 from coordinator.planning.placement import why_uncoverable
 from coordinator.planning.solve import SolveAnswer, SolveRequest
 from coordinator.planning.solver_process import solve_apart
 from coordinator.plans.demand import Demand
+from coordinator.plans.election.election import CATCH_UP_S
+from coordinator.plans.election.leadership import Leadership, LeadershipRules
 from coordinator.plans.review import falls_short
 from coordinator.plans.store import PlanStore
 from coordinator.plans.transition import (
@@ -35,6 +34,7 @@ from coordinator.plans.transition import (
     with_effects,
 )
 from coordinator.plans.versions import next_version, rank
+from coordinator.policies.failure.liveness import Liveness
 from coordinator.problem.alike import alike
 from coordinator.problem.from_records import problem_of
 from dht.errors import NetworkError
@@ -49,8 +49,8 @@ from dht.messages.types import (
     PlanVersion,
     Problem,
 )
+from dht.process.supervision import Supervisor, end_all
 from dht.records.directory import Directory
-from dht.supervision import Supervisor, end_all
 from dht.transport.interface import Transport
 
 logger = logging.getLogger(__name__)

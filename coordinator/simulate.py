@@ -1,7 +1,7 @@
 """``python -m coordinator.simulate CLUSTER.json``: simulate what a swarm would serve.
 
 Cluster files are described in :mod:`coordinator.problem.cluster_file`, their profiles in
-:mod:`coordinator.experiments.swarm_file`. A placement file is the output of ``python -m
+:mod:`coordinator.commands.swarm_file`. A placement file is the output of ``python -m
 coordinator.plan --json``, or any object with ``placement: {node: [start, end]}``; with ``edges``,
 routes follow them.
 
@@ -21,8 +21,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from coordinator.evaluation.plan_check import check_shape, uncovered
-from coordinator.experiments.full_load import (
+from coordinator.commands.full_load import (
     SCHEDULERS,
     WIRES,
     OfflineConfig,
@@ -31,8 +30,9 @@ from coordinator.experiments.full_load import (
     offline,
     online,
 )
-from coordinator.experiments.planner_view import service_of
-from coordinator.experiments.swarm_file import read_file, read_swarm
+from coordinator.commands.planner_view import service_of
+from coordinator.commands.swarm_file import read_file, read_swarm
+from coordinator.evaluation.plan_check import check_shape, uncovered
 from coordinator.planning.placement import HEURISTICS, Placement, best_placement
 from coordinator.planning.solve import by_clock
 from coordinator.simulator.core.profiles import Profiles
@@ -325,7 +325,7 @@ def command(
     def work() -> int:
         arguments = parse(parser, argv)
         if arguments.plot is not None:
-            from coordinator.experiments.plots import draw_plots, need_matplotlib
+            from coordinator.commands.plots import draw_plots, need_matplotlib
 
             need_matplotlib()
         with Progress(console=Console(stderr=True), transient=True) as bar:

@@ -27,15 +27,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from dht.connecting import chosen_transport
+from dht.checkpoints.hub import HubId, local_path, served_name
 from dht.errors import MachineError, NetworkError, SwarmError, UserError
-from dht.hub import HubId, local_path, served_name
-from dht.invitation import Invitation, is_invitation, read_invitation
-from dht.local_network import OFFERS_MAX, chosen
-from dht.news import TEXTS_MAX, News
+from dht.networks.connecting import chosen_transport
+from dht.networks.invitation import Invitation, is_invitation, read_invitation
+from dht.networks.local_network import OFFERS_MAX, chosen
+from dht.networks.remembered import Remembered, UnreadableError, memory_file, recall, shown
+from dht.process.news import TEXTS_MAX, News
+from dht.process.supervision import Watchdog, WatchdogConfig, run_by_service
 from dht.records.directory import DEFAULT_NETWORK
-from dht.remembered import Remembered, UnreadableError, memory_file, recall, shown
-from dht.supervision import Watchdog, WatchdogConfig, run_by_service
 from dht.transport.config import TransportKind
 
 EXIT_DONE = 0
@@ -335,7 +335,7 @@ def _found_here(
 ) -> Invitation | None:
     """What peers on this local network offer, all of it shown; None where nobody offers anything
     and the command ``may_found``. Raises UserError and NetworkError."""
-    from dht.mdns import look
+    from dht.networks.mdns import look
 
     say("looking on this network for peers that joined with --local…")
     offers = look()
@@ -591,7 +591,7 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
     While a live view is on the terminal, rich has its own stream there, which writes above the
     view; lines written past that stream would tear the view. The same line is written again after
-    :data:`dht.news.AGAIN_S` at the earliest, with how often it was left out.
+    :data:`dht.process.news.AGAIN_S` at the earliest, with how often it was left out.
     """
 
     def __init__(self) -> None:

@@ -197,8 +197,8 @@ def clock(said: float | str | None, now_unix_s: float) -> Finding:
 async def network(arguments: argparse.Namespace, *, port_is_free: bool) -> Finding:
     """Whether the network answers, and whether its peers reach this machine, if ``port_is_free``
     for that trial."""
-    from dht.connecting import observe
     from dht.messages.types import Reach, model_key
+    from dht.networks.connecting import observe
     from dht.records.directory import Directory
     from node.peer.dry_run import dialled_back
 

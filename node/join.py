@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from dht.command_line import EXIT_DONE, command_of, on_interrupt
 from dht.errors import NetworkError, UserError
 from dht.messages.types import model_key
-from dht.supervision import beside
+from dht.process.supervision import beside
 from node.owner.own_health import HealthKeeper, health_file
 from node.owner.reporter import Reporter, gibibytes
 from node.peer.gpu_peers import commands_of, leave_with_starter, run_beside
@@ -34,11 +34,11 @@ from node.peer.lent_before import keep_lent, port_of
 from node.peer.naming import settle_name
 
 if TYPE_CHECKING:
-    from coordinator.catalogue.need import Need
+    from coordinator.plans.catalogue.need import Need
     from dht.budget import Budget
     from dht.identity.peer_id import Identity
+    from dht.process.supervision import PartFunction, Supervisor
     from dht.records.directory import Directory
-    from dht.supervision import PartFunction, Supervisor
     from dht.transport.interface import Transport
     from dht.transport.metered import ByteMeter
     from node.device.hardware import Machine
@@ -104,7 +104,7 @@ async def _begin_beside(arguments: argparse.Namespace) -> None:
 async def _join(arguments: argparse.Namespace, reporter: Reporter, health: HealthKeeper) -> int:
     from dht.budget import Budget
     from dht.identity.peer_id import Identity
-    from dht.supervision import Supervisor
+    from dht.process.supervision import Supervisor
     from dht.transport.metered import MeteredTransport
     from node.device.nvidia import held_to
     from node.links.text_server import ServedTexts, TextServer
@@ -242,7 +242,7 @@ async def _choose(
     arguments: argparse.Namespace, transport: "Transport", machine: "Machine", reporter: Reporter
 ) -> None:
     """Settle on the model that needs this machine the most; raises as :func:`choices`."""
-    from coordinator.catalogue.precision import precision_text
+    from coordinator.plans.catalogue.precision import precision_text
     from coordinator.problem.model_pin import named_peers
     from node.peer.choosing import agreed, choices
 
@@ -274,7 +274,7 @@ async def _connect(
     budget: "Budget",
     reporter: Reporter,
 ) -> "Transport":
-    from dht.connecting import connect
+    from dht.networks.connecting import connect
     from dht.transport.config import TransportConfig, listen_address
 
     where = "Joining the swarm" if arguments.initial_peers else "Founding a swarm"
@@ -312,9 +312,9 @@ async def _serve(
 ) -> None:
     from coordinator.plans.reviewer import Reviewer
     from coordinator.plans.store import PlanStore
-    from coordinator.routing.balance import BalanceConfig
+    from coordinator.policies.routing.balance import BalanceConfig
     from coordinator.runtime import Coordinator, CoordinatorConfig
-    from dht.connecting import chosen_transport
+    from dht.networks.connecting import chosen_transport
     from dht.records.directory import Directory
     from dht.transport.config import TransportKind
     from node.links.measured_links import MeasuredLinks
@@ -430,7 +430,7 @@ def _works_beside(
 ) -> "list[PartFunction]":
     """What runs beside the peer: remembering others, moving to another model, offering it here."""
     from coordinator.problem.model_pin import named_peers
-    from dht.mdns import advertise
+    from dht.networks.mdns import advertise
     from node.peer.inviting import keep_inviting, offer_here
     from node.peer.remembering import keep_remembering
     from node.peer.roaming import RoamConfig, Roamer

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 from coordinator.plan import add_search_options, main, plan_and_print
 from coordinator.planning.placement import NoPlacementError, why_uncoverable
 from coordinator.problem.service import announced_service
+from dht.checkpoints.hub import served_name
 from dht.command_line import EXIT_USER, Parser, exit_code_of, saying
-from dht.hub import served_name
 from dht.messages.types import ModelSpec, Problem, mean_layer_bytes
 from node.device.hardware import GPU_SHARE
 from node.profiling.data_sheets import GPUS, LayerWork, parse_gpus, planner_nodes

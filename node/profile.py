@@ -7,8 +7,8 @@ import sys
 import time
 from dataclasses import asdict
 
+from dht.checkpoints.hub import served_name
 from dht.command_line import EXIT_DONE, Parser, command_of
-from dht.hub import served_name
 from node.device.hardware import machine_of
 from node.engine.engine import Engine, EngineConfig
 from node.model.opening import open_lean

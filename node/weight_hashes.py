@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 
+from dht.checkpoints.gguf_model import model_directory
+from dht.checkpoints.model_files import MANIFEST, read_config, read_manifest, shards_of
 from dht.command_line import EXIT_DONE, Parser, command_of
 from dht.errors import UserError
-from dht.gguf_model import model_directory
-from dht.model_files import MANIFEST, read_config, read_manifest, shards_of
-from dht.whole_file import write_whole
+from dht.process.whole_file import write_whole
 from node.weights.hashes import hash_shards
 from node.weights.safetensors_header import DamagedError
 

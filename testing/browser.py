@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from client.health.app import Page
-from dht.json_file import Json
+from dht.process.json_file import Json
 
 
 def chromium() -> str | None:

@@ -16,7 +16,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
-from dht.model_files import library_config
+from dht.checkpoints.model_files import library_config
 from node.model.inspection.meta_model import auto_class
 
 ARCHITECTURES = {

@@ -9,10 +9,8 @@ from dataclasses import replace
 from client.health.given import ALL
 from client.health.past import SPANS, Incident, Past, Span
 from client.health.state import Probe, SeenPeer, SwarmSnapshot, TokenTime, build_state
-from coordinator.catalogue.served import served_model
+from coordinator.plans.catalogue.served import served_model
 from dht.identity.peer_id import Identity
-from dht.invitation import invitation_to, text_of
-from dht.json_file import Json
 from dht.messages.types import (
     SINK,
     SOURCE,
@@ -30,6 +28,8 @@ from dht.messages.types import (
     Reach,
     RouteStage,
 )
+from dht.networks.invitation import invitation_to, text_of
+from dht.process.json_file import Json
 
 NOW_S = 1_800_000_000.0
 LAYERS = 32

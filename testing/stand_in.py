@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from bench.papers.link_policies import DecodeProfile, InOrder, MoLink
 from client import Swarm, SwarmConfig
 from client.text.tokenizer import ModelText
-from coordinator.batching.scheduler import BatchLimits
-from coordinator.failure.detector import WatchConfig
-from coordinator.links.scheduler import LinkScheduler
+from coordinator.policies.batching.scheduler import BatchLimits
+from coordinator.policies.failure.detector import WatchConfig
+from coordinator.policies.links.scheduler import LinkScheduler
 from dht.identity.peer_id import Identity
 from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState
 from dht.records.directory import Directory

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from coordinator.batching.scheduler import BatchLimits, Scheduler
+from coordinator.policies.batching.scheduler import BatchLimits, Scheduler
 from dht.messages.types import ModelSpec
 from node.engine.work_item import WorkItem, WorkResult
 from node.kv.page_names import NO_NAMES, PageNames

@@ -15,7 +15,7 @@ LAWS = (
     "tests/unit/dht/messages",
     "tests/unit/client/session",
     "tests/unit/node/sessions",
-    "tests/unit/coordinator/election",
+    "tests/unit/coordinator/plans/election",
     "tests/unit/coordinator/planning/test_planner_laws.py",
     "tests/unit/test_threat_model.py",
 )

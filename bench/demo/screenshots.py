@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from dht.json_file import Json
+from dht.process.json_file import Json
 from testing import paper_health
 from testing.browser import PageServer, browser, first_paint_ms
 from tests.unit.client.gateway.beside import gateway_beside

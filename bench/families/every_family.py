@@ -233,7 +233,7 @@ def greedy(directory: Path) -> list[int]:
     """What ``transformers`` answers, without a cache."""
     import torch
 
-    from dht.model_files import library_config
+    from dht.checkpoints.model_files import library_config
     from node.model.inspection.meta_model import auto_class
 
     family = auto_class(library_config(directory))

@@ -96,7 +96,7 @@ def strayed(directory: Path, answers: Sequence[Sequenced]) -> str:
     """Where an answer is not what ``transformers`` gives; empty where all are."""
     import torch
 
-    from dht.model_files import library_config
+    from dht.checkpoints.model_files import library_config
     from node.model.inspection.meta_model import auto_class
 
     family = auto_class(library_config(directory))

@@ -11,12 +11,12 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from dht.connecting import connect
 from dht.errors import NetworkError, PeerError
 from dht.identity.multiaddr import split
 from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.messages.types import ModelSpec, NodeRecord, NodeState, RouteStage
+from dht.networks.connecting import connect
 from dht.records.directory import DEFAULT_NETWORK, Directory
 from dht.transport.config import TransportConfig
 from dht.transport.interface import Stream, StreamHandler, Transport

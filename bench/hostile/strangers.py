@@ -17,6 +17,7 @@ from bench.hostile.attacker import MODEL, CountedStream, Seen, Sent, Target, cha
 from client import Swarm, SwarmConfig
 from client.text.tokenizer import ModelText
 from dht.budget import PROBE_BYTES
+from dht.checkpoints.model_files import directory_root
 from dht.errors import NetworkError, PeerError, SwarmError
 from dht.identity.grant import grant
 from dht.identity.peer_id import Identity, peer_id_bytes
@@ -32,7 +33,6 @@ from dht.messages.session import (
     SessionRefused,
 )
 from dht.messages.types import RouteStage
-from dht.model_files import directory_root
 from dht.records.signed import sign_record
 from dht.transport.interface import (
     HOP_PROTOCOL,

@@ -4,8 +4,9 @@ Stays are heavy-tailed (Pareto): most volunteers leave soon, some stay for days.
 its sessions' KV is lost; once the loss is noticed, each session is replayed over another route
 (prompt and answer so far). A peer that comes back first loads its old span or, with re-planning,
 the least served one. With re-planning, layers without a holder are given to the fewest peers that
-must move (:func:`coordinator.heuristics.repair.repair`, as the coordinator does it), in the order
-of :func:`coordinator.plans.waves.waves`; a peer that moves loses its sessions and loads first.
+must move (:func:`coordinator.planning.heuristics.repair.repair`, as the coordinator does it), in
+the order of :func:`coordinator.planning.waves.waves`; a peer that moves loses its sessions and
+loads first.
 
 Flow, spans and repairs stay inside the cells that a plan's flow falls into, so thousands of peers
 cost no more than their cells.
@@ -19,10 +20,10 @@ from functools import partial
 
 from coordinator.evaluation.max_flow import flow_parts, solve_flow
 from coordinator.evaluation.plan_check import uncovered
-from coordinator.heuristics.heuristics import fill
-from coordinator.heuristics.repair import repair
+from coordinator.planning.heuristics.heuristics import fill
+from coordinator.planning.heuristics.repair import repair
 from coordinator.planning.placement import CELLS_ABOVE
-from coordinator.plans.waves import waves
+from coordinator.planning.waves import waves
 from coordinator.simulator.clients import Clients
 from coordinator.simulator.core.parts import SimulatedSession
 from coordinator.simulator.core.profiles import Profiles

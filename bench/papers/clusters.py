@@ -8,9 +8,9 @@ from typing import Any
 
 from bench.papers.helix_flow import helix_plan
 from bench.papers.jobs import PLANS
+from coordinator.commands.planner_view import service_of
+from coordinator.commands.swarm_file import read_swarm
 from coordinator.evaluation.max_flow import follows
-from coordinator.experiments.planner_view import service_of
-from coordinator.experiments.swarm_file import read_swarm
 from coordinator.planning.placement import Placement, best_placement, score
 from coordinator.planning.solve import by_clock
 from coordinator.simulator.core.profiles import Profiles

@@ -1,12 +1,13 @@
 """Llumnix's dispatch (OSDI'24, §4.4), carried over to routes: the freest takes the next request.
 
-Real clients draw by turns (:mod:`coordinator.routing.routes`); this is what they are compared with.
+Real clients draw by turns (:mod:`coordinator.policies.routing.routes`); this is what they are
+compared with.
 """
 
 from collections.abc import Mapping
 
 from coordinator.evaluation.max_flow import paths
-from coordinator.routing.balance import freeness
+from coordinator.policies.routing.balance import freeness
 from coordinator.simulator.clients import Clients
 from coordinator.simulator.core.parts import SimulatedSession, Stage
 from dht.messages.types import NodeRecord, Plan

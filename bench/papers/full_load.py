@@ -1,6 +1,6 @@
 """Runs offline and online simulations of one placement by the rules of papers, or some of them.
 
-The rules that peers live by alone: :mod:`coordinator.experiments.full_load`.
+The rules that peers live by alone: :mod:`coordinator.commands.full_load`.
 """
 
 import random
@@ -11,7 +11,7 @@ from bench.papers.helix_feeds import ClosedLoop, HelixFeed
 from bench.papers.helix_scheduler import OFFLINE, ONLINE, HelixRules, HelixScheduler, link_shares
 from bench.papers.helix_swarm import HelixSwarm
 from bench.papers.schedulers import HopByHop, SwarmChoice, even_cards, shortest_queue
-from coordinator.experiments.full_load import LIVING, Rules, as_plan, build_simulation
+from coordinator.commands.full_load import LIVING, Rules, as_plan, build_simulation
 from coordinator.planning.placement import Placement
 from coordinator.simulator.clients import RequestScheduler
 from coordinator.simulator.core.profiles import Profiles

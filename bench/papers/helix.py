@@ -16,7 +16,7 @@ from bench.papers.clusters import (
 )
 from bench.papers.full_load import OURS, SCHEDULERS, PaperRules, offline, online
 from bench.papers.jobs import Job, Recipe, Row
-from coordinator.experiments.full_load import Rules
+from coordinator.commands.full_load import Rules
 from coordinator.simulator.core.report import SimulationReport
 from coordinator.simulator.core.trace import resampled
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.links.scheduler import LinkConfig, LinkScheduler, TrafficClass
+from coordinator.policies.links.scheduler import LinkConfig, LinkScheduler, TrafficClass
 
 OVERTAKING_MAX = 30
 """MoLink's N: decodes that may overtake a waiting prefill."""

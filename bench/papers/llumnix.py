@@ -14,11 +14,11 @@ from bench.papers.freest import Freest
 from bench.papers.jobs import Job, Recipe, Row
 from bench.papers.moves import MoveRules, Moving
 from bench.papers.own import many
+from coordinator.commands.full_load import as_plan
 from coordinator.evaluation.max_flow import solve_flow
-from coordinator.experiments.full_load import as_plan
 from coordinator.planning.placement import score
+from coordinator.policies.routing.balance import BalanceConfig
 from coordinator.problem.service import KvCapacity
-from coordinator.routing.balance import BalanceConfig
 from coordinator.simulator.clients import Clients
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.core.report import latency

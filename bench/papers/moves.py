@@ -4,8 +4,8 @@ A stage is rebuilt from tokens or logged rows: the new stages run the session's 
 it goes on decoding on the old ones; at the next token the route is switched, and the few rows since
 then go along with that token. A draining peer hands its sessions over in this way. After a loss,
 the session waits until the stage is rebuilt. What moves for balance is decided by every peer for
-itself, as in a living swarm (:class:`coordinator.routing.balance.Balance`); who replaces a peer, by
-:func:`coordinator.routing.routes.replacement`.
+itself, as in a living swarm (:class:`coordinator.policies.routing.balance.Balance`); who replaces a
+peer, by :func:`coordinator.policies.routing.routes.replacement`.
 """
 
 from collections import deque
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 
-from coordinator.admission.rules import headroom
-from coordinator.routing.balance import Balance, BalanceConfig, Movable, PeerLoad, swapped
-from coordinator.routing.routes import NoRoute, replacement
+from coordinator.policies.admission.rules import headroom
+from coordinator.policies.routing.balance import Balance, BalanceConfig, Movable, PeerLoad, swapped
+from coordinator.policies.routing.routes import NoRoute, replacement
 from coordinator.simulator.clients import Clients, most_tokens
 from coordinator.simulator.core.parts import SimulatedSession, Stage
 from coordinator.simulator.core.swarm import LiveSwarm

@@ -13,9 +13,9 @@ from bench.papers.clusters import azure, cluster_path, ours
 from bench.papers.full_load import online
 from bench.papers.helix import RULES, figures, find
 from bench.papers.jobs import Job, Recipe, Row
-from coordinator.experiments.full_load import as_plan
-from coordinator.experiments.planner_view import service_of
-from coordinator.experiments.swarm_file import read_swarm
+from coordinator.commands.full_load import as_plan
+from coordinator.commands.planner_view import service_of
+from coordinator.commands.swarm_file import read_swarm
 from coordinator.planning.placement import Placement, best_placement
 from coordinator.planning.solve import by_clock
 from coordinator.simulator.core.profiles import Profiles

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from bench.papers.full_load import SCHEDULERS, PaperRules, offline, online
 from coordinator import simulate
-from coordinator.experiments import full_load
+from coordinator.commands import full_load
 from coordinator.simulator.core.report import SimulationReport
 from dht.command_line import Parser
 

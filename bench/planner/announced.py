@@ -18,8 +18,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import cast
 
-from coordinator.batching.scheduler import PREFILL_TOKENS_MOST
-from coordinator.experiments.swarm_file import read_swarm
+from coordinator.commands.swarm_file import read_swarm
+from coordinator.policies.batching.scheduler import PREFILL_TOKENS_MOST
 from coordinator.problem.from_records import problem_of
 from coordinator.problem.service import PeerSpeed, announced_service
 from coordinator.simulator.core.profiles import PeerProfile, Profiles, interpolated

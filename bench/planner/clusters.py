@@ -10,8 +10,8 @@ import random
 from dataclasses import dataclass, replace
 
 from bench.papers.clusters import cluster_path
-from coordinator.experiments.swarm_file import read_swarm
-from coordinator.heuristics.heuristics import coverage
+from coordinator.commands.swarm_file import read_swarm
+from coordinator.planning.heuristics.heuristics import coverage
 from coordinator.problem.service import kv_capacity
 from coordinator.simulator.core.profiles import (
     PeerProfile,

@@ -26,7 +26,7 @@ import torch
 
 from bench.report import parser_of, provenance, write
 from client import Swarm
-from coordinator.experiments.full_load import LIVING, as_plan, build_simulation
+from coordinator.commands.full_load import LIVING, as_plan, build_simulation
 from coordinator.problem.service import KvCapacity
 from coordinator.simulator.core.profiles import (
     PeerProfile,

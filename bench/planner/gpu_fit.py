@@ -22,9 +22,9 @@ import msgspec
 from bench import report
 from coordinator.plan import plan_offline, plans_json
 from coordinator.problem.service import announced_service
+from dht.checkpoints.model_files import MANIFEST, Manifest, ShardHashes
 from dht.command_line import EXIT_DONE
 from dht.messages.types import weight_bytes
-from dht.model_files import MANIFEST, Manifest, ShardHashes
 from node.plan import fewest_more, named_problem, studied
 from node.profiling.data_sheets import GPUS
 from testing.local_swarm import ROOT

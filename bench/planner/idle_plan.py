@@ -18,9 +18,9 @@ from bench.planner import cluster_rows
 from bench.planner.clusters import HELD_OUT, TUNING
 from bench.planner.live_plan import NAMED, case, solved
 from coordinator.evaluation.one_answer import AnswerTimes, one_answer_s
+from coordinator.planning.search.short_rings import short_rings
 from coordinator.problem.service import announced_service
 from coordinator.runtime import CoordinatorConfig
-from coordinator.search.short_rings import short_rings
 from dht.messages.types import ANSWER_WEIGHT_MAX, Problem
 from testing.local_swarm import ROOT
 

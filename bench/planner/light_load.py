@@ -4,9 +4,9 @@ what the rule for that costs when all ask.
 Simulated by the living rules, on clusters of volunteers' homes that nobody tuned on, Helix's, and
 made ones: a coordinator's first plan from what peers announce serves requests that come at random,
 at shares of what it serves at full load. Routes are drawn as clients do, with the quickest ring
-while peers have little to do (:mod:`coordinator.routing.quickest`), and in turn alone. Clients know
-at once how many sessions each peer has; living ones read of others' some seconds later, so that a
-burst of new clients is worse off than here.
+while peers have little to do (:mod:`coordinator.policies.routing.quickest`), and in turn alone.
+Clients know at once how many sessions each peer has; living ones read of others' some seconds
+later, so that a burst of new clients is worse off than here.
 
 Rows are added to the output; those that it has already are kept.
 """
@@ -21,7 +21,7 @@ from bench.papers.clusters import azure
 from bench.planner import cluster_rows
 from bench.planner.clusters import HELD_OUT
 from bench.planner.live_plan import NAMED, case, solved
-from coordinator.experiments.full_load import LIVING, OnlineConfig, Rules, online
+from coordinator.commands.full_load import LIVING, OnlineConfig, Rules, online
 from coordinator.runtime import CoordinatorConfig
 from coordinator.simulator.judge import standing_load
 from testing.local_swarm import ROOT

@@ -30,11 +30,11 @@ from bench.planner.announced import announced_problem
 from bench.planner.clusters import HELD_OUT, TUNING, load
 from bench.planner.pattern_cpsat import widest_chain
 from bench.planner.stage_patterns import Terrain, place_chains
+from coordinator.commands.planner_view import service_of
 from coordinator.evaluation.estimate import estimate
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import uncovered
-from coordinator.experiments.planner_view import service_of
-from coordinator.heuristics import heuristics
+from coordinator.planning.heuristics import heuristics
 from coordinator.planning.placement import best_placement
 from coordinator.planning.solve import SolveAnswer, SolveRequest, by_clock, solve_request
 from coordinator.plans.transition import TransitionConfig

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 
-from coordinator.heuristics.heuristics import SpanLimits, span_limits
+from coordinator.planning.heuristics.heuristics import SpanLimits, span_limits
 from dht.messages.types import PlannerNode, Problem
 
 ALIKE = 1.08

@@ -20,9 +20,9 @@ from typing import Any
 from bench import report
 from bench.papers.full_load import offline
 from bench.planner.planners import PLANNERS, Effort
+from coordinator.commands.planner_view import read_service
+from coordinator.commands.swarm_file import read_swarm
 from coordinator.evaluation.max_flow import balanced_flow, flow_parts, solve_flow, upper_bound
-from coordinator.experiments.planner_view import read_service
-from coordinator.experiments.swarm_file import read_swarm
 from coordinator.planning.placement import Placement, make_plan, score
 from coordinator.problem.cluster_file import read_cluster
 from coordinator.problem.service import Service

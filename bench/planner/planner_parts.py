@@ -22,10 +22,10 @@ from bench import report
 from bench.planner.clusters import TUNING
 from bench.planner.live_plan import Case, case
 from coordinator.planning import placement
+from coordinator.planning.search import chain_search
 from coordinator.planning.solve import by_clock
 from coordinator.problem.service import announced_service
 from coordinator.runtime import CoordinatorConfig
-from coordinator.search import chain_search
 from coordinator.simulator.plans import plan_of
 from testing.local_swarm import ROOT
 

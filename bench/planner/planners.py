@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from bench.planner.helix import flow_search, helix_cpsat, helix_mathopt
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import uncovered
-from coordinator.heuristics import heuristics
+from coordinator.planning.heuristics import heuristics
 from coordinator.planning.placement import (
     HEURISTICS,
     NoPlacementError,

@@ -15,7 +15,7 @@ from itertools import permutations
 
 from bench.planner.peer_classes import peer_classes
 from coordinator.evaluation.max_flow import bandwidth_bytes_per_s
-from coordinator.heuristics.peer_regions import regions
+from coordinator.planning.heuristics.peer_regions import regions
 from dht.messages.types import Assignment, Problem
 
 PATTERNS_MAX = 600

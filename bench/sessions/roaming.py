@@ -1,7 +1,7 @@
 """Volunteers of many models that come, go and move where they are needed, under a virtual clock.
 
 Simulated: what a volunteer reads and decides is what ``node.join`` runs (the network's directory of
-models, :func:`coordinator.catalogue.need.needs`, :class:`node.peer.roaming.Roamer`, over the
+models, :func:`coordinator.plans.catalogue.need.needs`, :class:`node.peer.roaming.Roamer`, over the
 in-memory network with signed records); placement within a model is a stand-in for its coordinator,
 which gives layers that nobody holds to volunteers whose own layers others hold, and weights take as
 long as a link of ``LINK_BYTES_PER_S`` needs. Volunteers stay for an hour on average and others come
@@ -32,15 +32,15 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from bench import report
-from coordinator.catalogue.need import Need, needs
-from coordinator.catalogue.reading import network_models, served_models
-from coordinator.heuristics.heuristics import chains, keep_layers
+from coordinator.planning.heuristics.heuristics import chains, keep_layers
+from coordinator.plans.catalogue.need import Need, needs
+from coordinator.plans.catalogue.reading import network_models, served_models
 from coordinator.problem.from_records import problem_of
-from dht.hub import served_name
+from dht.checkpoints.hub import served_name
+from dht.checkpoints.model_files import MANIFEST, directory_root
 from dht.messages.types import DeviceSpec, ModelRecord, ModelSpec, NodeRecord, NodeState
-from dht.model_files import MANIFEST, directory_root
+from dht.process.whole_file import write_whole
 from dht.records.directory import Directory
-from dht.whole_file import write_whole
 from node.peer.announcer import RENEW_MODEL_S, RENEW_S
 from node.peer.roaming import RoamConfig, Roamer
 from node.weights.hashes import hash_shards

@@ -21,7 +21,7 @@ from bench.report import parser_of, provenance, write
 from bench.speed.speculation import MBIT, SPEC
 from client import GenerationOptions
 from client.text.tokenizer import Tokenizer
-from coordinator.batching.scheduler import BatchLimits
+from coordinator.policies.batching.scheduler import BatchLimits
 from dht.identity.peer_id import Identity
 from dht.messages.session import Sampling
 from node.drafting.chain import DraftChain

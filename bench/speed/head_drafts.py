@@ -17,7 +17,7 @@ from bench.report import parser_of, provenance, write
 from bench.speed.draft_model import ANSWER_TOKENS, ROUND_TRIPS_MS, STAGES, WHOLE_STEP_S
 from bench.speed.speculation import MBIT, SPEC
 from client import GenerationOptions
-from coordinator.batching.scheduler import BatchLimits
+from coordinator.policies.batching.scheduler import BatchLimits
 from dht.identity.peer_id import Identity
 from node.drafting.head_pace import HeadPace
 from node.engine.work_item import WorkItem, WorkResult

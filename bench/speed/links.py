@@ -43,8 +43,8 @@ def shapes(seed: int) -> dict[tuple[int, int], Shape]:
 
 async def read(addresses: list[str], peers: int) -> list[dict[str, Any]]:
     """All links that the DHT knows, once every peer has announced one from each other."""
-    from dht.connecting import observe
     from dht.messages.types import model_key
+    from dht.networks.connecting import observe
     from dht.records.directory import Directory
 
     transport = await observe(addresses)

@@ -33,7 +33,7 @@ from typing import Any
 
 from bench.report import parser_of, provenance, write
 from client import GenerationOptions, Swarm
-from coordinator.batching.scheduler import BatchLimits
+from coordinator.policies.batching.scheduler import BatchLimits
 from dht.command_line import loop_factory
 from dht.daemon.transport import HivemindTransport
 from dht.identity.peer_id import Identity

@@ -8,7 +8,7 @@ from typing import Any
 
 from client.answer.generation import GenerationOptions
 from dht.errors import UserError
-from dht.json_file import object_or_empty
+from dht.process.json_file import object_or_empty
 
 FILE = "generation_config.json"
 

@@ -30,8 +30,8 @@ from dht.command_line import (
     settle_swarm,
 )
 from dht.errors import UserError
-from dht.secret_file import check_private
-from dht.supervision import end_all
+from dht.process.secret_file import check_private
+from dht.process.supervision import end_all
 
 if TYPE_CHECKING:
     from client.gateway.answering.answers import Answers

@@ -17,7 +17,7 @@ from dht.command_line import (
     settle_swarm,
 )
 from dht.errors import UserError
-from dht.invitation import read_invitation, text_of
+from dht.networks.invitation import read_invitation, text_of
 
 NO_INVITATION = "none"
 STALE_ROUNDS, STALE_S = 2, 60.0

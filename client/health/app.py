@@ -20,9 +20,9 @@ from client.health.drawing import (
 )
 from client.health.words import FLAGS, told
 from client.pages.fixed import HEADERS, fixed_file, page_files
-from dht.invitation import SCHEME
-from dht.json_file import Json
-from dht.supervision import Supervisor
+from dht.networks.invitation import SCHEME
+from dht.process.json_file import Json
+from dht.process.supervision import Supervisor
 
 HERE = Path(__file__).parent
 FILES = page_files(HERE / "static")

@@ -6,7 +6,7 @@ lately is unknown.
 
 from dataclasses import dataclass
 
-from dht.json_file import Json
+from dht.process.json_file import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from itertools import groupby
 
 from client.health.past import span_from_json
 from client.pages.clean import peer_name
-from dht.json_file import Json
 from dht.messages.types import SINK, SOURCE
+from dht.process.json_file import Json
 
 WIDTH = 640
 BOX_WIDTH, BOX_HEIGHT, ROW, COLUMN = 104, 34, 52, 190

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from client.pages.clean import clean_name
 from dht.errors import UserError
-from dht.json_file import Json
+from dht.process.json_file import Json
 
 ALL = ""
 """The key of the sum of all peers; others have the peer's id."""

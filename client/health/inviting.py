@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from dht.errors import UserError
 from dht.identity.dialling import Scope, scope_of_given
-from dht.invitation import FINGERPRINT_BYTES, Invitation, invitation_to
+from dht.networks.invitation import FINGERPRINT_BYTES, Invitation, invitation_to
 
 ADDRESSES_SHOWN_MAX = 2
 """Addresses in the page's own invitation: each command of the page holds it, and is read."""

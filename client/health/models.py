@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from client.pages.clean import clean_name
-from coordinator.catalogue.served import ServedModel
+from coordinator.plans.catalogue.served import ServedModel
 from coordinator.problem.model_pin import DIGITS_MIN
-from dht.hub import HubId
-from dht.invitation import is_name
-from dht.json_file import Json
+from dht.checkpoints.hub import HubId
 from dht.messages.types import ModelSpec
+from dht.networks.invitation import is_name
+from dht.process.json_file import Json
 
 
 def models_json(

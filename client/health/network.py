@@ -8,7 +8,6 @@ from statistics import median
 
 from client.pages.clean import clean_id, clean_name, peer_name
 from coordinator.plans.demand import planned_for
-from dht.json_file import Json
 from dht.messages.types import (
     LINK_FRESH_MAX_S,
     SINK,
@@ -20,6 +19,7 @@ from dht.messages.types import (
     Reach,
     RouteStage,
 )
+from dht.process.json_file import Json
 
 LINK_S = LINK_FRESH_MAX_S + 300.0
 """Older measurements are not shown: peers have measured such a link again."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from client.pages.clean import clean_name
-from dht.json_file import Json
+from dht.process.json_file import Json
 
 INCIDENTS_SHOWN_MAX = 20
 LOST = "lost"

@@ -15,12 +15,12 @@ from client.health.past import IncidentWatch
 from client.health.served import ServedTally
 from client.health.state import Probe, SeenPeer, SwarmSnapshot, TokenTime, build_state
 from client.swarm.swarm import Swarm
-from coordinator.catalogue.reading import network_models, served_models
-from coordinator.catalogue.served import ServedModel
-from coordinator.failure.pinger import BY_CLIENTS, Pinger
+from coordinator.plans.catalogue.reading import network_models, served_models
+from coordinator.plans.catalogue.served import ServedModel
+from coordinator.policies.failure.pinger import BY_CLIENTS, Pinger
 from dht.errors import NetworkError, PeerError, SwarmError, UserError
-from dht.json_file import Json
 from dht.messages.types import LeaseRecord, LinksRecord, NodeRecord, RouteStage, layers_text
+from dht.process.json_file import Json
 
 logger = logging.getLogger(__name__)
 

@@ -31,13 +31,12 @@ from client.health.past import (
     past_json,
 )
 from client.pages.clean import clean_id, clean_name, peer_name
-from coordinator.catalogue.served import ServedModel
-from coordinator.explain.weak_points import weak_points
-from coordinator.explain.words import sentences
-from coordinator.failure.pinger import BY_CLIENTS
+from coordinator.evaluation.explain.weak_points import weak_points
+from coordinator.evaluation.explain.words import sentences
+from coordinator.plans.catalogue.served import ServedModel
 from coordinator.plans.versions import number_max
+from coordinator.policies.failure.pinger import BY_CLIENTS
 from coordinator.problem.from_records import problem_of
-from dht.json_file import Json
 from dht.messages.types import (
     Assignment,
     LeaseRecord,
@@ -51,6 +50,7 @@ from dht.messages.types import (
     layers_text,
     stage_bytes,
 )
+from dht.process.json_file import Json
 
 RECORD_S = 60.0
 """A record that was not seen for this long counts for nothing."""

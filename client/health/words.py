@@ -1,6 +1,6 @@
 """What people are told of a peer's state and flags; programs get the fields as they are. Pure."""
 
-from dht.json_file import Json
+from dht.process.json_file import Json
 
 STATES = {"silent": "not answering", "unknown": "not asked yet"}
 """Words for states that are not their own words."""

@@ -20,7 +20,7 @@ from client.session.events import (
     PromptScored,
     Refused,
 )
-from coordinator.failure.detector import Dead, PeerWatch, PingNow
+from coordinator.policies.failure.detector import Dead, PeerWatch, PingNow
 from dht.errors import NetworkError, PeerError
 from dht.identity.grant import grant, is_own_word
 from dht.messages import codec
@@ -44,7 +44,7 @@ from dht.messages.session import (
     Tokens,
     TokensAttach,
 )
-from dht.supervision import end_all
+from dht.process.supervision import end_all
 from dht.transport.interface import SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream, Transport
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from coordinator.failure.detector import WatchConfig
+from coordinator.policies.failure.detector import WatchConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,8 +39,8 @@ from client.session.events import (
     RouteFound,
     TellWait,
 )
-from coordinator.routing.affinity import Route
-from coordinator.routing.routes import NoRoute
+from coordinator.policies.routing.affinity import Route
+from coordinator.policies.routing.routes import NoRoute
 from dht.messages.session import NO_ROOM, OVERFLOWS, RefusalCode
 from dht.messages.types import RouteStage
 

@@ -44,10 +44,10 @@ from client.session.events import (
 )
 from client.view.prefixes import NamedPrompt
 from client.view.view import SwarmView
-from coordinator.admission.lengths import ANSWER_TOKENS
-from coordinator.failure.pinger import BY_CLIENTS, answering
-from coordinator.routing.affinity import KnownPrefix, Route
-from coordinator.routing.routes import NoRoute
+from coordinator.policies.admission.lengths import ANSWER_TOKENS
+from coordinator.policies.failure.pinger import BY_CLIENTS, answering
+from coordinator.policies.routing.affinity import KnownPrefix, Route
+from coordinator.policies.routing.routes import NoRoute
 from dht.errors import NetworkError, SwarmError
 from dht.identity.peer_id import short_name
 from dht.messages import codec

@@ -5,8 +5,8 @@ Plain data. :mod:`client.session.controller` decides, :mod:`client.session.drive
 
 from dataclasses import dataclass
 
-from coordinator.routing.affinity import Route
-from coordinator.routing.routes import NoRoute
+from coordinator.policies.routing.affinity import Route
+from coordinator.policies.routing.routes import NoRoute
 from dht.messages.logprobs import TokenScore
 
 # Events

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from client.errors import StatusCallback
-from dht.news import News
+from dht.process.news import News
 
 SILENT_S = 3.0
 """Maximum time in seconds without a word while something is waited for."""

@@ -18,10 +18,9 @@ from typing import TypeVar
 
 import msgspec
 
+from dht.checkpoints.hub import TEXT_FILES
+from dht.checkpoints.model_files import root_of
 from dht.errors import NetworkError, PeerError
-from dht.home import cache_directory
-from dht.hub import TEXT_FILES
-from dht.json_file import decode_json
 from dht.messages import codec
 from dht.messages.peer import (
     TEXT_PIECE_BYTES,
@@ -32,7 +31,8 @@ from dht.messages.peer import (
     TextsRequest,
 )
 from dht.messages.types import NodeRecord
-from dht.model_files import root_of
+from dht.process.home import cache_directory
+from dht.process.json_file import decode_json
 from dht.transport.interface import TEXT_PROTOCOL, Stream, Transport
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ LIST_BYTES_MAX = 16 << 10
 
 
 def texts_folder() -> Path:
-    """The folder of models' text files (:func:`dht.home.cache_directory`)."""
+    """The folder of models' text files (:func:`dht.process.home.cache_directory`)."""
     return cache_directory("texts")
 
 

@@ -31,20 +31,20 @@ from client.text.chat_prompt import Messages, chat_ids, chat_template_of
 from client.text.stop_strings import StopStrings
 from client.text.tokenizer import Detokenizer, ModelText
 from client.view.reader import ReaderConfig, SwarmReader
-from coordinator.catalogue.reading import network_models
-from coordinator.catalogue.served import only_model
+from coordinator.plans.catalogue.reading import network_models
+from coordinator.plans.catalogue.served import only_model
+from coordinator.policies.routing.affinity import Route
 from coordinator.problem.model_pin import ModelPin, checked_fingerprint, named_peers
-from coordinator.routing.affinity import Route
+from dht.checkpoints.gguf_model import hub_root, model_directory
+from dht.checkpoints.hub import HubId, local_path, served_name
+from dht.checkpoints.model_files import directory_root
 from dht.command_line import settle_swarm
-from dht.connecting import observe
 from dht.errors import NetworkError, UserError
-from dht.gguf_model import hub_root, model_directory
-from dht.hub import HubId, local_path, served_name
 from dht.identity.peer_id import short_name
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason
 from dht.messages.types import ModelSpec
-from dht.model_files import directory_root
+from dht.networks.connecting import observe
 from dht.records.directory import DEFAULT_NETWORK
 from dht.transport.config import TransportKind
 from dht.transport.interface import Transport
@@ -596,7 +596,7 @@ async def _entered(
 ) -> Transport:
     """A transport into the network; waits for a first peer as long as an answer would.
 
-    Raises as :func:`dht.connecting.observe`.
+    Raises as :func:`dht.networks.connecting.observe`.
     """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + config.wait_s

@@ -17,9 +17,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from client.text.ends import special_tokens
+from dht.checkpoints.hub import TOOL_USE_TEMPLATE
 from dht.errors import UserError
-from dht.hub import TOOL_USE_TEMPLATE
-from dht.json_file import object_or_empty
+from dht.process.json_file import object_or_empty
 
 _END = "zqendqz"
 """Stands behind the text of a message that is continued, to tell where it ends."""

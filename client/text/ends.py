@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from dht.json_file import object_or_empty
 from dht.messages.session import STOP_TOKENS_MAX, TokenId
+from dht.process.json_file import object_or_empty
 
 TEXT_CONFIGS = ("text_config", "decoder", "generator")
 """Where a configuration of several models keeps the one that answers, as transformers finds it."""

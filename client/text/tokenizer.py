@@ -10,9 +10,9 @@ from typing import Any
 
 from client.text.ends import added_tokens, all_special_tokens, stop_token_ids
 from client.text.vocabulary import BYTE_OF, COMPOSED_CHARACTERS_MAX, longest_token
+from dht.checkpoints.hub import TEXT_FILES, VOCABULARIES
+from dht.checkpoints.library_files import read_by_library
 from dht.errors import UserError
-from dht.hub import TEXT_FILES, VOCABULARIES
-from dht.library_files import read_by_library
 
 TOKENS_KEPT = 1 << 16
 """Number of tokens whose texts are kept: log probabilities name the same ones again and again."""
@@ -206,7 +206,7 @@ class ModelText:
     """None where prompts and answers are token ids only."""
     stop_token_ids: tuple[int, ...] = ()
     root: str = ""
-    """The model's root (:func:`dht.model_files.root_of`); empty: not known."""
+    """The model's root (:func:`dht.checkpoints.model_files.root_of`); empty: not known."""
 
     @classmethod
     def load(cls, name: str, directory: Path, root: str) -> "ModelText":

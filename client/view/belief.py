@@ -9,7 +9,7 @@ peers announce a speed counts for nothing.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from coordinator.routing.quickest import token_s
+from coordinator.policies.routing.quickest import token_s
 from dht.messages.types import LayerTimes, NodeRecord
 
 LOADS = 1, 16

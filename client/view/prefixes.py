@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from coordinator.routing.affinity import Route
+from coordinator.policies.routing.affinity import Route
 from dht.messages.prefix import (
     BLOCK_TOKENS,
     BLOCKS_MAX,

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from client.errors import StatusCallback, UnavailableError
 from client.view.view import NO_PIN, SwarmView
-from coordinator.catalogue.reading import network_models
-from coordinator.catalogue.served import NAMED_MAX
-from coordinator.failure.pinger import BY_CLIENTS, Pinger
+from coordinator.plans.catalogue.reading import network_models
+from coordinator.plans.catalogue.served import NAMED_MAX
 from coordinator.plans.followed import FollowedPlans
+from coordinator.policies.failure.pinger import BY_CLIENTS, Pinger
 from coordinator.problem.model_pin import ModelPin, several
+from dht.checkpoints.model_files import directory_fingerprint
 from dht.errors import NetworkError, UserError
 from dht.messages.types import ModelSpec, NodeState, model_key
-from dht.model_files import directory_fingerprint
+from dht.process.supervision import Supervisor
 from dht.records.directory import DEFAULT_NETWORK, Directory
-from dht.supervision import Supervisor
 from dht.transport.interface import Transport
 
 logger = logging.getLogger(__name__)

@@ -13,23 +13,23 @@ from client.view.avoidance import Avoidance
 from client.view.belief import believed
 from client.view.blame import Blame
 from client.view.prefixes import PrefixMemory
-from coordinator.problem.model_pin import ModelPin, allowed_models
-from coordinator.routing.affinity import KnownPrefix, Route, again
-from coordinator.routing.balance import load_of, round_trips, swapped
-from coordinator.routing.quickest import (
+from coordinator.policies.routing.affinity import KnownPrefix, Route, again
+from coordinator.policies.routing.balance import load_of, round_trips, swapped
+from coordinator.policies.routing.quickest import (
     LATE_TIMES,
     LatePeers,
     OwnSessions,
     RingTimes,
     quicker,
 )
-from coordinator.routing.routes import (
+from coordinator.policies.routing.routes import (
     FollowedRouter,
     NoRoute,
     being_loaded,
     replacement,
     route_from_records,
 )
+from coordinator.problem.model_pin import ModelPin, allowed_models
 from dht.messages.session import RefusalCode
 from dht.messages.types import (
     LinksRecord,

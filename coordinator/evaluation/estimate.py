@@ -6,11 +6,10 @@ the largest rate X at which the requests in flight, X × (time of a token + time
 of an answer), still fit the KV room of every layer. The time of a token is a sum along the plan's
 flow: the wait and work of a step at each peer, with the batch that X brings there, and the wait and
 transfer on each link. The rules are those that peers follow: prompts come in chunks, a chunk shares
-its step with the decodes that wait (:mod:`coordinator.batching.scheduler`), and on a link decodes
-overtake prompts (:mod:`coordinator.links.scheduler`). The method is mean-value analysis of a closed
-network (Reiser and Lavenberg, 1980) with batch service; T_l(batch) comes from measured profiles.
-Tests hold it against
-the simulator.
+its step with the decodes that wait (:mod:`coordinator.policies.batching.scheduler`), and on a link
+decodes overtake prompts (:mod:`coordinator.policies.links.scheduler`). The method is mean-value
+analysis of a closed network (Reiser and Lavenberg, 1980) with batch service; T_l(batch) comes from
+measured profiles. Tests hold it against the simulator.
 """
 
 import math
@@ -18,8 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from coordinator.admission.rules import HEADROOM_SHARE
-from coordinator.batching.scheduler import LIMIT_ROWS, limits_of
 from coordinator.evaluation.flow_shares import (
     Shares,
     flow_shares,
@@ -34,8 +31,10 @@ from coordinator.evaluation.max_flow import (
     round_trips_s,
 )
 from coordinator.evaluation.shared_uplinks import Way, kept_shares, shared_uplinks
-from coordinator.links.chunk_sizer import ChunkSizer
-from coordinator.links.scheduler import LinkConfig
+from coordinator.policies.admission.rules import HEADROOM_SHARE
+from coordinator.policies.batching.scheduler import LIMIT_ROWS, limits_of
+from coordinator.policies.links.chunk_sizer import ChunkSizer
+from coordinator.policies.links.scheduler import LinkConfig
 from coordinator.problem.service import Curve, PeerSpeed, Service, Workload
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Problem
 

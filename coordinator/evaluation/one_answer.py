@@ -8,8 +8,8 @@ import math
 from collections.abc import Collection, Iterable
 
 from coordinator.evaluation.max_flow import bandwidth_bytes_per_s, round_trips_s
+from coordinator.policies.routing.quickest import LOOKS_MAX
 from coordinator.problem.service import CONTEXT_TYPICAL, Service
-from coordinator.routing.quickest import LOOKS_MAX
 from dht.messages.types import Assignment, FlowEdge, Problem
 
 STEP_S = 0.002
@@ -82,7 +82,7 @@ def one_answer_s(
 
     ``inf`` where they lead through no whole model. A ring may enter a peer's layers in their
     middle. In a large swarm it begins at the quickest first stages only, as those of clients do
-    (:func:`coordinator.routing.quickest.quickest_ring`).
+    (:func:`coordinator.policies.routing.quickest.quickest_ring`).
     """
     held = {a.peer_id: a for a in assignments}
     layers = times.problem.model.layers

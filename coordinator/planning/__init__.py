@@ -1,1 +1,1 @@
-"""The best placement of all planners, the process that solves, advice on it."""
+"""The best placement of all planners, the process that solves, the order of moves."""

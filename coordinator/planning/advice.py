@@ -1,17 +1,17 @@
 """Advice on a plan: what one more peer would gain once all is planned again.
 
-What holds the plan itself back: :mod:`coordinator.explain`.
+What holds the plan itself back: :mod:`coordinator.evaluation.explain`.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from coordinator.explain.weak_points import GAIN_MIN, KINDS_MAX, with_twin
+from coordinator.evaluation.explain.weak_points import GAIN_MIN, KINDS_MAX, with_twin
 from coordinator.planning.placement import Placement, best_placement, of_chains
+from coordinator.planning.search.chain_judge import Judge
+from coordinator.planning.search.chain_search import as_chains, improved
+from coordinator.planning.search.objective import Objective
 from coordinator.problem.service import Service
-from coordinator.search.chain_judge import Judge
-from coordinator.search.chain_search import as_chains, improved
-from coordinator.search.objective import Objective
 from dht.messages.types import PlannerNode, Problem
 
 

@@ -17,16 +17,16 @@ from coordinator.evaluation.max_flow import (
 )
 from coordinator.evaluation.one_answer import AnswerTimes, one_answer_s, worth
 from coordinator.evaluation.plan_check import FLOW_USED_MIN, flow_wasted, uncovered
-from coordinator.heuristics import heuristics, peer_cells
-from coordinator.plans.waves import can_be_reached
-from coordinator.problem.service import Service
-from coordinator.search.chain_dp import Chains
-from coordinator.search.chain_judge import Judge
-from coordinator.search.chain_search import (
+from coordinator.planning.heuristics import heuristics, peer_cells
+from coordinator.planning.search.chain_dp import Chains
+from coordinator.planning.search.chain_judge import Judge
+from coordinator.planning.search.chain_search import (
     as_chains,
     search,
 )
-from coordinator.search.generation import Searched
+from coordinator.planning.search.generation import Searched
+from coordinator.planning.waves import can_be_reached
+from coordinator.problem.service import Service
 from coordinator.simulator.judge import judge
 from dht.errors import SwarmError
 from dht.messages.types import (

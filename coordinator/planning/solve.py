@@ -16,9 +16,9 @@ import msgspec
 from coordinator.evaluation.max_flow import flow_parts, solve_flow
 from coordinator.evaluation.one_answer import worth
 from coordinator.evaluation.plan_check import check_plan, uncovered
-from coordinator.heuristics.heuristics import greedy
-from coordinator.heuristics.peer_cells import parts
-from coordinator.heuristics.repair import repair
+from coordinator.planning.heuristics.heuristics import greedy
+from coordinator.planning.heuristics.peer_cells import parts
+from coordinator.planning.heuristics.repair import repair
 from coordinator.planning.placement import (
     CELLS_ABOVE,
     GREEDY_SHARE,
@@ -32,8 +32,8 @@ from coordinator.planning.placement import (
     why_uncoverable,
     with_spares,
 )
+from coordinator.planning.search.generation import Searched
 from coordinator.problem.service import Service, announced_service
-from coordinator.search.generation import Searched
 from coordinator.simulator.judge import judge
 from dht.messages.types import Assignment, FlowEdge, Plan, PlanVersion, Problem
 

@@ -1,1 +1,1 @@
-"""The life of a published plan: waves, transition, review, store, trust."""
+"""The life of a published plan: who makes it, transition, review, store, trust."""

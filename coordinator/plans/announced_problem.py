@@ -4,9 +4,9 @@ from coordinator.plans.transition import usable_nodes
 from coordinator.problem.from_records import problem_of
 from coordinator.problem.model_pin import ModelPin, allowed_models, named_peers, several
 from coordinator.problem.service import Service, announced_service
-from dht.connecting import observe
 from dht.errors import UserError
 from dht.messages.types import Problem, model_key
+from dht.networks.connecting import observe
 from dht.records.directory import Directory
 
 

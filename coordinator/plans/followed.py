@@ -16,7 +16,7 @@ from coordinator.plans.store import (
     decode_plan,
 )
 from coordinator.plans.versions import rank
-from coordinator.routing.routes import announced_tokens_per_s
+from coordinator.policies.routing.routes import announced_tokens_per_s
 from dht.errors import NetworkError, PeerError
 from dht.messages.types import NO_VERSION, NodeRecord, NodeState, Plan, PlanHead, PlanVersion
 from dht.records.directory import Directory

@@ -22,7 +22,7 @@ from enum import StrEnum
 from coordinator.evaluation.estimate import estimate
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import FLOW_USED_MIN, uncovered
-from coordinator.heuristics.heuristics import greedy
+from coordinator.planning.heuristics.heuristics import greedy
 from coordinator.plans.transition import usable_nodes
 from coordinator.problem.from_records import problem_of
 from coordinator.problem.service import announced_service

@@ -4,8 +4,8 @@ import asyncio
 import random
 from collections.abc import Iterable
 
-from coordinator.failure.pinger import BY_PEERS, answers_ping
 from coordinator.plans.review import KNOWN_FOR_S, Opinion, Verdict, review
+from coordinator.policies.failure.pinger import BY_PEERS, answers_ping
 from dht.messages.types import NodeRecord, NodeState, Plan
 from dht.records.directory import Directory
 from dht.transport.interface import Transport

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.plans.waves import can_be_reached, keepers, waves
+from coordinator.planning.waves import can_be_reached, keepers, waves
 from dht.messages.types import (
     Assignment,
     ModelSpec,

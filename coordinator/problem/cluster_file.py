@@ -29,7 +29,6 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from dht.errors import UserError
-from dht.json_file import decode_json
 from dht.messages.types import (
     LAYERS_MAX,
     PEERS_MAX,
@@ -47,6 +46,7 @@ from dht.messages.types import (
     ShortText,
     with_layer_bytes,
 )
+from dht.process.json_file import decode_json
 
 HELIX_SCHEMA = "helix-cluster/1"
 OWN_SCHEMA = "anabranch-cluster/1"

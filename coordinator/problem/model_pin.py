@@ -21,7 +21,7 @@ class ModelPin:
     """What is known of the wanted model besides its name. What is empty allows everything."""
 
     root: str = ""
-    """Root of its directory or hub commit (:func:`dht.model_files.root_of`)."""
+    """Root of its directory or hub commit (:func:`dht.checkpoints.model_files.root_of`)."""
     fingerprint: str = ""
     """Its fingerprint, or the first digits of it."""
     named: tuple[str, ...] = ()

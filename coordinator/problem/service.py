@@ -22,7 +22,7 @@ class Workload:
     """The length of clients' requests, and how many of them there are.
 
     The defaults are the conversations of Azure's 2023 trace, and what stages charge for them
-    (:mod:`coordinator.admission.room`).
+    (:mod:`coordinator.policies.admission.room`).
     """
 
     input_tokens: float = 763.0

@@ -1,18 +1,18 @@
 """What clients and stages decide on a session: its route, its room, and who gives way.
 
-Clients draw routes by :mod:`coordinator.routing.routes`, each for itself; stages let sessions in,
-give them pages and take pages back by :mod:`coordinator.admission`. A client that a stage refuses
-draws again without it, and comes back later where all refuse. Left out is that who has many
-sessions is held back before others: ``CLIENTS`` have equal shares.
+Clients draw routes by :mod:`coordinator.policies.routing.routes`, each for itself; stages let
+sessions in, give them pages and take pages back by :mod:`coordinator.policies.admission`. A client
+that a stage refuses draws again without it, and comes back later where all refuse. Left out is that
+who has many sessions is held back before others: ``CLIENTS`` have equal shares.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from coordinator.admission.lengths import AnswerLengths
-from coordinator.admission.room import KvAsk, KvRoom
-from coordinator.admission.rules import (
+from coordinator.policies.admission.lengths import AnswerLengths
+from coordinator.policies.admission.room import KvAsk, KvRoom
+from coordinator.policies.admission.rules import (
     QUEUE_SESSIONS_LEAST,
     Claim,
     Demand,
@@ -21,8 +21,8 @@ from coordinator.admission.rules import (
     may_wait_s,
     queue_is_long,
 )
-from coordinator.routing.quickest import RingTimes, quicker
-from coordinator.routing.routes import NoRoute, Router
+from coordinator.policies.routing.quickest import RingTimes, quicker
+from coordinator.policies.routing.routes import NoRoute, Router
 from coordinator.simulator.core.parts import SimulatedPeer, SimulatedSession, Stage
 from coordinator.simulator.core.profiles import Points, Profiles
 from coordinator.simulator.core.trace import Request

@@ -24,7 +24,7 @@ from typing import ClassVar
 
 from dht.errors import AnabranchError, MachineError, NetworkError, UserError
 from dht.identity.peer_id import Identity
-from dht.supervision import end_all
+from dht.process.supervision import end_all
 from dht.transport.listening import check_free
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38

@@ -22,10 +22,10 @@ from dht.errors import MachineError, NetworkError, UserError
 from dht.identity.dialling import DialRule
 from dht.identity.multiaddr import by_peer, host_of, ranked, unanswered
 from dht.messages.peer import SignedRecord
+from dht.process.supervision import PartFunction
 from dht.records.access import AskedRecords, RecordAccess, SharedRecords
 from dht.records.helper import RecordHelper
 from dht.records.signed import RecordGuard, RecordSigner
-from dht.supervision import PartFunction
 from dht.transport.config import CONNECT_LIMIT_S, TransportConfig, expanded
 from dht.transport.interface import (
     OPEN_LIMIT_S,

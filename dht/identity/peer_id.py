@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from dht.errors import UserError
-from dht.secret_file import check_private, write_private
+from dht.process.secret_file import check_private, write_private
 
 fcntl: Any
 try:

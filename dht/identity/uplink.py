@@ -16,7 +16,7 @@ from pathlib import Path
 from dht.errors import UserError
 from dht.identity.peer_id import KEY_BYTES, Identity, verify
 from dht.messages.types import UplinkClaim
-from dht.secret_file import check_private, write_private
+from dht.process.secret_file import check_private, write_private
 
 CLAIM_PREFIX = b"anabranch-uplink-v1\0"
 

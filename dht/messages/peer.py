@@ -198,7 +198,7 @@ class TextsRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextFile:
-    """One of a model's text files, as :func:`dht.text_files.text_bytes` gives it."""
+    """One of a model's text files, as :func:`dht.checkpoints.text_files.text_bytes` gives it."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     size_bytes: Annotated[int, Meta(ge=0, le=TEXT_BYTES_MAX)]
@@ -209,8 +209,8 @@ class TextFile:
 class TextsFound:
     """The answer to a :class:`TextsRequest`: the files, and the digest of the model's weights.
 
-    Together they have the model's root (:func:`dht.model_files.root_of`). Without files the root
-    is not known here.
+    Together they have the model's root (:func:`dht.checkpoints.model_files.root_of`). Without files
+    the root is not known here.
     """
 
     files: Annotated[tuple[TextFile, ...], Meta(max_length=TEXTS_MAX)]

@@ -84,7 +84,7 @@ class ModelSpec:
 
     name: ShortText
     root: Annotated[str, Meta(max_length=64)]
-    """SHA-256 over the text files and the weight files (:func:`dht.model_files.root_of`)."""
+    """SHA-256 over text and weight files (:func:`dht.checkpoints.model_files.root_of`)."""
     layers: Annotated[int, Meta(ge=1, le=LAYERS_MAX)]
     layer_bytes: Count
     """Bytes of the largest layer's weights, in the dtype that peers compute in."""
@@ -226,7 +226,7 @@ class NodeRecord:
     kv_tokens_wanted: Count = 0
     """KV that the peer wants free, in tokens: headroom while it serves sessions of high priority,
     and the demand of a session that it just refused. Its freeness depends on it
-    (:mod:`coordinator.routing.balance`)."""
+    (:mod:`coordinator.policies.routing.balance`)."""
     sessions: Count = 0
     addresses: Annotated[tuple[Address, ...], Meta(max_length=ADDRESSES_MAX)] = ()
     joined_unix_s: Seconds = 0.0

@@ -17,12 +17,12 @@ from typing import Protocol
 
 from dht.errors import NetworkError
 from dht.messages.peer import SignedRecord
+from dht.process.supervision import Supervisor
 from dht.records.client import OpenStream, RecordClient
 from dht.records.directory import RecordKind
 from dht.records.network_clock import NetworkClock
 from dht.records.replica import Replica, ReplicaConfig
 from dht.records.signed import RecordGuard, RecordSigner, kind_of
-from dht.supervision import Supervisor
 from dht.transport.interface import Contact
 from dht.transport.other_versions import OtherVersions
 from dht.transport.streams import StreamHandlers

@@ -29,13 +29,13 @@ from dht.messages.peer import (
 )
 from dht.messages.session import Ping, Pong
 from dht.messages.types import PEERS_MAX, NodeRecord, NodeState
+from dht.process.supervision import end_all
 from dht.records.directory import RecordKind
 from dht.records.helper import ANSWER_BYTES_MAX
 from dht.records.helper_choice import KNOWN_MAX, Chance, Helpers
 from dht.records.met import Met
 from dht.records.network_clock import CLOCK_S
 from dht.records.signed import TOTAL_BYTES_MAX, RecordError, RecordGuard, kind_of
-from dht.supervision import end_all
 from dht.transport.interface import RECORDS_PROTOCOL, Stream
 from dht.transport.other_versions import OtherVersions
 

@@ -9,7 +9,7 @@ from dht.budget import Budget
 from dht.errors import UserError
 from dht.identity.multiaddr import checked_tcp, is_loopback
 from dht.identity.peer_id import Identity
-from dht.supervision import Supervisor
+from dht.process.supervision import Supervisor
 from dht.transport.interface import Stream
 from dht.transport.metered import ByteMeter
 

@@ -2,8 +2,8 @@
 
 Adapters are :mod:`dht.daemon.transport` (libp2p through hivemind's daemon) and
 :mod:`dht.light.transport` (libp2p in Python alone, for Windows and macOS). A process has one
-adapter, chosen at start by :mod:`dht.connecting` and imported lazily. Tests and benchmarks have one
-of their own, :mod:`testing.network`.
+adapter, chosen at start by :mod:`dht.networks.connecting` and imported lazily. Tests and benchmarks
+have one of their own, :mod:`testing.network`.
 """
 
 import math

@@ -17,7 +17,7 @@ from dht.budget import RELAY_BYTES, RELAY_CALLS, RELAY_SLOTS, Budget
 from dht.errors import NetworkError, PeerError
 from dht.identity.peer_id import peer_id_bytes, peer_id_of
 from dht.messages import codec
-from dht.supervision import end_all
+from dht.process.supervision import end_all
 from dht.transport.interface import RELAY_STOP_PROTOCOL, Stream, Transport
 from dht.transport.metered import no_pause
 from dht.transport.relay_messages import (

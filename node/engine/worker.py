@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from coordinator.batching.scheduler import BatchLimits, Scheduler
+from coordinator.policies.batching.scheduler import BatchLimits, Scheduler
 from node.engine.work_item import WorkItem, WorkResult
 
 logger = logging.getLogger(__name__)

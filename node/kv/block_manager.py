@@ -3,8 +3,8 @@
 It has no tensors. Page p of a session is page p in the pools of all layers that the session runs
 here, and of no others: two sessions that run disjoint layers may have the same page. How much a
 session may take, and who gives way when pages run out, is decided before
-(:mod:`coordinator.admission.room`). Where possible a session's pages are consecutive (a run),
-because a run is read without a copy.
+(:mod:`coordinator.policies.admission.room`). Where possible a session's pages are consecutive (a
+run), because a run is read without a copy.
 
 A full page can be sealed with a name that stands for all tokens up to its end
 (:mod:`node.kv.page_names`). Another session over the same layers that begins with the same names

@@ -1,8 +1,9 @@
-"""Sends and reads frames over a stream, in the order of :mod:`coordinator.links.scheduler`.
+"""Sends and reads frames over a stream, in the link scheduler's order.
 
-:class:`LinkSender` cuts long frames into parts, lets decodes overtake them, and keeps bytes in
-flight within the receiver's credits. :class:`LinkReader` reassembles frames, counts what was read
-and says when to acknowledge. Both are bounded: see the constants.
+The order is :mod:`coordinator.policies.links.scheduler`'s. :class:`LinkSender` cuts long frames
+into parts, lets decodes overtake them, and keeps bytes in flight within the receiver's credits.
+:class:`LinkReader` reassembles frames, counts what was read and says when to acknowledge. Both are
+bounded: see the constants.
 """
 
 import asyncio
@@ -11,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coordinator.links.bandwidth_estimator import CreditError
-from coordinator.links.scheduler import LinkConfig, LinkScheduler, Slice, TrafficClass
-from coordinator.links.token_bucket import Allowance
+from coordinator.policies.links.bandwidth_estimator import CreditError
+from coordinator.policies.links.scheduler import LinkConfig, LinkScheduler, Slice, TrafficClass
+from coordinator.policies.links.token_bucket import Allowance
 from dht.budget import FRAME_BYTES, Budget
 from dht.errors import NetworkError
 from dht.messages import codec

@@ -1,9 +1,9 @@
 """Outbound links to other stages: one stream per next peer, shared by all sessions.
 
 A hop carries opens, activations and ring tokens down the route, and accepts, refusals and failures
-back. While sessions use it, it is pinged and watched (:mod:`coordinator.failure.detector`).
-Silence, or a stuck engine, counts as a broken connection, because a stopped process never breaks
-its connections.
+back. While sessions use it, it is pinged and watched
+(:mod:`coordinator.policies.failure.detector`). Silence, or a stuck engine, counts as a broken
+connection, because a stopped process never breaks its connections.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from coordinator.failure.detector import Dead, PeerWatch, PingNow, WatchConfig
-from coordinator.links.scheduler import LinkScheduler, TrafficClass
+from coordinator.policies.failure.detector import Dead, PeerWatch, PingNow, WatchConfig
+from coordinator.policies.links.scheduler import LinkScheduler, TrafficClass
 from dht.budget import DIALS, Budget
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
@@ -29,7 +29,7 @@ from dht.messages.session import (
     SessionRefused,
 )
 from dht.messages.types import PEERS_MAX
-from dht.supervision import Supervisor, end_all
+from dht.process.supervision import Supervisor, end_all
 from dht.transport.interface import HOP_PROTOCOL, Stream, Transport
 from node.links.framed_stream import LinkSender
 from node.links.lent_traffic import LentTraffic as Lent

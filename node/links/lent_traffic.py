@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.links.token_bucket import Allowance, MonthlyUse
+from coordinator.policies.links.token_bucket import Allowance, MonthlyUse
 from dht.errors import NetworkError
-from dht.whole_file import write_whole
+from dht.process.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 

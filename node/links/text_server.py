@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dht.budget import TEXT_BYTES, TEXT_STREAMS, Budget
+from dht.checkpoints.model_files import root_of
+from dht.checkpoints.text_files import CONFIGURATIONS, text_bytes, texts_in
 from dht.errors import NetworkError
 from dht.messages import codec
 from dht.messages.peer import (
@@ -16,8 +18,6 @@ from dht.messages.peer import (
     TextsFound,
     TextsRequest,
 )
-from dht.model_files import root_of
-from dht.text_files import CONFIGURATIONS, text_bytes, texts_in
 from dht.transport.interface import TEXT_PROTOCOL, Stream, Transport
 from dht.transport.requests import answer, next_request
 from node.links.lent_traffic import LentTraffic

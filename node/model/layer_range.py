@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from dht.checkpoints.library_files import key_words
+from dht.checkpoints.model_files import sizes_of
 from dht.errors import UserError
-from dht.library_files import key_words
 from dht.messages.types import ModelSpec, with_layer_bytes
-from dht.model_files import sizes_of
 from node.attention.paged_attention import ATTENTION_NAME, LooksAhead, register_attention
 from node.device.heap import give_back
 from node.device.tensors import DTYPES, is_finite

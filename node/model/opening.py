@@ -1,6 +1,6 @@
 """Opens a model's files in a process that is to serve them."""
 
-from dht.gguf_model import is_gguf
+from dht.checkpoints.gguf_model import is_gguf
 from node.model.lean_transformers import prepare_transformers
 from node.weights.hashes import Progress
 from node.weights.hub_shards import open_model

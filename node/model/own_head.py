@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from dht.checkpoints.model_files import library_config
 from dht.errors import UserError
-from dht.model_files import library_config
 from node.attention.paged_attention import ATTENTION_NAME
 from node.model.draft_head import Enter
 from node.model.inspection.layer_traits import FAILURES

@@ -5,7 +5,7 @@ import logging
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from dht.whole_file import write_whole
+from dht.process.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from dht.json_file import decode_json
-from dht.whole_file import write_whole
+from dht.process.json_file import decode_json
+from dht.process.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 

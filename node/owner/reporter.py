@@ -26,7 +26,7 @@ from rich.text import Text
 
 from dht.command_line import cut_between_words, printable
 from dht.messages.types import NodeState, layers_text
-from dht.news import News
+from dht.process.news import News
 
 STATUS_EVERY_S = 300.0
 """Interval between status lines if there is no terminal."""

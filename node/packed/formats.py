@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from dht.checkpoints.gguf_model import ARCHITECTURE
 from dht.errors import UserError
-from dht.gguf_model import ARCHITECTURE
 from node.packed.ggml import ggml_rules
 from node.packed.packing import Packing, Parts
 from node.packed.stored import Described, Rule, Stored, read_names, settings_of

@@ -13,7 +13,7 @@ from functools import cache, partial
 
 import torch
 
-from dht.gguf_header import known_kinds
+from dht.checkpoints.gguf_header import known_kinds
 from node.packed.packing import (
     E2M1_BITS,
     E2M1_CENTRE,

@@ -1,7 +1,8 @@
 """Asks owners to move sessions from this peer to freer holders of the same layers.
 
-:mod:`coordinator.routing.balance` decides, from this peer's own state and the others' node records.
-The move itself is the same as when a peer leaves and hands over its sessions (docs/protocol.md).
+:mod:`coordinator.policies.routing.balance` decides, from this peer's own state and the others' node
+records. The move itself is the same as when a peer leaves and hands over its sessions
+(docs/protocol.md).
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable
 
-from coordinator.routing.balance import (
+from coordinator.policies.routing.balance import (
     Balance,
     BalanceConfig,
     Movable,

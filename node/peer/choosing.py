@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.catalogue.need import Need, needs
-from coordinator.catalogue.precision import PUBLISHED, in_precision
-from coordinator.catalogue.reading import network_models, served_models
+from coordinator.plans.catalogue.need import Need, needs
+from coordinator.plans.catalogue.precision import PUBLISHED, in_precision
+from coordinator.plans.catalogue.reading import network_models, served_models
+from dht.checkpoints.gguf_model import hub_root, model_directory
+from dht.checkpoints.hub import HubId, local_path, served_name
+from dht.checkpoints.model_files import directory_root
 from dht.command_line import printable
 from dht.errors import NetworkError, SwarmError, UserError
-from dht.gguf_model import hub_root, model_directory
-from dht.hub import HubId, local_path, served_name
 from dht.messages.types import layers_text, stage_bytes
-from dht.model_files import directory_root
 from dht.transport.interface import Transport
 from node.peer.first_steps import BUNDLED
 

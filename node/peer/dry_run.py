@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 
-from coordinator.heuristics.uncoordinated import span_to_take
+from coordinator.planning.heuristics.uncoordinated import span_to_take
 from dht.errors import NetworkError
 from dht.identity.peer_id import short_name
 from dht.messages.types import NodeRecord, Reach, layers_text, model_key

@@ -9,10 +9,10 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
+from dht.checkpoints.hub import local_path, served_name
 from dht.command_line import COMMAND, settle_swarm
 from dht.errors import NetworkError, UserError
-from dht.hub import local_path, served_name
-from dht.remembered import shown
+from dht.networks.remembered import shown
 from node.owner.reporter import Reporter
 
 _HOME = Path(__file__).parents[2]

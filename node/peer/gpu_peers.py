@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from dht.command_line import COMMAND, EXIT_DONE, on_interrupt
-from dht.invitation import SCHEME, invitation_to, text_of
+from dht.networks.invitation import SCHEME, invitation_to, text_of
 from node.owner.machine_watch import BESIDE
 
 LINE_BYTES_MAX = 1 << 20

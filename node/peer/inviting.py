@@ -9,14 +9,14 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 
+from dht.checkpoints.hub import local_path
 from dht.command_line import COMMAND
-from dht.connecting import chosen_transport
 from dht.errors import UserError
-from dht.hub import local_path
 from dht.identity.multiaddr import is_loopback
-from dht.invitation import invitation_to, text_of
-from dht.local_network import Offer, offer_of_peer
 from dht.messages.types import ModelSpec
+from dht.networks.connecting import chosen_transport
+from dht.networks.invitation import invitation_to, text_of
+from dht.networks.local_network import Offer, offer_of_peer
 from dht.records.directory import Directory
 from dht.transport.config import ANY_HOSTS, TransportKind
 from node.owner.reporter import Reporter

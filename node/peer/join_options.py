@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dht.checkpoints.hub import HubId, local_path, served_name
 from dht.command_line import Parser, add_swarm, settle_swarm
 from dht.errors import UserError
-from dht.home import at_home
-from dht.hub import HubId, local_path, served_name
+from dht.process.home import at_home
 from node.peer.first_steps import WHICH
 from node.peer.join_file import FILE_BYTES_MAX, as_flags
 from node.peer.lent_before import NAME_MAX, PORT_DEFAULT, take_limits
@@ -345,7 +345,7 @@ def wanted_models(arguments: argparse.Namespace) -> list[str]:
 
 def lent_traffic(arguments: argparse.Namespace) -> "LentTraffic":
     """The owner's limits on traffic; the month's count is kept beside the identity."""
-    from coordinator.links.token_bucket import Allowance
+    from coordinator.policies.links.token_bucket import Allowance
     from node.links.lent_traffic import LentTraffic
 
     def allowance(mbit: float | None) -> Allowance:
@@ -384,7 +384,7 @@ def uplink_claim(arguments: argparse.Namespace, peer_id: str) -> "UplinkClaim | 
 
 def relays_for_others(arguments: argparse.Namespace) -> bool:
     """Whether this peer offers to relay. Who limits what is lent lends it for answers."""
-    from dht.connecting import chosen_transport
+    from dht.networks.connecting import chosen_transport
     from dht.transport.config import TransportKind
 
     unlimited = arguments.max_up is None and arguments.monthly_cap is None

@@ -2,7 +2,7 @@
 
 To lend more than a person said is a breach of trust, and a peer on another port makes every
 invitation to it useless. A file of flags (``--config``) says all by itself, and is not mixed with
-this. Nothing is kept where nothing is to be remembered (:mod:`dht.remembered`).
+this. Nothing is kept where nothing is to be remembered (:mod:`dht.networks.remembered`).
 """
 
 import argparse
@@ -19,10 +19,10 @@ import msgspec
 from msgspec import Meta
 
 from dht.errors import UserError
-from dht.home import cache_directory
-from dht.json_file import decode_json
-from dht.remembered import VARIABLE, shown
-from dht.whole_file import write_whole
+from dht.networks.remembered import VARIABLE, shown
+from dht.process.home import cache_directory
+from dht.process.json_file import decode_json
+from dht.process.whole_file import write_whole
 from node.owner.machine_watch import BESIDE
 
 PORT_DEFAULT = 31337

@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from coordinator.links.token_bucket import Allowance
+from coordinator.policies.links.token_bucket import Allowance
 from dht.identity.uplink import is_true
 from dht.messages.types import NodeRecord, NodeState, UplinkClaim
 from node import VERSION

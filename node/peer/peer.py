@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from coordinator.plans.store import PlanStore
-from coordinator.routing.balance import BalanceConfig
+from coordinator.policies.routing.balance import BalanceConfig
 from coordinator.runtime import Coordinator
 from dht.budget import SHARES, Budget
 from dht.errors import MachineError, NetworkError
 from dht.messages.types import NodeRecord, NodeState, Reach
+from dht.process.supervision import PartFunction, Supervisor, beside
 from dht.records.directory import Directory
-from dht.supervision import PartFunction, Supervisor, beside
 from dht.transport.interface import Transport
 from node.links.measured_links import MeasuredLinks
 from node.links.probe import ProbeServer

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from coordinator.failure.pinger import BY_PEERS, answers_ping
-from coordinator.heuristics.uncoordinated import span_to_take
+from coordinator.planning.heuristics.uncoordinated import span_to_take
 from coordinator.plans.move_waits import (
     MoveWait,
     MoveWaitConfig,
@@ -21,6 +20,7 @@ from coordinator.plans.move_waits import (
     with_layers,
 )
 from coordinator.plans.store import PlanStore
+from coordinator.policies.failure.pinger import BY_PEERS, answers_ping
 from coordinator.problem.from_records import problem_of
 from coordinator.runtime import Coordinator
 from dht.errors import NetworkError

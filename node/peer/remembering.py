@@ -15,13 +15,11 @@ from pathlib import Path
 
 import msgspec
 
+from dht.checkpoints.hub import absolute_model
 from dht.errors import NetworkError
-from dht.hub import absolute_model
 from dht.identity.dialling import DialRule
-from dht.json_file import decode_json
 from dht.messages.types import ADDRESSES_MAX, ModelSpec, NodeState
-from dht.records.directory import Directory
-from dht.remembered import (
+from dht.networks.remembered import (
     Remembered,
     addresses_of_network,
     is_remembered,
@@ -29,8 +27,10 @@ from dht.remembered import (
     remember,
     shown,
 )
+from dht.process.json_file import decode_json
+from dht.process.whole_file import write_whole
+from dht.records.directory import Directory
 from dht.transport.interface import Transport
-from dht.whole_file import write_whole
 from node.owner.reporter import Reporter
 
 logger = logging.getLogger(__name__)

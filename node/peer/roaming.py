@@ -10,8 +10,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from coordinator.catalogue.need import Need, needed_elsewhere
-from coordinator.catalogue.reading import network_models, served_models
+from coordinator.plans.catalogue.need import Need, needed_elsewhere
+from coordinator.plans.catalogue.reading import network_models, served_models
 from dht.errors import NetworkError
 from dht.messages.types import ModelSpec, NodeRecord, NodeState
 from dht.records.directory import Directory

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dht.errors import MachineError
-from dht.supervision import run_by_service
+from dht.process.supervision import run_by_service
 from dht.transport.interface import Contact, Transport
 from node.owner.reporter import Reporter
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
-from coordinator.batching.scheduler import DECODE_S_MAX, PREFILL_TOKENS_MOST
+from coordinator.policies.batching.scheduler import DECODE_S_MAX, PREFILL_TOKENS_MOST
 from coordinator.problem.service import CONTEXT_TYPICAL
 from dht.errors import UserError
 from dht.messages.types import LayerTimes, ModelSpec, mean_layer_bytes

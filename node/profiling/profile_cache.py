@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from dht.home import cache_directory
-from dht.whole_file import write_whole
+from dht.process.home import cache_directory
+from dht.process.whole_file import write_whole
 from node.engine.engine import Engine
 from node.profiling.layer_fit import Timing
 from node.profiling.layer_profile import Profile, feasible, measure, room_for_timing
@@ -63,7 +63,7 @@ class ProfileKey:
 
 
 def default_folder() -> Path:
-    """The folder of this user's profiles (:func:`dht.home.cache_directory`)."""
+    """The folder of this user's profiles (:func:`dht.process.home.cache_directory`)."""
     return cache_directory("profiles")
 
 

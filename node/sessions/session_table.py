@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from coordinator.admission.rules import (
+from coordinator.policies.admission.rules import (
     CROWD_REST_S,
     REST_S,
     Claim,
@@ -19,7 +19,7 @@ from coordinator.admission.rules import (
     may_wait_s,
     seen_by,
 )
-from coordinator.routing.balance import Movable
+from coordinator.policies.routing.balance import Movable
 from dht.messages.session import STEP_S_MAX, Priority, PromptScores, Tokens
 from dht.transport.frame_sender import FrameSender
 from node.drafting.session_drafts import SessionDrafts

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from coordinator.links.chunk_sizer import QUEUED_BYTES_MAX
+from coordinator.policies.links.chunk_sizer import QUEUED_BYTES_MAX
 from dht.messages.session import Sampling
 from node.drafting.chain import DraftRunner
 from node.drafting.drafter import Drafter
@@ -22,7 +22,7 @@ from node.sessions.open_checks import StageView
 class StageConfig:
     chunk_tokens: int | None = None
     """Prompt tokens per prefill chunk; the next stage starts when the first chunk is done. None:
-    chosen by :mod:`coordinator.links.chunk_sizer` from measured steps and links."""
+    chosen by :mod:`coordinator.policies.links.chunk_sizer` from measured steps and links."""
     sessions_max: int = 512
     sessions_per_client_max: int = 64
     urgent_per_client_max: int = 4

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from dht.checkpoints.model_files import library_config, sizes_of
 from dht.errors import MachineError, NetworkError, UserError
-from dht.json_file import read_object
 from dht.messages.session import DRAFT_TOKENS_MAX
 from dht.messages.types import ModelSpec, stage_bytes
-from dht.model_files import library_config, sizes_of
+from dht.process.json_file import read_object
 from node.drafting.chain import DraftChain
 from node.engine.engine import Engine, EngineConfig
 from node.engine.work_item import WorkItem

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from coordinator.links.scheduler import TrafficClass
+from coordinator.policies.links.scheduler import TrafficClass
 from dht.messages.kv import KvCopy, KvPages, KvTaken
 from dht.messages.session import RefusalCode
 from node.links.hops import DIALS_REFUSED

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import torch
 
-from coordinator.batching.scheduler import limits_of
-from coordinator.catalogue.precision import precision_text
+from coordinator.plans.catalogue.precision import precision_text
+from coordinator.policies.batching.scheduler import limits_of
 from dht.errors import MachineError, NetworkError, UserError
 from dht.messages.session import Sampling
 from dht.messages.types import ModelSpec, NodeRecord

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from coordinator.admission.room import KvAsk
-from coordinator.admission.rules import (
+from coordinator.policies.admission.room import KvAsk
+from coordinator.policies.admission.rules import (
     CLAIM_SHARE,
     QUEUE_PLACES,
     Demand,

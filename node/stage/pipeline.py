@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from coordinator.links.chunk_sizer import RESENT_TOKENS
-from coordinator.links.scheduler import LinkScheduler, TrafficClass
+from coordinator.policies.links.chunk_sizer import RESENT_TOKENS
+from coordinator.policies.links.scheduler import LinkScheduler, TrafficClass
 from dht.messages import codec
 from dht.messages.session import (
     ITEMS_MAX,

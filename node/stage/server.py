@@ -9,8 +9,8 @@ and tokens in :mod:`node.stage.pipeline`.
 import asyncio
 from collections.abc import Callable, Mapping
 
-from coordinator.admission.rules import headroom
-from coordinator.routing.balance import PeerLoad
+from coordinator.policies.admission.rules import headroom
+from coordinator.policies.routing.balance import PeerLoad
 from dht.budget import Budget
 from dht.identity.grant import is_own_word
 from dht.messages import codec
@@ -24,7 +24,7 @@ from dht.messages.session import (
     SessionRefused,
     TokensAttach,
 )
-from dht.supervision import Supervisor
+from dht.process.supervision import Supervisor
 from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import Transport
 from node.links.hops import AddressesOf, HopReply, HopTable

@@ -6,10 +6,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from coordinator.admission.rules import retry_after_s
-from coordinator.failure.detector import EnginePace, StepTimes
-from coordinator.links.chunk_sizer import RESENT_TOKENS, ChunkSizer
-from coordinator.routing.balance import Movable
+from coordinator.policies.admission.rules import retry_after_s
+from coordinator.policies.failure.detector import EnginePace, StepTimes
+from coordinator.policies.links.chunk_sizer import RESENT_TOKENS, ChunkSizer
+from coordinator.policies.routing.balance import Movable
 from dht.identity.grant import own_word
 from dht.messages.session import (
     SessionAccepted,

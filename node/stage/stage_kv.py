@@ -1,9 +1,9 @@
-"""Performs what :mod:`coordinator.admission.room` decides on one engine's KV."""
+"""Performs what :mod:`coordinator.policies.admission.room` decides on one engine's KV."""
 
 from collections.abc import Callable, Iterable
 
-from coordinator.admission.room import KvAsk, KvRoom
-from coordinator.admission.rules import Claim
+from coordinator.policies.admission.room import KvAsk, KvRoom
+from coordinator.policies.admission.rules import Claim
 from dht.messages.session import Priority, SessionOpen
 from node.kv.page_names import NO_NAMES, PageNames
 from node.stage.config import StageEngine

@@ -25,7 +25,7 @@ from dht.messages.session import (
     SessionOpen,
     TokensAttach,
 )
-from dht.supervision import end_all
+from dht.process.supervision import end_all
 from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import (
     HOP_PROTOCOL,

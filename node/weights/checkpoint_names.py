@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from dht.checkpoints.gguf_model import ARCHITECTURE
 from dht.errors import UserError
-from dht.gguf_model import ARCHITECTURE
 from node.packed.stored import Described, Stored
 from node.packed.tensor import PackedTensor
 from node.weights.gguf_names import FAILURES, gguf_sources, gguf_transforms, needs_place

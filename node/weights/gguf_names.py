@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from dht.gguf_model import ARCHITECTURE
-from dht.gguf_settings import READ_TENSORS
+from dht.checkpoints.gguf_model import ARCHITECTURE
+from dht.checkpoints.gguf_settings import READ_TENSORS
 from node.packed.tensor import PackedTensor
 
 FAILURES = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError)

@@ -1,8 +1,9 @@
 """SHA-256 hashes of weight files: of each whole file, of its header, and of every tensor in it.
 
 Per-tensor hashes let a peer check exactly the bytes that it reads, even if they are few. A local
-model's are in its manifest (:mod:`dht.model_files`). For files from a hub they are computed while
-the whole file is checked against the hub's own SHA-256, and kept (:mod:`node.weights.hub_shards`).
+model's are in its manifest (:mod:`dht.checkpoints.model_files`). For files from a hub they are
+computed while the whole file is checked against the hub's own SHA-256, and kept
+(:mod:`node.weights.hub_shards`).
 """
 
 import hashlib
@@ -12,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
+from dht.checkpoints.model_files import Manifest, ShardHashes
 from dht.errors import UserError
-from dht.model_files import Manifest, ShardHashes
 from node.weights.safetensors_header import DamagedError, TensorEntry
 from node.weights.shard_header import parse_header, read_header
 

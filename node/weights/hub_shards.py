@@ -22,9 +22,8 @@ from typing import Any
 
 import msgspec
 
-from dht.errors import NetworkError, UserError
-from dht.gguf_model import hub_model
-from dht.hub import (
+from dht.checkpoints.gguf_model import hub_model
+from dht.checkpoints.hub import (
     HubId,
     HubListing,
     HubOfflineError,
@@ -37,8 +36,9 @@ from dht.hub import (
     snapshot,
     write_note,
 )
-from dht.json_file import decode_json
-from dht.model_files import ShardHashes, read_config, shard_names
+from dht.checkpoints.model_files import ShardHashes, read_config, shard_names
+from dht.errors import NetworkError, UserError
+from dht.process.json_file import decode_json
 from node.weights.hashes import Progress, hash_shard
 from node.weights.safetensors_header import DamagedError
 from node.weights.shard_header import header_bytes_of, read_header

@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 from dht.errors import UserError
-from dht.json_file import decode_json
+from dht.process.json_file import decode_json
 
 PREFIX_BYTES = 8
 POINTER = b"version "

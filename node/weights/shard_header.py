@@ -2,8 +2,8 @@
 
 from typing import BinaryIO
 
-from dht.gguf_header import gguf_header_bytes, parse_gguf, read_whole_header
-from dht.hub import GGUF
+from dht.checkpoints.gguf_header import gguf_header_bytes, parse_gguf, read_whole_header
+from dht.checkpoints.hub import GGUF
 from node.weights.safetensors_header import (
     PREFIX_BYTES,
     DamagedError,

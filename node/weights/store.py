@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import msgspec
 
-from dht.errors import UserError
-from dht.gguf_model import model_directory
-from dht.model_files import (
+from dht.checkpoints.gguf_model import model_directory
+from dht.checkpoints.model_files import (
     ShardHashes,
     known_hashes,
     manifest_of,
@@ -20,8 +19,9 @@ from dht.model_files import (
     root_of,
     shards_of,
 )
-from dht.text_files import digest_of, text_hashes
-from dht.whole_file import write_whole
+from dht.checkpoints.text_files import digest_of, text_hashes
+from dht.errors import UserError
+from dht.process.whole_file import write_whole
 from node.weights.hashes import Progress, check_header, check_tensor, hash_shards
 from node.weights.safetensors_header import DamagedError, TensorEntry
 from node.weights.shard_header import parse_header, read_header
@@ -108,12 +108,12 @@ class WeightStore:
 
     @cached_property
     def root(self) -> str:
-        """Hash that stands for the text files and all weights (:func:`dht.model_files.root_of`)."""
+        """Hash of text files and all weights (:func:`dht.checkpoints.model_files.root_of`)."""
         return root_of(text_hashes(self.directory), self.weights_digest)
 
     @cached_property
     def weights_digest(self) -> str:
-        """Hash that stands for the weight files alone (:func:`dht.text_files.digest_of`)."""
+        """Hash of the weight files alone (:func:`dht.checkpoints.text_files.digest_of`)."""
         shards = self._source.shards
         return digest_of({shard: self._source.sha256(shard) for shard in shards})
 

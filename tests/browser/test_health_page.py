@@ -9,7 +9,7 @@ import pytest
 
 from client.health.past import SPANS
 from client.health.state import build_state
-from dht.json_file import Json
+from dht.process.json_file import Json
 from testing import paper_health
 from testing.browser import PageServer
 from tests.browser.conftest import HIT, contrast, findings

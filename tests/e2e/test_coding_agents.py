@@ -28,7 +28,7 @@ from client.gateway.web.server import serving
 from client.session.driver import SessionDriver
 from client.swarm.swarm import Swarm
 from client.text.chat_template import ChatTemplate
-from dht.supervision import Supervisor
+from dht.process.supervision import Supervisor
 from testing.local_swarm import LocalSwarm
 from tests.e2e.conftest import MODEL, start_swarm
 from tests.templates import QWEN3

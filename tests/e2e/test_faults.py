@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from bench.faults.lab import SUBNET, Cables, Place, child_of, heeds, why_no_clock, why_no_lab
-from dht.connecting import observe
 from dht.daemon.transport import HivemindTransport
 from dht.errors import MachineError
 from dht.identity.peer_id import Identity
 from dht.messages.types import NodeState, model_key
+from dht.networks.connecting import observe
 from dht.records.directory import DEFAULT_NETWORK, Directory
 from dht.transport.config import TransportConfig
 from testing.local_swarm import ROOT

@@ -25,8 +25,8 @@ from dht.daemon.transport import HivemindTransport
 from dht.errors import MachineError, NetworkError, PeerError, UserError
 from dht.identity.peer_id import Identity
 from dht.messages import codec
+from dht.process.supervision import FAILURES_MAX
 from dht.records.signed import sign_record
-from dht.supervision import FAILURES_MAX
 from dht.transport.config import TransportConfig
 from dht.transport.interface import Stream
 from tests.e2e.light_streams import LAST, hear, last_word
@@ -393,7 +393,7 @@ def test_a_loop_of_the_transport_that_fails_is_set_up_again_or_ends_the_peer(
                         await peer.wait_ended()
 
     monkeypatch.setattr(transport, "ADDRESSES_PERIOD_S", 0.05)
-    monkeypatch.setattr("dht.supervision.RESTART_S", 0.05)
+    monkeypatch.setattr("dht.process.supervision.RESTART_S", 0.05)
     asyncio.run(body())
 
 

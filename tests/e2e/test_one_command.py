@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dht.invitation import read_invitation
+from dht.networks.invitation import read_invitation
 from testing.forked import forked
 from testing.local_swarm import ROOT, LocalSwarm
 from tests.e2e.conftest import MODEL

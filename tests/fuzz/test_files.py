@@ -19,8 +19,7 @@ from hypothesis import given
 from client.answer.defaults import SamplingDefaults
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import Tokenizer, stop_token_ids
-from dht.errors import UserError
-from dht.model_files import (
+from dht.checkpoints.model_files import (
     INDEX,
     MANIFEST,
     SINGLE,
@@ -30,6 +29,7 @@ from dht.model_files import (
     read_manifest,
     shard_names,
 )
+from dht.errors import UserError
 from node.weights import shard_header
 from node.weights.safetensors_header import (
     PREFIX_BYTES,

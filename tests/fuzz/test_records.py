@@ -15,17 +15,23 @@ from client.health.app import Page, metrics_text
 from client.health.served import ServedTally
 from client.health.state import Probe, SeenPeer, SwarmSnapshot, build_state
 from client.view.view import SwarmView
-from coordinator.election.election import Election, ElectionView, step
 from coordinator.evaluation.plan_check import check_shape
 from coordinator.planning.solve import SolveRequest, solve_request
 from coordinator.plans.announced_problem import announced_problem
+from coordinator.plans.election.election import Election, ElectionView, step
 from coordinator.plans.move_waits import MoveWaitConfig, why_wait
 from coordinator.plans.review import falls_short, review
 from coordinator.plans.transition import TransitionConfig, settled, usable_nodes, with_effects
+from coordinator.policies.routing.balance import (
+    Balance,
+    BalanceConfig,
+    Movable,
+    load_of,
+    round_trips,
+)
+from coordinator.policies.routing.routes import Router
 from coordinator.problem.from_records import problem_of
 from coordinator.problem.model_pin import ModelPin
-from coordinator.routing.balance import Balance, BalanceConfig, Movable, load_of, round_trips
-from coordinator.routing.routes import Router
 from dht.errors import UserError
 from dht.messages import codec
 from dht.messages.types import (
@@ -38,9 +44,9 @@ from dht.messages.types import (
     PlanVersion,
     fits,
 )
+from dht.process.supervision import Supervisor
 from dht.records.directory import RECORD_TYPES, Directory, RecordKind, record_key
 from dht.records.signed import RecordError, RecordGuard, sign_record
-from dht.supervision import Supervisor
 from dht.transport.interface import Transport
 from tests.choices import Choices, choices
 from tests.examples import examples

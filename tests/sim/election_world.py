@@ -11,7 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from coordinator.election.election import (
+from coordinator.evaluation.plan_check import uncovered
+from coordinator.planning.heuristics.heuristics import chains, keep_layers
+from coordinator.planning.heuristics.repair import repair
+from coordinator.planning.waves import can_be_reached
+from coordinator.plans.election.election import (
     CATCH_UP_S,
     LEASE_S,
     Elected,
@@ -21,9 +25,6 @@ from coordinator.election.election import (
     StoreLease,
     step,
 )
-from coordinator.evaluation.plan_check import uncovered
-from coordinator.heuristics.heuristics import chains, keep_layers
-from coordinator.heuristics.repair import repair
 from coordinator.plans.move_waits import MoveWaitConfig, WaitFor, why_wait
 from coordinator.plans.transition import (
     TransitionConfig,
@@ -33,7 +34,6 @@ from coordinator.plans.transition import (
     with_effects,
 )
 from coordinator.plans.versions import believed, next_version, number_max, plausible, rank
-from coordinator.plans.waves import can_be_reached
 from coordinator.problem.from_records import problem_of
 from coordinator.simulator.core import event_log
 from dht.messages.types import (

@@ -23,7 +23,7 @@ import torch
 
 from client import Swarm, SwarmConfig
 from client.text.tokenizer import ModelText
-from coordinator.routing.balance import BalanceConfig
+from coordinator.policies.routing.balance import BalanceConfig
 from dht.budget import Budget
 from dht.messages.session import RouteStage
 from dht.messages.types import DeviceSpec, ModelSpec, NodeRecord, NodeState

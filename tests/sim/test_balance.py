@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from client import Swarm
-from coordinator.routing.balance import load_of
+from coordinator.policies.routing.balance import load_of
 from tests.sim.paper_swarm import PaperPeer, PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import held, until
 

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 
 from client import Swarm
 from client.errors import no_route_text
-from coordinator.failure.pinger import BY_CLIENTS
-from coordinator.routing.affinity import Route
-from coordinator.routing.routes import NoRoute
+from coordinator.policies.failure.pinger import BY_CLIENTS
+from coordinator.policies.routing.affinity import Route
+from coordinator.policies.routing.routes import NoRoute
 from testing.clock import run_virtual
 from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import until

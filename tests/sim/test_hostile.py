@@ -20,7 +20,7 @@ import torch
 from client.errors import RequestRefusedError, UnavailableError
 from client.session.config import SessionConfig
 from client.text.tokenizer import ModelText
-from coordinator.admission.rules import (
+from coordinator.policies.admission.rules import (
     CLAIM_SHARE,
     REST_S,
     UNTRIED_S,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.links.scheduler import LinkScheduler
-from coordinator.links.token_bucket import Allowance
+from coordinator.policies.links.scheduler import LinkScheduler
+from coordinator.policies.links.token_bucket import Allowance
 from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.messages.session import ActivationItem, Activations, Ping

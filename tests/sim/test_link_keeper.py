@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.links.bandwidth_estimator import DeliveryEstimator
-from coordinator.links.token_bucket import Allowance
+from coordinator.policies.links.bandwidth_estimator import DeliveryEstimator
+from coordinator.policies.links.token_bucket import Allowance
 from dht.messages.types import LINK_FRESH_MAX_S, Link, LinksRecord, NodeRecord
 from dht.transport.interface import Transport
 from node.links.lent_traffic import LentTraffic

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from client import Swarm, UnavailableError
-from coordinator.admission.rules import UNTRIED_SESSIONS
+from coordinator.policies.admission.rules import UNTRIED_SESSIONS
 from testing.clock import run_virtual
 from tests.sim.paper_swarm import VOCAB, PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import held, until

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from client.view.view import SwarmView
-from coordinator.routing.affinity import Route
+from coordinator.policies.routing.affinity import Route
 from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
 
 pytestmark = pytest.mark.sim

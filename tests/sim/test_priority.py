@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from coordinator.batching.scheduler import URGENT_STEPS, BatchLimits, Scheduler
+from coordinator.policies.batching.scheduler import URGENT_STEPS, BatchLimits, Scheduler
 from testing.clock import run_virtual
 from testing.stand_in import Setting, StandInSwarm
 from testing.timed_engine import GpuTimes

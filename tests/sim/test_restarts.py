@@ -15,13 +15,13 @@ from client.health.history import History
 from client.health.prober import Prober, ProberConfig
 from client.text.tokenizer import ModelText
 from client.view.reader import SwarmReader
-from coordinator.election.leadership import Leadership
-from coordinator.failure.liveness import Liveness
-from coordinator.failure.pinger import Pinger
+from coordinator.plans.election.leadership import Leadership
 from coordinator.plans.store import PlanStore
+from coordinator.policies.failure.liveness import Liveness
+from coordinator.policies.failure.pinger import Pinger
 from dht.errors import MachineError, SwarmError
+from dht.process.supervision import RESTART_S, Supervisor
 from dht.records.directory import LIFETIME_S, Directory, RecordKind
-from dht.supervision import RESTART_S, Supervisor
 from node.links.lent_traffic import LentTraffic
 from node.links.reachability import ReachKeeper
 from node.owner.idle_policy import Seen, UseConfig

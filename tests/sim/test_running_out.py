@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from coordinator.admission.rules import QUEUE_SESSIONS_LEAST, QUEUE_WAIT_S
+from coordinator.policies.admission.rules import QUEUE_SESSIONS_LEAST, QUEUE_WAIT_S
 from testing.clock import run_virtual
 from tests.sim.paper_swarm import PaperPeer, PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import held, until

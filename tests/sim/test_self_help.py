@@ -25,8 +25,8 @@ from coordinator.runtime import Coordinator, CoordinatorConfig
 from dht.errors import MachineError, UserError
 from dht.identity.peer_id import Identity
 from dht.messages.types import SINK, SOURCE, Assignment, DeviceSpec, FlowEdge, NodeRecord, NodeState
+from dht.process.supervision import Supervisor
 from dht.records.directory import Directory
-from dht.supervision import Supervisor
 from node.engine.worker import WorkerTimes
 from node.links.hops import HopConfig
 from node.links.lent_traffic import LentTraffic

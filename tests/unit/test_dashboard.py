@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from client.gateway.metrics import Metrics
 from client.health.app import metrics_text
-from dht.supervision import Supervisor
+from dht.process.supervision import Supervisor
 from testing import paper_health
 
 BOARD = json.loads((Path(__file__).parents[2] / "docker" / "grafana.json").read_text())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from coordinator.evaluation.max_flow import FlowSolution, solve_flow
-from coordinator.heuristics.heuristics import span_max
+from coordinator.planning.heuristics.heuristics import span_max
 from dht.messages.types import Assignment, PlannerNode, Problem, fits
 
 BUSY = 0.999

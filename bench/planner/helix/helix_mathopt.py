@@ -13,7 +13,7 @@ from coordinator.evaluation.max_flow import (
     upper_bound,
 )
 from coordinator.evaluation.shared_uplinks import Way, shared_uplinks
-from coordinator.heuristics.heuristics import span_limits
+from coordinator.planning.heuristics.heuristics import span_limits
 from dht.messages.types import SINK, SOURCE, Assignment, Problem
 
 

@@ -17,7 +17,7 @@ from client.swarm.swarm import Swarm
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason
-from dht.supervision import end_all
+from dht.process.supervision import end_all
 
 RETRY_AFTER_S = 5
 WAIT_S = 30.0

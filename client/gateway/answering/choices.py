@@ -17,8 +17,8 @@ from client.gateway.structured.answer_reader import AnswerPart, AnswerReader, Th
 from client.gateway.structured.call_pieces import CallBegun, CallGrows
 from client.gateway.structured.calls import Call
 from client.text.arrangement import CALL_ID_CHARS
-from dht.json_file import Json
 from dht.messages.logprobs import TokenScore
+from dht.process.json_file import Json
 
 
 class ChoiceWriter:

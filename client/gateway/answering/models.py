@@ -16,9 +16,9 @@ from client.gateway.answering.service import CompletionService
 from client.gateway.errors import ApiError, unavailable
 from client.swarm.swarm import Swarm
 from client.view.view import SwarmView
-from coordinator.catalogue.served import ServedModel, served_model
-from dht.json_file import Json
+from coordinator.plans.catalogue.served import ServedModel, served_model
 from dht.messages.types import ModelSpec, NodeRecord
+from dht.process.json_file import Json
 
 logger = logging.getLogger(__name__)
 

@@ -56,7 +56,7 @@ from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import Tokenizer
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.grammars.trials import GrammarTrials, TrialsBusyError
-from dht.json_file import Json
+from dht.process.json_file import Json
 
 FAULT_CHARS_MAX = 400
 """Characters of what is said to be wrong with a grammar: the library shows the grammar, too."""

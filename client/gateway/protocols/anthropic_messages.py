@@ -33,8 +33,8 @@ from client.gateway.protocols.requests import (
     StreamOptions,
     TokenCount,
 )
-from dht.json_file import Json
 from dht.messages.session import Temperature, TopP
+from dht.process.json_file import Json
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 FAILED = "Error: "

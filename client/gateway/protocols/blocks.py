@@ -10,7 +10,7 @@ import msgspec
 from client.gateway.errors import ApiError
 from client.gateway.protocols.messages import Function, Message, Tool, ToolCall
 from client.gateway.protocols.requests import ChatRequest, CompletionRequest
-from dht.json_file import Json
+from dht.process.json_file import Json
 
 
 class HasText(Protocol):

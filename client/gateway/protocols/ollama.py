@@ -32,8 +32,8 @@ from client.gateway.protocols.requests import (
     Stop,
     StreamOptions,
 )
-from dht.json_file import Json
 from dht.messages.session import Temperature, TopP
+from dht.process.json_file import Json
 
 VERSION = "0.12.0"
 """The version of Ollama whose interface this is."""

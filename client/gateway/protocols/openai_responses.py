@@ -33,8 +33,8 @@ from client.gateway.protocols.requests import (
     ResponseFormat,
     StreamOptions,
 )
-from dht.json_file import Json
 from dht.messages.session import Temperature, TopP
+from dht.process.json_file import Json
 
 LOGPROBS = "message.output_text.logprobs"
 PARAMS = {

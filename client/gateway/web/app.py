@@ -48,8 +48,8 @@ from client.gateway.web.openapi import document
 from client.gateway.web.request_log import HUNG_UP, Asked
 from client.pages.fixed import fixed_file, page_files
 from client.swarm.swarm import Swarm
-from coordinator.routing.routes import NoRoute
-from dht.json_file import Json
+from coordinator.policies.routing.routes import NoRoute
+from dht.process.json_file import Json
 
 logger = logging.getLogger(__name__)
 requests = logging.getLogger(f"{__name__}.requests")

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from dht.json_file import Json
-from dht.supervision import end_all
+from dht.process.json_file import Json
+from dht.process.supervision import end_all
 
 
 async def with_beats(

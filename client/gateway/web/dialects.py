@@ -9,7 +9,7 @@ import msgspec
 from client.gateway.protocols import anthropic_messages, ollama, openai_responses
 from client.gateway.protocols.blocks import AnswerWriter, AsItIs
 from client.gateway.protocols.requests import ChatRequest, CompletionRequest
-from dht.json_file import Json
+from dht.process.json_file import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from aiohttp import web
 from client.gateway.answering.answers import Answers
 from client.gateway.web.app import Gateway
 from dht.errors import UserError
-from dht.supervision import Supervisor
+from dht.process.supervision import Supervisor
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ They are mutable and slotted: a simulated minute touches millions of them.
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from coordinator.batching.scheduler import LIMIT_ROWS, Scheduler, limits_of
-from coordinator.failure.detector import StepTimes
-from coordinator.links.chunk_sizer import ChunkSizer
-from coordinator.links.scheduler import TrafficClass
+from coordinator.policies.batching.scheduler import LIMIT_ROWS, Scheduler, limits_of
+from coordinator.policies.failure.detector import StepTimes
+from coordinator.policies.links.chunk_sizer import ChunkSizer
+from coordinator.policies.links.scheduler import TrafficClass
 from coordinator.simulator.core.profiles import NOTHING, PeerProfile, Points, interpolated
 from coordinator.simulator.core.trace import Request
 
@@ -85,7 +85,7 @@ class SimulatedSession:
 class SimulatedPiece:
     """A piece: tokens of a session that travel together, a prompt's chunk or a decode token.
 
-    It is an item of work for :class:`coordinator.batching.scheduler.Scheduler`.
+    It is an item of work for :class:`coordinator.policies.batching.scheduler.Scheduler`.
     """
 
     __slots__ = (

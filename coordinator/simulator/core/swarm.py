@@ -1,10 +1,10 @@
 """A swarm on paper under the living rules: peers run steps, links carry frames, sessions go round.
 
 What a step runs is decided by the stages' own scheduler
-(:class:`coordinator.batching.scheduler.Scheduler`), how prompts are cut by their chunk sizer
-(:class:`coordinator.links.chunk_sizer.ChunkSizer`), what leaves next by their link scheduler or its
-closed form. As in a stage, the rows of a step for one next peer share a frame, decodes before
-prompts, and each chunk of a prompt has its own.
+(:class:`coordinator.policies.batching.scheduler.Scheduler`), how prompts are cut by their chunk
+sizer (:class:`coordinator.policies.links.chunk_sizer.ChunkSizer`), what leaves next by their link
+scheduler or its closed form. As in a stage, the rows of a step for one next peer share a frame,
+decodes before prompts, and each chunk of a prompt has its own.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import Protocol
 
 from coordinator.evaluation.shared_uplinks import shared_uplinks
-from coordinator.links.chunk_sizer import QUEUED_BYTES_MAX, RESENT_TOKENS
-from coordinator.links.scheduler import TrafficClass
+from coordinator.policies.links.chunk_sizer import QUEUED_BYTES_MAX, RESENT_TOKENS
+from coordinator.policies.links.scheduler import TrafficClass
 from coordinator.simulator.core.clock import Clock
 from coordinator.simulator.core.parts import (
     NOWHERE,

@@ -7,7 +7,7 @@ against the scheduler itself, slice by slice (:mod:`coordinator.simulator.links.
 
 from collections import deque
 
-from coordinator.links.scheduler import (
+from coordinator.policies.links.scheduler import (
     LinkConfig,
     TrafficClass,
 )

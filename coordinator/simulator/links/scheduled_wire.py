@@ -1,11 +1,11 @@
 """Simulates links with the project's own link scheduler, slice by slice, in virtual time.
 
-The scheduler is :class:`coordinator.links.scheduler.LinkScheduler` as peers run it, straight above
-the wire: the next slice is taken when the one before has left. The receiver reads at once, so
-credits return one round trip after a slice has left.
+The scheduler is :class:`coordinator.policies.links.scheduler.LinkScheduler` as peers run it,
+straight above the wire: the next slice is taken when the one before has left. The receiver reads at
+once, so credits return one round trip after a slice has left.
 """
 
-from coordinator.links.scheduler import LinkScheduler, Slice, TrafficClass
+from coordinator.policies.links.scheduler import LinkScheduler, Slice, TrafficClass
 from coordinator.simulator.core.parts import SimulatedLink, SimulatedPiece, SimulatedSession
 from coordinator.simulator.core.swarm import LiveSwarm
 

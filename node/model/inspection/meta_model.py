@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dht.model_files import library_config
+from dht.checkpoints.model_files import library_config
 from node.model.inspection.session_inspection import Unservable
 from node.weights.store import WeightStore
 

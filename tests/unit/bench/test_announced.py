@@ -13,7 +13,7 @@ from bench.planner.announced import (
     errors,
     measured,
 )
-from coordinator.experiments.swarm_file import read_swarm
+from coordinator.commands.swarm_file import read_swarm
 from coordinator.problem.service import announced_service
 from dht.messages import codec
 from dht.messages.types import LAYER_TIMES_MAX, LINKS_MAX, fits

@@ -4,7 +4,7 @@ import pytest
 
 from bench.planner.announced import announced_problem
 from bench.planner.clusters import HELD_OUT, NAMES, TUNING, load
-from coordinator.heuristics.heuristics import coverage
+from coordinator.planning.heuristics.heuristics import coverage
 from dht.messages.types import SINK, SOURCE
 
 SOME = (*NAMES[:6], *NAMES[-4:])

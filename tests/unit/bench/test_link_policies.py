@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.papers.link_policies import OVERTAKING_MAX, DecodeProfile, InOrder, MoLink
-from coordinator.links.scheduler import LinkScheduler, TrafficClass
-from tests.unit.coordinator.links.paper_link import OFFERS, PaperLink, all_arrive
+from coordinator.policies.links.scheduler import LinkScheduler, TrafficClass
+from tests.unit.coordinator.policies.links.paper_link import OFFERS, PaperLink, all_arrive
 from tests.unit.node.links.ends import Ends, frames_arrive_whole
 
 MBIT = 125_000.0

@@ -7,8 +7,8 @@ import pytest
 
 from client import invite
 from dht.identity.peer_id import Identity
-from dht.invitation import read_invitation
-from dht.remembered import Remembered, remember
+from dht.networks.invitation import read_invitation
+from dht.networks.remembered import Remembered, remember
 
 ADDRESS = f"/ip4/10.0.0.4/tcp/1/p2p/{Identity(b'1' * 32).peer_id}"
 

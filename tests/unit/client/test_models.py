@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from client.models import table
-from coordinator.catalogue.served import ServedModel
+from coordinator.plans.catalogue.served import ServedModel
 from tests.unit.records import MODEL
 
 

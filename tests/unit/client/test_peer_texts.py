@@ -13,8 +13,10 @@ import pytest
 
 from client.swarm.peer_texts import BYTES_MAX, LIST, checked, fetched_texts
 from dht.budget import TEXT_BYTES, TEXT_STREAMS, Budget
+from dht.checkpoints.hub import TOOL_USE_TEMPLATE
+from dht.checkpoints.model_files import root_of
+from dht.checkpoints.text_files import digest_of, text_hashes
 from dht.errors import NetworkError
-from dht.hub import TOOL_USE_TEMPLATE
 from dht.messages import codec
 from dht.messages.peer import (
     TEXT_PIECE_BYTES,
@@ -25,8 +27,6 @@ from dht.messages.peer import (
     TextsRequest,
 )
 from dht.messages.session import Ping
-from dht.model_files import root_of
-from dht.text_files import digest_of, text_hashes
 from dht.transport.interface import TEXT_PROTOCOL, Stream, Transport
 from node.links.text_server import ServedTexts, TextServer
 from testing.network import MemoryNetwork

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from coordinator.experiments.planner_view import read_service
+from coordinator.commands.planner_view import read_service
 from coordinator.problem.cluster_file import read_cluster
 from coordinator.problem.service import Service
 from dht.messages.types import Assignment, Problem

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from coordinator.plan import main
+from coordinator.planning.search.columns import Master
 from coordinator.problem.cluster_file import read_cluster
-from coordinator.search.columns import Master
 from dht.errors import UserError
 from dht.identity.peer_id import Identity
 from dht.messages.types import SharedUplink

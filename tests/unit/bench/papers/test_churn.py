@@ -8,7 +8,7 @@ import pytest
 
 from bench.papers.arrivals import poisson
 from bench.papers.churn import ChurnConfig, Cut, stays, with_churn
-from coordinator.experiments.full_load import as_plan
+from coordinator.commands.full_load import as_plan
 from coordinator.problem.service import KvCapacity
 from coordinator.simulator.core.profiles import (
     PeerProfile,

@@ -6,13 +6,13 @@ from bench.papers.arrivals import heavy_tailed
 from bench.papers.freest import Freest
 from bench.papers.llumnix import pipelines
 from bench.papers.moves import MoveRules, Moving
-from coordinator.routing.balance import BalanceConfig
+from coordinator.policies.routing.balance import BalanceConfig
 from coordinator.simulator.clients import Clients
 from coordinator.simulator.core.parts import SimulatedSession
 from coordinator.simulator.core.swarm import LiveSwarm
 from coordinator.simulator.core.trace import Request
 from coordinator.simulator.links.closed_form_wire import FramedWire
-from tests.unit.coordinator.admission.accounts import check_room
+from tests.unit.coordinator.policies.admission.accounts import check_room
 
 LONGEST_S = 4000.0
 EVENS = BalanceConfig(evens=True, evening_slower_s=1.0)

@@ -23,13 +23,13 @@ from client.session.driver import SessionDriver
 from client.swarm.swarm import Swarm, SwarmConfig
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import ModelText, Tokenizer
-from coordinator.routing.affinity import Route
+from coordinator.policies.routing.affinity import Route
 from dht.grammars.trial import fault_of
 from dht.grammars.trials import GrammarTrials, TrialLimits
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import Sampling
 from dht.messages.types import ModelSpec, RouteStage
-from dht.supervision import Supervisor
+from dht.process.supervision import Supervisor
 from testing.local_swarm import ROOT
 from testing.network import MemoryNetwork
 from tests.unit.records import record_of

@@ -13,7 +13,7 @@ from client.health.drawing import (
     throughput_drawing,
 )
 from client.health.past import DAY, HOUR, SPANS, WEEK, Past, Span, past_json
-from dht.json_file import Json
+from dht.process.json_file import Json
 
 NOW_S = 1_800_000_000.0  # 08:00:00 UTC
 MINUTE_S = int(NOW_S)

@@ -10,7 +10,7 @@ from client.health.given import ALL, GIVEN, GivenTally, given_json, thanked_of
 from client.health.history import DAY_S, History
 from client.health.state import aged
 from dht.errors import UserError
-from dht.json_file import Json
+from dht.process.json_file import Json
 from testing import paper_health
 
 NOW_S = 1_800_000_000.0

@@ -11,8 +11,8 @@ from client.health.app import Page
 from client.health.inviting import page_invitation
 from client.health.state import build_state
 from dht.identity.peer_id import Identity
-from dht.invitation import invitation_to, read_invitation, text_of
-from dht.remembered import Remembered, remember
+from dht.networks.invitation import invitation_to, read_invitation, text_of
+from dht.networks.remembered import Remembered, remember
 from testing.paper_health import healthy, observed, record
 
 A, B, C = (Identity(bytes([n]) * 32).peer_id for n in range(3))

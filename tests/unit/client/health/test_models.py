@@ -12,7 +12,7 @@ from client.health.prober import Prober, ProberConfig
 from client.health.state import SwarmSnapshot, build_state
 from client.swarm.swarm import Swarm, SwarmConfig
 from client.text.tokenizer import ModelText
-from coordinator.catalogue.served import served_model
+from coordinator.plans.catalogue.served import served_model
 from dht.errors import NetworkError
 from dht.messages.types import ModelSpec
 from testing.network import MemoryNetwork

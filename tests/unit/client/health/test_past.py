@@ -7,7 +7,7 @@ from pathlib import Path
 from client.health.history import INCIDENTS_KEPT_MAX, History
 from client.health.past import INCIDENTS_SHOWN_MAX, SWARM, Incident, IncidentWatch
 from client.health.state import Probe, percentile
-from dht.json_file import Json
+from dht.process.json_file import Json
 
 NOW_S = 1_800_000_000.0
 

@@ -27,7 +27,6 @@ from client.health.words import told
 from client.pages.clean import clean_name
 from client.pages.fixed import CSP, SHARED
 from client.status import screen
-from dht.json_file import Json
 from dht.messages.types import (
     Assignment,
     DeviceSpec,
@@ -43,7 +42,8 @@ from dht.messages.types import (
     Reach,
     RouteStage,
 )
-from dht.supervision import Supervisor
+from dht.process.json_file import Json
+from dht.process.supervision import Supervisor
 from testing import paper_health
 
 NOW_S = 1_800_000_000.0

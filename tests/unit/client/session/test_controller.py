@@ -39,8 +39,8 @@ from client.session.events import (
     Refused,
     RouteFound,
 )
-from coordinator.routing.affinity import Route
-from coordinator.routing.routes import NoRoute
+from coordinator.policies.routing.affinity import Route
+from coordinator.policies.routing.routes import NoRoute
 from dht.messages.session import OVERFLOWS, RefusalCode, Sampling
 from dht.messages.types import RouteStage
 from tests.choices import Choices, choices

@@ -11,8 +11,8 @@ from client.swarm import swarm
 from client.swarm.narrator import SILENT_S, Narrator
 from client.swarm.swarm import REFUSED_S, SwarmConfig
 from dht.errors import NetworkError, UserError
-from dht.invitation import invitation_to, text_of
-from dht.remembered import Remembered, remember
+from dht.networks.invitation import invitation_to, text_of
+from dht.networks.remembered import Remembered, remember
 from dht.transport.config import TransportKind
 from dht.transport.interface import Transport
 from testing.clock import run_virtual

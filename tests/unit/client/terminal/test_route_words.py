@@ -2,7 +2,7 @@
 
 from client.session.controller import ControllerState, RouteStatus
 from client.terminal.route_words import RouteWords
-from coordinator.routing.routes import NoRoute
+from coordinator.policies.routing.routes import NoRoute
 from dht.messages.types import RouteStage
 
 ROUTE = tuple(

@@ -10,9 +10,9 @@ import pytest
 from client.view.belief import believed
 from client.view.reader import ReaderConfig, SwarmReader
 from client.view.view import BELIEVED_TIMES
+from coordinator.policies.routing.quickest import token_s
+from coordinator.policies.routing.routes import NoRoute
 from coordinator.problem.model_pin import ModelPin
-from coordinator.routing.quickest import token_s
-from coordinator.routing.routes import NoRoute
 from testing.clock import run_virtual
 from testing.network import MemoryNetwork
 from tests.unit.client.view.test_reader import Told

@@ -1,7 +1,7 @@
 """Laws of blame where several peers may have failed a session."""
 
 from client.view.view import SwarmView
-from coordinator.routing.routes import NoRoute
+from coordinator.policies.routing.routes import NoRoute
 from tests.unit.records import record_of
 
 

@@ -2,7 +2,7 @@
 
 from client.errors import no_route_text
 from client.view.view import SwarmView
-from coordinator.routing.routes import NoRoute
+from coordinator.policies.routing.routes import NoRoute
 from dht.messages.types import NodeState
 from tests.unit.records import record_of
 

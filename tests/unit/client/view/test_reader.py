@@ -13,7 +13,7 @@ from client.view.reader import ReaderConfig, SwarmReader
 from client.view.view import SwarmView
 from coordinator.plans.store import PlanStore
 from coordinator.plans.versions import rank
-from coordinator.routing.routes import NoRoute
+from coordinator.policies.routing.routes import NoRoute
 from dht.identity.peer_id import Identity
 from dht.messages.session import RefusalCode
 from dht.messages.types import FlowEdge, ModelRecord, NodeRecord, Plan, PlanVersion

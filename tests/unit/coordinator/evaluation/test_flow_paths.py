@@ -17,7 +17,7 @@ from coordinator.evaluation.max_flow import (
     solve_flow,
 )
 from coordinator.evaluation.plan_check import max_flow_tokens_per_s
-from coordinator.heuristics.heuristics import fill
+from coordinator.planning.heuristics.heuristics import fill
 from dht.messages.types import Link
 from tests.examples import examples
 

@@ -16,10 +16,10 @@ from coordinator.evaluation.shared_uplinks import (
     kept_shares,
     shared_uplinks,
 )
-from coordinator.heuristics.peer_cells import parts
+from coordinator.planning.heuristics.peer_cells import parts
 from coordinator.planning.placement import Placement, best_placement
+from coordinator.policies.routing.routes import NoRoute, Router
 from coordinator.problem.service import service_from_rates
-from coordinator.routing.routes import NoRoute, Router
 from coordinator.simulator.judge import judge
 from dht.messages.types import Assignment, PlannerNode, Problem, SharedUplink
 from tests.examples import examples

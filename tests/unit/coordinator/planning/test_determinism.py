@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.papers.clusters import published
 from bench.planner.placement import load
-from coordinator.experiments.full_load import OfflineConfig, offline
+from coordinator.commands.full_load import OfflineConfig, offline
 from coordinator.planning.placement import best_placement
 from coordinator.simulator.core.trace import typical
 from tests.unit.coordinator.problems import ends_after

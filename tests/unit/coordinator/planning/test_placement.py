@@ -21,8 +21,8 @@ from bench.planner.clusters import load
 from coordinator.evaluation.estimate import estimate
 from coordinator.evaluation.max_flow import flow_parts, solve_flow
 from coordinator.evaluation.plan_check import check_plan, uncovered
-from coordinator.heuristics import heuristics
 from coordinator.planning import placement, solve
+from coordinator.planning.heuristics import heuristics
 from coordinator.planning.placement import (
     CELLS_ABOVE,
     HEURISTICS,
@@ -34,11 +34,11 @@ from coordinator.planning.placement import (
     score,
     tried_best,
 )
+from coordinator.planning.search.chain_dp import Chains
+from coordinator.planning.search.columns import Master
 from coordinator.planning.solve import SolveAnswer, SolveRequest, gain_of, solve_request
 from coordinator.plans.transition import TransitionConfig
 from coordinator.problem.service import announced_service
-from coordinator.search.chain_dp import Chains
-from coordinator.search.columns import Master
 from coordinator.simulator.judge import judge
 from dht.messages.types import ANSWER_WEIGHT_MAX, Assignment, Plan, PlanVersion, Problem
 from tests.examples import examples

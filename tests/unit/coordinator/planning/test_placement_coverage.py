@@ -12,7 +12,7 @@ from bench.planner.helix import helix_cpsat
 from coordinator.evaluation.estimate import estimate
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import check_plan, uncovered
-from coordinator.heuristics.heuristics import (
+from coordinator.planning.heuristics.heuristics import (
     chain,
     coverage,
     greedy,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.evaluation.plan_check import check_shape
-from coordinator.heuristics.heuristics import greedy
+from coordinator.planning.heuristics.heuristics import greedy
 from coordinator.planning.placement import Placement, make_plan
 from coordinator.plans.review import Opinion, known_part, review
 from coordinator.problem.from_records import problem_of

@@ -7,8 +7,8 @@ from statistics import correlation, fmean, stdev
 import pytest
 
 from bench.papers.clusters import azure, published
+from coordinator.commands.planner_view import service_of
 from coordinator.evaluation.estimate import estimate
-from coordinator.experiments.planner_view import service_of
 from coordinator.problem.service import Curve, Workload, service_from_rates
 from coordinator.simulator.clients import Clients
 from coordinator.simulator.core.trace import Request, typical

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.papers.arrivals import poisson
-from coordinator.batching.scheduler import BatchLimits
-from coordinator.experiments.full_load import (
+from coordinator.commands.full_load import (
     OnlineConfig,
     Rules,
     as_plan,
@@ -18,6 +17,7 @@ from coordinator.experiments.full_load import (
     offline,
     online,
 )
+from coordinator.policies.batching.scheduler import BatchLimits
 from coordinator.simulator.core.parts import SimulatedSession
 from coordinator.simulator.core.profiles import interpolated
 from coordinator.simulator.core.swarm import LiveSwarm
@@ -358,7 +358,7 @@ def test_links_in_closed_form_agree_with_the_link_scheduler_slice_by_slice(
 
     Without micro-batches: whether there are some turns on the smallest differences.
     """
-    monkeypatch.setattr("coordinator.batching.scheduler.row_share_of", lambda _: 0.0)
+    monkeypatch.setattr("coordinator.policies.batching.scheduler.row_share_of", lambda _: 0.0)
     problem, profiles, held, _ = saturated()
     slow = replace(
         problem,

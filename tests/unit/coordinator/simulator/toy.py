@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from coordinator.experiments.full_load import OfflineConfig
+from coordinator.commands.full_load import OfflineConfig
 from coordinator.problem.service import KvCapacity
 from coordinator.simulator.core.parts import SimulatedSession
 from coordinator.simulator.core.profiles import PeerProfile, Profiles, StepLimits

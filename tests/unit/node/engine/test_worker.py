@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from coordinator.batching.scheduler import BatchLimits
+from coordinator.policies.batching.scheduler import BatchLimits
 from node.engine.work_item import WorkItem, WorkResult
 from node.engine.worker import Worker
 

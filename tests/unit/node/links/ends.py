@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from coordinator.links.scheduler import LinkScheduler
+from coordinator.policies.links.scheduler import LinkScheduler
 from dht.messages import codec
 from dht.messages.session import ActivationItem, Activations
 from dht.transport.streams import stream_pair

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.links.scheduler import LinkScheduler
+from coordinator.policies.links.scheduler import LinkScheduler
 from dht.errors import NetworkError
 from dht.messages import codec
 from dht.messages.session import (

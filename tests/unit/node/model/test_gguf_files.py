@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from dht.checkpoints.gguf_model import ARCHITECTURE
+from dht.checkpoints.model_files import read_config
 from dht.errors import UserError
-from dht.gguf_model import ARCHITECTURE
-from dht.model_files import read_config
 from node.engine.engine import Engine, EngineConfig
 from node.packed.ggml import BlockPacking
 from node.packed.tensor import PackedTensor

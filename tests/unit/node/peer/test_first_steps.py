@@ -10,7 +10,7 @@ import pytest
 
 from dht.errors import NetworkError, UserError
 from dht.identity.peer_id import Identity
-from dht.local_network import Offer, offer_of_peer
+from dht.networks.local_network import Offer, offer_of_peer
 from node.owner.reporter import Reporter
 from node.peer import first_steps, join_options
 from node.peer.first_steps import BIGGER, BUNDLED, begin_alone, next_steps, whole_here
@@ -32,7 +32,7 @@ def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> Begin:
                 raise offers
             return offers  # type: ignore[return-value]
 
-        monkeypatch.setattr("dht.mdns.look", look)
+        monkeypatch.setattr("dht.networks.mdns.look", look)
         identity = ["--identity", f"{tmp_path}/id.key"]
         monkeypatch.setattr(sys, "argv", ["join", "--cpu", *identity, *words])
         arguments = join_options.parse()

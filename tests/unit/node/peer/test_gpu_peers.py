@@ -16,8 +16,8 @@ import pytest
 
 from dht.errors import UserError
 from dht.identity.peer_id import Identity
-from dht.invitation import read_invitation
-from dht.local_network import Offer, offer_of_peer
+from dht.networks.invitation import read_invitation
+from dht.networks.local_network import Offer, offer_of_peer
 from node.join import _begin_beside
 from node.owner import machine_watch
 from node.peer import join_options
@@ -253,7 +253,7 @@ class TestAlone:
     ) -> list[list[str]]:
         monkeypatch.setenv("ANABRANCH_MEMORY", "")
         monkeypatch.delenv("ANABRANCH_PEERS", raising=False)
-        monkeypatch.setattr("dht.mdns.look", lambda: offers)
+        monkeypatch.setattr("dht.networks.mdns.look", lambda: offers)
         monkeypatch.setattr("node.device.hardware.machine_of", lambda *_, **__: None)
         typed = ["--gpu", "0,1", "--identity", str(tmp_path / "id.key")]
         monkeypatch.setattr(sys, "argv", ["join", *typed])

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from coordinator.links.token_bucket import Allowance
+from coordinator.policies.links.token_bucket import Allowance
 from dht.identity.uplink import claim_of
 from dht.messages.types import NodeRecord
 from node.links.lent_traffic import LentTraffic

@@ -12,8 +12,8 @@ import pytest
 from dht.errors import NetworkError
 from dht.identity.dialling import DialRule
 from dht.messages.types import ADDRESSES_MAX, NodeState
+from dht.networks.remembered import VARIABLE, Remembered, remember
 from dht.records.directory import Directory
-from dht.remembered import VARIABLE, Remembered, remember
 from node.owner.reporter import Reporter
 from node.peer.remembering import (
     LOOK_S,

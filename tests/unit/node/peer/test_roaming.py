@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dht.checkpoints.model_files import directory_root
 from dht.messages.types import ModelRecord, NodeRecord
-from dht.model_files import directory_root
 from dht.records.directory import Directory
 from node.peer.roaming import RoamConfig, Roamer, turn_of
 from testing.network import MemoryNetwork

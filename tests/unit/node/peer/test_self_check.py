@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from dht.errors import MachineError
-from dht.supervision import SERVICE_VARIABLE
+from dht.process.supervision import SERVICE_VARIABLE
 from dht.transport.interface import Contact
 from node.owner.reporter import Reporter
 from node.peer.self_check import SelfCheck, SelfCheckConfig, SelfChecker, SelfFinding

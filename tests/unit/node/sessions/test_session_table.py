@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from coordinator.admission.rules import CROWD_REST_S, RATE_S, REST_S, UNTRIED_S, StageLoad
+from coordinator.policies.admission.rules import CROWD_REST_S, RATE_S, REST_S, UNTRIED_S, StageLoad
 from dht.budget import Parties
 from dht.messages.session import Priority
 from dht.transport.frame_sender import FrameSender

@@ -4,13 +4,13 @@ from collections.abc import Iterable
 
 import pytest
 
-from coordinator.admission.room import KvAsk
+from coordinator.policies.admission.room import KvAsk
 from dht.messages.prefix import NAME_BYTES
 from node.kv.block_manager import BlockManager
 from node.kv.page_names import NO_NAMES, PageNames
 from node.sessions.open_checks import StageView
 from node.stage.stage_kv import StageKv
-from tests.unit.coordinator.admission.accounts import check_room
+from tests.unit.coordinator.policies.admission.accounts import check_room
 from tests.unit.node.kv.accounts import check_pages
 
 PAGES, PAGE_TOKENS = 40, 16

@@ -16,8 +16,13 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import node.weights.store as store_module
+from dht.checkpoints.model_files import (
+    MANIFEST,
+    directory_fingerprint,
+    directory_root,
+    read_manifest,
+)
 from dht.errors import UserError
-from dht.model_files import MANIFEST, directory_fingerprint, directory_root, read_manifest
 from node.model.layer_range import ModelLayout
 from node.weight_hashes import main
 from node.weights.safetensors_header import DamagedError

@@ -13,11 +13,11 @@ from filelock import FileLock
 from huggingface_hub import hf_hub_download
 from safetensors.torch import save_file
 
-from dht import gguf_model
+from dht.checkpoints import gguf_model
+from dht.checkpoints.gguf_model import hub_model
+from dht.checkpoints.hub import HubId, fetch_small_files, list_model, snapshot
+from dht.checkpoints.model_files import listed_root
 from dht.errors import NetworkError, UserError
-from dht.gguf_model import hub_model
-from dht.hub import HubId, fetch_small_files, list_model, snapshot
-from dht.model_files import listed_root
 from node.weights.hub_shards import open_hub_model
 from node.weights.safetensors_header import DamagedError
 from node.weights.store import WeightStore

@@ -16,11 +16,11 @@ from client.gateway.answering.models import FIGURES, GatewayModels, OpenModel
 from client.gateway.errors import ApiError
 from client.swarm.swarm import Swarm, SwarmConfig, model_beside, named_of
 from client.text.tokenizer import ModelText
+from dht.checkpoints.model_files import root_of
+from dht.checkpoints.text_files import digest_of, text_hashes
 from dht.errors import NetworkError, UserError
 from dht.messages.types import ModelRecord, ModelSpec
-from dht.model_files import root_of
 from dht.records.directory import Directory
-from dht.text_files import digest_of, text_hashes
 from node.links.text_server import ServedTexts, TextServer
 from testing.network import MemoryNetwork, MemoryTransport
 from tests.unit.records import MODEL, record_of

@@ -141,7 +141,7 @@ def test_half_open_and_slow_clients_are_not_there_for_ever() -> None:
 def test_the_sweep_of_idle_connections_goes_on_after_it_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dht.supervision.RESTART_S", 0.05)
+    monkeypatch.setattr("dht.process.supervision.RESTART_S", 0.05)
     is_busy, failed = Gateway.is_busy, False
 
     def fails_once(self: Gateway, connection: Any) -> bool:

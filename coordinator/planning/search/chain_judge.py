@@ -1,0 +1,248 @@
+"""Judges chains by the estimate, and remembers what it found. Pure.
+
+Chains share no peer, so each is judged by itself: a move changes one or two. Those that pass the
+same shared uplink serve together what that carries. What surely serves too little, or most probably
+does, is not estimated at all.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from coordinator.evaluation.estimate import (
+    Estimate,
+    added,
+    ceiling,
+    estimate,
+    row_bytes_per_token,
+    together,
+)
+from coordinator.evaluation.max_flow import balanced_flow
+from coordinator.evaluation.shared_uplinks import Way, edge_flows, kept_shares, shared_uplinks
+from coordinator.planning.search.chain_dp import Chain, Chains
+from coordinator.planning.search.ring_rate import RingRates
+from coordinator.problem.service import Service
+from dht.messages.types import SOURCE, FlowEdge, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeConfig:
+    """What a judge remembers, and when it trusts the ring rate instead of the estimate."""
+
+    remembered_max: int = 20_000
+    """Maximum chains whose worth is cached."""
+    gain_min: float = 1.0005
+    """Minimum ratio by which a chain must raise the throughput."""
+    learning: float = 0.3
+    """Share of the newest chain in the mean ratio of estimate and ring rate at its depth."""
+    recent: int = 64
+    """Number of the newest chains whose ratios say how far the guess may be from the estimate."""
+    sure_share: float = 0.9
+    """Share of these ratios that the guess with its margin covers."""
+    margin: float = 1.1
+    """Factor on that margin."""
+    ratio_max: float = 1e3
+    """Maximum ratio of estimate and guess, either way, that is learned from: over a link of 1e-200
+    bytes/s it says nothing of other chains."""
+
+
+class Judge:
+    """The tokens/s of chains by the estimate, and a guess at them in a hundredth of the time."""
+
+    def __init__(self, problem: Problem, service: Service, config: JudgeConfig | None = None):
+        self.problem = problem
+        self.service = service
+        self._config = config or JudgeConfig()
+        self._known: dict[Chain, _Judged] = {}
+        self._ring_rates = RingRates(problem, service)
+        self._rates: dict[Chain, float] = {}
+        self._ratio_at: dict[int, float] = {}
+        self._ratios: list[float] = []
+        self._margin = math.inf
+        self._ceilings: dict[tuple[str, int], float] = {}
+        self._shared = shared_uplinks(problem)
+        self._row_bytes = row_bytes_per_token(problem, service.workload)
+
+    def __call__(self, chains: Chains, least: float = 0.0) -> float:
+        """The chains' tokens/s; 0 once they surely, or most probably, serve less than ``least``."""
+        alone = self._alone(chains, least)
+        if not alone or not self._shared.bytes_per_s:
+            return alone
+        return self.combined(chains, self._value)
+
+    def combined(self, chains: Sequence[Chain], worth: Callable[[Chain], float]) -> float:
+        """The tokens/s of chains at the same time, of which each serves its ``worth`` alone."""
+        worths = [worth(chain) for chain in chains]
+        if len(chains) < 2 or not self._shared.bytes_per_s:
+            return sum(worths)
+        uses = [
+            {way: each * value for way, each in self.uses_per_token(chain).items()}
+            for chain, value in zip(chains, worths, strict=True)
+        ]
+        kept = kept_shares(worths, uses)
+        return sum(value * share for value, share in zip(worths, kept, strict=True))
+
+    def uses_per_token(self, chain: Chain) -> Mapping[Way, float]:
+        """The share of each shared uplink that one token/s of a chain takes, prompts included."""
+        if not self._shared.bytes_per_s:
+            return {}
+        judged = self._known.get(chain)
+        passes = self._ring_rates.passes(chain) if judged is None else self._passes(judged.edges)
+        return {
+            way: each * self._row_bytes / max(self._shared.bytes_per_s[way], 1e-9)
+            for way, each in passes.items()
+        }
+
+    def _passes(self, edges: Sequence[FlowEdge]) -> dict[Way, float]:
+        """A token's mean passes over each shared uplink, along a flow."""
+        entering = sum(edge.tokens_per_s for edge in edges if edge.tail == SOURCE)
+        found = self._shared.passes(edge_flows(edges)) if entering > 0 else {}
+        return {way: flow / entering for way, flow in found.items()}
+
+    def _value(self, chain: Chain) -> float:
+        judged = self._judged(chain)
+        return judged.value if judged is not None else 0.0
+
+    def _alone(self, chains: Chains, least: float) -> float:
+        """The sum of the chains' tokens/s, each by itself; 0 once they surely, or most probably,
+        serve less than ``least``."""
+        known = sum(self._known[chain].value for chain in chains if chain in self._known)
+        new = [chain for chain in chains if chain not in self._known]
+        for chain in new:
+            needed = max(0.0, least * self._config.gain_min - known) if len(new) == 1 else 0.0
+            judged = self._judged(chain, needed)
+            if judged is None:
+                return 0.0
+            known += judged.value
+        return known
+
+    @property
+    def known(self) -> dict[Chain, float]:
+        """The chains judged so far, with their tokens/s."""
+        return {chain: judged.value for chain, judged in self._known.items()}
+
+    def guess(self, chain: Chain) -> float:
+        """About what a chain would serve: its ring rate, corrected by what chains as deep turned
+        out to serve."""
+        rate = self._rates.get(chain)
+        if rate is None:
+            rate = self._rates[chain] = self._ring_rates(chain)
+        return rate * self._ratio_at.get(_depth(chain), 1.0)
+
+    def ratio(self, chain: Chain, value: float) -> float:
+        """How many times its guess a chain turned out to serve, within ``ratio_max``."""
+        most = self._config.ratio_max
+        guess = self.guess(chain)
+        return min(most, max(1 / most, value / guess)) if guess > 0 else most
+
+    def flow(self, chains: Chains) -> tuple[tuple[FlowEdge, ...], Estimate]:
+        """The chains' flow and its estimate. Chains that pass the same shared uplinks have as much
+        of their flow as of their tokens/s, and no more than the uplinks carry."""
+        each = [judged for chain in chains if (judged := self._judged(chain)) is not None]
+        flows, served = [judged.edges for judged in each], [judged.served for judged in each]
+        if len(each) > 1 and self._shared.bytes_per_s:
+            served = together(
+                served,
+                [
+                    {way: use * one.value for way, use in self.uses_per_token(chain).items()}
+                    for chain, one in zip(chains, each, strict=True)
+                ],
+            )
+            flows = self._fitting(
+                [
+                    _scaled(edges, now.tokens_per_s / max(one.value, 1e-12))
+                    for edges, now, one in zip(flows, served, each, strict=True)
+                ]
+            )
+        return tuple(edge for edges in flows for edge in edges), added(served)
+
+    def _fitting(self, flows: Sequence[Sequence[FlowEdge]]) -> list[tuple[FlowEdge, ...]]:
+        """The flows, each no larger than the shared uplinks carry of all of them."""
+        row = max(1, self.problem.model.activation_bytes)
+        uses = [
+            {
+                way: flow * row / max(self._shared.bytes_per_s[way], 1e-9)
+                for way, flow in self._shared.passes(edge_flows(edges)).items()
+            }
+            for edges in flows
+        ]
+        sums = [sum(e.tokens_per_s for e in edges if e.tail == SOURCE) for edges in flows]
+        kept = kept_shares(sums, uses)
+        return [_scaled(edges, share) for edges, share in zip(flows, kept, strict=True)]
+
+    def token_s(self, made: dict[Chains, float]) -> float:
+        """Time of a token around the ring of the best of the chains ``made``, which are given with
+        their worth; 0: there are none."""
+        return self.flow(max(made, key=made.__getitem__))[1].token_time_s if made else 0.0
+
+    def _judged(self, chain: Chain, needed: float = 0.0) -> "_Judged | None":
+        """A chain's flow and worth; None where it serves less than what is ``needed``."""
+        known = self._known.get(chain)
+        if known is not None:
+            return known
+        if needed > 0 and (
+            self._bound(chain) < needed or self.guess(chain) * self._margin < needed
+        ):
+            return None
+        edges = balanced_flow(self.problem, chain).edges
+        served = estimate(self.problem, chain, edges, self.service, needed)
+        if served.tokens_per_s < needed:
+            return None
+        if len(self._known) >= self._config.remembered_max:
+            self._known.clear()
+            self._rates.clear()
+        judged = self._known[chain] = _Judged(edges, served)
+        self._learn(chain, judged.value)
+        return judged
+
+    def _learn(self, chain: Chain, value: float) -> None:
+        """Correct the guesses by a chain that was judged."""
+        config = self._config
+        if value <= 0 or self.guess(chain) <= 0:
+            return
+        ratio = self.ratio(chain, value)
+        self._ratios.append(ratio)
+        depth = _depth(chain)
+        self._ratio_at[depth] = self._ratio_at.get(depth, 1.0) * ratio**config.learning
+        if len(self._ratios) % 8 == 0:
+            recent = sorted(self._ratios[-config.recent :])
+            self._margin = config.margin * recent[int(config.sure_share * (len(recent) - 1))]
+
+    def _bound(self, chain: Chain) -> float:
+        """A bound on a chain's tokens/s that needs no flow: what its slowest stage could serve."""
+        sums: dict[int, float] = {}
+        for a in chain:
+            key = a.peer_id, a.end - a.start
+            most = self._ceilings.get(key)
+            if most is None:
+                most = self._ceilings[key] = ceiling(a, self.service)
+            sums[a.start] = sums.get(a.start, 0.0) + most
+        return min(sums.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A chain's balanced flow and its estimate."""
+
+    edges: tuple[FlowEdge, ...]
+    served: Estimate
+
+    @property
+    def value(self) -> float:
+        return self.served.tokens_per_s
+
+
+def _scaled(edges: Sequence[FlowEdge], share: float) -> tuple[FlowEdge, ...]:
+    """A flow with a share of its tokens/s; without any, no flow."""
+    if share >= 1:
+        return tuple(edges)
+    return tuple(
+        replace(edge, tokens_per_s=flow)
+        for edge in edges
+        if (flow := edge.tokens_per_s * share) > 0
+    )
+
+
+def _depth(chain: Chain) -> int:
+    """Number of a chain's stages."""
+    return len({a.start for a in chain})

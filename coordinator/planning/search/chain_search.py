@@ -1,0 +1,169 @@
+"""Searches for chains: by the dynamic program, by column generation, then by local moves.
+
+The dynamic program gives chains within a second at any load. Column generation finds which chains
+live together best, moves improve each chain, and the last choice among all that were judged is
+again OR-Tools'.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from coordinator.evaluation.max_flow import flow_parts
+from coordinator.planning.search import local_moves
+from coordinator.planning.search.chain_dp import Chain, Chains, chains_by_dp
+from coordinator.planning.search.chain_judge import Judge
+from coordinator.planning.search.full_load import at_full_load
+from coordinator.planning.search.generation import Generation, GenerationConfig, Searched
+from coordinator.planning.search.objective import Objective
+from coordinator.planning.search.short_rings import short_rings
+from dht.messages.types import Assignment, FlowEdge
+
+MOVES_MAX = 2_000
+"""Maximum moves of one improvement without a clock."""
+STALE_MIN = 800
+STALE_PER_PEER = 60
+"""Moves in a row without gain that end an improvement, per peer; ``STALE_MIN`` is the minimum."""
+CANDIDATES_MAX = 300
+"""Maximum chains that are made without a clock."""
+REFINED = 3
+"""Number of the best candidates that are improved by moves."""
+TIMES_MIN = 3
+"""Minimum chains judged, however late it is."""
+ROWS_SHARE = 0.4
+"""Share of the time that is gone when the dynamic program over sets of peers ends."""
+COLUMNS_SHARE = 0.7
+"""Share of the time that is gone when column generation ends and moves by the estimate begin."""
+RINGS = 3
+"""Number of the quickest rings around which other chains are packed, where the speed of one answer
+counts; for each of ``HELD_SHARES``."""
+HELD_SHARES = (1.0, 0.75)
+"""Shares of the most layers that their peers can hold: with all, little KV room is left."""
+BY_DP, BY_COLUMNS = "chains by dp", "chains by OR-Tools"
+"""Who found chains, as plans say it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Chains and their worth (:class:`coordinator.planning.search.objective.Objective`)."""
+
+    value: float
+    chains: Chains
+    planner: str = BY_DP
+    refined: bool = False
+    """Whether moves improved them, by the same figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What a search found, best first, and what OR-Tools did in it."""
+
+    found: tuple[Found, ...]
+    searched: Searched
+
+
+def search(
+    judge: Judge,
+    *,
+    seeds: Sequence[Chains] = (),
+    seed: int,
+    spent: Callable[[], float] | None,
+) -> Search:
+    """Chains for the judge's problem; some of ``seeds`` may be among them.
+
+    ``spent()`` returns the share of the time that is gone; without it, the work is a fixed amount.
+    Where OR-Tools fails, only its steps find nothing.
+    """
+    objective = Objective(judge)
+    made: dict[Chains, float] = {chains: judge(chains) for chains in seeds if chains}
+    at_load = at_full_load(judge.problem, judge.service, judge.token_s(made))
+    rows_end = until(spent, ROWS_SHARE, CANDIDATES_MAX)
+    for chains in chains_by_dp(at_load, judge=judge, go_on=rows_end):
+        made[chains] = judge(chains)
+    best = [Found(objective(chains), chains) for chains in made]
+    generation = Generation(judge, seed=seed)
+    at_load = at_full_load(judge.problem, judge.service, judge.token_s(made))
+    turns_end = until(spent, COLUMNS_SHARE, GenerationConfig().turns_max, 0)
+    generated = generation.generated(at_load, turns_end, _rings(objective))
+    best += [Found(objective(chains), chains, BY_COLUMNS) for chains in generated]
+    best.sort(key=lambda found: -found.value)
+    refined = []
+    began = 0.0 if spent is None else spent()
+    for turn, found in enumerate(_distinct(best)[:REFINED], start=1):
+        share = began + (1 - began) * turn / REFINED
+        moved = improved(found.chains, judge, objective, seed=seed, share=share, spent=spent)
+        refined.append(replace(moved, planner=found.planner))
+    if chosen := generation.chosen():
+        refined.insert(0, Found(objective(chosen), chosen, BY_COLUMNS, refined=True))
+    ordered = sorted([*refined, *best], key=lambda found: -found.value)
+    return Search(tuple(ordered), generation.searched)
+
+
+def _rings(objective: Objective) -> list[Chain]:
+    """The quickest rings, where the speed of one answer counts."""
+    shares = HELD_SHARES if objective.weight else ()
+    each = (short_rings(objective.times, RINGS, share) for share in shares)
+    return list(dict.fromkeys(ring for found in each for _, ring in found))
+
+
+def _distinct(found: Sequence[Found]) -> list[Found]:
+    """The first of those with the same chains, in any order."""
+    first: dict[frozenset[Chain], Found] = {}
+    for each in found:
+        first.setdefault(frozenset(each.chains), each)
+    return list(first.values())
+
+
+def improved(
+    chains: Chains,
+    judge: Judge,
+    objective: Objective,
+    *,
+    seed: int,
+    share: float,
+    spent: Callable[[], float] | None,
+) -> Found:
+    """Chains improved by moves, until ``share`` of the time is gone or moves stop helping."""
+    better, value = local_moves.improve_by_moves(
+        judge.problem,
+        chains,
+        judge=objective,
+        seed=seed,
+        go_on=until(spent, share, MOVES_MAX, 0),
+        stale_max=max(STALE_MIN, STALE_PER_PEER * len(judge.problem.nodes)),
+    )
+    return Found(value, better, refined=True)
+
+
+def until(
+    spent: Callable[[], float] | None, share: float, times_max: int, times_min: int = TIMES_MIN
+) -> Callable[[int], bool]:
+    """A function that says whether to go on after a number of tries.
+
+    By the clock, at least ``times_min`` tries; without a clock, ``times_max`` tries.
+    """
+    if spent is None:
+        return lambda times: times < times_max
+    return lambda times: times < times_min or spent() < share
+
+
+def as_chains(assignments: Sequence[Assignment], edges: Sequence[FlowEdge], layers: int) -> Chains:
+    """The chains of a placement, without peers that have no flow.
+
+    Empty where the spans of a part of the flow do not follow each other.
+    """
+    flowing = {edge.head for edge in edges}
+    used = [a for a in assignments if a.peer_id in flowing]
+    chains = tuple(tuple(a for a in used if a.peer_id in part) for part in flow_parts(edges))
+    return chains if all(_is_chain(chain, layers) for chain in chains) else ()
+
+
+def _is_chain(spans: Sequence[Assignment], layers: int) -> bool:
+    ranges = sorted({(a.start, a.end) for a in spans})
+    joints = pairwise(ranges)
+    return (
+        bool(ranges)
+        and ranges[0][0] == 0
+        and ranges[-1][1] == layers
+        and all(a[1] == b[0] for a, b in joints)
+    )

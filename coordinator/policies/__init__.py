@@ -1,0 +1,1 @@
+"""Decisions of live peers and the simulator: admission, batches, failure, links, routes."""

@@ -1,0 +1,87 @@
+"""The search over chains: what it makes with no time left, what it adds with time, and what is left
+of it without OR-Tools."""
+
+from typing import Never
+
+import pytest
+
+from coordinator.evaluation.estimate import chains_bound
+from coordinator.evaluation.plan_check import uncovered
+from coordinator.planning.search.chain_judge import Judge
+from coordinator.planning.search.chain_search import Search, search
+from coordinator.planning.search.columns import Master
+from dht.messages.types import Problem
+from tests.unit.coordinator.helix import problem_of, service_of
+from tests.unit.coordinator.problems import ends_after
+
+
+def judge_of(size: str) -> Judge:
+    return Judge(problem_of("single24", size), service_of("single24", size))
+
+
+def searched(judge: Judge, looks: int = 400) -> Search:
+    """By the clock of a fixed number of looks."""
+    return search(judge, seed=0, spent=ends_after(looks))
+
+
+def check(problem: Problem, found: Search) -> None:
+    """Chains cover the model, those found together share no peer, and the best is first."""
+    values = [each.value for each in found.found]
+    assert values == sorted(values, reverse=True)
+    assert values[0] > 0
+    for each in found.found:
+        peers = [a.peer_id for chain in each.chains for a in chain]
+        assert len(peers) == len(set(peers))
+        for chain in each.chains:
+            assert not uncovered(chain, problem.model.layers)
+
+
+def test_no_time_left_still_gives_chains() -> None:
+    judge = judge_of("70b")
+    late = search(judge, seed=0, spent=lambda: 1.0)
+    check(judge.problem, late)
+    assert late.searched.masters == 0
+
+
+def test_the_best_was_chosen_by_or_tools_of_all_that_was_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen, choose = [], Master.chosen
+    monkeypatch.setattr(Master, "chosen", lambda self: chosen.append(choose(self)) or chosen[-1])
+    judge = judge_of("30b")
+    found = searched(judge)
+    check(judge.problem, found)
+    refined = [each.value for each in found.found if each.refined]
+    assert max(refined) >= max(each.value for each in found.found if not each.refined)
+    assert set(found.found[0].chains) == set(chosen[-1])
+    assert found.found[0].value == pytest.approx(sum(judge.known[c] for c in chosen[-1]))
+    done = found.searched
+    assert done.columns > 20
+    assert done.masters > 5
+    assert done.judged > 20
+    assert not done.failed
+    assert (
+        found.found[0].value < done.bound_tokens_per_s == chains_bound(judge.problem, judge.service)
+    )
+
+
+@pytest.mark.parametrize("broken", ["__init__", "prices", "chosen"])
+def test_without_or_tools_the_others_search_and_it_is_said(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> Never:
+        raise RuntimeError("the solver is ill")
+
+    monkeypatch.setattr(Master, broken, fails)
+    judge = judge_of("30b")
+    found = searched(judge)
+    check(judge.problem, found)
+    assert any(each.refined for each in found.found)
+    assert found.searched.failed == "RuntimeError: the solver is ill"
+
+
+def test_a_seed_is_among_what_is_found() -> None:
+    judge = judge_of("30b")
+    seed = search(judge, seed=0, spent=lambda: 1.0).found[-1].chains
+    again = search(judge, seeds=[seed], seed=0, spent=lambda: 1.0)
+    assert seed in [each.chains for each in again.found]
