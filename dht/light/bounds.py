@@ -133,9 +133,10 @@ class UnreadRoom:
 
     def fits(self, muxer: BoundedYamux, more_bytes: int) -> bool:
         """Whether there is room for more bytes on a connection; counts them if so."""
-        if self._takes(muxer, more_bytes):
+        if muxer in self._counted and self._takes(muxer, more_bytes):
             return True
-        for each in list(self._counted):  # what was read since they were counted is free
+        # A connection is new, or room is short: what was read, or has ended, counts no more.
+        for each in list(self._counted):
             self._takes(each, 0)
         return self._takes(muxer, more_bytes)
 
@@ -225,6 +226,8 @@ def upgrades(keys: KeyPair, budget: Budget) -> dict[str, Any]:
 def restrain(host: Any, budget: Budget) -> None:
     """Bound what a host takes before anything of ours reads it."""
     MultiselectCommunicator.read = _read_line
+    # Its own limits are lower than the budget's, and the same for strangers as for honest peers.
+    host.get_network().set_resource_manager(None)
     host.get_network()._handle_inbound_connection = Door(host.get_network(), budget).take
     # Nothing here asks py-libp2p where peers are or what they speak: it would keep what they say.
     host.get_mux().remove_handler(ID_PUSH)

@@ -185,6 +185,29 @@ async def many_streams_unread() -> None:
         assert victim.budget.refused["unread_bytes"]
 
 
+async def what_has_ended_holds_nothing() -> None:
+    """Bytes that nobody read count no more once their connection is over."""
+
+    async def leave(host: Any, connection: Any) -> None:
+        stream = await host.new_stream(connection.muxed_conn.peer_id, [PROTOCOL])
+        await stream.write(bytes(200 << 10))
+        while not victim.budget.held(UNREAD_BYTES).total >= 200 << 10:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+
+    async with Victim() as victim:
+        victim._host._accept = hold
+        for _ in range(4):
+            await in_trio(stranger, victim.address, leave)
+        await in_trio(stranger, victim.address, nothing)
+        assert victim.budget.held(UNREAD_BYTES).total < 200 << 10
+
+
+async def the_budget_alone() -> None:
+    """Nothing else bounds connections: py-libp2p's own limits are lower, and the same for all."""
+    async with Victim() as victim:
+        assert victim._host._host.get_network()._resource_manager is None
+
+
 async def hold(_: str, __: Any) -> None:
     """A stream whose bytes stay in py-libp2p."""
     await trio.sleep_forever()
@@ -265,6 +288,8 @@ CASES = {
         plain_text,
         beyond_its_window,
         many_streams_unread,
+        what_has_ended_holds_nothing,
+        the_budget_alone,
         silent_connections,
         connections_that_come_and_go,
         what_is_pushed,

@@ -11,6 +11,8 @@ CASES = (
     "plain_text",
     "beyond_its_window",
     "many_streams_unread",
+    "what_has_ended_holds_nothing",
+    "the_budget_alone",
     "silent_connections",
     "connections_that_come_and_go",
     "what_is_pushed",
