@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
@@ -166,7 +167,9 @@ class Live:
 class SessionTable:
     """Sessions by id, each with one attempt: opening the next attempt replaces the one before."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        """``now_s``: the event loop's time, which other threads cannot ask for."""
+        self._now_s = now_s
         self.account: Callable[[str], str] = lambda client: client
         """The name under which a client's fair share counts: identities are free
         (:meth:`dht.budget.Parties.account`)."""
@@ -332,10 +335,13 @@ class SessionTable:
         return self.account(live.session.open.client)
 
     def knows(self, peer_id: str) -> bool:
-        """Whether ``peer_id`` has a part in a session that holds KV here, or had one lately."""
+        """Whether ``peer_id`` has a part in a session that holds KV here, or had one lately.
+
+        May be asked in any thread: a light peer's connections live in one of their own.
+        """
         ended_s = self._known.get(peer_id, -math.inf)
-        return asyncio.get_running_loop().time() - ended_s < KNOWN_S or any(
-            peer_id in live.peers for live in self._holders.values()
+        return self._now_s() - ended_s < KNOWN_S or any(
+            peer_id in live.peers for live in list(self._holders.values())
         )
 
     def hop_in_use(self, peer_id: str) -> bool:

@@ -52,7 +52,7 @@ class StageShell:
         self.config = config
         self.hops = hops
         self.counters: Counter[str] = Counter()
-        self.table = SessionTable()
+        self.table = SessionTable(asyncio.get_running_loop().time)
         self.kv = StageKv(engine)
         self.log = ActivationLog(self.row_bytes, config.log_bytes_max)
         self.pace = EnginePace()

@@ -24,6 +24,7 @@ from multiaddr import Multiaddr
 from dht.budget import CONNECTIONS, HANDSHAKES, UNREAD_BYTES, Budget
 from dht.identity.peer_id import Identity
 from dht.light.host import LightHost
+from node.sessions.session_table import SessionTable
 
 PROTOCOL = "/test/1"
 MULTISTREAM = b"/multistream/1.0.0\n"
@@ -165,7 +166,7 @@ async def beyond_its_window() -> None:
 async def many_streams_unread() -> None:
     """Within its windows, too, a peer has a bounded part unread."""
     sent = 0
-    room = replace(UNREAD_BYTES, per_peer=4 << 20)
+    room = replace(UNREAD_BYTES, per_peer=4 << 20, in_all=6 << 20)
 
     async def fill(host: Any, connection: Any) -> None:
         nonlocal sent
@@ -178,6 +179,7 @@ async def many_streams_unread() -> None:
         await connection.muxed_conn.event_closed.wait()
 
     async with Victim(room) as victim:
+        victim.budget.parties.work = SessionTable().knows  # as a stage does
         # Of each stream trio reads one MiB on behalf of who reads nothing.
         victim._host._accept = hold
         await in_trio(stranger, victim.address, fill)

@@ -1,6 +1,8 @@
 """What a stage keeps of sessions, and what it lets go."""
 
 import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
@@ -19,8 +21,8 @@ from tests.unit.node.sessions.test_session import make_open
 class Table:
     """A table with sessions that run."""
 
-    def __init__(self) -> None:
-        self.table = SessionTable()
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.table = SessionTable(now_s)
 
     def add(self, name: str, client: str, priority: Priority = Priority.NORMAL) -> Live:
         open_ = replace(make_open(), session=name, client=client, priority=priority)
@@ -160,7 +162,7 @@ def test_of_one_client_only_the_newest_finished_answers_are_kept(
 
 @pytest.mark.virtual(limit_s=600)
 async def test_peers_of_a_session_are_known_until_a_while_after_it() -> None:
-    side = Table()
+    side = Table(asyncio.get_running_loop().time)
     live = side.add("one", "a")
     neighbour = live.session.open.route[0].peer_id
     assert side.table.knows("a")
@@ -175,3 +177,14 @@ async def test_peers_of_a_session_are_known_until_a_while_after_it() -> None:
     await asyncio.sleep(1)
     assert not side.table.knows("a")
     assert not side.table.knows(neighbour)
+
+
+async def test_who_is_known_is_told_in_any_thread() -> None:
+    side = Table()
+    assert not await asyncio.to_thread(side.table.knows, "a")
+    live = side.add("one", "a")
+    assert await asyncio.to_thread(side.table.knows, "a")
+    live.touch()
+    side.table.forget(live)
+    assert await asyncio.to_thread(side.table.knows, "a")
+    assert not await asyncio.to_thread(side.table.knows, "stranger")
