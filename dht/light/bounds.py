@@ -12,6 +12,7 @@ import struct
 from contextlib import suppress
 from typing import Any
 
+import trio
 from libp2p.crypto.keys import KeyPair
 from libp2p.crypto.x25519 import create_new_key_pair
 from libp2p.exceptions import ParseError
@@ -26,6 +27,7 @@ from libp2p.stream_muxer import muxer_multistream
 from libp2p.stream_muxer.yamux.yamux import (
     DEFAULT_WINDOW_SIZE,
     FLAG_SYN,
+    GO_AWAY_NORMAL,
     HEADER_SIZE,
     TYPE_DATA,
     YAMUX_HEADER_FORMAT,
@@ -43,6 +45,8 @@ STREAMS_MAX = 2 * STREAMS.per_peer
 them."""
 STREAM_BYTES = 4 << 10
 """Memory of a stream that holds nothing, which counts as unread."""
+FAREWELL_S = 1.0
+"""Maximum time for which a connection that ends waits to say so."""
 _log = logging.getLogger(__name__)
 
 
@@ -115,6 +119,16 @@ class BoundedYamux(Yamux):  # type: ignore[misc]
             raise TooMuchError(f"more than {STREAMS_MAX} streams on a connection")
         if (opens or body_bytes) and not self.room.fits(self, body_bytes):
             raise TooMuchError("no room for more bytes that nobody has read")
+
+    async def close(self, error_code: int = GO_AWAY_NORMAL) -> None:
+        """End the connection, also one whose other side reads nothing any more.
+
+        py-libp2p would wait for it to read a farewell, and all who open streams there would wait.
+        """
+        with trio.move_on_after(FAREWELL_S):
+            await super().close(error_code)
+            return
+        await self._cleanup_on_error()
 
     @property
     def unread_bytes(self) -> int:

@@ -204,13 +204,41 @@ async def what_has_ended_holds_nothing() -> None:
         assert victim.budget.held(UNREAD_BYTES).total < 200 << 10
 
 
+async def who_reads_nothing() -> None:
+    """A connection whose other side reads nothing any more ends at once when it is to end."""
+    ended = threading.Event()
+
+    async def stay(_: Any, __: Any) -> None:
+        await trio.to_thread.run_sync(ended.wait)
+
+    async with Victim() as victim:
+        libp2p = victim._host._host
+
+        async def let_go() -> None:
+            ((peer_id, (connection,)),) = libp2p.get_network().connections.items()
+            connection.muxed_conn.secured_conn._connection.write = hold
+            with trio.fail_after(10):
+                await libp2p.disconnect(peer_id)
+            assert connection.muxed_conn.event_closed.is_set()
+            assert not libp2p.get_network().get_connections(peer_id)
+
+        with_it = asyncio.create_task(in_trio(stranger, victim.address, stay))
+        try:
+            while not libp2p.get_network().connections:  # noqa: ASYNC110  (libp2p tells none)
+                await asyncio.sleep(0.01)
+            await victim._host._call(let_go)
+        finally:
+            ended.set()
+            await with_it
+
+
 async def the_budget_alone() -> None:
     """Nothing else bounds connections: py-libp2p's own limits are lower, and the same for all."""
     async with Victim() as victim:
         assert victim._host._host.get_network()._resource_manager is None
 
 
-async def hold(_: str, __: Any) -> None:
+async def hold(*_: Any) -> None:
     """A stream whose bytes stay in py-libp2p."""
     await trio.sleep_forever()
 
@@ -291,6 +319,7 @@ CASES = {
         beyond_its_window,
         many_streams_unread,
         what_has_ended_holds_nothing,
+        who_reads_nothing,
         the_budget_alone,
         silent_connections,
         connections_that_come_and_go,

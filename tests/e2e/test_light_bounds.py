@@ -12,6 +12,7 @@ CASES = (
     "beyond_its_window",
     "many_streams_unread",
     "what_has_ended_holds_nothing",
+    "who_reads_nothing",
     "the_budget_alone",
     "silent_connections",
     "connections_that_come_and_go",
