@@ -45,8 +45,6 @@ STREAMS_MAX = 2 * STREAMS.per_peer
 them."""
 STREAM_BYTES = 4 << 10
 """Memory of a stream that holds nothing, which counts as unread."""
-FAREWELL_S = 1.0
-"""Maximum time for which a connection that ends waits to say so."""
 _log = logging.getLogger(__name__)
 
 
@@ -104,6 +102,8 @@ class BoundedYamux(Yamux):  # type: ignore[misc]
 
     room: "UnreadRoom"
     """Set in a subclass for the host: py-libp2p makes muxers by their class."""
+    farewell_s = 1.0
+    """Maximum time for which a connection that ends waits to say so."""
 
     def __init__(self, secured_conn: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(secured_conn, *args, **kwargs)
@@ -125,7 +125,7 @@ class BoundedYamux(Yamux):  # type: ignore[misc]
 
         py-libp2p would wait for it to read a farewell, and all who open streams there would wait.
         """
-        with trio.move_on_after(FAREWELL_S):
+        with trio.move_on_after(self.farewell_s):
             await super().close(error_code)
             return
         await self._cleanup_on_error()
