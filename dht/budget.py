@@ -49,7 +49,8 @@ class Parties:
 
     def __init__(self) -> None:
         self.work: Callable[[str], bool] = lambda peer_id: True
-        """Whether this process works for a peer, or did so lately. Asked only above a share."""
+        """Whether this process works for a peer, or did so lately. Asked only above a share, and,
+        as ``before``, in any thread: light peers' connections are another's."""
         self.before: Callable[[str], bool] = lambda peer_id: False
         """Whether a peer was here before, as this process saw itself."""
         self.member: Callable[[str], bool] = lambda peer_id: True
