@@ -20,6 +20,7 @@ from coordinator.plans.move_waits import (
     with_layers,
 )
 from coordinator.plans.store import PlanStore
+from coordinator.policies.failure.asked import Asked, AskedConfig
 from coordinator.policies.failure.pinger import BY_PEERS, answers_ping
 from coordinator.problem.from_records import problem_of
 from coordinator.runtime import Coordinator
@@ -63,10 +64,10 @@ class FollowConfig:
     """How long a peer waits for others before it gives up layers."""
     asked_max: int = 16
     """Maximum pings of one look at who holds the other layers: records may be made up."""
-    answered_s: float = 5.0
-    """Time for which an answer to such a ping counts: some looks are enough for 80 stages."""
-    silent_s: float = 30.0
-    """Time for which who gave none counts as silent, until it answers; others are asked first."""
+    asked: AskedConfig = field(
+        default_factory=lambda: AskedConfig(silent_misses=BY_PEERS.silent_misses)
+    )
+    """How long what these pings said counts."""
     pinned: Assignment | None = None
     """Layers that this peer serves whatever the plan says."""
 
@@ -103,8 +104,7 @@ class PlanFollower:
         self._patience = Patience(config.waits)
         self._leaving = False
         """Whether this peer is about to give up its layers."""
-        self._asked: dict[str, tuple[bool, float]] = {}
-        """Whether each peer answered its last ping, and when that was."""
+        self._asked = Asked(config.asked)
         self._stays = 0
         """Number of callers in :meth:`staying`."""
         self.aside = False
@@ -334,22 +334,18 @@ class PlanFollower:
         """Peers that answer this one, or were not asked, of those that announce layers.
 
         As few are asked as cover all layers, ``asked_max`` at most: those first who were seen here
-        first. So whoever announces layers under many names and answers nothing makes no emergency.
+        first. So whoever announces layers under many names and answers nothing makes no emergency,
+        nor does one answer that is lost.
         """
-        now_s, config = asyncio.get_running_loop().time(), self._config
+        now_s, asked = asyncio.get_running_loop().time(), self._asked
         beside = serving_beside(mine, nodes)
-        self._asked = {
-            peer_id: (there, at_s)
-            for peer_id, (there, at_s) in self._asked.items()
-            if peer_id in nodes and now_s - at_s < (config.answered_s if there else config.silent_s)
-        }
+        asked.forget(nodes, now_s)
         since_unix_s = self._directory.sightings.since_unix_s
-        answered = {record.peer_id for record in self._answered(beside)}
         left = sorted(
-            (record for record in beside if record.peer_id not in answered),
-            key=lambda r: (r.peer_id in self._asked, since_unix_s(r.peer_id), r.peer_id),
+            (record for record in beside if not asked.answered(record.peer_id)),
+            key=lambda r: (asked.waits(r.peer_id, now_s), since_unix_s(r.peer_id), r.peer_id),
         )
-        room = config.asked_max
+        room = self._config.asked_max
         while left and room and not covers(plan, mine, self._answered(beside)):
             asking: list[NodeRecord] = []
             seen = set(layers_of(self._answered(beside)))
@@ -363,17 +359,16 @@ class PlanFollower:
             answers = await asyncio.gather(
                 *(answers_ping(self._transport, BY_PEERS, r.peer_id, r.addresses) for r in asking)
             )
-            asked = zip((r.peer_id for r in asking), answers, strict=True)
-            self._asked.update((peer_id, (there, now_s)) for peer_id, there in asked)
+            for record, answered in zip(asking, answers, strict=True):
+                asked.note(record.peer_id, answered=answered, now_s=now_s)
             room -= len(asking)
             done = {record.peer_id for record in asking}
             left = [record for record in left if record.peer_id not in done]
-        silent = {peer_id for peer_id, (there, _) in self._asked.items() if not there}
-        return frozenset(r.peer_id for r in beside if r.peer_id not in silent)
+        return frozenset(r.peer_id for r in beside if not asked.silent(r.peer_id))
 
     def _answered(self, records: Iterable[NodeRecord]) -> list[NodeRecord]:
         """Those of ``records`` whose peers have answered a ping lately."""
-        return [r for r in records if self._asked.get(r.peer_id, (False, 0.0))[0]]
+        return [record for record in records if self._asked.answered(record.peer_id)]
 
     async def is_spare(self) -> bool:
         """Whether others have shown that they hold all layers that this peer serves.
