@@ -82,6 +82,7 @@ class CheckedFrames:
         """
         rest = self._body_left or HEADER_SIZE - len(self._header)
         data: bytes = await self._connection.read(rest if n is None else min(n, rest))
+        self._muxer.heard_s = trio.current_time()
         if self._body_left:
             self._body_left -= len(data)
             return data
@@ -107,6 +108,8 @@ class BoundedYamux(Yamux):  # type: ignore[misc]
 
     def __init__(self, secured_conn: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(secured_conn, *args, **kwargs)
+        self.heard_s = trio.current_time()
+        """When something came last, by trio's clock."""
         self.secured_conn = CheckedFrames(secured_conn, self)
 
     def check(self, stream_id: int, body_bytes: int, *, opens: bool) -> None:

@@ -49,7 +49,10 @@ class HostConfig:
     directly_every_s: float = 300.0
     """Minimum time between direct dials of a peer that is connected only through relays."""
     connections_max: int = 1024
-    negotiate_s: int = 5
+    mute_s: float = 5.0
+    """Time without a byte, while a stream is opened there, after which a connection is broken: the
+    other side's network or address may have changed, which TCP finds out a quarter of an hour
+    later."""
 
 
 class LightHost:
@@ -127,12 +130,13 @@ class LightHost:
 
         async def work() -> BridgedStream:
             fresh = await self._connect(peer_id, dialled)
+            began_s = trio.current_time()
             try:
                 return await self._open_known(peer_id, protocol)
             except Exception:
-                if fresh or not dialled:
+                # A connection on which something comes carries others' streams, too.
+                if fresh or not dialled or self._heard(peer_id, began_s):
                     raise
-                # The other side may have dropped the connection unnoticed.
                 await self._host.disconnect(ID.from_base58(peer_id))
                 await self._connect(peer_id, dialled)
                 return await self._open_known(peer_id, protocol)
@@ -203,7 +207,6 @@ class LightHost:
         self._host = new_host(
             key_pair=keys,
             **upgrades(keys, self._budget),
-            negotiate_timeout=self._config.negotiate_s,
             connection_config=ConnectionConfig(
                 max_connections=self._config.connections_max,
                 high_watermark=self._config.connections_max,
@@ -238,14 +241,35 @@ class LightHost:
         await stream.carry()
 
     async def _open_known(self, peer_id: str, protocol: str) -> BridgedStream:
-        net_stream = await self._host.new_stream(ID.from_base58(peer_id), [protocol])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._end_mute, peer_id)
+            net_stream = await self._host.new_stream(ID.from_base58(peer_id), [protocol])
+            nursery.cancel_scope.cancel()
         stream = BridgedStream(peer_id, net_stream, self._loop, self._token)
         self._nursery.start_soon(stream.carry)
         return stream
 
+    async def _end_mute(self, peer_id: str) -> None:
+        """End the connections to a peer on which nothing comes for ``mute_s`` from now on.
+
+        Without it a stream whose first bytes nobody takes would be opened for ever.
+        """
+        began_s, found = trio.current_time(), self._connections(peer_id)
+        await trio.sleep(self._config.mute_s)
+        for connection in found:
+            if connection.muxed_conn.heard_s < began_s:
+                await connection.close()
+
+    def _heard(self, peer_id: str, since_s: float) -> bool:
+        """Whether anything has come from a connected peer since then."""
+        return any(c.muxed_conn.heard_s >= since_s for c in self._connections(peer_id))
+
     def _is_connected(self, peer_id: str) -> bool:
+        return bool(self._connections(peer_id))
+
+    def _connections(self, peer_id: str) -> list[Any]:
         found = self._host.get_network().get_connections(ID.from_base58(peer_id))
-        return any(not connection.is_closed for connection in found)
+        return [connection for connection in found if not connection.is_closed]
 
     async def _connect(self, peer_id: str, dialled: tuple[str, ...]) -> bool:
         """Ensure a connection to a peer; returns whether it is a new one."""
@@ -267,7 +291,7 @@ class LightHost:
         Streams that either side opens afterwards take the direct connection.
         """
         direct = tuple(address for address in dialled if split_circuit(address) is None)
-        found = self._host.get_network().get_connections(ID.from_base58(peer_id))
+        found = self._connections(peer_id)
         if not direct or any(c.get_connection_type() is not ConnectionType.RELAYED for c in found):
             return
         now_s = trio.current_time()
