@@ -383,7 +383,7 @@ class Coordinator:
 
     @property
     def _lost_lately(self) -> bool:
-        return self._now() - self._lost_s < self._config.transition.move_every_s
+        return self._now() - self._lost_s < self._config.transition.calm_after_loss_s
 
     def _note_change(self, usable: dict[str, NodeRecord]) -> None:
         self._considered &= usable.keys()  # a peer that left and comes back has joined again

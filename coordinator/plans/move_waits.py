@@ -40,6 +40,7 @@ class MoveWaitConfig:
 
     earlier_waves_s: float = 300.0
     rest_s: float = 300.0
+    """Minimum time between two moves of a peer."""
     meanwhile_s: float = 300.0
     forgotten_s: float = 600.0
     """Time without a wait after which earlier ones count no more."""

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.planning.waves import can_be_reached, keepers, waves
+from coordinator.plans.move_waits import MoveWaitConfig
 from dht.messages.types import (
     Assignment,
     ModelSpec,
@@ -43,10 +44,12 @@ class TransitionConfig:
     """Minimum ratio of a moving plan's throughput to the kept one's, unless layers were lost."""
     tried_gain_min: float = 1.05
     """The same where simulated runs show it: they err less than the estimate."""
-    move_every_s: float = 300.0
-    """Minimum time between two moves of a peer, unless layers have no holder; and time after a loss
-    for which nobody moves while every layer has ``HOLDERS_WANTED``: who leaves often comes back,
-    and another often leaves next, as where an owner restarts machines in turn."""
+    move_every_s: float = MoveWaitConfig().rest_s
+    """Minimum time between two moves of a peer, unless layers have no holder. It is the peers' own:
+    with a shorter one, plans would have moves that nobody makes yet."""
+    calm_after_loss_s: float = 300.0
+    """Time after a loss for which nobody moves while every layer has ``HOLDERS_WANTED``: who leaves
+    often comes back, and another often leaves next, as where an owner restarts machines in turn."""
     loss_max: float = 0.98
     """Minimum share of the kept plan's throughput of one that is chosen for its replicas."""
 

@@ -16,7 +16,8 @@ from dht.errors import PeerError
 
 WIRE_VERSION = 4
 """Peers of different versions cannot talk: a message that gains a required field, loses one, or
-means something else has a new version. What is new and may be left out has not."""
+means something else has a new version. What is new and may be left out has not, unless it is a
+field of an open: stages check the grant's signature over all fields that they know."""
 FRAME_BYTES_MAX = 32 << 20
 ENVELOPE_BYTES_MAX = 8 << 20
 RECORD_BYTES_MAX = 4096
