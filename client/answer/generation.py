@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from math import inf
-from typing import Any, TypedDict, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, TypedDict, Union, get_args, get_origin, get_type_hints
 
 from msgspec import Meta
 
@@ -25,7 +26,7 @@ from dht.messages.session import (
     Priority,
     Sampling,
 )
-from dht.messages.types import ModelSpec, RouteStage
+from dht.messages.types import CONTEXT_TOKENS_MAX, ModelSpec, RouteStage
 
 NEW_TOKENS_DEFAULT = 128
 PASSED_ON = tuple(
@@ -34,18 +35,6 @@ PASSED_ON = tuple(
     if name.name not in {"seed", "stop_token_ids", "logit_bias", "grammar"}
 )
 """Options that peers get as the caller gave them."""
-WHOLE = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "logprobs", "prompt_logprobs")
-"""Options that are whole numbers."""
-OPTIONAL = frozenset({"max_new_tokens", "seed", "logprobs", "prompt_logprobs"})
-REAL = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
-"""Options that are floats."""
 
 
 def _bounds(hint: Any) -> Meta:
@@ -54,12 +43,17 @@ def _bounds(hint: Any) -> Meta:
     return next(each for each in metas if isinstance(each, Meta))
 
 
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """The types that a hint without bounds allows, one after the other."""
+    return get_args(hint) if get_origin(hint) in {Union, UnionType} else (hint,)
+
+
 BOUNDS = {
     name: _bounds(hint)
     for name, hint in get_type_hints(Sampling, include_extras=True).items()
-    if name in {*REAL, "top_k", "seed", "logprobs", "prompt_logprobs"}
+    if {int, float} & {*_kinds(get_type_hints(Sampling)[name])}
 }
-"""The bounds of each option that peers get, as the wire has them."""
+"""The bounds of each number that peers get, as the wire has them."""
 
 
 class PrefixCache(StrEnum):
@@ -122,8 +116,7 @@ class GenerationOptions:
     def __post_init__(self) -> None:
         self._convert_numbers()
         self._check_types()
-        _check("max_new_tokens", self.max_new_tokens, 1, 1 << 22)
-        _check("min_new_tokens", self.min_new_tokens, 0, 1 << 22)
+        _check("max_new_tokens", self.max_new_tokens, 1, CONTEXT_TOKENS_MAX)
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise UserError(
                 f"min_new_tokens is {self.min_new_tokens}, more than max_new_tokens, which is"
@@ -137,25 +130,15 @@ class GenerationOptions:
 
     def _convert_numbers(self) -> None:
         """Give numbers the types that travel; raises UserError for what is no number."""
-        for name in WHOLE:
+        for name, kinds in _NUMBERS.items():
             value = getattr(self, name)
-            if value is None and name in OPTIONAL:
+            if value is None and NoneType in kinds:
                 continue
-            number = _whole(value)
+            convert, wanted = _CONVERTED[kinds[0]]
+            number = convert(value)
             if number is None:
-                raise UserError(f"{name} is {value!r}; it must be a whole number")
+                raise UserError(f"{name} is {value!r}; it must be {wanted}")
             object.__setattr__(self, name, number)
-        for name in ("speculate", "ignore_eos"):
-            value = _plain(getattr(self, name))
-            if not isinstance(value, bool):
-                raise UserError(f"{name} is {value!r}; it must be True or False")
-            object.__setattr__(self, name, value)
-        for name in REAL:
-            value = getattr(self, name)
-            real = _real(value)
-            if real is None:
-                raise UserError(f"{name} is {value!r}; it must be a number")
-            object.__setattr__(self, name, real)
 
     def _check_types(self) -> None:
         if not isinstance(self.grammar, str):
@@ -294,6 +277,26 @@ def _real(value: object) -> float | None:
         return float(value)
     except OverflowError:  # far outside any bound
         return inf if value > 0 else -inf
+
+
+def _flag(value: object) -> bool | None:
+    """True or False, given as any type of them; None for anything else."""
+    value = _plain(value)
+    return value if isinstance(value, bool) else None
+
+
+_CONVERTED: Mapping[Any, tuple[Callable[[object], float | None], str]] = {
+    int: (_whole, "a whole number"),
+    float: (_real, "a number"),
+    bool: (_flag, "True or False"),
+}
+"""How each type of numbers is read, and what to say of what is none."""
+_NUMBERS = {
+    name: kinds
+    for name, hint in get_type_hints(GenerationOptions).items()
+    if (kinds := _kinds(hint))[0] in _CONVERTED
+}
+"""The options that are numbers or flags, with the types that they allow."""
 
 
 def _biases(given: object) -> dict[int, float] | None:

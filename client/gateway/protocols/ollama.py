@@ -57,6 +57,10 @@ class Options(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
 
 
+SAME_OPTIONS = {*Options.__struct_fields__} - {"num_predict", "repeat_penalty"}
+"""Options that OpenAI's interface has by the same name."""
+
+
 class OllamaFunction(msgspec.Struct, kw_only=True):
     name: str
     arguments: Any = None
@@ -220,19 +224,7 @@ def _shared(request: OllamaAsked) -> dict[str, Any]:
         "stream_options": StreamOptions(include_usage=True) if streams else None,
         "max_tokens": length if length is not None and length > 0 else None,
         "repetition_penalty": options.repeat_penalty,
-        **{
-            name: getattr(options, name)
-            for name in (
-                "temperature",
-                "top_p",
-                "top_k",
-                "min_p",
-                "seed",
-                "stop",
-                "presence_penalty",
-                "frequency_penalty",
-            )
-        },
+        **{name: getattr(options, name) for name in SAME_OPTIONS},
     }
     found = {name: value for name, value in found.items() if value is not None}
     if request.format == "json":

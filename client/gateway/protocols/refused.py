@@ -12,10 +12,12 @@ change an answer. In Ollama's ``options`` these are:
 """
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 import msgspec
 
 from client.gateway.errors import bad_request
+from dht.messages.session import Sampling
 
 ABSENT = frozenset({b"", b"null"})
 NOTHING = ABSENT | {b"false", b"0", b"0.0", b"[]", b"{}", b'""'}
@@ -84,18 +86,16 @@ _SCORED = {
     "top_logprobs": "log probabilities come from /v1/chat/completions",
 }
 ELSEWHERE = "it is no field of this endpoint; see /openapi.json for those that are"
-CHANGING = (
+CHANGING = frozenset(field.name for field in fields(Sampling)) | {
     "add_generation_prompt", "add_special_tokens", "best_of", "chat_template_kwargs",
-    "continue_final_message", "echo", "enable_thinking", "format", "frequency_penalty",
-    "guided_choice", "guided_grammar", "guided_json", "guided_regex", "ignore_eos", "images",
-    "include_reasoning", "input", "instructions", "logit_bias", "logprobs",
-    "max_completion_tokens", "max_output_tokens", "max_tokens", "messages", "min_p", "min_tokens",
-    "modalities", "n", "options", "output_config", "output_format", "parallel_tool_calls",
-    "presence_penalty", "prompt", "raw", "reasoning", "reasoning_effort", "repetition_penalty",
-    "response_format", "seed", "stop", "stop_sequences", "stop_token_ids", "structured_outputs",
-    "suffix", "system", "temperature", "text", "think", "thinking", "tool_choice", "tools",
-    "top_k", "top_logprobs", "top_p",
-)  # fmt: skip
+    "continue_final_message", "echo", "enable_thinking", "format", "guided_choice",
+    "guided_grammar", "guided_json", "guided_regex", "ignore_eos", "images",
+    "include_reasoning", "input", "instructions", "max_completion_tokens", "max_output_tokens",
+    "max_tokens", "messages", "min_tokens", "modalities", "n", "options", "output_config",
+    "output_format", "parallel_tool_calls", "prompt", "raw", "reasoning", "reasoning_effort",
+    "response_format", "stop", "stop_sequences", "structured_outputs", "suffix", "system",
+    "text", "think", "thinking", "tool_choice", "tools", "top_logprobs",
+}  # fmt: skip
 """Fields that change an answer at one endpoint or another, refused where they do not."""
 OPTIONS: Mapping[str, str] = {
     "dynatemp_exponent": _SAMPLERS,
