@@ -105,6 +105,9 @@ class BoundedYamux(Yamux):  # type: ignore[misc]
     """Set in a subclass for the host: py-libp2p makes muxers by their class."""
     farewell_s = 1.0
     """Maximum time for which a connection that ends waits to say so."""
+    silent_s = 75.0
+    """Time without a byte after which a connection is broken: both sides ping every 30 s, and an
+    answer may take 10 s. TCP alone finds that out a quarter of an hour later."""
 
     def __init__(self, secured_conn: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(secured_conn, *args, **kwargs)
@@ -132,6 +135,16 @@ class BoundedYamux(Yamux):  # type: ignore[misc]
             await super().close(error_code)
             return
         await self._cleanup_on_error()
+
+    async def _measure_rtt_loop(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(super()._measure_rtt_loop)  # it pings
+            while (until_s := self.heard_s + self.silent_s) > trio.current_time():
+                with trio.move_on_at(until_s):
+                    await self.event_shutting_down.wait()
+                    return
+            with trio.CancelScope(shield=True):  # whoever reads it cancels this at its end
+                await self._cleanup_on_error()
 
     @property
     def unread_bytes(self) -> int:

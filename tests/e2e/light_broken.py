@@ -9,9 +9,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from dht.budget import Budget
+from libp2p.stream_muxer.yamux import yamux
+
+from dht.budget import CONNECTIONS, Budget, Held
 from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
+from dht.light.bounds import BoundedYamux
 from dht.light.host import HostConfig, LightHost
 
 PROTOCOL = "/test/1"
@@ -51,15 +54,24 @@ async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 class Pair:
     """Two light peers' hosts and the wire between them."""
 
-    def __init__(self, here: LightHost, peer_id: str, where: str, wire: Wire) -> None:
-        self._here = here
+    def __init__(self, here: LightHost, there: LightHost, peer_id: str, wire: Wire) -> None:
+        self._hosts = here, there
         self._peer_id = peer_id
-        self._where = where
         self.wire = wire
+        self.where = ""
+
+    def connections(self) -> list[int]:
+        """How many connections each of the hosts has."""
+        return [len(host._host.get_network().connections) for host in self._hosts]
+
+    @property
+    def held(self) -> Held:
+        """What the called one counts of its connections."""
+        return self._hosts[1]._budget.held(CONNECTIONS)
 
     async def open(self, protocol: str = PROTOCOL) -> Any:
         """A stream to the other one."""
-        return await self._here.open(self._peer_id, protocol, (self._where,))
+        return await self._hosts[0].open(self._peer_id, protocol, (self.where,))
 
 
 async def _echo(stream: Any) -> None:
@@ -90,8 +102,9 @@ async def pair() -> AsyncIterator[Pair]:
         await there.serve(PROTOCOL)
         wire = Wire(int(bound.rpartition("/")[2]))
         server = await asyncio.start_server(wire.take, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        yield Pair(here, there_id.peer_id, f"/ip4/127.0.0.1/tcp/{port}", wire)
+        both = Pair(here, there, there_id.peer_id, wire)
+        both.where = f"/ip4/127.0.0.1/tcp/{server.sockets[0].getsockname()[1]}"
+        yield both
     finally:
         for task in echoes:
             task.cancel()
@@ -137,8 +150,33 @@ async def one_that_refuses_a_protocol() -> None:
         assert both.wire.connections == 1
 
 
+async def one_that_nobody_uses() -> None:
+    """It ends at both sides, so that they do not hold ever more of them; one that lives stays."""
+    yamux.RTT_MEASURE_INTERVAL = 0.2
+    BoundedYamux.silent_s = 3.0
+    async with pair() as both:
+        running = await both.open()
+        await asyncio.sleep(2 * BoundedYamux.silent_s)
+        assert await _answers(running), "it was pinged meanwhile"
+        assert both.connections() == [1, 1]
+        both.wire.fall_silent()
+        while both.connections() != [0, 0]:  # noqa: ASYNC110  (libp2p tells none)
+            await asyncio.sleep(0.1)
+        while both.held.total:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        with suppress(NetworkError):
+            await running.read_exactly(1)
+            raise AssertionError("its streams end with it")
+
+
 CASES = {
-    c.__name__: c for c in (one_that_rests, one_with_more_to_send, one_that_refuses_a_protocol)
+    each.__name__: each
+    for each in (
+        one_that_rests,
+        one_with_more_to_send,
+        one_that_refuses_a_protocol,
+        one_that_nobody_uses,
+    )
 }
 
 if __name__ == "__main__":

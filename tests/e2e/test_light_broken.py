@@ -5,7 +5,12 @@ import pytest
 from tests.e2e.light import needs_libp2p, run_light
 
 pytestmark = [pytest.mark.e2e, needs_libp2p]
-CASES = ("one_that_rests", "one_with_more_to_send", "one_that_refuses_a_protocol")
+CASES = (
+    "one_that_rests",
+    "one_with_more_to_send",
+    "one_that_refuses_a_protocol",
+    "one_that_nobody_uses",
+)
 
 
 @pytest.mark.parametrize("case", CASES)
