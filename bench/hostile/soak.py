@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -16,7 +17,7 @@ from bench.hostile.attacks import ATTACKS
 from bench.hostile.callers import Expected
 from bench.hostile.honest import Side, light_is_there, said, until
 from bench.hostile.rows import LEAVE_S, attackers, first_tokens_s
-from bench.hostile.verdict import Limits, slope_per_min
+from bench.hostile.verdict import Growth, Limits, growth_per_min
 
 ATTACKERS, PEERS, CALLERS = 8, 4, 4
 FLOOR_S = 180.0
@@ -74,11 +75,11 @@ async def soak(
             for each in answers
             if each.failed is not None
         ]
-        slopes = slopes_of(side, (from_s + until_s) / 2, until_s)
+        grew = growth_of(side.samples, (from_s + until_s) / 2, until_s)
         ended = side.ended()
         checks = {
             "answers": bool(answers) and not failed,
-            "memory": all(each <= limits.slope_mib_per_min for each in slopes.values()),
+            "memory": all(each.within(limits.slope_mib_per_min) for each in grew.values()),
             "processes": not ended,
         }
         return {
@@ -92,7 +93,8 @@ async def soak(
             "answers": len(answers),
             "failed": failed,
             "ttft_s": spread(first_tokens_s(answers)),
-            "slope_mib_per_min": slopes,
+            "slope_mib_per_min": {name: round(each.slope, 3) for name, each in grew.items()},
+            "slope_error_mib_per_min": {name: round(each.error, 3) for name, each in grew.items()},
             "memory_mib": side.memory_mib(from_s, until_s),
             "memory_mib_each_minute": each_minute(side, from_s),
             "ended": list(ended),
@@ -122,17 +124,19 @@ async def attack_on(
         sent.update({k: v for k, v in said(attack.log).items() if isinstance(v, int)})
 
 
-def slopes_of(side: Side, from_s: float, until_s: float) -> dict[str, float]:
+def growth_of(
+    samples: Sequence[tuple[float, Mapping[str, float]]], from_s: float, until_s: float
+) -> dict[str, Growth]:
     """Growth by process over a stretch, in MiB per minute, of the least that it held in each
     :data:`FLOOR_S`: what an attack takes and gives back is in the peaks."""
     floors: dict[str, dict[int, tuple[float, float]]] = {}
-    for at, held in side.samples:
+    for at, held in samples:
         if from_s <= at <= until_s:
             for name, mib in held.items():
                 stretch = floors.setdefault(name, {})
                 part = int((at - from_s) // FLOOR_S)
                 stretch[part] = min(stretch.get(part, (at, mib)), (at, mib), key=itemgetter(1))
-    return {name: round(slope_per_min([*each.values()]), 3) for name, each in floors.items()}
+    return {name: growth_per_min([*each.values()]) for name, each in floors.items()}
 
 
 def each_minute(side: Side, from_s: float) -> list[dict[str, float]]:

@@ -118,12 +118,29 @@ def between(asked: Sequence[Asked], from_s: float, until_s: float) -> list[Asked
     return [each for each in asked if from_s <= each.began_unix_s < until_s]
 
 
-def slope_per_min(samples: Sequence[tuple[float, float]]) -> float:
-    """Least-squares slope per minute of ``(seconds, value)`` pairs; 0 where there are too few."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """How fast something grew, per minute, by a line through samples of it."""
+
+    slope: float
+    error: float
+    """Standard error of the slope: what was held comes and goes."""
+
+    def within(self, limit: float) -> bool:
+        """Whether it is no faster than ``limit``, as far as the samples tell."""
+        return self.slope - 2 * self.error <= limit
+
+
+def growth_per_min(samples: Sequence[tuple[float, float]]) -> Growth:
+    """Least-squares line through ``(seconds, value)`` pairs; 0 where there are too few."""
     if len(samples) < 3:
-        return 0.0
+        return Growth(slope=0.0, error=0.0)
     mean_s = math.fsum(at for at, _ in samples) / len(samples)
     mean = math.fsum(value for _, value in samples) / len(samples)
     spread = math.fsum((at - mean_s) ** 2 for at, _ in samples)
-    together = math.fsum((at - mean_s) * (value - mean) for at, value in samples)
-    return 60.0 * together / spread if spread else 0.0
+    if not spread:
+        return Growth(slope=0.0, error=0.0)
+    slope = math.fsum((at - mean_s) * (value - mean) for at, value in samples) / spread
+    left = math.fsum((value - mean - slope * (at - mean_s)) ** 2 for at, value in samples)
+    error = math.sqrt(left / (len(samples) - 2) / spread)
+    return Growth(slope=60.0 * slope, error=60.0 * error)

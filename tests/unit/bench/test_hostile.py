@@ -5,8 +5,6 @@ import json
 import random
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
@@ -15,18 +13,17 @@ from bench.hostile.__main__ import begun, main, parse
 from bench.hostile.attacker import Sent, Target, chain_of
 from bench.hostile.attacks import ATTACKS, Row
 from bench.hostile.callers import LIMIT_S, read_answers
-from bench.hostile.honest import Side
 from bench.hostile.rows import summary
-from bench.hostile.soak import slopes_of
+from bench.hostile.soak import growth_of
 from bench.hostile.verdict import (
     Asked,
     Limits,
     Measured,
     between,
     checks,
+    growth_per_min,
     in_time,
     row,
-    slope_per_min,
 )
 from bench.results_figures import CHECKS
 from bench.results_table import render
@@ -147,9 +144,21 @@ def test_a_row_is_plain_data_with_its_growth() -> None:
 
 
 def test_a_slope_is_per_minute() -> None:
-    assert slope_per_min([(at, 5.0 + at / 30) for at in range(0, 600, 5)]) == pytest.approx(2.0)
-    assert slope_per_min([(at, 7.0) for at in range(100)]) == pytest.approx(0.0)
-    assert slope_per_min([(1.0, 1.0), (2.0, 9.0)]) == 0.0
+    steady = growth_per_min([(at, 5.0 + at / 30) for at in range(0, 600, 5)])
+    assert steady.slope == pytest.approx(2.0)
+    assert not steady.within(1.9)
+    assert growth_per_min([(at, 7.0) for at in range(100)]).slope == pytest.approx(0.0)
+    assert growth_per_min([(1.0, 1.0), (2.0, 9.0)]).slope == 0.0
+
+
+def test_what_comes_and_goes_is_no_growth_and_does_not_hide_any() -> None:
+    rng = random.Random(1)
+    times = [60.0 * minute for minute in range(30)]
+    restless = growth_per_min([(at, rng.uniform(400, 500)) for at in times])
+    assert restless.error > 0.5
+    assert restless.within(0.5)
+    leaking = growth_per_min([(at, at / 12 + rng.uniform(400, 500)) for at in times])
+    assert not leaking.within(0.5)
 
 
 def test_answers_belong_to_when_they_were_begun() -> None:
@@ -203,12 +212,14 @@ def test_the_document_has_a_line_for_each_row() -> None:
     }
     soak = {"minutes": 30, "attacks": {"one_attack": 3}, "failed": [], "answers": 7, "ended": []}
     soak["slope_mib_per_min"] = {"peer0": 0.25, "peer1": -0.1}
+    soak["ttft_s"] = {"p50": 0.1, "p95": 0.3, "max": 4.0}
+    soak["slope_error_mib_per_min"] = {"peer0": 0.04, "peer1": 0.02}
     result = {"limits": {field.name: getattr(Limits(), field.name) for field in fields(Limits)}}
     result |= {"cores": 2, "note": "", "rows": rows, "soak": soak}
     written = render("attacks", {"hostile": result}.__getitem__)
     assert "| one attack | 2.0 | 0 of 40 | 200 | 400 | 50 | 5 |  |" in written
     assert "| clients' plans, terminals |" in written
-    assert "grew by at most 0.25 MiB" in written
+    assert "grew by at most 0.25 ± 0.04 MiB" in written
     assert set(CHECKS) == set(checks(GOOD, Limits()))
 
 
@@ -239,5 +250,4 @@ def test_memory_grows_where_its_least_does(leaks: float, slope: float) -> None:
         (float(at), {"peer0": 100.0 + leaks * at / 60 + (at % 170 < 140) * rng.uniform(0, at)})
         for at in range(0, 1800, 5)
     ]
-    side = cast(Side, SimpleNamespace(samples=samples))
-    assert slopes_of(side, 0.0, 1800.0)["peer0"] == pytest.approx(slope, abs=0.2)
+    assert growth_of(samples, 0.0, 1800.0)["peer0"].slope == pytest.approx(slope, abs=0.2)
