@@ -239,9 +239,10 @@ def directory_fingerprint(root: str, directory: Path) -> str:
 def shards_of(directory: Path) -> tuple[str, ...]:
     """The safetensors files of the model in a directory. Raises UserError."""
     files = {file.name for file in directory.iterdir() if file.is_file()}
-    named = {_chosen(directory)}
-    if SINGLE not in files:
-        named |= set((read_index(directory) or {}).values())
+    chosen = _chosen(directory)
+    named = {chosen}
+    if chosen == INDEX or not (chosen or SINGLE in files):
+        named = set((read_index(directory) or {}).values())
     files |= {name for name in named if _is_within(name) and (directory / name).is_file()}
     return shard_names(str(directory), files, directory)
 

@@ -199,21 +199,20 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> list[Rule]:
         for bits, group in packs:
             columns = codes.shape[-1] * 32 // bits
             size = group if group > 0 else columns
-            if bits in (4, 8) and scales.shape[-1] == -(-columns // max(1, size)):
+            if bits <= 8 and scales.shape[-1] == -(-columns // max(1, size)):
                 found.add((bits, size))
         if len(found) != 1:
             raise ValueError(
                 f"bits {sorted(packs)} and scales {tuple(scales.shape)} for {tuple(codes.shape)}"
             )
         [(bits, columns)] = found
-        code, plain, others = "offset4", codes.contiguous().view(torch.uint8), {}
-        if bits == 8:
-            code, plain = "int8", (plain ^ 0x80).view(torch.int8)
+        code, plain = _centred(codes, bits)
+        others = {}
         if "zeros" in parts and parts["zeros"].dtype is torch.int8:  # of a scale for all columns
             others["zeros"] = _grid(parts["zeros"])
         elif "zeros" in parts:
-            spread = _unpacked(parts["zeros"].t(), bits).t()[: codes.shape[-2]]
-            others["zeros"] = (spread.to(torch.int16) - (1 << bits - 1)).to(torch.int8)
+            spread = _signed(parts["zeros"].t(), bits).t()
+            others["zeros"] = spread[: codes.shape[-2]].contiguous()
         if "groups" in parts:
             return _ordered(code, plain, scales, columns, others, parts["groups"])
         return scaled(code, plain, scales, block=(1, columns), beside=others)
@@ -286,15 +285,18 @@ def _modelopt(settings: Mapping[str, Any]) -> list[Rule]:
 
 def _gptq(settings: Mapping[str, Any]) -> list[Rule]:
     """``qweight`` ``[ins * bits / 32, outs]``, ``qzeros`` ``[groups, outs * bits / 32]``."""
-    bits = _number(settings, "bits", 4, 8)
-    if bits not in (4, 8):
+    bits = _number(settings, "bits", 2, 8)
+    if bits not in (2, 3, 4, 8):
         raise ValueError(f"bits {bits}")
     layout = settings.get("checkpoint_format") or settings.get("format") or "gptq"
     if layout not in GPTQ_SHIFTS:
         raise ValueError(f"checkpoint_format {str(layout)[:20]}")
     # Whole int32s lose one for each code when they are written (GPTQModel,
-    # ``convert_gptq_v2_to_v1_format``): what a zero point of 0 borrows comes back from the next one.
+    # ``convert_gptq_v2_to_v1_format``): what a zero point of 0 borrows, the next one gives back.
     shift = GPTQ_SHIFTS[layout] * sum(1 << at for at in range(0, 32, bits))
+    single = 0
+    if 32 % bits:  # codes that lie in two int32s
+        shift, single = 0, GPTQ_SHIFTS[layout]
     own = settings.get("dynamic")
     if any(not str(name).startswith("-:") for name in own or ()):
         raise ValueError("some matrices have settings of their own (dynamic)")
@@ -302,10 +304,15 @@ def _gptq(settings: Mapping[str, Any]) -> list[Rule]:
     group = _number(settings, "group_size", -1, GROUP_MAX, GROUP_COLUMNS)
 
     def make(parts: Parts) -> torch.Tensor:
-        codes = parts["codes"].t().contiguous().view(torch.uint8)  # the lowest code first, too
+        codes = parts["codes"].t().contiguous()
+        if bits in (4, 8):
+            codes = codes.view(torch.uint8)  # the lowest code first, too
+        else:
+            codes = _in_pieces(lambda some: _packed(_unpacked(some, bits), 4), codes)
         scales = parts["scales"].t().contiguous()
-        others = {"zeros": _unpacked(parts["zeros"] + shift, bits).t().contiguous()}
-        code = "uint4" if bits == 4 else "uint8"
+        zeros = (_unpacked(parts["zeros"] + shift, bits) + single) & ((1 << bits) - 1)
+        others = {"zeros": zeros.t().contiguous()}
+        code = "uint8" if bits == 8 else "uint4"
         columns = group if group > 0 else parts["codes"].shape[0] * 32 // bits
         if "groups" in parts and (sorted_ or not _is_plain(parts["groups"], columns)):
             return _ordered(code, codes, scales, columns, others, parts["groups"])
@@ -397,11 +404,32 @@ def _grid(scales: torch.Tensor) -> torch.Tensor:
 
 
 def _unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes in int32s along the last axis, the lowest first, as bytes ``[..., codes]``."""
-    single = packed.contiguous().view(torch.uint8)
-    if bits == 8:
-        return single
-    return torch.stack([single & 15, single >> 4], dim=-1).flatten(-2)
+    """Codes in int32s along the last axis, the lowest first, as bytes ``[..., codes]``; a code may
+    begin in one int32 and end in the next."""
+    if bits in (4, 8):
+        single = packed.contiguous().view(torch.uint8)
+        return single if bits == 8 else torch.stack([single & 15, single >> 4], dim=-1).flatten(-2)
+    at = torch.arange(packed.shape[-1] * 32 // bits, device=packed.device) * bits
+    words = torch.nn.functional.pad(packed.to(torch.int64) & 0xFFFFFFFF, (0, 1))
+    both = words[..., at // 32] | (words[..., at // 32 + 1] << 32)
+    return ((both >> (at % 32)) & ((1 << bits) - 1)).to(torch.uint8)
+
+
+def _signed(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes as :func:`_unpacked`, in whose middle is zero, as int8."""
+    return (_unpacked(packed, bits).to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
+
+
+def _centred(packed: torch.Tensor, bits: int) -> tuple[str, torch.Tensor]:
+    """Codes of 1 to 8 bits in int32s, in whose middle is zero, as codes of 4 or 8 and their name in
+    a :class:`.packing.Packing`."""
+    if bits > 4:
+        return "int8", _in_pieces(lambda some: _signed(some, bits), packed)
+    if bits == 4:
+        return "offset4", packed.contiguous().view(torch.uint8)
+    return "offset4", _in_pieces(
+        lambda some: _packed((_signed(some, bits) + 8).to(torch.uint8), 4), packed
+    )
 
 
 def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:

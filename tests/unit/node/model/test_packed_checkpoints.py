@@ -242,7 +242,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "block beyond bounds": ("fp8", settings(weight_block_size=[1, 1 << 40]), "block is"),
     "scales of another shape": ("fp8", replaced("_scale_inv", lambda s: s[:1]), "do not fit"),
     "exponents of another shape": ("mxfp4", replaced("_scales", lambda s: s[..., :1]), "fit"),
-    "three bits": ("gptq", settings(bits=3), "bits is 3"),
+    "five bits": ("gptq", settings(bits=5), "bits 5"),
     "bits of words": ("awq", settings(bits="4"), "bits is 4"),
     "another layout": ("awq", settings(version="gemv"), "version gemv"),
     "no zero points": ("awq", settings(zero_point=False), "zero_point False"),

@@ -286,6 +286,48 @@ def test_one_scale_may_have_one_zero_point(bits: int) -> None:
     assert torch.equal(packed_as(settings, tensors), wanted)
 
 
+def dense(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes along the last axis in int32s bit after bit, the lowest first."""
+    ones = (codes[..., None] >> torch.arange(bits)) & 1
+    words = ones.reshape(*codes.shape[:-1], -1, 32)
+    whole = (words << torch.arange(32)).sum(-1)
+    return torch.where(whole >= 1 << 31, whole - (1 << 32), whole).to(torch.int32)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 5, 6, 7])
+@pytest.mark.parametrize("even", [True, False])
+def test_codes_of_other_bits_lie_one_behind_the_other(bits: int, even: bool) -> None:
+    """Those of compressed-tensors begin in one int32 and end in the next."""
+    generator = torch.Generator().manual_seed(bits)
+    codes = torch.randint(0, 1 << bits, (64, 96), generator=generator)
+    zeros = torch.randint(0, 1 << bits, (64, 3), generator=generator)
+    half = 1 << (bits - 1)
+    tensors = {".weight_packed": dense(codes, bits), ".weight_scale": torch.full((64, 3), 0.5)}
+    if not even:
+        tensors[".weight_zero_point"] = dense(zeros.t(), bits).t().contiguous()
+    zeros = torch.full_like(zeros, half) if even else zeros
+    weights = {"num_bits": bits, "type": "int", "group_size": 32, "symmetric": even}
+    settings = {**COMPRESSED, "config_groups": {"0": {"weights": weights}}}
+    wanted = (codes - zeros.repeat_interleave(32, 1)) * 0.5
+    assert torch.equal(packed_as(settings, tensors), wanted)
+
+
+@pytest.mark.parametrize("bits", [2, 3])
+@pytest.mark.parametrize("layout", ["gptq", "gptq_v2"])
+def test_gptq_in_two_and_three_bits(bits: int, layout: str) -> None:
+    generator = torch.Generator().manual_seed(bits)
+    codes = torch.randint(0, 1 << bits, (32, 64), generator=generator)
+    zeros = torch.randint(1, 1 << bits, (32, 2), generator=generator)
+    tensors = {
+        ".qweight": dense(codes, bits).t().contiguous(),
+        ".qzeros": dense((zeros - (layout == "gptq")).t(), bits),
+        ".scales": torch.full((2, 32), 0.5, dtype=torch.float16),
+    }
+    settings = {**GPTQ, "bits": bits, "group_size": 32, "checkpoint_format": layout}
+    wanted = (codes - zeros.repeat_interleave(32, 1)) * 0.5
+    assert torch.equal(packed_as(settings, tensors), wanted)
+
+
 def test_blocks_may_be_named_in_one_word() -> None:
     parts, plain = fp8_blocks(WIDE, 32, 64)
     tensors = {".weight": parts[".weight"], ".weight_scale": parts[".weight_scale_inv"]}
