@@ -256,8 +256,10 @@ class _Scaling:
     def of(self, base: Values) -> dict[str, Any]:
         """Rotary parameters, those of ``base`` scaled. Raises UserError."""
         kind = "longrope" if LONG in self._names or SHORT in self._names else None
-        kind = self._left.pop("type", kind or "none") if kind is None else kind
-        self._left.pop("type", None)
+        # A factor without a type is a linear one (``llama-model.cpp``).
+        unsaid = "none" if self._left.get("factor", 0.0) in (0.0, 1.0) else "linear"
+        said = self._left.pop("type", unsaid)
+        kind = kind or said
         if FREQUENCIES in self._names:
             if kind != "none":
                 raise _refused(self._where, FREQUENCIES, f"beside rope.scaling.type {kind}")

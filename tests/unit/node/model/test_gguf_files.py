@@ -348,6 +348,12 @@ SAYINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] =
     ),
     "divisors": ("llama", LLAMA3, {}, {"rope_freqs.weight": []}),
     "another base": ("stablelm", rope_of("default", 5e5, partial_rotary_factor=0.5), {}, {}),
+    "a factor alone": (
+        "llama",
+        rope_of("linear", factor=4.0),
+        {"rope.scaling.factor": 4.0},
+        {},
+    ),
     "no width of rotations": (
         "stablelm",
         rope_of("default", partial_rotary_factor=1.0),

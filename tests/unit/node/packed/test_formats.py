@@ -320,7 +320,7 @@ def test_gptq_in_two_and_three_bits(bits: int, layout: str) -> None:
     zeros = torch.randint(1, 1 << bits, (32, 2), generator=generator)
     tensors = {
         ".qweight": dense(codes, bits).t().contiguous(),
-        ".qzeros": dense((zeros - (layout == "gptq")).t(), bits),
+        ".qzeros": dense((zeros - int(layout == "gptq")).t(), bits),
         ".scales": torch.full((2, 32), 0.5, dtype=torch.float16),
     }
     settings = {**GPTQ, "bits": bits, "group_size": 32, "checkpoint_format": layout}

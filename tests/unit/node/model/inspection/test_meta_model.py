@@ -45,7 +45,7 @@ def test_factors_of_one_kind_of_layer_are_looked_at(tmp_path: Path) -> None:
 
 
 def test_the_file_and_the_field_are_named_before_weights_are_read(tmp_path: Path) -> None:
-    make(tmp_path, "phi3, longrope")
+    make(tmp_path, "llama")
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
     store = WeightStore.open(str(tmp_path))
