@@ -59,6 +59,14 @@ def check_factors(config: Any) -> None:
                 )
 
 
+def check_window(config: Any) -> None:
+    """Raise Unservable for a window of no token, which transformers' cache cannot hold either."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ("sliding_attention",)
+    if type(window) is int and window < 1 and "sliding_attention" in kinds:
+        raise Unservable(f"sliding_window in its config.json is {window}, no number of tokens")
+
+
 def auto_class(config: Any) -> Any:
     """The Auto class of ``transformers`` that has a model with a language model's head for
     ``config``: that for text or, for one that also sees or hears, that for several senses.
@@ -85,6 +93,7 @@ def build_meta_model(
     check_layers(store)
     config = library_config(store.directory)
     check_factors(config.get_text_config())
+    check_window(config.get_text_config())
     return config, model_of(config, dtype, attention)
 
 

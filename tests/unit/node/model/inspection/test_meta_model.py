@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig
 
 from dht.errors import UserError
-from node.model.inspection.meta_model import check_factors, model_of
+from node.model.inspection.meta_model import check_factors, check_window, model_of
 from node.model.inspection.session_inspection import Unservable
 from node.model.layer_range import ModelLayout
 from node.weights.store import WeightStore
@@ -58,6 +58,15 @@ def test_the_file_and_the_field_are_named_before_weights_are_read(tmp_path: Path
         with pytest.raises(UserError, match=words):
             ModelLayout.of(store, "float32")
         store.config.update(config)
+
+
+def test_a_window_of_no_token_is_refused_where_layers_have_one() -> None:
+    for window in (0, -1):
+        config = AutoConfig.for_model("mistral", **SHAPE, sliding_window=window)
+        with pytest.raises(Unservable, match=f"sliding_window in its config.json is {window}"):
+            check_window(config)
+    check_window(AutoConfig.for_model("mistral", **SHAPE, sliding_window=None))
+    check_window(AutoConfig.for_model("qwen2", **SHAPE, sliding_window=0))
 
 
 def test_the_form_of_outputs_is_the_codes_own_not_the_files() -> None:
