@@ -152,6 +152,7 @@ class SwarmModel:
             self._defaults,
             prompt_tokens=max(map(len, rows)),
             context_tokens=spec.context_tokens,
+            vocab=spec.vocab,
         )
         if streamer is not None:
             answers = [self._streamed(prompts, tensor, call.options, streamer)]

@@ -171,16 +171,18 @@ class GenerationOptions:
     def request(
         self, prompt_ids: tuple[int, ...], model: ModelSpec, stop_token_ids: tuple[int, ...]
     ) -> "AnswerRequest":
-        """The request that peers get; ``stop_token_ids`` are the model's own (end-of-text).
+        """The request that peers get; ``stop_token_ids`` are the model's own (end-of-text). Those
+        that its vocabulary does not have never come, and are left out.
 
         Raises UserError where the model does not have these token ids, or its context no room.
         """
         self.check_ids(prompt_ids, model.vocab)
+        ends = tuple(token_id for token_id in stop_token_ids if token_id < model.vocab)
         request = AnswerRequest(
             model=model,
             prompt_ids=prompt_ids,
             max_new_tokens=self.new_tokens(len(prompt_ids), model.context_tokens),
-            sampling=self.sampling(stop_token_ids),
+            sampling=self.sampling(ends),
             priority=self.priority,
             draft_tokens=DRAFT_TOKENS_MAX if self.speculate else 0,
             prefix_cache=self.prefix_cache,

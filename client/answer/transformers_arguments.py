@@ -95,19 +95,21 @@ def understood(
     *,
     prompt_tokens: int,
     context_tokens: int,
+    vocab: int,
 ) -> GenerateCall:
     """``arguments`` over ``defaults`` (the model's generation configuration).
 
-    ``prompt_tokens`` is the width of the padded prompts, from which ``max_length`` counts.
+    ``prompt_tokens`` is the width of the padded prompts, from which ``max_length`` counts. Tokens
+    that end answers and that the vocabulary, of ``vocab`` tokens, does not have never come, and are
+    left out, as transformers leaves them.
 
     Raises UserError, with the argument's name, for what is unknown, not supported or out of range.
     Unknown names in ``defaults`` mean nothing to transformers, and nothing here.
     """
     given = {**defaults, **arguments}
     for name, value in given.items():
-        is_empty = value is None or (isinstance(value, list) and not value)
         is_noise = name not in KNOWN and name not in arguments
-        if name in _READ or name in _NO_MATTER or is_empty or is_noise:
+        if name in _READ or name in _NO_MATTER or _is_empty(value) or is_noise:
             continue
         if name not in _NEUTRAL:
             raise UserError(f"generate() does not support {name} in a swarm")
@@ -131,12 +133,28 @@ def understood(
         options.pop("min_p", None)
     options["max_new_tokens"] = _new_tokens(given, prompt_tokens, context_tokens)
     ends = _ids("eos_token_id", given.get("eos_token_id"))
-    options.update(stop_token_ids=ends, ignore_eos=True)
+    known = tuple(token_id for token_id in ends if 0 <= token_id < vocab)
+    options.update(stop_token_ids=known, ignore_eos=True)
     pad = given.get("pad_token_id")
     return GenerateCall(
         options=GenerationOptions(**options),
         pad_token_id=pad if pad is not None else (ends[0] if ends else None),
     )
+
+
+def unheeded(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model's generation configuration asks for that only ``generate()`` does or refuses,
+    and that other answers do not follow."""
+    beside = {**_NEUTRAL, "min_new_tokens": (0,)}
+    return {
+        name: value
+        for name, value in defaults.items()
+        if name in beside and not _is_empty(value) and value not in beside[name]
+    }
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, list) and not value)
 
 
 def _new_tokens(given: Mapping[str, Any], prompt_tokens: int, context_tokens: int) -> Any:

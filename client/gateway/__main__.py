@@ -12,7 +12,8 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from client.answer.defaults import SamplingDefaults
+from client.answer.defaults import FILE, SamplingDefaults
+from client.answer.transformers_arguments import unheeded
 from client.gateway.programs import PROGRAMS, settings, settings_for
 from client.gateway.protocols.requests import CHAT_TOKENS_DEFAULT
 from client.gateway.web.callers import hosts_of, proxies_of
@@ -30,6 +31,7 @@ from dht.command_line import (
     settle_swarm,
 )
 from dht.errors import UserError
+from dht.process.json_file import object_or_empty
 from dht.process.secret_file import check_private
 from dht.process.supervision import end_all
 
@@ -351,6 +353,8 @@ def _text_side(directory: Path | None) -> tuple[ChatTemplate | None, SamplingDef
     """Chat template and default sampling from the model's files."""
     if directory is None:
         return None, SamplingDefaults()
+    for name, value in unheeded(object_or_empty(directory / FILE)).items():
+        _say(f"{directory / FILE} says {name} {str(value)[:60]}, which answers do not follow here")
     return ChatTemplate.load(directory), SamplingDefaults.read(directory)
 
 

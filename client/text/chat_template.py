@@ -107,11 +107,13 @@ class ChatTemplate:
         """The templates in a model's directory; None where it has none.
 
         Of several by name, ``tool_use`` is for chats with functions, and ``default`` for all others
-        (``PreTrainedTokenizerBase.get_chat_template``). Raises UserError.
+        (``PreTrainedTokenizerBase.get_chat_template``). Templates in files of their own take the
+        place of all others. Raises UserError.
         """
         config = object_or_empty(directory / "tokenizer_config.json")
-        named = _by_name(config.get("chat_template"))
-        named |= _by_name(object_or_empty(directory / "chat_template.json").get("chat_template"))
+        within = _by_name(config.get("chat_template"))
+        within |= _by_name(object_or_empty(directory / "chat_template.json").get("chat_template"))
+        named: dict[str, str] = {}
         for name, file in (("default", "chat_template.jinja"), ("tool_use", TOOL_USE_TEMPLATE)):
             path = directory / file
             if path.is_file():
@@ -119,6 +121,7 @@ class ChatTemplate:
                     named[name] = path.read_text(encoding="utf-8")
                 except (OSError, ValueError) as error:
                     raise UserError(f"{path} cannot be read: {error}") from error
+        named = named or within
         tool_use = named.get("tool_use")
         source = named.get("default", tool_use)
         if source is None:

@@ -73,10 +73,10 @@ def special_tokens(directory: Path) -> dict[str, dict[str, Any]]:
 
 def all_special_tokens(directory: Path) -> list[dict[str, Any]]:
     """:func:`special_tokens` and those without a name, in the order in which transformers adds
-    them."""
+    them. ``additional_special_tokens``, the older key, counts where the other says nothing."""
     said = _of_both_files(directory)
-    lists = [said.get(key) for key in ("additional_special_tokens", "extra_special_tokens")]
-    unnamed = [_token(each) for some in lists if isinstance(some, list) for each in some]
+    some = said.get("extra_special_tokens") or said.get("additional_special_tokens")
+    unnamed = [_token(each) for each in some] if isinstance(some, list) else []
     return [*special_tokens(directory).values(), *filter(None, unnamed)]
 
 

@@ -13,6 +13,7 @@ from client.text.vocabulary import BYTE_OF, COMPOSED_CHARACTERS_MAX, longest_tok
 from dht.checkpoints.hub import TEXT_FILES, VOCABULARIES
 from dht.checkpoints.library_files import read_by_library
 from dht.errors import UserError
+from dht.process.json_file import object_or_empty
 
 TOKENS_KEPT = 1 << 16
 """Number of tokens whose texts are kept: log probabilities name the same ones again and again."""
@@ -67,9 +68,11 @@ class Tokenizer:
             return cls(_converted(made_of[0])) if made_of else None
         from tokenizers import Tokenizer as Backend
 
+        said = object_or_empty(directory / "tokenizer_config.json")
         try:
             backend = _WithoutPanics(Backend).from_file(str(path))
             _add_tokens(_WithoutPanics(backend), directory)
+            backend.encode_special_tokens = said.get("split_special_tokens") is True
         except Exception as error:
             raise UserError(f"cannot read {path}: {error}") from error
         return cls(backend)
@@ -79,7 +82,9 @@ class Tokenizer:
         model = json.loads(self._backend.to_str())
         for token in model.get("added_tokens", ()):
             token["special"] = token["special"] and token["content"] not in marks
-        return Tokenizer(self._backend.from_str(json.dumps(model)))
+        shown = self._backend.from_str(json.dumps(model))
+        shown.encode_special_tokens = self._backend.encode_special_tokens
+        return Tokenizer(shown)
 
     def mark_tokens(self, marks: Collection[str]) -> dict[str, int]:
         """Ids of the added tokens that ``marks`` are or have in them, by their text, which a

@@ -12,7 +12,7 @@ from typing import Any
 
 from dht.errors import UserError
 
-SETTINGS_VERSION = 2
+SETTINGS_VERSION = 3
 """Grows when other text files are made of the same file, so that those made before are not used."""
 FREQUENCIES = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -43,6 +43,9 @@ SAME = {
     "embedding_scale": ("embedding_multiplier",),
 }  # fmt: skip
 """Keys whose value is that of an attribute: the first of these that the configuration has."""
+UNNAMED = {"context_length", "feed_forward_length"}
+"""Keys that some configurations have no attribute for: models without positions, and those whose
+width goes by another one. Tensors show their shapes anyway."""
 WITHOUT_EFFECT = {
     "vocab_size", "block_count", "embedding_length", "attention.head_count",
     "attention.head_count_kv", "rope.scaling.finetuned", "tensor_data_layout",
@@ -130,7 +133,8 @@ def _settings(
         found["head_dim"] = width  # by llama.cpp's rule, not by how many of its channels turn
     if width is not None and said.get("attention.value_length", width) != width:
         raise _refused(where, "attention.value_length", said["attention.value_length"])
-    rotary = _rotary(where, known, {k: v for k, v in said.items() if k not in handled}, width)
+    turns = None if "rope.dimension_count" in handled else width
+    rotary = _rotary(where, known, {k: v for k, v in said.items() if k not in handled}, turns)
     if rotary is None:
         return {**config, **found}
     scaling = _Scaling(where, said, names, factors)
@@ -174,7 +178,7 @@ def _takes(found: dict[str, Any], known: Values, key: str, value: Any, kind: str
         return len(set(value)) == 1 and _takes(found, known, key, value[0], kind)
     attribute = next((name for name in SAME.get(key, ()) if name in known), None)
     if attribute is None:
-        return key == "context_length"  # of models without positions
+        return key in UNNAMED
     if key == "attention.sliding_window":
         value = value or None
         if value and known.get("use_sliding_window") is False:
@@ -206,7 +210,8 @@ def _scale(where: str, kind: str, known: Values, said: Values) -> dict[str, Any]
 
 def _rotary(where: str, known: Values, said: Values, width: int | None) -> dict[str, Any] | None:
     """Rotary parameters of what ``said`` has of them but their scaling; None where the model's code
-    has none."""
+    has none. ``width``: channels of a head, all of which turn unless the file says how many; None
+    where transformers maps that."""
     own = known.get("rope_parameters")
     if not isinstance(own, Mapping):
         for key, value in said.items():
@@ -221,8 +226,8 @@ def _rotary(where: str, known: Values, said: Values, width: int | None) -> dict[
             raise _refused(where, "rope.freq_base_swa", slow)
         made["sliding_attention"]["rope_theta"] = slow
     turned = said.get("rope.dimension_count")
-    if turned and width and "partial_rotary_factor" in full:
-        full["partial_rotary_factor"] = turned / width
+    if width and "partial_rotary_factor" in full:
+        full["partial_rotary_factor"] = (turned or width) / width
     elif turned not in (None, width):
         raise _refused(where, "rope.dimension_count", turned)
     for key, value in said.items():
@@ -251,8 +256,10 @@ class _Scaling:
     def of(self, base: Values) -> dict[str, Any]:
         """Rotary parameters, those of ``base`` scaled. Raises UserError."""
         kind = "longrope" if LONG in self._names or SHORT in self._names else None
-        kind = self._left.pop("type", kind or "none") if kind is None else kind
-        self._left.pop("type", None)
+        # A factor without a type is a linear one (``llama-model.cpp``).
+        unsaid = "none" if self._left.get("factor", 0.0) in (0.0, 1.0) else "linear"
+        said = self._left.pop("type", unsaid)
+        kind = kind or said
         if FREQUENCIES in self._names:
             if kind != "none":
                 raise _refused(self._where, FREQUENCIES, f"beside rope.scaling.type {kind}")

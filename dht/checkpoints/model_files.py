@@ -17,10 +17,11 @@ from dht.checkpoints.library_files import check_numbers, key_words, read_by_libr
 from dht.checkpoints.text_files import digest_of, text_hashes
 from dht.errors import UserError
 from dht.messages.types import fingerprint_of
-from dht.process.json_file import decode_json, read_object
+from dht.process.json_file import decode_json, object_or_empty, read_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+SUFFIX = ".safetensors"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 MANIFEST = "anabranch.sha256.json"
 MANIFEST_BYTES_MAX = 256 << 20
@@ -238,10 +239,18 @@ def directory_fingerprint(root: str, directory: Path) -> str:
 def shards_of(directory: Path) -> tuple[str, ...]:
     """The safetensors files of the model in a directory. Raises UserError."""
     files = {file.name for file in directory.iterdir() if file.is_file()}
-    if SINGLE not in files:
-        within = {name for name in (read_index(directory) or {}).values() if _is_within(name)}
-        files |= {name for name in within if (directory / name).is_file()}
+    chosen = _chosen(directory)
+    named = {chosen}
+    if chosen == INDEX or not (chosen or SINGLE in files):
+        named = set((read_index(directory) or {}).values())
+    files |= {name for name in named if _is_within(name) and (directory / name).is_file()}
     return shard_names(str(directory), files, directory)
+
+
+def _chosen(directory: Path) -> str:
+    """The weight file or index that a configuration chooses among several; empty: none."""
+    said = object_or_empty(directory / "config.json").get("transformers_weights")
+    return "" if said is None else str(said)
 
 
 def read_index(directory: Path) -> dict[str, str] | None:
@@ -261,13 +270,21 @@ def read_index(directory: Path) -> dict[str, str] | None:
 
 
 def shard_names(where: str, files: Collection[str], directory: Path) -> tuple[str, ...]:
-    """The safetensors files of a model that has these files, as transformers takes them: a single
-    file before the index in ``directory``, which is not read then. Where two hold the same tensor,
-    the later one counts.
+    """The safetensors files of a model that has these files, as transformers takes them: the file
+    that its configuration chooses, and a single file before the index in ``directory``, which is
+    not read then. Where two hold the same tensor, the later one counts.
 
     Raises UserError.
     """
-    if SINGLE in files:
+    chosen = _chosen(directory)
+    if chosen and chosen != INDEX:
+        if not chosen.endswith(SUFFIX) or chosen not in files or not _is_within(chosen):
+            raise UserError(
+                f"{where}: its config.json chooses the weights {chosen[:200]}, which are not there"
+                f" as a {SUFFIX} file"
+            )
+        return (chosen,)
+    if SINGLE in files and not chosen:
         return (SINGLE,)
     if index := read_index(directory):
         names = tuple(sorted(set(index.values())))
@@ -277,7 +294,7 @@ def shard_names(where: str, files: Collection[str], directory: Path) -> tuple[st
                     f"{where}: the index names the file {name[:200]}, which is not there"
                 )
         return names
-    loose = sorted(name for name in files if name.endswith(".safetensors"))
+    loose = sorted(name for name in files if name.endswith(SUFFIX))
     if loose:
         raise UserError(
             f"{where} has {loose[0][:200]}, but neither {SINGLE} nor an index ({INDEX}) that says"

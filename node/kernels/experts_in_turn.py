@@ -72,6 +72,6 @@ def sum_each(made: Tensor, each: int) -> Tensor:
 
 
 def _product(rows: Tensor, weights: Tensor, expert: int, transposed: bool) -> Tensor:
-    if isinstance(weights, PackedTensor):
+    if isinstance(weights, PackedTensor) and weights.turned == transposed:
         return weights.of_expert(expert, rows)
     return rows @ (weights[expert] if transposed else weights[expert].t())

@@ -1,6 +1,7 @@
 """The formats in which packed checkpoints are published, each as rules (:mod:`.stored`)."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -26,8 +27,17 @@ PIECE_NUMBERS = 1 << 18
 MX_COLUMNS = 32
 """Numbers that share an exponent (OCP Microscaling Formats 1.0)."""
 MX_BLOCK, NVFP4_BLOCK = (1, MX_COLUMNS), (1, 16)
+MODELOPT_BLOCKS = {"FP8_PB_WO": (128, 128), "MXFP8": MX_BLOCK}
+"""Blocks of FP8 that Model Optimizer does not write down, by ``quant_algo``."""
+MODELOPT_KNOWN = frozenset(
+    {"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8",
+     "MIXED_PRECISION", *MODELOPT_BLOCKS}
+)  # fmt: skip
+"""Values of ``quant_algo`` that are read; the tensors show which of FP8 and NVFP4 a matrix has."""
 FP8_BLOCK = (128, 128)
 """What transformers takes where a configuration names no ``weight_block_size``."""
+BLOCK_WORDS = re.compile(r"\d{1,9}x\d{1,9}")
+"""How compressed-tensors wrote a block at first: ``128x128``."""
 GROUP_COLUMNS = 128
 """The same of ``group_size``, for GPTQ and AWQ."""
 
@@ -42,10 +52,13 @@ def stored_weights(
     settings = settings_of(config)
     rules: Sequence[Rule] = ggml_rules() if ARCHITECTURE in config else ()
     if settings is not None:
-        method = str(settings.get("quant_method", ""))[:40]
+        method = str(settings.get("quant_method") or "")[:40]
         if method not in FORMATS:
+            told = f"are packed by the method {method!r}"
+            if not method:
+                told = "are packed, and its quantization_config names no quant_method"
             raise UserError(
-                f"{where} cannot be served: its weights are packed by the method {method!r};"
+                f"{where} cannot be served: its weights {told};"
                 f" known are {', '.join(sorted(FORMATS))}"
             )
         try:
@@ -107,7 +120,8 @@ def scaled(
 
 
 def _fp8(settings: Mapping[str, Any]) -> list[Rule]:
-    """Blocks of FP8 (DeepSeek-V3, Qwen3-FP8, MiniMax-M2), perhaps with experts in MXFP4."""
+    """Blocks of FP8 (DeepSeek-V3, Qwen3-FP8, MiniMax-M2), perhaps with experts in MXFP4; experts
+    may be stacked."""
     block = _block(settings.get("weight_block_size", FP8_BLOCK))
 
     def floats(parts: Parts) -> torch.Tensor:
@@ -117,9 +131,11 @@ def _fp8(settings: Mapping[str, Any]) -> list[Rule]:
         return scaled("e2m1", parts["codes"].view(torch.uint8), parts["scales"], block=MX_BLOCK)
 
     scales = {"scales": (".weight_scale_inv", ".scale", ".qscale_weight", ".weight_scale")}
-    anchor = ("codes", ".weight")
+    of_stack = {"scales": ("_proj_scale_inv", "_proj_scale")}
+    anchor, stack = ("codes", ".weight"), ("codes", "_proj")
     return [
         Rule(anchor=anchor, needed=scales, dtypes=FLOAT8_NAMES, make=floats),
+        Rule(anchor=stack, needed=of_stack, dtypes=FLOAT8_NAMES, ending="_proj", make=floats),
         Rule(anchor=anchor, needed=scales, dtypes=frozenset({"I8"}), make=halves),
     ]
 
@@ -183,19 +199,20 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> list[Rule]:
         for bits, group in packs:
             columns = codes.shape[-1] * 32 // bits
             size = group if group > 0 else columns
-            if bits in (4, 8) and scales.shape[-1] == -(-columns // max(1, size)):
+            if bits <= 8 and scales.shape[-1] == -(-columns // max(1, size)):
                 found.add((bits, size))
         if len(found) != 1:
             raise ValueError(
                 f"bits {sorted(packs)} and scales {tuple(scales.shape)} for {tuple(codes.shape)}"
             )
         [(bits, columns)] = found
-        code, plain, others = "offset4", codes.contiguous().view(torch.uint8), {}
-        if bits == 8:
-            code, plain = "int8", (plain ^ 0x80).view(torch.int8)
-        if "zeros" in parts:
-            spread = _unpacked(parts["zeros"].t(), bits).t()[: codes.shape[-2]]
-            others["zeros"] = (spread.to(torch.int16) - (1 << bits - 1)).to(torch.int8)
+        code, plain = _centred(codes, bits)
+        others = {}
+        if "zeros" in parts and parts["zeros"].dtype is torch.int8:  # of a scale for all columns
+            others["zeros"] = _grid(parts["zeros"])
+        elif "zeros" in parts:
+            spread = _signed(parts["zeros"].t(), bits).t()
+            others["zeros"] = spread[: codes.shape[-2]].contiguous()
         if "groups" in parts:
             return _ordered(code, plain, scales, columns, others, parts["groups"])
         return scaled(code, plain, scales, block=(1, columns), beside=others)
@@ -237,7 +254,14 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> list[Rule]:
 
 
 def _modelopt(settings: Mapping[str, Any]) -> list[Rule]:
-    """FP8 and NVFP4 of NVIDIA's Model Optimizer."""
+    """FP8, MXFP8 and NVFP4 of NVIDIA's Model Optimizer."""
+    inner = settings.get("quantization")
+    said = inner if isinstance(inner, dict) else settings
+    algorithm = str(said.get("quant_algo") or "MIXED_PRECISION").upper()
+    if algorithm not in MODELOPT_KNOWN:
+        known = ", ".join(sorted(MODELOPT_KNOWN))
+        raise ValueError(f"quant_algo {algorithm[:40]}; known are {known}")
+    block = _block(said.get("weight_block_size", MODELOPT_BLOCKS.get(algorithm)))
 
     def halves(parts: Parts) -> torch.Tensor:
         factor = parts["factors"].float().reshape(1, 1)
@@ -246,7 +270,10 @@ def _modelopt(settings: Mapping[str, Any]) -> list[Rule]:
         return scaled("e2m1", parts["codes"], parts["scales"], block=NVFP4_BLOCK, beside=beside)
 
     def floats(parts: Parts) -> torch.Tensor:
-        return scaled(FLOAT8[parts["codes"].dtype], parts["codes"], parts["scales"])
+        scales, grid = parts["scales"], block
+        if scales.dim() == 4 and scales.shape[1] == scales.shape[3] == 1:  # [down, 1, across, 1]
+            scales, grid = scales[:, 0, :, 0].contiguous(), block or MODELOPT_BLOCKS["FP8_PB_WO"]
+        return scaled(FLOAT8[parts["codes"].dtype], parts["codes"], scales, block=grid)
 
     anchor, scales = ("codes", ".weight"), {"scales": (".weight_scale",)}
     both = {**scales, "factors": (".weight_scale_2",)}
@@ -258,13 +285,18 @@ def _modelopt(settings: Mapping[str, Any]) -> list[Rule]:
 
 def _gptq(settings: Mapping[str, Any]) -> list[Rule]:
     """``qweight`` ``[ins * bits / 32, outs]``, ``qzeros`` ``[groups, outs * bits / 32]``."""
-    bits = _number(settings, "bits", 4, 8)
-    if bits not in (4, 8):
+    bits = _number(settings, "bits", 2, 8)
+    if bits not in (2, 3, 4, 8):
         raise ValueError(f"bits {bits}")
     layout = settings.get("checkpoint_format") or settings.get("format") or "gptq"
     if layout not in GPTQ_SHIFTS:
         raise ValueError(f"checkpoint_format {str(layout)[:20]}")
-    shifted = GPTQ_SHIFTS[layout]
+    # Whole int32s lose one for each code when they are written (GPTQModel,
+    # ``convert_gptq_v2_to_v1_format``): what a zero point of 0 borrows, the next one gives back.
+    shift = GPTQ_SHIFTS[layout] * sum(1 << at for at in range(0, 32, bits))
+    single = 0
+    if 32 % bits:  # codes that lie in two int32s
+        shift, single = 0, GPTQ_SHIFTS[layout]
     own = settings.get("dynamic")
     if any(not str(name).startswith("-:") for name in own or ()):
         raise ValueError("some matrices have settings of their own (dynamic)")
@@ -272,11 +304,15 @@ def _gptq(settings: Mapping[str, Any]) -> list[Rule]:
     group = _number(settings, "group_size", -1, GROUP_MAX, GROUP_COLUMNS)
 
     def make(parts: Parts) -> torch.Tensor:
-        codes = parts["codes"].t().contiguous().view(torch.uint8)  # the lowest code first, too
+        codes = parts["codes"].t().contiguous()
+        if bits in (4, 8):
+            codes = codes.view(torch.uint8)  # the lowest code first, too
+        else:
+            codes = _in_pieces(lambda some: _packed(_unpacked(some, bits), 4), codes)
         scales = parts["scales"].t().contiguous()
-        zeros = _unpacked(parts["zeros"], bits).t().to(torch.int16) + shifted
-        others = {"zeros": zeros.to(torch.uint8).contiguous()}
-        code = "uint4" if bits == 4 else "uint8"
+        zeros = (_unpacked(parts["zeros"] + shift, bits) + single) & ((1 << bits) - 1)
+        others = {"zeros": zeros.t().contiguous()}
+        code = "uint8" if bits == 8 else "uint4"
         columns = group if group > 0 else parts["codes"].shape[0] * 32 // bits
         if "groups" in parts and (sorted_ or not _is_plain(parts["groups"], columns)):
             return _ordered(code, codes, scales, columns, others, parts["groups"])
@@ -300,7 +336,8 @@ def _awq(settings: Mapping[str, Any]) -> list[Rule]:
     bits = _number(settings, "bits", 1, 16, 4)
     version = str(settings.get("version") or "gemm").lower()
     if bits != 4 or version != "gemm" or settings.get("zero_point") is False:
-        raise ValueError(f"bits {bits}, version {version[:20]}")
+        zeros = settings.get("zero_point", True) is not False
+        raise ValueError(f"bits {bits}, version {version[:20]}, zero_point {zeros}")
     size = settings.get("group_size", settings.get("q_group_size"))
     group = _number({"group_size": size}, "group_size", -1, GROUP_MAX, GROUP_COLUMNS)
 
@@ -354,6 +391,8 @@ def _number(said: Mapping[str, Any], key: str, low: int, high: int, default: int
 def _block(said: Any) -> tuple[int, int] | None:
     if said is None:
         return None
+    if isinstance(said, str) and BLOCK_WORDS.fullmatch(said):
+        said = [int(each) for each in said.split("x")]
     if not isinstance(said, list | tuple) or len(said) != 2:
         raise ValueError(f"block {str(said)[:40]}")
     rows, columns = (_number({"block": value}, "block", 1, GROUP_MAX) for value in said)
@@ -365,11 +404,32 @@ def _grid(scales: torch.Tensor) -> torch.Tensor:
 
 
 def _unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes in int32s along the last axis, the lowest first, as bytes ``[..., codes]``."""
-    single = packed.contiguous().view(torch.uint8)
-    if bits == 8:
-        return single
-    return torch.stack([single & 15, single >> 4], dim=-1).flatten(-2)
+    """Codes in int32s along the last axis, the lowest first, as bytes ``[..., codes]``; a code may
+    begin in one int32 and end in the next."""
+    if bits in (4, 8):
+        single = packed.contiguous().view(torch.uint8)
+        return single if bits == 8 else torch.stack([single & 15, single >> 4], dim=-1).flatten(-2)
+    at = torch.arange(packed.shape[-1] * 32 // bits, device=packed.device) * bits
+    words = torch.nn.functional.pad(packed.to(torch.int64) & 0xFFFFFFFF, (0, 1))
+    both = words[..., at // 32] | (words[..., at // 32 + 1] << 32)
+    return ((both >> (at % 32)) & ((1 << bits) - 1)).to(torch.uint8)
+
+
+def _signed(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes as :func:`_unpacked`, in whose middle is zero, as int8."""
+    return (_unpacked(packed, bits).to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
+
+
+def _centred(packed: torch.Tensor, bits: int) -> tuple[str, torch.Tensor]:
+    """Codes of 1 to 8 bits in int32s, in whose middle is zero, as codes of 4 or 8 and their name in
+    a :class:`.packing.Packing`."""
+    if bits > 4:
+        return "int8", _in_pieces(lambda some: _signed(some, bits), packed)
+    if bits == 4:
+        return "offset4", packed.contiguous().view(torch.uint8)
+    return "offset4", _in_pieces(
+        lambda some: _packed((_signed(some, bits) + 8).to(torch.uint8), 4), packed
+    )
 
 
 def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ from torch import nn
 
 from dht.checkpoints.gguf_model import ARCHITECTURE
 from dht.errors import UserError
-from node.packed.stored import Described, Stored
+from node.packed.stored import Described, Stored, settings_of
 from node.packed.tensor import PackedTensor
 from node.weights.gguf_names import FAILURES, gguf_sources, gguf_transforms, needs_place
 
@@ -32,6 +32,11 @@ WITHOUT_EFFECT = re.compile(
 )
 """Ends of the names of tensors beside a packed weight that say nothing of its numbers: how inputs
 and caches may be rounded, and a bias that the model's code does not add."""
+
+
+ROUNDS = re.compile(r"weight_(scale|zero_point|global_scale|g_idx|scale_inv)")
+"""Ends of the names of tensors by which a plain weight is rounded where it is used: those of a
+model that was quantised, but not compressed."""
 
 
 def integers_of(model: nn.Module, name: str) -> torch.dtype | None:
@@ -92,12 +97,19 @@ class CheckpointNames:
             for name in self._made_by(conversion):
                 self._by_parameter.setdefault(name, conversion)
         packed = {name.rpartition(".")[0] for name in used if stored[name].make is not None}
+        plain = {name.rpartition(".")[0] for name in used if stored[name].make is None}
+        rounded = plain if settings_of(said) is not None else set[str]()
         for name in sorted(stored.keys() - used):
             base, _, end = name.rpartition(".")
             if base in packed and not WITHOUT_EFFECT.fullmatch(end):
                 raise UserError(
                     f"{where} cannot be served: {name[:120]} changes a packed weight in a way that"
                     " its quantization_config does not tell"
+                )
+            if base in rounded and ROUNDS.fullmatch(end):
+                raise UserError(
+                    f"{where} cannot be served: {name[:120]} rounds a weight that is not packed;"
+                    " save the checkpoint compressed"
                 )
         if ARCHITECTURE in said:
             layers = int(model.config.get_text_config().num_hidden_layers)  # type: ignore[union-attr, operator]

@@ -1,12 +1,14 @@
 """Builds a model's code from its configuration on the meta device: shapes without memory."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from dht.checkpoints.model_files import library_config
+from node.model.inspection.layer_traits import FAILURES
 from node.model.inspection.session_inspection import Unservable
 from node.weights.store import WeightStore
 
@@ -23,11 +25,46 @@ def check_layers(store: WeightStore) -> None:
     for config in (store.config, named if isinstance(named, dict) else {}):
         for key in LAYERS_KEYS:
             layers = config.get(key) or 0
-            if not isinstance(layers, int) or not 0 <= layers <= store.layers_max:
+            if type(layers) is not int:
+                raise Unservable(f"{key} in its config.json is {layers!r:.40}, no whole number")
+            if not 0 <= layers <= store.layers_max:
                 raise Unservable(
                     f"its configuration says {key} {str(layers)[:40]}, and its files name"
                     f" {store.layers_max} layers at most"
                 )
+
+
+def check_factors(config: Any) -> None:
+    """Raise Unservable for factors of longrope that do not fit the heads.
+
+    transformers only warns, and looks at the long ones when a context is long for the first time.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    said = getattr(config, "rope_parameters", None) or {}
+    for kind, rope in (said if "rope_type" not in said else {None: said}).items():
+        if not isinstance(rope, Mapping) or rope.get("rope_type") != "longrope":
+            continue
+        beyond = int(rope["original_max_position_embeddings"]) + 1
+        for name, tokens in (("short_factor", 1), ("long_factor", beyond)):
+            try:
+                ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=tokens, layer_type=kind)
+                fits = all(type(each) in (int, float) and each > 0 for each in rope[name])
+            except FAILURES:
+                fits = False
+            if not fits:
+                raise Unservable(
+                    f"{name} in its config.json is not one number above 0 for each pair of channels"
+                    " that its heads rotate"
+                )
+
+
+def check_window(config: Any) -> None:
+    """Raise Unservable for a window of no token, which transformers' cache cannot hold either."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ("sliding_attention",)
+    if type(window) is int and window < 1 and "sliding_attention" in kinds:
+        raise Unservable(f"sliding_window in its config.json is {window}, no number of tokens")
 
 
 def auto_class(config: Any) -> Any:
@@ -55,6 +92,8 @@ def build_meta_model(
     """
     check_layers(store)
     config = library_config(store.directory)
+    check_factors(config.get_text_config())
+    check_window(config.get_text_config())
     return config, model_of(config, dtype, attention)
 
 
@@ -64,6 +103,7 @@ def model_of(config: Any, dtype: torch.dtype, attention: str | None) -> nn.Modul
     from transformers.initialization import no_init_weights
 
     for said in (config, config.get_text_config()):
+        said.return_dict = True  # as generate() asks for, whatever the file says
         if hasattr(said, "quantization_config"):  # how files are packed, no part of the code
             del said.quantization_config
     chosen = {} if attention is None else {"attn_implementation": attention}

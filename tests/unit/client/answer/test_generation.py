@@ -111,6 +111,14 @@ def test_stop_tokens_are_the_models_and_the_callers() -> None:
     assert ignoring.sampling((2, 3)).stop_token_ids == (9,)
 
 
+def test_an_end_that_the_vocabulary_does_not_have_never_comes() -> None:
+    spec = replace(SPEC, vocab=10)
+    request = GenerationOptions(min_new_tokens=2).request((1, 2), spec, (10, 3, 1 << 20))
+    assert request.sampling.stop_token_ids == (3,)
+    with pytest.raises(UserError, match="token id 10 in stop_token_ids is outside"):
+        GenerationOptions(stop_token_ids=(10,)).request((1, 2), spec, ())
+
+
 def flags(monkeypatch: pytest.MonkeyPatch, *given: str) -> GenerationOptions:
     needed = ("--initial-peers", "/ip4/1", "--model", "m", "--prompt", "x")
     monkeypatch.setattr(sys, "argv", ["generate", *needed, *given])

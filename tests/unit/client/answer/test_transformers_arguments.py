@@ -3,14 +3,26 @@
 import pytest
 from transformers import GenerationConfig
 
-from client.answer.transformers_arguments import KNOWN, padded, understood, unpadded
+from client.answer.transformers_arguments import (
+    KNOWN,
+    padded,
+    understood,
+    unheeded,
+    unpadded,
+)
 from client.text.conversation import Conversation, fitted
 from dht.errors import UserError
+
+SIZES = {"prompt_tokens": 5, "context_tokens": 64, "vocab": 100}
 
 
 def call(prompt_tokens: int = 10, context_tokens: int = 512, **named: object):  # type: ignore[no-untyped-def]
     return understood(
-        named, {"eos_token_id": [2]}, prompt_tokens=prompt_tokens, context_tokens=context_tokens
+        named,
+        {"eos_token_id": [2]},
+        prompt_tokens=prompt_tokens,
+        context_tokens=context_tokens,
+        vocab=100,
     )
 
 
@@ -37,6 +49,11 @@ def test_ends_and_padding() -> None:
     changed = call(eos_token_id=[5, 6], pad_token_id=0)
     assert (changed.options.stop_token_ids, changed.pad_token_id) == ((5, 6), 0)
     assert call(eos_token_id=None).options.stop_token_ids == ()
+
+
+def test_an_end_that_no_vocabulary_has_never_comes() -> None:
+    beyond = call(eos_token_id=[100, 7, -1])
+    assert (beyond.options.stop_token_ids, beyond.pad_token_id) == ((7,), 100)
 
 
 @pytest.mark.parametrize(
@@ -80,12 +97,19 @@ def test_a_models_own_file_may_say_what_changes_no_answer() -> None:
         "suppress_tokens": [],
         "top_k": 64,
     }
-    assert understood({}, own, prompt_tokens=5, context_tokens=64).options.max_new_tokens == 20
+    assert understood({}, own, **SIZES).options.max_new_tokens == 20
     with pytest.raises(UserError, match="chat_format"):
         call(chat_format="chatml")
     for name, value in (("suppress_tokens", [1]), ("max_length", "9")):
         with pytest.raises(UserError, match=name):
-            understood({}, {name: value}, prompt_tokens=5, context_tokens=64)
+            understood({}, {name: value}, **SIZES)
+
+
+def test_what_answers_do_not_follow_of_a_models_own_file_is_known() -> None:
+    own = {"temperature": 0.6, "eos_token_id": [2], "suppress_tokens": [], "min_length": 0}
+    assert unheeded(own) == {}
+    asked = {"bad_words_ids": [[3]], "min_new_tokens": 4, "no_repeat_ngram_size": 3}
+    assert unheeded({**own, **asked}) == asked
 
 
 def test_padding_comes_off_the_left_and_goes_on_the_right() -> None:

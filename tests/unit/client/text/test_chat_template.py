@@ -139,7 +139,8 @@ def test_chats_with_functions_have_the_template_for_them(tmp_path: Path) -> None
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
         assert rendered(tools=True) == "tools1"
         assert len(named) == 4 or rendered(tools=False) == "default"
-    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "chat_template.jinja").write_text("tools alone in a file")
+    assert rendered(tools=True) == rendered(tools=False) == "tools alone in a file"
     (tmp_path / "chat_template.jinja").write_text("file")
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools of a file")

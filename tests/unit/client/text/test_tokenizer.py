@@ -259,3 +259,29 @@ def test_special_tokens_that_only_other_files_name_are_special(file: str, tmp_pa
         assert tokenizer.encode(text) == tuple(theirs.encode(text)), text
     assert tokenizer.encode("a<e>") == (0, 1)
     assert tokenizer.decode((0, 1, 2, 3)) == "a"
+
+
+def test_special_tokens_are_text_where_the_model_says_so(tmp_path: Path) -> None:
+    shutil.copy(MODEL / "tokenizer.json", tmp_path)
+    whole = json.loads((MODEL / "tokenizer.json").read_text())
+    (special, *_) = (each["content"] for each in whole["added_tokens"] if each["special"])
+    for split in (False, True):
+        config = {"split_special_tokens": split}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        tokenizer = Tokenizer.load(tmp_path)
+        assert tokenizer is not None
+        assert (len(tokenizer.encode(special, special_tokens=False)) > 1) is split
+        shown = tokenizer.showing([])
+        assert (len(shown.encode(special, special_tokens=False)) > 1) is split
+
+
+def test_the_newer_list_of_special_tokens_goes_before_the_older_one(tmp_path: Path) -> None:
+    """As with transformers, whose ids of the tokens in it would otherwise be others."""
+    shutil.copy(MODEL / "tokenizer.json", tmp_path)
+    both = {"additional_special_tokens": ["<old>"], "extra_special_tokens": ["<new>"]}
+    for config, known in ((both, ["<new>"]), ({**both, "extra_special_tokens": []}, ["<old>"])):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        tokenizer = Tokenizer.load(tmp_path)
+        assert tokenizer is not None
+        found = [text for text in ("<old>", "<new>") if tokenizer.id_of(text) is not None]
+        assert found == known

@@ -83,3 +83,48 @@ def test_the_template_for_functions_is_kept(tmp_path: Path) -> None:
     both = {"chat_template": "plain", "chat_template__tool_use": "tools"}
     tokenizer = by_bytes(tmp_path, "gpt-2", **both, chat_template__rag="x")
     assert tokenizer.chat_template == {"default": "plain", "tool_use": "tools"}
+
+
+def test_every_token_has_the_id_of_its_place(tmp_path: Path) -> None:
+    """Those that stand in the text as they are, too, whatever characters they have."""
+    whole = ["<｜begin▁of▁sentence｜>", "<｜User｜>", "<think>", "two words"]
+    tokens, first = [*BYTES, *whole], len(BYTES)
+    tokenizer = by_bytes(
+        tmp_path,
+        "deepseek-r1-qwen",
+        tokens=tokens,
+        token_type=[1] * first + [3, 3, 4, 4],
+        bos_token_id=first,
+        eos_token_id=first + 1,
+        add_bos_token=True,
+    )
+    ids = tokenizer.encode("<｜User｜>the<think>two words")
+    assert ids == [first, first + 1, tokens.index("the"), first + 2, first + 3]
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (first, first + 1)
+    assert tokenizer.decode(ids) == "".join([whole[0], "<｜User｜>the<think>two words"])
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "the<think>two words"
+    assert len(tokenizer) == len(tokens)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_text_that_names_a_special_token_of_another_model_is_text(
+    model: str, tmp_path: Path
+) -> None:
+    """A library's class has names of its own for special tokens, which no file of ours holds."""
+    if model == "gpt2":
+        tokens = [*dict.fromkeys([*BYTES, *"<|endoftext>"]), "<b>"]
+        said: dict[str, Any] = {"merges": ["t h"], "bos_token_id": len(tokens) - 1}
+    else:
+        tokens = [*PIECES, "<", "s", ">"]
+        said = {"scores": [0.0] * len(tokens), "bos_token_id": 1, "unknown_token_id": 0}
+    kinds = [3 if text == "<b>" else 1 for text in tokens]
+    tokenizer = made(tmp_path, model=model, tokens=tokens, token_type=kinds, **said)
+    assert max(tokenizer.encode("<|endoftext|>" if model == "gpt2" else "<s>")) < len(tokens)
+
+
+@pytest.mark.parametrize(("pre", "composed"), [("qwen2", True), ("gpt-2", False)])
+def test_qwens_vocabularies_compose_characters(pre: str, composed: bool, tmp_path: Path) -> None:
+    tokens = [*"eÃ©Ìģ", "Ã©", "<b>"]
+    said = {"tokens": tokens, "token_type": [1] * 6 + [3], "bos_token_id": 6}
+    tokenizer = by_bytes(tmp_path, pre, **said, merges=["Ã ©"])
+    assert (words_of(tokenizer, "e\u0301") == ["Ã©"]) is composed

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from dht.checkpoints.model_files import library_config, library_type, read_config, sizes_of
+from dht.checkpoints.model_files import (
+    library_config,
+    library_type,
+    read_config,
+    shards_of,
+    sizes_of,
+)
 from dht.errors import UserError
 
 TINY = {"num_hidden_layers": 3, "max_position_embeddings": 64, "vocab_size": 50}
@@ -93,3 +99,28 @@ def test_a_configuration_that_the_library_refuses_is_a_fault_of_the_model(tmp_pa
     write(tmp_path, model_type="llama", layer_types=["spiral"] * 3, **TINY)
     with pytest.raises(UserError, match=r"is not understood.*spiral"):
         library_config(tmp_path)
+
+
+def test_the_file_is_the_one_that_the_configuration_chooses(tmp_path: Path) -> None:
+    def choose(name: object) -> None:
+        config = {"model_type": "llama", "transformers_weights": name}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+
+    (tmp_path / "low").mkdir()
+    for name in ("model.safetensors", "other.safetensors", "low/a.safetensors", "weights.bin"):
+        (tmp_path / name).touch()
+    index = {"weight_map": {"a": "other.safetensors", "b": "low/a.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name, shards in (
+        (None, ("model.safetensors",)),
+        ("other.safetensors", ("other.safetensors",)),
+        ("low/a.safetensors", ("low/a.safetensors",)),
+        ("model.safetensors", ("model.safetensors",)),
+        ("model.safetensors.index.json", ("low/a.safetensors", "other.safetensors")),
+    ):
+        choose(name)
+        assert shards_of(tmp_path) == shards
+    for name in ("gone.safetensors", "../other.safetensors", "weights.bin", 3):
+        choose(name)
+        with pytest.raises(UserError, match=f"chooses the weights {name}"):
+            shards_of(tmp_path)

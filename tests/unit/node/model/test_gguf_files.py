@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dht.checkpoints.gguf_model import ARCHITECTURE
+from dht.checkpoints.gguf_settings import settings_of
 from dht.checkpoints.model_files import read_config
 from dht.errors import UserError
 from node.engine.engine import Engine, EngineConfig
@@ -347,6 +348,18 @@ SAYINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] =
     ),
     "divisors": ("llama", LLAMA3, {}, {"rope_freqs.weight": []}),
     "another base": ("stablelm", rope_of("default", 5e5, partial_rotary_factor=0.5), {}, {}),
+    "a factor alone": (
+        "llama",
+        rope_of("linear", factor=4.0),
+        {"rope.scaling.factor": 4.0},
+        {},
+    ),
+    "no width of rotations": (
+        "stablelm",
+        rope_of("default", partial_rotary_factor=1.0),
+        {"rope.dimension_count": None},
+        {},
+    ),
     "a head's width": ("qwen3", {"head_dim": 24}, {"attention.key_length": 24}, {}),
     "experts' width": (
         "qwen3_moe",
@@ -411,6 +424,23 @@ def test_what_a_file_leaves_out_is_never_another_models(tmp_path: Path) -> None:
     write_gguf(tmp_path / "plain", file, of_kind("F32"), stated={epsilon: None})
     with pytest.raises(UserError, match="does not say 'attention"):
         WeightStore.open(str(file))
+
+
+def test_a_width_that_no_attribute_has_is_that_of_the_tensors() -> None:
+    made = settings_of(
+        "f",
+        {"model_type": "bloom", "hidden_size": 32, "n_head": 4},
+        {
+            "feed_forward_length": 128,
+            "attention.head_count": 4,
+            "embedding_length": 32,
+            "attention.layer_norm_epsilon": 1e-5,
+        },
+        (),
+        lambda name: [],
+    )
+    assert made["layer_norm_epsilon"] == 1e-5
+    assert "feed_forward_length" not in made
 
 
 @pytest.mark.parametrize("key", list(UNREAD))

@@ -228,10 +228,11 @@ def plain(directory: Path) -> None:
     path.write_text(json.dumps(config))
 
 
+HEAD = "lm_head.weight"
 SMOOTHING = "model.layers.0.self_attn.q_proj.pre_quant_scale"
 DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "unknown method": ("fp8", settings(quant_method="quip" * 99), "by the method 'quip"),
-    "no method": ("fp8", no_method, "by the method ''"),
+    "no method": ("fp8", no_method, "names no quant_method"),
     "missing scales": ("fp8", dropped("weight_scale_inv"), "scales .* are missing"),
     "missing exponents": ("mxfp4", dropped("down_proj_scales"), "scales .* are missing"),
     "missing zero points": ("gptq", dropped("qzeros"), "zeros .* are missing"),
@@ -241,9 +242,16 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "block beyond bounds": ("fp8", settings(weight_block_size=[1, 1 << 40]), "block is"),
     "scales of another shape": ("fp8", replaced("_scale_inv", lambda s: s[:1]), "do not fit"),
     "exponents of another shape": ("mxfp4", replaced("_scales", lambda s: s[..., :1]), "fit"),
-    "three bits": ("gptq", settings(bits=3), "bits is 3"),
+    "five bits": ("gptq", settings(bits=5), "bits 5"),
     "bits of words": ("awq", settings(bits="4"), "bits is 4"),
     "another layout": ("awq", settings(version="gemv"), "version gemv"),
+    "no zero points": ("awq", settings(zero_point=False), "zero_point False"),
+    "another algorithm": ("modelopt, nvfp4", settings(quant_algo="W4A16_AWQ"), "W4A16_AWQ; known"),
+    "weights rounded where they are used": (
+        "compressed-tensors, fp8",
+        tensors(lambda found: found.update({f"{HEAD}_scale": torch.ones(101, 1)})),
+        f"{HEAD}_scale rounds a weight that is not packed",
+    ),
     "no groups": ("compressed-tensors, int4", settings(config_groups=None), "no config_groups"),
     "sparse": (
         "compressed-tensors, int4",

@@ -203,6 +203,139 @@ def test_a_grid_that_does_not_divide_the_matrix_is_the_formats_own(name: str) ->
     assert torch.allclose(packed_as(settings, tensors), plain, atol=1e-6)
 
 
+def as_modelopt(rows: int, columns: int, *, spread: bool = False) -> tuple[Any, torch.Tensor]:
+    """FP8 in blocks as Model Optimizer names them; ``spread`` as it shapes its own."""
+    tensors, plain = fp8_blocks(WIDE, rows, columns)
+    scales = tensors[".weight_scale_inv"]
+    scales = scales[:, None, :, None] if spread else scales
+    return {".weight": tensors[".weight"], ".weight_scale": scales}, plain
+
+
+def as_mxfp8() -> tuple[Any, torch.Tensor]:
+    codes = WIDE.to(torch.float8_e4m3fn)
+    exponents = torch.arange(64 * 6, dtype=torch.uint8).view(64, 6) % 8 + 123
+    spread = torch.exp2(exponents.float() - 127).repeat_interleave(32, 1)
+    return {".weight": codes, ".weight_scale": exponents}, codes.float() * spread
+
+
+MODELOPT: dict[str, tuple[dict[str, Any], tuple[Any, torch.Tensor]]] = {
+    "blocks of its own": ({"quant_algo": "fp8_pb_wo"}, as_modelopt(128, 128, spread=True)),
+    "the same, flat": ({"quantization": {"quant_algo": "FP8_PB_WO"}}, as_modelopt(128, 128)),
+    "among others": ({"quant_algo": "MIXED_PRECISION"}, as_modelopt(128, 128, spread=True)),
+    "blocks that are named": (
+        {"quant_algo": "FP8", "weight_block_size": [64, 64]},
+        as_modelopt(64, 64),
+    ),
+    "groups with an exponent": ({"quant_algo": "MXFP8"}, as_mxfp8()),
+    "rows": ({"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, as_modelopt(1, 192)),
+}
+
+
+@pytest.mark.parametrize("name", list(MODELOPT))
+def test_fp8_of_model_optimizer_lies_in_the_grid_of_its_algorithm(name: str) -> None:
+    said, (tensors, plain) = MODELOPT[name]
+    settings = {"quant_method": "modelopt", **said}
+    assert torch.allclose(packed_as(settings, tensors), plain, atol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_what_a_zero_point_of_0_borrowed_when_it_was_written_comes_back(bits: int) -> None:
+    most = (1 << bits) - 1
+    zeros = torch.tensor([0, most, 0, 0, 3, 1, most, 0])[:, None]
+    codes = torch.arange(8 * 32).view(8, 32) % (most + 1)
+    ones = sum(1 << at for at in range(0, 32, bits))
+    tensors = {
+        ".qweight": int32s(codes, bits).t().contiguous(),
+        ".qzeros": int32s(zeros.t().contiguous(), bits) - ones,
+        ".scales": torch.ones(1, 8, dtype=torch.float16),
+    }
+    for layout, shift in (("gptq", 0), ("gptq_v2", ones)):
+        settings = {**GPTQ, "bits": bits, "group_size": 32, "checkpoint_format": layout}
+        made = packed_as(settings, {**tensors, ".qzeros": tensors[".qzeros"] + shift})
+        assert torch.equal(made, (codes - zeros).float())
+
+
+def test_experts_in_fp8_may_be_stacked() -> None:
+    made = [fp8_blocks(weight, 32, 64) for weight in (WIDE, WIDE * 2)]
+    tensors = {
+        "experts.gate_up_proj": torch.stack([parts[".weight"] for parts, _ in made]),
+        "experts.gate_up_proj_scale_inv": torch.stack([p[".weight_scale_inv"] for p, _ in made]),
+    }
+    kinds = {dtype: name for name, dtype in STORED_DTYPES.items()}
+    entries = {n: Entry(kinds[t.dtype], tuple(t.shape)) for n, t in tensors.items()}
+    said = {"quant_method": "fp8", "weight_block_size": [32, 64]}
+    stored = stored_weights("m", {"quantization_config": said}, entries)
+    weight = stored["experts.gate_up_proj"].weight(tensors)
+    assert isinstance(weight, PackedTensor)
+    assert torch.allclose(weight.dequantised(), torch.stack([plain for _, plain in made]))
+    assert "experts.gate_up_proj_scale_inv" not in stored
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_one_scale_may_have_one_zero_point(bits: int) -> None:
+    """A zero point of a whole matrix is not packed (compressed-tensors)."""
+    codes = torch.arange(8 * 32).view(8, 32) % (1 << bits)
+    tensors = {
+        ".weight_packed": int32s(codes, bits),
+        ".weight_scale": torch.full((1,), 0.5),
+        ".weight_zero_point": torch.tensor([3], dtype=torch.int8),
+    }
+    weights = {"num_bits": bits, "type": "int", "strategy": "tensor", "symmetric": False}
+    settings = {**COMPRESSED, "config_groups": {"0": {"weights": weights}}}
+    wanted = (codes - (1 << bits - 1) - 3) * 0.5
+    assert torch.equal(packed_as(settings, tensors), wanted)
+
+
+def dense(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes along the last axis in int32s bit after bit, the lowest first."""
+    ones = (codes[..., None] >> torch.arange(bits)) & 1
+    words = ones.reshape(*codes.shape[:-1], -1, 32)
+    whole = (words << torch.arange(32)).sum(-1)
+    return torch.where(whole >= 1 << 31, whole - (1 << 32), whole).to(torch.int32)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 5, 6, 7])
+@pytest.mark.parametrize("even", [True, False])
+def test_codes_of_other_bits_lie_one_behind_the_other(bits: int, even: bool) -> None:
+    """Those of compressed-tensors begin in one int32 and end in the next."""
+    generator = torch.Generator().manual_seed(bits)
+    codes = torch.randint(0, 1 << bits, (64, 96), generator=generator)
+    zeros = torch.randint(0, 1 << bits, (64, 3), generator=generator)
+    half = 1 << (bits - 1)
+    tensors = {".weight_packed": dense(codes, bits), ".weight_scale": torch.full((64, 3), 0.5)}
+    if not even:
+        tensors[".weight_zero_point"] = dense(zeros.t(), bits).t().contiguous()
+    zeros = torch.full_like(zeros, half) if even else zeros
+    weights = {"num_bits": bits, "type": "int", "group_size": 32, "symmetric": even}
+    settings = {**COMPRESSED, "config_groups": {"0": {"weights": weights}}}
+    wanted = (codes - zeros.repeat_interleave(32, 1)) * 0.5
+    assert torch.equal(packed_as(settings, tensors), wanted)
+
+
+@pytest.mark.parametrize("bits", [2, 3])
+@pytest.mark.parametrize("layout", ["gptq", "gptq_v2"])
+def test_gptq_in_two_and_three_bits(bits: int, layout: str) -> None:
+    generator = torch.Generator().manual_seed(bits)
+    codes = torch.randint(0, 1 << bits, (32, 64), generator=generator)
+    zeros = torch.randint(1, 1 << bits, (32, 2), generator=generator)
+    tensors = {
+        ".qweight": dense(codes, bits).t().contiguous(),
+        ".qzeros": dense((zeros - int(layout == "gptq")).t(), bits),
+        ".scales": torch.full((2, 32), 0.5, dtype=torch.float16),
+    }
+    settings = {**GPTQ, "bits": bits, "group_size": 32, "checkpoint_format": layout}
+    wanted = (codes - zeros.repeat_interleave(32, 1)) * 0.5
+    assert torch.equal(packed_as(settings, tensors), wanted)
+
+
+def test_blocks_may_be_named_in_one_word() -> None:
+    parts, plain = fp8_blocks(WIDE, 32, 64)
+    tensors = {".weight": parts[".weight"], ".weight_scale": parts[".weight_scale_inv"]}
+    weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": "32x64"}
+    settings = {**COMPRESSED, "config_groups": {"0": {"weights": weights}}}
+    assert torch.allclose(packed_as(settings, tensors), plain)
+
+
 REFUSED = {
     "another group": ({**GPTQ, "group_size": 64}, as_gptq(128)),
     "half the groups": ({**AWQ, "group_size": 48}, as_awq(96)),
@@ -218,6 +351,10 @@ REFUSED = {
                 zip((".weight", ".weight_scale"), fp8_blocks(WIDE, 64, 64)[0].values(), strict=True)
             ),
         ),
+    ),
+    "another algorithm": (
+        {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
+        as_modelopt(1, 192),
     ),
     "an order that is not there": ({**GPTQ, "group_size": 128, "desc_act": True}, as_gptq(128)),
     "another layout": ({**GPTQ, "group_size": 128, "checkpoint_format": "marlin"}, as_gptq(128)),
