@@ -214,7 +214,7 @@ RECORD_REQUESTS = RateLimit(
 RECORD_BYTES = RateLimit(
     name="record_bytes", unit="MB", per_s=1e6, burst=16e6, all_per_s=8e6, all_burst=128e6
 )
-"""Records given: as much to all as eight askers may take."""
+"""Records given, and looked at for somebody: as much to all as eight askers may take."""
 RECORD_STORES = RateLimit(
     name="record_stores", unit="", per_s=2, burst=32, all_per_s=200, all_burst=3200
 )

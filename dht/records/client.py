@@ -35,7 +35,7 @@ from dht.records.helper import ANSWER_BYTES_MAX
 from dht.records.helper_choice import KNOWN_MAX, Chance, Helpers
 from dht.records.met import Met
 from dht.records.network_clock import CLOCK_S
-from dht.records.signed import TOTAL_BYTES_MAX, RecordError, RecordGuard, kind_of
+from dht.records.signed import RECORDS_A_TURN, TOTAL_BYTES_MAX, RecordError, RecordGuard, kind_of
 from dht.transport.interface import RECORDS_PROTOCOL, Stream
 from dht.transport.other_versions import OtherVersions
 
@@ -304,10 +304,13 @@ class RecordClient:
             if not isinstance(answer, RecordsFound):
                 raise codec.MalformedError(f"a read was answered with {type(answer).__name__}")
             self._mind_clock(line.peer_id, answer.unix_s)
-            for data in answer.records:
+            before = len(held)
+            for number, data in enumerate(answer.records, 1):
                 with suppress(RecordError):
                     held.append(self._admit(data, keys, line.peer_id))
-            if not answer.more or not answer.records:
+                if number % RECORDS_A_TURN == 0:
+                    await asyncio.sleep(0)
+            if not answer.more or len(held) == before:
                 return
 
     def _admit(self, data: bytes, keys: Collection[str], helper: str) -> bytes:
