@@ -27,7 +27,7 @@ from coordinator.policies.admission.rules import (
     UNTRIED_SESSIONS,
     headroom,
 )
-from dht.budget import DIALS, FRAME_BYTES, PINGS, Budget
+from dht.budget import DIALS, FRAME_BYTES, OPENS, PINGS, Budget
 from dht.errors import NetworkError
 from dht.identity.grant import grant, own_word
 from dht.identity.peer_id import Identity
@@ -822,6 +822,33 @@ def test_a_flood_of_pings_is_read_slowly(protocol: str) -> None:
 async def begin_frame(stream: Stream, number: int, step: int) -> None:
     """The next 32 KiB of a frame that never ends; returns once they were read."""
     part = FramePart(number=number, offset=step << 15, total_bytes=32 << 20, slow=True)
+@pytest.mark.virtual(limit_s=600)
+async def test_a_flood_of_opens_is_read_slowly() -> None:
+    """Each takes the check of a signature, and another one for the refusal."""
+    budget = Budget(replace(OPENS, per_s=1.0, burst=10.0))
+    async with paper_swarm((0, 4), (4, 8), budget=budget) as swarm, swarm.client() as client:
+        evil = swarm.network.transport()
+        stream = await attached(swarm, evil, HOP_PROTOCOL)
+        here = RouteStage(peer_id=swarm.peers[0].peer_id, start=4, end=8)
+        route = (RouteStage(peer_id=evil.peer_id, start=0, end=4), here)
+        open_ = open_for(swarm, evil, route=route, hop=1, fingerprint="f" * 64)
+        stream.write(codec.encode_frame(open_) * 1000)
+        refused = 0
+
+        async def count() -> None:
+            nonlocal refused
+            while True:
+                refused += isinstance((await codec.read_frame(stream)).message, SessionRefused)
+
+        counting = asyncio.create_task(count())
+        await asyncio.sleep(60)
+        assert 10 <= refused <= 10 + 2 * 61, "one a second, and one after each pause"
+        counting.cancel()
+        await asyncio.gather(counting, return_exceptions=True)
+        answer = await client.generate(PROMPT, max_new_tokens=8)
+        assert answer.token_ids == answer_of(PROMPT, 8)
+
+
     await codec.send_frame(stream, part, bytes(1 << 15))
     async with asyncio.timeout(30):
         await codec.read_frame(stream)  # the other side says what it has read
