@@ -166,6 +166,9 @@ FRAME_BYTES = Amount(
 without a session here sends nothing longer than an open with its history, 1.25 MiB."""
 PINGS = RateLimit(name="pings", unit="", per_s=128, burst=1024, all_per_s=4096, all_burst=32768)
 """Pings on streams to a stage: a gateway sends one in 2 s on each of its 128."""
+OPENS = RateLimit(name="opens", unit="", per_s=64, burst=512, all_per_s=1024, all_burst=8192)
+"""Opens of sessions, of which each takes the check of a signature, and a refusal is signed: a first
+stage passes on those of all its clients, some a second."""
 HANDSHAKES = Amount(name="handshakes", unit="", per_peer=16, in_all=256)
 """Connections to a light peer that have not shown yet whose they are, by address: a handshake has
 5 s. (Full peers' connections are the daemon's.)"""
@@ -214,7 +217,7 @@ RECORD_REQUESTS = RateLimit(
 RECORD_BYTES = RateLimit(
     name="record_bytes", unit="MB", per_s=1e6, burst=16e6, all_per_s=8e6, all_burst=128e6
 )
-"""Records given: as much to all as eight askers may take."""
+"""Records given, and looked at for somebody: as much to all as eight askers may take."""
 RECORD_STORES = RateLimit(
     name="record_stores", unit="", per_s=2, burst=32, all_per_s=200, all_burst=3200
 )
@@ -297,6 +300,7 @@ LIMITS: tuple[Limit, ...] = (
     STREAMS,
     FRAME_BYTES,
     PINGS,
+    OPENS,
     HANDSHAKES,
     CONNECTIONS,
     UNREAD_BYTES,

@@ -27,6 +27,7 @@ from dht.messages import codec
 from dht.messages.kv import KvCopy
 from dht.messages.logprobs import TokenScore, unpack_scores
 from dht.messages.session import (
+    DRAFT_TOKENS_MAX,
     PROMPT_TOKENS_MAX,
     FinishReason,
     MigrationReady,
@@ -83,6 +84,10 @@ class Attempt:
         self._streams: list[Stream] = []
         self._first: Stream | None = None
         self._last: asyncio.Task[Stream] | None = None
+        # What a stage says waits until the answer's reader wants more, so it is bounded.
+        self._tokens_left = open_.max_new_tokens + DRAFT_TOKENS_MAX
+        self._scores_left = open_.scores_end
+        self._words_left = config.words_max
 
     @property
     def attempt(self) -> int:
@@ -352,28 +357,38 @@ class Attempt:
         open_ = self._open_message
         end = message.position + message.tokens
         top = open_.sampling.prompt_logprobs
-        if top is None or message.position < 1 or end > open_.scores_end:
+        self._scores_left -= message.tokens
+        asked = top is not None and message.position >= 1 and end <= open_.scores_end
+        if top is None or not asked or self._scores_left < 0:
             raise codec.MalformedError("scores that nobody asked for")
         token_ids = open_.history[message.position : end]
         scores = unpack_scores(body, token_ids, top, self._vocab)
         self._post(PromptScored(attempt=message.attempt, position=message.position, scores=scores))
 
     def _take(self, stage: int, message: object, body: bytes | memoryview) -> None:
+        self._words_left -= not isinstance(message, Tokens | PromptScores)
+        if self._words_left < 0:
+            raise _StageLost(self._peer(stage), "says the same again and again")
         match message:
             case PromptScores() if stage == -1 and message.session == self._open_message.session:
                 self._take_prompt_scores(message, body)
             case Tokens() if stage == -1 and message.session == self._open_message.session:
-                self._post(
-                    Arrived(
-                        attempt=message.attempt,
-                        position=message.position,
-                        token_ids=message.token_ids,
-                        scores=self._scores(message, body),
-                        computed_s=message.computed_s,
-                        waited_s=message.waited_s,
+                self._tokens_left -= len(message.token_ids)
+                if self._tokens_left < 0:
+                    raise _StageLost(self._peer(stage), "sent more tokens than were asked for")
+                if message.token_ids:
+                    self._post(
+                        Arrived(
+                            attempt=message.attempt,
+                            position=message.position,
+                            token_ids=message.token_ids,
+                            scores=self._scores(message, body),
+                            computed_s=message.computed_s,
+                            waited_s=message.waited_s,
+                        )
                     )
-                )
                 if message.finish_reason is not None:
+                    self._words_left -= 1
                     # Stale if these tokens did complete the answer: the client is done by then.
                     last = self._peer(stage)
                     closed = message.finish_reason is FinishReason.CANCELLED  # by any stage before

@@ -18,6 +18,9 @@ class SessionConfig:
     """Added to ``stall_s`` until the first token, per prompt token."""
     control_bytes_max: int = 1 << 16
     """Maximum bytes of what a first stage says."""
+    words_max: int = 4096
+    """Messages besides tokens and scores that are taken from the ends of one route: a stage that
+    leaves says so every second."""
     ask_s: float = 1.5
     """Time for those that may have failed a session to answer a ping."""
     ask_grace_s: float = 0.4

@@ -135,6 +135,10 @@ class SessionDriver:
         self._leaving: set[asyncio.Task[None]] = set()
         self._asked: set[str] = set()
         self._pace = TokenPace()
+        self._so_far: tuple[object, ...] = ()
+        """How far the answer had come when an event was last waited for."""
+        self._since_s = 0.0
+        """When it was first seen to be as far."""
 
     async def tokens(self) -> AsyncGenerator[tuple[int, ...], None]:
         """New tokens as they arrive, until the answer is whole.
@@ -196,16 +200,24 @@ class SessionDriver:
             self._asked = set()
 
     async def _next_event(self) -> Event:
-        """What happens next; a loss when the route stalls although both its ends answer."""
+        """What happens next; a loss when the route stalls although both its ends answer.
+
+        Only what brings the answer on counts: a stage may go on saying other things for ever.
+        """
         controller, limit_s = self.controller, self._config.stall_s
-        if not controller.log.token_ids:
+        loop, log = asyncio.get_running_loop(), controller.log
+        if not log.token_ids:
             limit_s += self._config.stall_per_prompt_token_s * len(self._request.prompt_ids)
+        so_far = controller.state, controller.attempt, len(log.token_ids), len(log.prompt_scores)
+        if so_far != self._so_far:
+            self._so_far, self._since_s = so_far, loop.time()
         try:
             # asyncio.wait_for loses a cancellation that comes with an event, until Python 3.12.
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout_at(self._since_s + limit_s):
                 self._came_s, event = await self._events.get()
                 return event
         except TimeoutError:
+            self._so_far = ()
             reason = f"no token for {limit_s:.0f} s although it answers"
             last, *others = [stage.peer_id for stage in reversed(controller.route)]
             return Lost(

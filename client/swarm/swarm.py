@@ -54,6 +54,9 @@ logger = logging.getLogger(__name__)
 REFUSED_S = 3.0
 """An attempt to enter that fails sooner was refused; a later one met peers that were too busy, or
 nobody, and is made again."""
+PIECE_TOKENS_MAX = 256
+"""Maximum tokens of a piece: a peer may bring 65,536 at once, whose text and calls take seconds to
+read. Others have the event loop between pieces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -426,15 +429,19 @@ class Generation:
                 if token_ids is None:
                     break
                 self._times_s.append(loop.time())
-                text = detokenizer.push(token_ids) if detokenizer is not None else ""
-                shown = stops.push(text)
-                self._text.append(shown)
-                scores = tuple(log.scores[told : told + len(token_ids)])
-                told += len(token_ids)
-                yield Piece(text=shown, token_ids=token_ids, logprobs=scores)
-                if stops.stopped:
-                    self._finish = FinishReason.STOP
-                    return
+                for at in range(0, max(1, len(token_ids)), PIECE_TOKENS_MAX):
+                    if at:
+                        await asyncio.sleep(0)
+                    some = token_ids[at : at + PIECE_TOKENS_MAX]
+                    text = detokenizer.push(some) if detokenizer is not None else ""
+                    shown = stops.push(text)
+                    self._text.append(shown)
+                    scores = tuple(log.scores[told : told + len(some)])
+                    told += len(some)
+                    yield Piece(text=shown, token_ids=some, logprobs=scores)
+                    if stops.stopped:
+                        self._finish = FinishReason.STOP
+                        return
         finally:
             await tokens.aclose()
         self._finish = log.finish_reason

@@ -8,6 +8,7 @@ rewrites as will do.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import count
@@ -25,6 +26,8 @@ BETWEEN = "\n\n"
 CALLS_NAME = "the name of a call"
 CALL_ID_CHARS = 9
 """Some templates take ids of calls of this length alone."""
+_WORD = re.compile("zq[0-9]+qz")
+"""The words of a skeleton."""
 THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")
 """What templates call the thoughts of an assistant's message."""
 
@@ -82,8 +85,9 @@ def arranged(
             )
         except UserError as error:
             return error
+        said = set(_WORD.findall(text))  # once: there are as many words as the text is long
         wanted = ((word, told) for word, told in words.items() if told[1] not in but)
-        missing = next((told for word, told in wanted if word not in text), None)
+        missing = next((told for word, told in wanted if word not in said), None)
         return None if missing is None else LeftOut(*missing)
 
     first = fault(always)
@@ -260,15 +264,17 @@ def _one_call_each(messages: Sequence[Message]) -> list[Message]:
         if len(calls) < 2:
             found.append(each)
             continue
-        results = list(_results_behind(messages, at))
+        results = _results_behind(messages, at)
         at += len(results)
+        of_calls: dict[object, list[Message]] = {call["id"]: [] for call in calls}
+        others = [one for one in results if one.get("tool_call_id") not in of_calls]
+        for result in results:
+            of_calls.get(result.get("tool_call_id"), []).append(result)
         for call in calls:
             found.append({**each, "tool_calls": [call]})
             each = {"role": each["role"], "content": ""}
-            of_call = [result for result in results if result.get("tool_call_id") == call["id"]]
-            found += of_call
-            results = [result for result in results if result not in of_call]
-        found += results
+            found += of_calls.pop(call["id"], ())
+        found += others
     return found
 
 

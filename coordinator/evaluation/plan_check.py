@@ -9,6 +9,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from coordinator.evaluation.max_flow import (
     Capacities,
@@ -31,11 +32,13 @@ short routes serve more."""
 
 def uncovered(assignments: Sequence[Assignment], layers: int) -> tuple[tuple[int, int], ...]:
     """Half-open ranges of layers that nobody holds."""
-    held = [False] * layers
-    for assignment in assignments:
-        for layer in range(max(0, assignment.start), min(layers, assignment.end)):
-            held[layer] = True
-    return layer_ranges(layer for layer in range(layers) if not held[layer])
+    changes = [0] * (layers + 1)
+    for a in assignments:
+        if (start := max(0, a.start)) < (end := min(layers, a.end)):
+            changes[start] += 1
+            changes[end] -= 1
+    holders = accumulate(changes[:layers])
+    return layer_ranges(layer for layer, count in enumerate(holders) if not count)
 
 
 def check_shape(plan: Plan) -> list[str]:

@@ -293,7 +293,8 @@ class PlanStore:
 
     async def _take(self, head: PlanHead, body: bytes) -> bool:
         try:
-            plan = decode_plan(head, body, self._directory.model_key)
+            # A body of 8 MiB takes a while.
+            plan = await asyncio.to_thread(decode_plan, head, body, self._directory.model_key)
             if self._model is not None and not plan.model.serves_with(self._model):
                 raise codec.MalformedError("it is for another model")
         except PeerError as error:

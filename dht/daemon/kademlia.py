@@ -42,7 +42,7 @@ from dht.daemon.dictionary import (
 from dht.errors import NetworkError, PeerError
 from dht.messages.codec import MalformedError
 from dht.messages.peer import SignedRecord
-from dht.records.signed import RecordError, RecordGuard
+from dht.records.signed import RECORDS_A_TURN, RecordError, RecordGuard
 
 REPLICAS = 8
 BUCKET_PEERS = 20
@@ -57,8 +57,6 @@ FIND_BYTES_MAX = DICTIONARY_BYTES_MAX
 PEER_ID_BYTES_MAX = 64
 """Maximum bytes of a peer id; those of the network's peers have 38. hivemind writes each that it
 reads in base 58, which for a megabyte takes hours."""
-ENTRIES_A_TURN = 16
-"""Entries that are checked before others get the loop: a signature takes 0.1 ms or more."""
 ASKED_KEY_BYTES = 1024
 """Bytes charged for each key besides its values: the answer also names its neighbours."""
 NODE_ID_PREFIX = b"anabranch-dht-node-v1\0"
@@ -209,7 +207,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
     async def _next_turn(self) -> None:
         """Let others have the loop between entries."""
         self._checked += 1
-        if self._checked % ENTRIES_A_TURN == 0:
+        if self._checked % RECORDS_A_TURN == 0:
             await asyncio.sleep(0)
 
     def _is_valid(self, key: bytes, author: str, value: bytes, expires_s: float) -> bool:

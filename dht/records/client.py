@@ -35,7 +35,7 @@ from dht.records.helper import ANSWER_BYTES_MAX
 from dht.records.helper_choice import KNOWN_MAX, Chance, Helpers
 from dht.records.met import Met
 from dht.records.network_clock import CLOCK_S
-from dht.records.signed import TOTAL_BYTES_MAX, RecordError, RecordGuard, kind_of
+from dht.records.signed import RECORDS_A_TURN, TOTAL_BYTES_MAX, RecordError, RecordGuard, kind_of
 from dht.transport.interface import RECORDS_PROTOCOL, Stream
 from dht.transport.other_versions import OtherVersions
 
@@ -75,12 +75,13 @@ class RecordClient:
         guard: RecordGuard | None = None,
         helpers_max: int = KNOWN_MAX,
         versions: OtherVersions | None = None,
-        on_time: Callable[[str, float, str], None] | None = None,
+        on_time: Callable[[str, float, str | None], None] | None = None,
         knows: Callable[[str], bool] | None = None,
     ) -> None:
         """``given`` are the peers that the owner named, with their addresses. Records go into
         ``guard``; up to ``helpers_max`` more helpers, never ``me``, are learnt from its records.
-        ``on_time`` hears which helper said what time it is, in Unix seconds, and at which address;
+        ``on_time`` hears which helper said what time it is, in Unix seconds, and the address that
+        the owner gave for it, None for one that the owner did not name;
         ``knows`` says who is no stranger (:meth:`dht.budget.Parties.knows`); None: nobody is one.
         """
         self._on_time = on_time
@@ -88,7 +89,7 @@ class RecordClient:
         self._open_stream = open_stream
         self._now = now
         self._helpers = Helpers(rng=rng, known_max=helpers_max)
-        self._given = tuple(given)
+        self._given = dict(given)
         for peer_id, addresses in given.items():
             self._helpers.give(peer_id, addresses)
         self._me = me
@@ -304,10 +305,13 @@ class RecordClient:
             if not isinstance(answer, RecordsFound):
                 raise codec.MalformedError(f"a read was answered with {type(answer).__name__}")
             self._mind_clock(line.peer_id, answer.unix_s)
-            for data in answer.records:
+            before = len(held)
+            for number, data in enumerate(answer.records, 1):
                 with suppress(RecordError):
                     held.append(self._admit(data, keys, line.peer_id))
-            if not answer.more or not answer.records:
+                if number % RECORDS_A_TURN == 0:
+                    await asyncio.sleep(0)
+            if not answer.more or len(held) == before:
                 return
 
     def _admit(self, data: bytes, keys: Collection[str], helper: str) -> bytes:
@@ -327,8 +331,9 @@ class RecordClient:
 
     def _mind_clock(self, peer_id: str, theirs_unix_s: float) -> None:
         if self._on_time is not None:
-            where = self._helpers.addresses(peer_id)
-            self._on_time(peer_id, theirs_unix_s, host_of(where[0]) if where else "")
+            where = self._given.get(peer_id)
+            host = None if where is None else host_of(where[0]) if where else ""
+            self._on_time(peer_id, theirs_unix_s, host)
         apart_s = theirs_unix_s - self._now()
         if abs(apart_s) > CLOCK_S and not self._warned:
             self._warned = True

@@ -37,6 +37,9 @@ from dht.transport.requests import SEND_LIMIT_S
 
 ANSWER_BYTES_MAX = 1 << 20
 REQUEST_BYTES_MAX = 128 << 10
+LOOKED_AT_BYTES = 32
+"""What each record that is looked at counts for, sent or not: an asker that knows all of them gets
+none, and thousands take milliseconds."""
 FRESH_S = 0.5
 """Time for which a key that was searched is not searched again for the next asker."""
 SEARCHED_MAX = 512
@@ -171,6 +174,7 @@ class RecordHelper:
         self, peer_id: str, keys: tuple[str, ...], known: bytes, now_s: float
     ) -> RecordsFound | None:
         """The records under ``keys``; None where the DHT was not read: the asker asks others."""
+        keys = tuple(dict.fromkeys(keys))
         for key in keys:
             kind_of(key)  # raises RecordError for a malformed key, which ends the stream
         self.counters["reads"] += 1
@@ -180,8 +184,9 @@ class RecordHelper:
         left_out = {known[at : at + KNOWN_BYTES] for at in range(0, len(known), KNOWN_BYTES)}
         given: list[bytes] = []
         size_bytes, more = 0, False
-        living = (record for key in keys for record in self._records.known_signed(key).values())
-        for record in living:
+        under = [self._records.known_signed(key) for key in keys]
+        self._bytes.charge(peer_id, LOOKED_AT_BYTES * sum(map(len, under)), now_s)
+        for record in (record for living in under for record in living.values()):
             if record.signature[:KNOWN_BYTES] in left_out:
                 continue
             data = codec.encode(record)

@@ -7,8 +7,9 @@ correction outlives a jump of this machine's clock.
 What most parties say counts, within ``CLOCK_S``; where as many say different things, what is
 nearest to this machine's clock. So a helper that lies alone moves nothing while another agrees with
 this machine's clock, and keeps no clock wrong that two others would correct. A party is an address
-prefix, since identities are free. One party alone moves a clock by a day at most: it may be the
-only one there is, and a clock that was set for another time zone is no further off.
+prefix of helpers that the owner named, since identities are free. All others are one party
+together: they say themselves where they are. One party alone moves a clock by a day at most: it may
+be the only one there is, and a clock that was set for another time zone is no further off.
 """
 
 from collections.abc import Callable
@@ -20,6 +21,8 @@ CLOCK_S = 10.0
 """Difference of clocks up to which this machine's counts as right: records have that much slack."""
 HELPERS_MAX = 8
 """Number of helpers whose word is kept, the newest."""
+STRANGERS = "strangers"
+"""The party of helpers that the owner did not name."""
 
 
 class NetworkClock:
@@ -35,10 +38,12 @@ class NetworkClock:
         self._said: dict[str, tuple[float, str]] = {}
         """Each helper's clock less ``steady``, and its party, by peer id; the newest last."""
 
-    def heard(self, peer_id: str, theirs_unix_s: float, host: str = "") -> None:
-        """A helper at the address ``host`` said what time it is."""
+    def heard(self, peer_id: str, theirs_unix_s: float, host: str | None = "") -> None:
+        """A helper said what time it is. ``host`` is the address that the owner gave for it, ""
+        where that is no IP address; None: the owner did not name it."""
+        party = STRANGERS if host is None else prefix_of(host) or peer_id
         self._said.pop(peer_id, None)
-        self._said[peer_id] = theirs_unix_s - self._steady(), prefix_of(host) or peer_id
+        self._said[peer_id] = theirs_unix_s - self._steady(), party
         if len(self._said) > HELPERS_MAX:
             parties = [party for _, party in self._said.values()]
             most = max(parties, key=parties.count)  # the oldest of those that say the most

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from dht.budget import FRAME_BYTES, PINGS, Budget
+from dht.budget import FRAME_BYTES, OPENS, PINGS, Budget, RateLimit
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.kv import KvCopy, KvPages
@@ -46,7 +46,8 @@ logger = logging.getLogger(__name__)
 class StreamConfig:
     """What strangers may send on streams to a stage, and for how long."""
 
-    pings_pause_s: float = 1.0
+    pause_s: float = 1.0
+    """Time for which nothing is read from who sends too many pings or opens."""
     control_bytes_max: int = 1 << 12
     token_id_bytes_max: int = 5
     """Bytes of the longest token id in a message."""
@@ -121,6 +122,7 @@ class StageStreams:
             raise codec.MalformedError("a session's stream starts with an open at hop 0")
         if open_.client != stream.remote_peer_id:
             raise codec.MalformedError("a session is opened by its own client")
+        await self._turn(stream, OPENS)
         async with _sending(stream) as sender:
             try:
                 self._stage.open(open_, sender)
@@ -208,6 +210,8 @@ class StageStreams:
                     if frame is not None and isinstance(frame.message, Ping):
                         await self._pong(stream, frame.message, sender)
                     elif frame is not None:
+                        if isinstance(frame.message, SessionOpen):
+                            await self._turn(stream, OPENS)
                         self._take_from_stage(peer_id, frame, sender)
                     self._credit(reader, sender)
                     if reader.holds:
@@ -222,11 +226,14 @@ class StageStreams:
                 self._stage.upstream_lost(peer_id, sender)
 
     async def _pong(self, stream: Stream, ping: Ping, sender: FrameSender) -> None:
-        """Answer a ping; nothing is read for a while from one who sends too many."""
-        now_s = asyncio.get_running_loop().time()
-        if not self._budget.rate(PINGS).take(stream.remote_peer_id, 1, now_s):
-            await asyncio.sleep(self._config.pings_pause_s)
+        await self._turn(stream, PINGS)
         sender.send(self._stage.pong(ping.nonce))
+
+    async def _turn(self, stream: Stream, limit: RateLimit) -> None:
+        """Let others have the loop; for a while, where the peer sends too many of something."""
+        now_s = asyncio.get_running_loop().time()
+        within = self._budget.rate(limit).take(stream.remote_peer_id, 1, now_s)
+        await asyncio.sleep(0.0 if within else self._config.pause_s)
 
     def _credit(self, reader: LinkReader, sender: FrameSender) -> None:
         hold = self._stage.pipeline.behind or self._stage.traffic.down_exceeded

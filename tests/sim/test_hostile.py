@@ -27,7 +27,7 @@ from coordinator.policies.admission.rules import (
     UNTRIED_SESSIONS,
     headroom,
 )
-from dht.budget import DIALS, FRAME_BYTES, PINGS, Budget
+from dht.budget import DIALS, FRAME_BYTES, OPENS, PINGS, Budget
 from dht.errors import NetworkError
 from dht.identity.grant import grant, own_word
 from dht.identity.peer_id import Identity
@@ -36,6 +36,7 @@ from dht.messages.kv import KvCopy, KvPages
 from dht.messages.session import (
     ActivationItem,
     Activations,
+    FinishReason,
     FramePart,
     Ping,
     Pong,
@@ -51,6 +52,7 @@ from dht.messages.session import (
     SessionLeaving,
     SessionOpen,
     SessionRefused,
+    Tokens,
     TokensAttach,
 )
 from dht.messages.types import ModelSpec, RouteStage
@@ -61,6 +63,7 @@ from dht.transport.streams import HEARD_LIMIT_S
 from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import DIALS_REFUSED
 from node.sessions.life import Lost, close_of
+from node.sessions.session_table import Live
 from node.stage.config import StageConfig
 from node.stage.streams import StreamConfig
 from testing.clock import run_virtual
@@ -819,6 +822,33 @@ def test_a_flood_of_pings_is_read_slowly(protocol: str) -> None:
     run_virtual(scenario(), limit_s=600)
 
 
+@pytest.mark.virtual(limit_s=600)
+async def test_a_flood_of_opens_is_read_slowly() -> None:
+    """Each takes the check of a signature, and another one for the refusal."""
+    budget = Budget(replace(OPENS, per_s=1.0, burst=10.0))
+    async with paper_swarm((0, 4), (4, 8), budget=budget) as swarm, swarm.client() as client:
+        evil = swarm.network.transport()
+        stream = await attached(swarm, evil, HOP_PROTOCOL)
+        here = RouteStage(peer_id=swarm.peers[0].peer_id, start=4, end=8)
+        route = (RouteStage(peer_id=evil.peer_id, start=0, end=4), here)
+        open_ = open_for(swarm, evil, route=route, hop=1, fingerprint="f" * 64)
+        stream.write(codec.encode_frame(open_) * 1000)
+        refused = 0
+
+        async def count() -> None:
+            nonlocal refused
+            while True:
+                refused += isinstance((await codec.read_frame(stream)).message, SessionRefused)
+
+        counting = asyncio.create_task(count())
+        await asyncio.sleep(60)
+        assert 10 <= refused <= 10 + 2 * 61, "one a second, and one after each pause"
+        counting.cancel()
+        await asyncio.gather(counting, return_exceptions=True)
+        answer = await client.generate(PROMPT, max_new_tokens=8)
+        assert answer.token_ids == answer_of(PROMPT, 8)
+
+
 async def begin_frame(stream: Stream, number: int, step: int) -> None:
     """The next 32 KiB of a frame that never ends; returns once they were read."""
     part = FramePart(number=number, offset=step << 15, total_bytes=32 << 20, slow=True)
@@ -1260,6 +1290,74 @@ def test_who_fails_between_two_stages_is_found_by_those_it_fails_with(
             assert max(avoided.values(), default=0) <= 1, "nobody else is out for long"
 
     run_virtual(scenario(), limit_s=1200)
+
+
+def empty_tokens(live: Live) -> Tokens:
+    open_ = live.session.open
+    return Tokens(session=open_.session, attempt=open_.attempt, position=0, token_ids=())
+
+
+def old_tokens(live: Live) -> Tokens:
+    return replace(empty_tokens(live), token_ids=(1,))
+
+
+def too_many_tokens(live: Live) -> Tokens:
+    return replace(empty_tokens(live), token_ids=(1,) * 1000)
+
+
+def a_finish(live: Live) -> Tokens:
+    return replace(empty_tokens(live), attempt=99, finish_reason=FinishReason.STOP)
+
+
+@pytest.mark.parametrize("say", [empty_tokens, old_tokens, too_many_tokens])
+@pytest.mark.virtual(limit_s=300)
+async def test_a_stage_that_goes_on_saying_other_things_is_given_up(
+    say: Callable[[Live], Tokens],
+) -> None:
+    """It answers pings and sends what brings the answer no further; the client waited for ever."""
+    async with paper_swarm((0, LAYERS), (0, LAYERS)) as swarm, swarm.client() as client:
+        running = client.begin(PROMPT, max_new_tokens=50)
+        pieces = aiter(running)
+        tokens = list((await anext(pieces)).token_ids)
+        (liar,) = (peer for peer in swarm.peers if peer.peer_id == running.route[0].peer_id)
+        (live,) = list(liar.stage.shell.table)
+        attached, live.attached = live.attached, None
+        assert attached is not None
+
+        async def go_on() -> None:
+            while True:
+                attached.send(say(live))
+                await asyncio.sleep(5)
+
+        going = asyncio.create_task(go_on())
+        async for piece in pieces:
+            tokens += piece.token_ids
+        assert not going.done()
+        going.cancel()
+        assert tuple(tokens) == answer_of(PROMPT, 50)
+        assert liar.peer_id not in {stage.peer_id for stage in running.answer().route}
+
+
+@pytest.mark.parametrize("say", [empty_tokens, old_tokens, too_many_tokens, a_finish])
+@pytest.mark.virtual(limit_s=300)
+async def test_what_a_stage_says_takes_a_bounded_memory_while_nobody_reads(
+    say: Callable[[Live], Tokens],
+) -> None:
+    async with paper_swarm((0, LAYERS)) as swarm, swarm.client() as client:
+        running = client.begin(PROMPT, max_new_tokens=50)
+        pieces = aiter(running)
+        await anext(pieces)
+        (live,) = list(swarm.peers[0].stage.shell.table)
+        attached, most = live.attached, SessionConfig().words_max
+        assert attached is not None
+        for _ in range(2 * most // 100):
+            for _ in range(100):
+                attached.send(say(live))
+            await asyncio.sleep(0.1)
+        session = running._session
+        assert session is not None
+        assert session._events.qsize() <= most + 200
+        await pieces.aclose()
 
 
 def test_a_stage_does_not_speak_for_another() -> None:

@@ -62,8 +62,9 @@ class ChoiceWriter:
 
     @property
     def size(self) -> int:
-        """Number of log probabilities to write."""
-        return (len(self._prompt) + len(self._scores)) * self.values_per_token
+        """Number of log probabilities to write, and of characters to read for calls."""
+        scores = (len(self._prompt) + len(self._scores)) * self.values_per_token
+        return scores + (0 if self._reader is None else sum(map(len, self._text)))
 
     def add(self, part: ChoicePart) -> None:
         """Take a part into the whole choice."""

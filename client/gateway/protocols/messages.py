@@ -197,5 +197,5 @@ def _arguments(given: object) -> Arguments | str:
         return Arguments(found)
     if found is None or found == []:  # some languages have one empty value for both
         return Arguments()
-    logger.warning("the arguments of a call in the history are no JSON object: taken as text")
+    logger.debug("the arguments of a call in the history are no JSON object: taken as text")
     return given if isinstance(given, str) else msgspec.json.encode(given).decode()

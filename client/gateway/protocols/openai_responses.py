@@ -346,7 +346,7 @@ class _Chat:
             case "file_search_call" if item.results:
                 raise bad_request(f"{at}.results: put them into a message", f"{at}.results")
             case _:
-                logger.info("%s is a %s: left out, nothing runs here", at, item.type)
+                logger.debug("%s is a %s: left out, nothing runs here", at, item.type)
 
     def _call(self, call_id: str, name: str, arguments: Any) -> None:
         called = CalledFunction(name=name, arguments=arguments)

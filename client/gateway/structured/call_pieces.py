@@ -7,9 +7,10 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 from client.gateway.structured.call_formats import CallFormat, Hole, MarkOrHole, steps_of
-from client.gateway.structured.calls import ID, NAME, Call, value_of, written
+from client.gateway.structured.calls import BARE_NAME, ID, NAME, Call, value_of, written
 from client.gateway.structured.json_text import JsonText, escaped
 from client.gateway.structured.schemas import ArgumentTypes
 
@@ -130,7 +131,7 @@ class CallPieces:
         argument = steps_of(self._form.argument)
         first = next(step for step in argument if isinstance(step, str))
         at = argument.index(Hole.VALUE)
-        key = re.compile(rf"\s*{_pattern(argument[:at])}")
+        key = re.compile(_pattern(argument[:at]))
         while True:
             began = self.begun
             yield from self._head(head)
@@ -188,13 +189,12 @@ class CallPieces:
 
 
 def _merged(pieces: list[CallPiece]) -> list[CallPiece]:
+    """The same pieces, with those joined that grow one call: each bracket may be one."""
     found: list[CallPiece] = []
-    for piece in pieces:
-        last = found[-1] if found else None
-        if isinstance(piece, CallGrows) and isinstance(last, CallGrows):
-            found[-1] = CallGrows(arguments=last.arguments + piece.arguments)
-        else:
-            found.append(piece)
+    for grows, group in groupby(pieces, lambda piece: isinstance(piece, CallGrows)):
+        same = list(group)
+        texts = [piece.arguments for piece in same if isinstance(piece, CallGrows)]
+        found += [CallGrows(arguments="".join(texts))] if grows else same
     return found
 
 
@@ -203,27 +203,34 @@ def _in_string(text: str) -> str:
 
 
 def _pattern(steps: tuple[MarkOrHole, ...]) -> str:
-    """A regular expression of the steps before arguments or a value, as they are read."""
+    """A regular expression of the steps before arguments or a value, as they are read.
+
+    No two parts in a row match the same characters: a long stretch of white space is not parted
+    between them in all ways. A key takes the white space behind it along.
+    """
     found = []
-    for step in steps:
+    for at, step in enumerate(steps):
         match step:
             case Hole.BREAK:
-                found.append(r"\n?")
+                # All but a value pass white space themselves.
+                found.append(r"\n?" if at + 1 == len(steps) else "")
             case Hole.NAME:
                 found.append(rf"\s*({NAME.pattern})")
             case Hole.ID:
                 found.append(rf"\s*{ID.pattern}")
             case Hole.KEY:
-                found.append(r"([^<>\"]{1,256}?)")
+                found.append(r"([^<>\"]{1,256})")
             case str():
-                found.append(rf"\s*{re.escape(step.strip())}")
+                blanks = "" if at and steps[at - 1] is Hole.KEY else r"\s*"
+                found.append(f"{blanks}{re.escape(step.strip())}")
     return "".join(found)
 
 
 def _json_head(form: CallFormat) -> "re.Pattern[str]":
     """What stands before the arguments of a call, behind what ended the last one."""
-    opens = f"|{re.escape(form.opens)}" if form.opens else ""
-    between = rf"(?:[\s\[\],;}}]{opens})*?"
+    opens = f"{re.escape(form.opens)}|" if form.opens else ""
+    # Possessive: nothing that follows begins with what it takes, but for white space.
+    between = rf"(?:{opens}[\s\[\],;}}])*+"
     steps = steps_of(form.form)
     if Hole.JSON not in steps:
         before = _pattern(steps[: steps.index(Hole.ARGUMENTS)])
@@ -231,8 +238,7 @@ def _json_head(form: CallFormat) -> "re.Pattern[str]":
     name = rf'"{re.escape(form.function_name)}"\s*:\s*"({NAME.pattern})"'
     number = rf'(?:"{re.escape(form.id_name)}"\s*:\s*(?:"[^"\\]*"|[0-9]+)\s*,\s*)?'
     head = rf'\{{\s*{number}{name}\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)'
-    named = rf"({NAME.pattern})\s*(?:\[CALL_ID\]\s*{ID.pattern}\s*)?(?:\[ARGS\])?\s*(?=\{{)"
-    return re.compile(rf"{between}(?:{head}|{named})" if form.is_list else rf"{between}{head}")
+    return re.compile(rf"{between}(?:{head}|{BARE_NAME})" if form.is_list else rf"{between}{head}")
 
 
 def _tags_head(form: CallFormat) -> "re.Pattern[str]":

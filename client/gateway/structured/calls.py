@@ -14,9 +14,10 @@ NAME_CHARS_MAX = 64
 NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{NAME_CHARS_MAX}}}(?![A-Za-z0-9_.-])")
 """The names that functions may have."""
 ID = re.compile(r"[0-9A-Za-z_.:-]{1,64}(?![0-9A-Za-z_.:-])")
-_NAMED = re.compile(
-    rf"\s*({NAME.pattern})\s*(?:\[CALL_ID\]\s*{ID.pattern}\s*)?(?:\[ARGS\])?\s*(?=\{{)"
-)
+BARE_NAME = rf"({NAME.pattern})\s*(?:\[CALL_ID\]\s*{ID.pattern}\s*)?(?:\[ARGS\]\s*)?(?=\{{)"
+"""A name that arguments in JSON follow. White space matches at one place alone: where two follow
+each other, a long stretch is parted between them in all ways."""
+_NAMED = re.compile(rf"\s*{BARE_NAME}")
 _SPACE = re.compile(r"\s*")
 _BETWEEN = re.compile(r"[\s;,]*")
 _PYTHON = {"True": True, "False": False, "None": None}

@@ -55,7 +55,10 @@ def calls_grammar(
     ApiError (400) for a schema that cannot be followed in this form, or is too large.
     """
     grammar = _CallsGrammar(form, marks, channels, opened)
-    return grammar.text(functions, required, parallel, otherwise)
+    try:
+        return grammar.text(functions, required, parallel, otherwise)
+    except TooManyPlaces:
+        raise too_large() from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +230,7 @@ class _CallsGrammar:
 
     def _value(self, at: "_Argument", path: Path) -> str:
         """The term of a value and of what ends it: each of its alternatives once, as a rule."""
-        try:
-            leaves = at.document.leaves(path)
-        except TooManyPlaces:
-            raise too_large() from None
+        leaves = at.document.leaves(path)
         terms = dict.fromkeys(self._alternative(at, leaf) for leaf in leaves)
         return f"({' | '.join(terms)})"
 

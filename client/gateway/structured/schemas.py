@@ -42,6 +42,13 @@ ANNOTATIONS = frozenset(
 """Keywords that say nothing of a value."""
 
 
+STEPS_A_PLACE = 32
+"""Steps from the root for which a place counts as one more: each question walks them again."""
+CHARS_A_PLACE = 1024
+"""Characters of a URI for which it counts as one place more: URIs grow with each ``$id`` on the
+way, and one that is long is a part of all those below it."""
+
+
 class TooManyPlaces(Exception):
     """A schema leads to more places than are looked at."""
 
@@ -50,7 +57,8 @@ class SchemaDocument:
     """A schema with all that it refers to within itself (JSON Schema 2020-12, 8.2)."""
 
     def __init__(self, root: object, places_max: int) -> None:
-        """``places_max`` bounds what is looked at, in places, over all questions together."""
+        """``places_max`` bounds what is looked at, in places, over all questions together. A deep
+        place counts as several, and so does a long URI."""
         self.root: Schema = root if isinstance(root, Mapping) else {}
         self._left = places_max
         self._named: dict[str, Path] | None = None
@@ -66,13 +74,23 @@ class SchemaDocument:
             found = _within(found, step)
         return found
 
-    def _spend(self, places: int = 1) -> None:
-        self._left -= places
+    def _spend(self, path: Path, more: int = 0) -> None:
+        """Count a look at ``path``, and ``more`` places. Raises TooManyPlaces."""
+        self._left -= 1 + len(path) // STEPS_A_PLACE + more
         if self._left < 0:
             raise TooManyPlaces
 
+    def _joined(self, base: str, reference: str) -> str:
+        """The URI that ``reference`` stands for within ``base``. Raises TooManyPlaces."""
+        self._spend((), (len(base) + len(reference)) // CHARS_A_PLACE)
+        try:
+            return urljoin(base, reference)
+        except ValueError:
+            return reference
+
     def target(self, path: Path) -> Path | None:
-        """Where the reference in the schema at ``path`` leads; None: to nothing in here."""
+        """Where the reference in the schema at ``path`` leads; None: to nothing in here. Raises
+        TooManyPlaces."""
         reference = self.at(path).get("$ref")
         if not isinstance(reference, str):
             return None
@@ -80,12 +98,13 @@ class SchemaDocument:
         within, _, fragment = reference.partition("#")
         resource: Path | None = base
         if within:
-            uri = _joined(uri, within)
+            uri = self._joined(uri, within)
             resource = self._resources().get(uri)
         if resource is None or not fragment:
             to = resource
         elif fragment.startswith("/"):
             steps = unquote(fragment[1:]).split("/")
+            self._spend((), len(steps) // STEPS_A_PLACE)
             to = (*resource, *(step.replace("~1", "/").replace("~0", "~") for step in steps))
         else:
             to = self._resources().get(f"{uri}#{unquote(fragment)}")
@@ -99,7 +118,7 @@ class SchemaDocument:
         found: object = self.root
         for depth in range(len(path) + 1):
             if (name := _id_of(found)) is not None:
-                base, uri = path[:depth], _joined(uri, name)
+                base, uri = path[:depth], self._joined(uri, name)
             found = _within(found, path[depth]) if depth < len(path) else None
         return base, uri
 
@@ -110,9 +129,9 @@ class SchemaDocument:
             ahead: list[tuple[Path, Schema, str]] = [((), self.root, "")]
             while ahead:
                 path, schema, uri = ahead.pop()
-                self._spend()
+                self._spend(path, len(uri) // CHARS_A_PLACE)
                 if (name := _id_of(schema)) is not None:
-                    uri = _joined(uri, name)
+                    uri = self._joined(uri, name)
                     self._named.setdefault(uri, path)
                 if isinstance(anchor := schema.get("$anchor"), str):
                     self._named.setdefault(f"{uri}#{anchor}", path)
@@ -121,7 +140,8 @@ class SchemaDocument:
 
     def follow(self, path: Path) -> Path | None:
         """Where the reference at ``path`` leads, or the only schema of its ``allOf``; ``path``
-        where it has neither, or says more beside them. None: it leads to nothing in here."""
+        where it has neither, or says more beside them. None: it leads to nothing in here. Raises
+        TooManyPlaces."""
         schema = self.at(path)
         said = schema.keys() - ANNOTATIONS
         parts = schema.get("allOf")
@@ -136,8 +156,8 @@ class SchemaDocument:
         """
         found, seen, ahead = [], {path}, [path]
         while ahead:
-            self._spend()
             here = ahead.pop()
+            self._spend(here)
             to = self.follow(here)
             following = [] if to is None or to == here else [to]
             if to == here:
@@ -145,7 +165,7 @@ class SchemaDocument:
                 name = next((n for n in ("anyOf", "oneOf") if n in schema), "")
                 branches = schema.get(name)
                 if schema.keys() - ANNOTATIONS == {name} and isinstance(branches, list):
-                    self._spend(len(branches))
+                    self._spend((), len(branches))
                     following = [(*here, name, str(at)) for at in range(len(branches))]
             if not following:
                 found.append(here)
@@ -169,8 +189,8 @@ class SchemaDocument:
         seen: set[Path] = {()}
         ahead: list[Path] = [()]
         while ahead:
-            self._spend()
             here = ahead.pop()
+            self._spend(here)
             schema = self.at(here)
             if key in properties_of(schema):
                 found.append(self.types((*here, "properties", key)))
@@ -217,7 +237,7 @@ class SchemaDocument:
             return pointers[to]
 
         def copied(at: Path, schema: Schema) -> dict[str, Any]:
-            self._spend()
+            self._spend(at)
             found = {name: value for name, value in schema.items() if name not in _PLACES}
             if _only_describes(schema):
                 del found["format"]
@@ -260,13 +280,6 @@ class LostReference(Exception):
 def _id_of(schema: object) -> str | None:
     found = schema.get("$id") if isinstance(schema, Mapping) else None
     return found.rstrip("#") if isinstance(found, str) and not found.startswith("#") else None
-
-
-def _joined(base: str, reference: str) -> str:
-    try:
-        return urljoin(base, reference)
-    except ValueError:
-        return reference
 
 
 _DEFINITIONS = ("$defs", "definitions")
@@ -332,6 +345,8 @@ def _is_rewritten(schema: Schema) -> bool:
 
 READ_PLACES_MAX = 256
 """Places of a schema that are looked at for the type of one argument; beyond, it may be any."""
+ARGUMENTS_MAX = 1024
+"""Arguments of one answer whose types are looked up; those of any more may be any."""
 
 
 class ArgumentTypes:
@@ -345,9 +360,9 @@ class ArgumentTypes:
     def of(self, function: str, key: str) -> frozenset[str] | None:
         """The JSON types that an argument may have; None: any."""
         schema = self._parameters.get(function)
-        if schema is None:
-            return None
         known = (function, key)
+        if schema is None or (known not in self._known and len(self._known) >= ARGUMENTS_MAX):
+            return None
         if known not in self._known:
             try:
                 self._known[known] = SchemaDocument(schema, READ_PLACES_MAX).types_of_property(key)

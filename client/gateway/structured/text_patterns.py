@@ -31,7 +31,9 @@ FORMATS: Mapping[str, str] = {
 """Formats by name (JSON Schema validation 2020-12, 7.3)."""
 KNOWN_FORMATS = frozenset({*FORMATS, "ipv6", "unknown"})
 """Those that a grammar of JSON follows; any other only describes a value (7.2.3)."""
-_CLASSES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+_CLASSES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]?", re.DOTALL)
+"""Escapes and classes. One that never ends goes on to the end of the text: each of many would else
+be looked for through all that is behind it."""
 
 
 def patterns_of(schema: Mapping[str, Any]) -> list[str] | None:

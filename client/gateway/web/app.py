@@ -207,6 +207,8 @@ class Gateway:
                 response.headers["Allow"] = error.headers["Allow"]
         except ConnectionError:
             raise
+        except RecursionError:  # what reads a body recurses over it, and nothing else here recurses
+            response = _error(request, bad_request("the body nests too deep"))
         except Exception:
             logger.exception("a request failed")
             fault = ApiError(500, "the gateway failed at this request", type="server_error")

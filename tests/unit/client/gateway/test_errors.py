@@ -15,6 +15,7 @@ from client import UnavailableError
 from client.gateway.answering import text_threads
 from client.gateway.errors import ApiError
 from client.gateway.keys import plain_keys
+from client.gateway.protocols.openai_responses import ResponsesRequest, chat_of_response
 from client.gateway.protocols.requests import ChatRequest, CompletionRequest, parse_request
 from client.gateway.web.app import GatewayConfig
 from client.text.tokenizer import Tokenizer
@@ -137,6 +138,41 @@ async def test_what_is_not_json_is_refused(text: str) -> None:
         async with gateway.http.post(gateway.url + TEXT, data=data, headers=headers) as response:
             assert response.status == 400
             error_of(await response.json())
+
+
+NESTED = {
+    "/v1/responses": '{"input": [{"type": "function_call_output", "call_id": "a", "output": %s}]}',
+    CHAT: '{"messages": [{"role": "assistant", "tool_calls":'
+    ' [{"function": {"name": "a", "arguments": {"a": %s}}}]}]}',
+}
+
+
+@pytest.mark.parametrize("path", NESTED)
+async def test_what_nests_too_deep_is_the_callers_mistake(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What JSON's own reader still takes, others recurse over."""
+    headers = {"Content-Type": "application/json"}
+    async with paper_gateway() as gateway:
+        for depth in (500, 900, 960):
+            data = NESTED[path] % ("[" * depth + "]" * depth)
+            async with gateway.http.post(
+                gateway.url + path, data=data, headers=headers
+            ) as response:
+                assert response.status in {200, 400}, await response.text()
+    assert "a request failed" not in caplog.text
+
+
+def test_no_request_makes_more_than_a_line_of_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    call = {"function": {"name": "a", "arguments": "no JSON"}}
+    messages = [{"role": "assistant", "tool_calls": [call] * 100}] * 10
+    body = json.dumps({"messages": messages}).encode()
+    for message in parse_request(body, ChatRequest).messages:
+        message.as_dict()
+    items = [{"type": "web_search_call"}] * 100 + [{"role": "user", "content": "x"}]
+    chat_of_response(parse_request(json.dumps({"input": items}).encode(), ResponsesRequest))
+    assert caplog.records == []
 
 
 async def test_a_prompt_beyond_the_context_has_openais_code() -> None:

@@ -365,3 +365,9 @@ def test_formats_that_only_describe_a_value_are_left_out_of_grammars() -> None:
 def test_ends_of_a_text_at_other_places_are_not_followed(pattern: str) -> None:
     assert patterns_of({"pattern": pattern}) is None
     assert patterns_of({"pattern": f"[{pattern[0]}]" + r"\^\$[$^]"}) is not None
+
+
+@pytest.mark.parametrize("piece", ["[", "[^", "[a", "(", "(a", "\\", "[\\", "^", "a|", "(["])
+def test_a_long_pattern_is_read_once(piece: str) -> None:
+    """Its ends decide: nobody looks from each bracket for the one that closes it."""
+    patterns_of({"pattern": piece * (1 << 18)})

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from client.text.arrangement import Arguments, LeftOut, arranged
+from client.text.arrangement import Arguments, LeftOut, _one_call_each, arranged
 from client.text.chat_template import ChatTemplate
 from dht.errors import UserError
 from tests.templates import GPT_OSS, HERMES, KIMI_K2, MISTRAL, QWEN3, TEMPLATES
@@ -142,3 +142,44 @@ def test_every_short_conversation_of_plain_turns_has_a_place() -> None:
             messages = [says(role, f"w{at}w") for at, role in enumerate(chosen)]
             prompt = template.render(arranged(template, messages))
             assert all(f"w{at}w" in prompt for at in range(size)), chosen
+
+
+class Searched(str):
+    """A text that counts how often something is looked for in it."""
+
+    looks = 0
+
+    def __contains__(self, word: object) -> bool:
+        type(self).looks += 1
+        return super().__contains__(word)  # type: ignore[operator]
+
+
+def test_a_prompt_is_searched_for_all_words_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of a thousand calls is two words, and the prompt is as long as they are."""
+    template = ChatTemplate(HERMES, {})
+    render = template.render
+    monkeypatch.setattr(template, "render", lambda *a, **k: Searched(render(*a, **k)))
+    many = [asks(*(call("look", Arguments(at="x-one")) for _ in range(100))) for _ in range(10)]
+    assert arranged(template, [USER, *many]) == [USER, *many]
+    assert Searched.looks == 0
+
+
+class Compared(dict[str, Any]):
+    """A message that counts how often it is compared."""
+
+    looks = 0
+
+    def __eq__(self, other: object) -> bool:
+        type(self).looks += 1
+        return super().__eq__(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_results_find_their_calls_without_looking_at_all_pairs() -> None:
+    results = [Compared(result("look", f"r-{at}")) for at in range(100)]
+    alone = [Compared(result("other", "r-other"))]
+    found = _one_call_each([asks(call("see", ""), call("look", "")), *results, *alone])
+    assert [each["role"] for each in found[:2]] == ["assistant", "assistant"]
+    assert [each["content"] for each in found[2:]] == [*(f"r-{at}" for at in range(100)), "r-other"]
+    assert Compared.looks == 0

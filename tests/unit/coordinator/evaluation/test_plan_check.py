@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -34,6 +35,15 @@ def scaled(plan: Plan, factor: float) -> Plan:
         edges=tuple(replace(e, tokens_per_s=e.tokens_per_s * factor) for e in plan.edges),
         flow_tokens_per_s=plan.flow_tokens_per_s * factor,
     )
+
+
+def test_layers_without_a_holder_are_those_in_no_span() -> None:
+    for spans in product(product(range(-1, 5), range(6)), repeat=2):
+        held = {layer for start, end in spans for layer in range(start, end)}
+        found = uncovered([span(f"{at}", *each) for at, each in enumerate(spans)], 4)
+        assert {layer for start, end in found for layer in range(start, end)} == set(
+            range(4)
+        ) - held
 
 
 def with_first_edge(plan: Plan, rate: float) -> Plan:

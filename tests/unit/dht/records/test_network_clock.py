@@ -62,6 +62,18 @@ def test_names_of_one_prefix_are_one_party_and_push_nobody_out() -> None:
     assert clocks.network.now() == clocks.right_s
 
 
+def test_whom_the_owner_did_not_name_are_one_party_wherever_they_say_they_are() -> None:
+    clocks = Clocks()
+    clocks.network.heard("named", clocks.right_s, "203.0.113.1")
+    for number in range(10 * HELPERS_MAX):
+        clocks.network.heard(f"liar {number}", clocks.right_s + 3600, None)
+    assert clocks.network.now() == clocks.right_s
+    clocks.jumped_s = -100.0
+    assert clocks.network.now() == clocks.right_s - 100.0, "nobody else says so"
+    clocks.network.heard("another", clocks.right_s, None)
+    assert clocks.network.now() == clocks.right_s
+
+
 def test_one_party_alone_moves_a_clock_by_a_day_at_most_and_is_told() -> None:
     clocks = Clocks()
     clocks.network.heard("only", clocks.right_s + NetworkClock.ALONE_S_MAX)

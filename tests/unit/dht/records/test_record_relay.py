@@ -7,15 +7,30 @@ from dataclasses import replace
 
 import pytest
 
-from dht.budget import RECORD_REQUESTS, RECORD_SEARCHES, RECORD_STREAMS, Buckets, Budget
+from dht.budget import (
+    RECORD_BYTES,
+    RECORD_REQUESTS,
+    RECORD_SEARCHES,
+    RECORD_STREAMS,
+    Buckets,
+    Budget,
+)
 from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
 from dht.messages import codec
-from dht.messages.peer import RecordsFound, RecordsRequest, RecordStore, RecordStored, SignedRecord
+from dht.messages.peer import (
+    KNOWN_BYTES,
+    RecordsBusy,
+    RecordsFound,
+    RecordsRequest,
+    RecordStore,
+    RecordStored,
+    SignedRecord,
+)
 from dht.messages.session import Ping, Pong
 from dht.records.client import RecordClient
-from dht.records.helper import ANSWER_BYTES_MAX, RecordHelper
-from dht.records.signed import RecordError, RecordGuard, sign_record
+from dht.records.helper import ANSWER_BYTES_MAX, LOOKED_AT_BYTES, RecordHelper
+from dht.records.signed import RECORDS_A_TURN, RecordError, RecordGuard, sign_record
 from dht.transport.interface import RECORDS_PROTOCOL, Stream
 from dht.transport.requests import SEND_LIMIT_S
 from testing.clock import run_virtual
@@ -180,6 +195,75 @@ def test_what_a_helper_makes_up_is_refused() -> None:
     within(body)
 
 
+def test_others_get_the_loop_between_a_helpers_records() -> None:
+    """A helper's answer has up to 4,096 records, and each takes the check of a signature."""
+    turns = 0
+
+    async def body() -> None:
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        world = World(helpers=1)
+        forged = world.signed(ALICE, b"forged")[:-1] + b"\x05"
+        await world.full[0].serve(RECORDS_PROTOCOL, hiding([forged] * 100 * RECORDS_A_TURN))
+        await world.read(KEY)  # which connects
+        world.client.rejected = 0
+        counting, before = asyncio.create_task(count()), turns
+        await world.read(KEY)
+        counting.cancel()
+        assert turns - before >= world.client.rejected // RECORDS_A_TURN == 100
+
+    within(body)
+
+
+def test_a_helper_that_promises_more_and_brings_nothing_is_asked_once() -> None:
+    asked = 0
+
+    async def promising(stream: Stream) -> None:
+        nonlocal asked
+        while True:
+            await codec.read_frame(stream)
+            asked += 1
+            await codec.send_frame(stream, RecordsFound(records=(b"x",), more=True, unix_s=1.0))
+
+    async def body() -> None:
+        world = World(helpers=1)
+        await world.full[0].serve(RECORDS_PROTOCOL, promising)
+        assert await world.read(KEY) == {}
+        assert asked == 1
+
+    within(body)
+
+
+def test_the_time_of_who_was_not_named_counts_at_no_address() -> None:
+    """Records say where their authors are: whoever writes them may say anything."""
+    heard: dict[str, str | None] = {}
+
+    async def body() -> None:
+        world = World(helpers=2)
+        await world.start()
+        named, other = world.full
+
+        async def open_stream(peer_id: str, protocol: str, where: tuple[str, ...]) -> Stream:
+            return await world.light.open_stream(peer_id, protocol)
+
+        client = RecordClient(
+            open_stream,
+            world.network.now,
+            {named.peer_id: ("/ip4/203.0.113.7/tcp/1",)},
+            random.Random(1),
+            on_time=lambda peer_id, unix_s, host: heard.update({peer_id: host}),
+        )
+        client._helpers.learn({other.peer_id: ("/ip4/192.0.2.7/tcp/1",)})
+        await client.read((KEY,))
+        assert heard == {named.peer_id: "203.0.113.7", other.peer_id: None}
+
+    within(body)
+
+
 def test_reads_never_go_back_in_time() -> None:
     async def body() -> None:
         world = World(helpers=1)
@@ -283,6 +367,25 @@ def test_searches_for_ever_new_keys_are_bounded_for_all_together() -> None:
                 await world.read(f"net/model{number}/links")
         assert world.shelves[0].searches == 5
         assert world.helpers[0].budget.refused["record_searches"] == 15
+
+    within(body)
+
+
+def test_records_that_are_looked_at_count_though_the_asker_has_them() -> None:
+    """To leave out 4,096 known records under each of 16 equal keys took 23 ms, and was free."""
+
+    async def body() -> None:
+        limits = Budget(replace(RECORD_BYTES, per_s=0.0, burst=35.0 * LOOKED_AT_BYTES))
+        world = World(helpers=1, limits=limits)
+        for number in range(10):
+            world.put(Identity(number.to_bytes(32, "big")), b"x")
+        world.shelves[0].followed.add(KEY)
+        await world.shelves[0].find_signed(KEY)
+        signed = world.shelves[0].known_signed(KEY).values()
+        known = b"".join(each.signature[:KNOWN_BYTES] for each in signed)
+        request = RecordsRequest(keys=(KEY,) * 16, known=known)
+        answers = [await world.helpers[0]._answer("asker", request) for _ in range(5)]
+        assert [isinstance(each, RecordsBusy) for each in answers] == [False] * 4 + [True]
 
     within(body)
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from client.gateway.structured import call_pieces
 from client.gateway.structured.answer_reader import (
     HELD_MAX,
     AnswerPart,
@@ -465,3 +466,45 @@ def test_each_character_is_looked_at_a_bounded_number_of_times(
             looked = 0
             read(form, pieces, channels)
             assert looked <= 40 * len(text)
+
+
+LONG = 1 << 16
+"""Characters that are read in milliseconds, and in minutes where each of them is tried with all
+that follow."""
+BEGUN_CALLS = ["", "weather", "{", '{"name"', "weather[ARGS]", "[", *(
+    f"{name}{argument}"
+    for name in ("weather", "<function=weather>", '<invoke name="weather">', "<function=")
+    for argument in ("<arg_key>", "<parameter=", '<parameter name="')
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", CALL_FORMATS, ids=lambda form: form.title)
+def test_a_long_stretch_of_blanks_is_passed_once(form: CallFormat) -> None:
+    channels = MESSAGES if form.in_channel else None
+    for begun in BEGUN_CALLS:
+        text = f"{form.opens or '{'}{begun}{' ' * LONG}x{form.closes}"
+        for in_pieces in (False, True):
+            read(form, [text], channels, in_pieces=in_pieces)
+
+
+@pytest.mark.parametrize("form", [LISTED_JSON, TAGGED_JSON, FUNCTION_JSON])
+def test_what_a_call_grows_by_is_put_together_once(
+    form: CallFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = 0
+
+    class Counted(CallGrows):
+        def __init__(self, *, arguments: str) -> None:
+            nonlocal copied
+            copied += len(arguments)
+            super().__init__(arguments=arguments)
+
+    monkeypatch.setattr(call_pieces, "CallGrows", Counted)
+    deep = '{"x": ' + "[" * 1000 + "]" * 1000 + "}"
+    call = (
+        f"weather>{deep}"
+        if form is FUNCTION_JSON
+        else f'{{"name": "weather", "arguments": {deep}}}'
+    )
+    read(form, [form.opens + call + form.closes], in_pieces=True)
+    assert len(deep) <= copied <= 4 * len(deep)

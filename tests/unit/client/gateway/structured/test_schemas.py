@@ -21,6 +21,7 @@ from client.gateway.structured.calls import calls_in
 from client.gateway.structured.calls_grammar import calls_grammar
 from client.gateway.structured.grammar import of_schema
 from client.gateway.structured.schemas import (
+    ARGUMENTS_MAX,
     ArgumentTypes,
     LostReference,
     SchemaDocument,
@@ -195,6 +196,46 @@ def test_a_grammar_that_would_be_too_large_is_refused_while_it_is_built(schema: 
     with pytest.raises(ApiError) as refused:
         calls_grammar(KEYS_AND_VALUES, functions, required=True, parallel=True, marks={})
     assert refused.value.status == 400
+
+
+def within(levels: int, inner: Any, **more: Any) -> Any:
+    """A schema deep in others, each with ``more`` keywords."""
+    for _ in range(levels):
+        inner = {**more, "items": inner}
+    return inner
+
+
+REFERENCES = {"prefixItems": [{"$ref": "#"}] * 400}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        within(100, REFERENCES, **{"$id": "x/"}),
+        {"$id": "http://h/" + "a" * 100_000, "$ref": "#b",
+         "anyOf": [{"$id": f"{at}"} for at in range(400)]},
+        {"$id": "http://h/" + "a" * 100_000, "$ref": "#b",
+         "anyOf": [{"$anchor": f"{at}"} for at in range(400)]},
+        {"prefixItems": [within(300, {"$ref": "#"})] * 20},
+    ],
+    ids=["URIs that grow", "a long URI", "anchors within a long URI", "deep places"],
+)  # fmt: skip
+def test_a_look_at_a_deep_place_or_a_long_uri_counts_as_several(schema: Any) -> None:
+    """Each takes a walk from the root, and a copy of the URI: 256 KiB took a minute, and 1 GB."""
+    with pytest.raises(TooManyPlaces):
+        SchemaDocument(schema, 1 << 14).alone()
+    with pytest.raises(ApiError) as refused:
+        of_schema(schema)
+    assert refused.value.status == 400
+
+
+def test_an_answer_has_a_bounded_number_of_arguments_looked_up() -> None:
+    types = ArgumentTypes({"f": an_object({"x": {"type": "string"}})})
+    for at in range(ARGUMENTS_MAX):
+        types.of("f", f"y{at}")
+    assert types.of("f", "x") is None
+    assert types.of("f", "y0") is None
+    assert len(types._known) == ARGUMENTS_MAX
 
 
 def test_circles_end() -> None:
