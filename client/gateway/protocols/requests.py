@@ -5,6 +5,7 @@ and are not built are refused by name (:mod:`client.gateway.protocols.refused`);
 fields are ignored. Fields below "vLLM's" are what vLLM adds to OpenAI's interface, under its names.
 """
 
+import codecs
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -53,6 +54,12 @@ CHOICES_MAX = 16
 STOPS_MAX = 16
 STOP_CHARS_MAX = 1024
 SALT_CHARS_MAX = 256
+_HALF_ALONE = re.compile(
+    rb"\\u(?<!\\\\u)"
+    rb"(?:[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u)[dD][c-fC-F][0-9a-fA-F]{2})"
+)
+"""An escape of one half of a character beyond U+FFFF whose other half is not next to it."""
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
 PROMPT_TOKENS_MAX = 1 << 20
 COMPLETION_TOKENS_DEFAULT = 16
@@ -285,13 +292,30 @@ def _check_sizes(shape: msgspec.Struct) -> None:
         raise bad_request(f"prompt has more than {PROMPTS_MAX} prompts", "prompt")
 
 
+def _mended(body: bytes) -> bytes:
+    """The same JSON with U+FFFD for each half of a character alone. Programs that cut a text after
+    so many UTF-16 units send these, and then with every later turn of the conversation."""
+    return _HALF_ALONE.sub(rb"\\ufffd", body)
+
+
 def parse_request(body: bytes, kind: type[AnyRequest]) -> AnyRequest:
-    """The request in ``body``; raises ApiError (400) that names the field at fault."""
+    """The request in ``body``; raises ApiError (400) that names the field at fault.
+
+    Numbers may be written as other languages and older clients write them (``64.0``, ``"64"``),
+    and the body may begin with a byte order mark.
+    """
+    body = body.removeprefix(codecs.BOM_UTF8)
     try:
-        shape = msgspec.json.decode(body, type=_shape(kind))
+        try:
+            shape = msgspec.json.decode(body, type=_shape(kind))
+        except msgspec.DecodeError as error:
+            if isinstance(error, msgspec.ValidationError) or (whole := _mended(body)) == body:
+                raise
+            body = whole
+            shape = msgspec.json.decode(body, type=_shape(kind))
         _check_sizes(shape)
         check_fields(shape, refused_by(kind))
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=kind, strict=False)
     except msgspec.ValidationError as error:
         said, _, path = str(error).partition(" - at `$")
         param = path.rstrip("`").lstrip(".") or None

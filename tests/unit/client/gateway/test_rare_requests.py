@@ -159,7 +159,58 @@ def test_a_seed_of_minus_one_is_any(path: str, more: dict[str, Any]) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("number", [3, 3.0, "3"])
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (CHAT, "max_tokens"),
+        (COMPLETIONS, "max_completion_tokens"),
+        (MESSAGES, "max_tokens"),
+        (RESPONSES, "max_output_tokens"),
+        (OLLAMA, "options"),
+    ],
+)
+def test_a_whole_number_is_one_however_it_is_written(path: str, name: str, number: Any) -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            asked = scripted(gateway, "one two three four")
+            value = {"num_predict": number, "top_k": number} if name == "options" else number
+            status, answer = await gateway.post(path, **{**LEAST[path], name: value})
+            assert status == 200, answer
+            assert asked[0].max_new_tokens == 3
+
+    asyncio.run(scenario())
+
+
 # HTTP
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("\ufeff{}", "Hi"),
+        ("{}", "cut \\ud83d"),
+        ("{}", "\\ude00 cut"),
+        ("{}", "both \\ud83d\\ude00"),
+        ("{}", "a half \\ud83d, \\\\ud83d written out, and a whole one \\ud83d\\ude00"),
+    ],
+)
+def test_bodies_with_a_mark_in_front_or_half_a_character_are_taken(text: str, told: str) -> None:
+    async def scenario() -> None:
+        body = text.replace("{}", f'{{"prompt": "{told}", "max_tokens": 1}}')
+        whole = told.encode().decode("unicode_escape").encode("utf-16", "surrogatepass")
+        async with paper_gateway() as gateway:
+            asked = scripted(gateway, "x")
+            headers = {"Content-Type": "application/json"}
+            url = gateway.url + COMPLETIONS
+            async with gateway.http.post(url, data=body.encode(), headers=headers) as response:
+                assert response.status == 200, await response.text()
+            tokenizer = gateway.swarm.text.tokenizer
+            assert tokenizer is not None
+            expected = whole.decode("utf-16", "replace")
+            assert asked[0].prompt_ids == tokenizer.encode(expected)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
