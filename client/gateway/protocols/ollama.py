@@ -57,6 +57,15 @@ class Options(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
 
 
+PARAMS = {
+    **{name: f"options.{name}" for name in Options.__struct_fields__},
+    "max_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    "response_format": "format",
+}
+"""Fields of a chat by the names that they have here."""
+
+
 class OllamaFunction(msgspec.Struct, kw_only=True):
     name: str
     arguments: Any = None

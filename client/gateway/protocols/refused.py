@@ -42,7 +42,8 @@ NEUTRAL: Mapping[str, frozenset[bytes]] = {
         ("add_generation_prompt", "include_reasoning", "parallel_tool_calls"), frozenset({b"true"})
     ),
     **dict.fromkeys(
-        ("n_predict", "max_tokens", "top_k", "truncate_prompt_tokens"), frozenset({b"-1"})
+        ("n_predict", "num_predict", "max_tokens", "top_k", "truncate_prompt_tokens"),
+        frozenset({b"-1"}),
     ),
     "response_format": frozenset({b'{"type":"text"}', b'{"type": "text"}'}),
     "tool_choice": frozenset({b'"auto"'}),
@@ -90,11 +91,11 @@ CHANGING = (
     "guided_choice", "guided_grammar", "guided_json", "guided_regex", "ignore_eos", "images",
     "include_reasoning", "input", "instructions", "logit_bias", "logprobs",
     "max_completion_tokens", "max_output_tokens", "max_tokens", "messages", "min_p", "min_tokens",
-    "modalities", "n", "options", "output_config", "output_format", "parallel_tool_calls",
-    "presence_penalty", "prompt", "raw", "reasoning", "reasoning_effort", "repetition_penalty",
-    "response_format", "seed", "stop", "stop_sequences", "stop_token_ids", "structured_outputs",
-    "suffix", "system", "temperature", "text", "think", "thinking", "tool_choice", "tools",
-    "top_k", "top_logprobs", "top_p",
+    "modalities", "n", "num_predict", "options", "output_config", "output_format",
+    "parallel_tool_calls", "presence_penalty", "prompt", "raw", "reasoning", "reasoning_effort",
+    "repeat_penalty", "repetition_penalty", "response_format", "seed", "stop", "stop_sequences",
+    "stop_token_ids", "structured_outputs", "suffix", "system", "temperature", "text", "think",
+    "thinking", "tool_choice", "tools", "top_k", "top_logprobs", "top_p",
 )  # fmt: skip
 """Fields that change an answer at one endpoint or another, refused where they do not."""
 OPTIONS: Mapping[str, str] = {
