@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -30,7 +31,13 @@ from typing import Any, NoReturn, TextIO
 from dht.checkpoints.hub import HubId, local_path, served_name
 from dht.errors import MachineError, NetworkError, SwarmError, UserError
 from dht.networks.connecting import chosen_transport
-from dht.networks.invitation import Invitation, is_invitation, read_invitation
+from dht.networks.invitation import (
+    NETWORK_MAX,
+    Invitation,
+    is_invitation,
+    is_network,
+    read_invitation,
+)
 from dht.networks.local_network import OFFERS_MAX, chosen
 from dht.networks.remembered import Remembered, UnreadableError, memory_file, recall, shown
 from dht.process.news import TEXTS_MAX, News
@@ -161,9 +168,18 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{flag[:80]} is no flag of this command{meant}")
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """As argparse does, with words for what is no number."""
+        """As argparse does, with words for what is no number and not one of a few values."""
+        if isinstance(action.type, type) and issubclass(action.type, Enum):
+            known = {str(each.value): each for each in action.type}
+            return known.get(arg_string, arg_string)  # which _check_value refuses
         if action.type not in {int, float}:
-            return super()._get_value(action, arg_string)
+            try:
+                return super()._get_value(action, arg_string)
+            except argparse.ArgumentError as error:
+                if not error.message.startswith("invalid "):
+                    raise
+                reason = f"{arg_string[:80]!r} is not known here"  # without a function's name
+                raise argparse.ArgumentError(action, reason) from None
         with suppress(ValueError):
             return action.type(arg_string)
         whole = "whole " if action.type is int else ""
@@ -172,6 +188,14 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(
             action,
             f"{arg_string[:80]!r} is no {whole}number{counts}; give the number alone, such as 8",
+        )
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        known = ", ".join(str(getattr(each, "value", each)) for each in action.choices)
+        raise argparse.ArgumentError(
+            action, f"{str(value)[:80]!r} is not known: give one of {known}"
         )
 
     def error(self, message: str) -> NoReturn:
@@ -253,7 +277,8 @@ def _place_of(parser: argparse.ArgumentParser, word: str) -> str:
         return f"; a prompt goes behind --prompt: --prompt {shlex.quote(word[:80])}"
     if "--model" in known:
         return f"; a model goes behind --model: --model {shlex.quote(word[:80])}"
-    return "; an invitation begins with anabranch:"
+    takes_one = any(each.dest == "invitation" for each in parser._actions)
+    return "; an invitation begins with anabranch:" if takes_one else ""
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
@@ -285,6 +310,9 @@ def settle_swarm(
     ``arguments.recalled`` says whether the addresses were remembered; ``said_model`` and
     ``said_fingerprint`` are what an invitation or the memory says of the model.
     """
+    if arguments.network is not None and not is_network(arguments.network):
+        limits = f"1 to {NETWORK_MAX} printable characters, no /"
+        raise UserError(f"--network is {arguments.network[:80]!r}; it takes {limits}")
     typed = [each for each in (arguments.invitation, *arguments.initial_peers) if each is not None]
     here = getattr(arguments, "local", False)
     if here and typed and not may_found:

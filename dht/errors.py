@@ -27,3 +27,8 @@ class SwarmError(AnabranchError):
 class MachineError(AnabranchError):
     """This machine failed, for example its GPU, or a part of this process did again and again: exit
     code 1. Starting again may help."""
+
+
+def reason_of(error: Exception) -> str:
+    """What an error says, without numbers of the system's errors and a path said already."""
+    return getattr(error, "strerror", None) or str(error)

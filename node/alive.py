@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from dht.command_line import EXIT_DONE, EXIT_MACHINE, Parser, exit_code_of
+from dht.process.home import at_home
 from node.owner.own_health import health_file, why_unwell
 from node.peer.join_options import DEFAULT_IDENTITY
 
@@ -18,12 +19,12 @@ def _work() -> int:
         prog="python -m node.alive",
         description="Say whether this machine's peer is well, as it knows itself.",
         epilog="example: %(prog)s --identity ~/.anabranch/identity.key",
-        exit_codes="0 it is, 1 it is not",
+        exit_codes="0 it is, 1 it is not, 2 your mistake",
     )
     parser.add_argument(
         "--identity", type=Path, default=DEFAULT_IDENTITY, metavar="FILE", help="as in join"
     )
-    path = health_file(parser.parse_args().identity)
+    path = health_file(at_home(parser.parse_args().identity, "--identity FILE"))
     stem = path.name.removesuffix(".health.json")
     files = sorted({path, *path.parent.glob(f"{stem}-gpu*.health.json")})
     for file in files:

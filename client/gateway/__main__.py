@@ -16,7 +16,7 @@ from client.answer.defaults import FILE, SamplingDefaults
 from client.answer.transformers_arguments import unheeded
 from client.gateway.programs import PROGRAMS, settings, settings_for
 from client.gateway.protocols.requests import CHAT_TOKENS_DEFAULT
-from client.gateway.web.callers import hosts_of, proxies_of
+from client.gateway.web.callers import check_names, hosts_of, proxies_of
 from client.remembering import remember_swarm, settled_swarm
 from client.swarm.swarm import Swarm, model_beside, named_of
 from client.text.chat_template import ChatTemplate
@@ -30,7 +30,7 @@ from dht.command_line import (
     on_interrupt,
     settle_swarm,
 )
-from dht.errors import UserError
+from dht.errors import UserError, reason_of
 from dht.process.json_file import object_or_empty
 from dht.process.secret_file import check_private
 from dht.process.supervision import end_all
@@ -160,7 +160,9 @@ def check(arguments: argparse.Namespace) -> tuple["Key", ...]:
         if value is not None and not low <= value <= high:
             flag = "--" + name.replace("_", "-")
             raise UserError(f"{flag} is {value}; it must be between {low} and {high}")
-    texts = os.environ.get(KEYS_VARIABLE, "").split(",")
+    check_names(arguments.allow_origin, arguments.allow_host)
+    said = os.environ.get(KEYS_VARIABLE, "")
+    texts = said.split(",")
     named: tuple[Key, ...] = ()
     if arguments.api_key_file is not None:
         file = Path(arguments.api_key_file)
@@ -171,8 +173,10 @@ def check(arguments: argparse.Namespace) -> tuple["Key", ...]:
             else:
                 texts += read.splitlines()
         except (OSError, ValueError, UserError) as error:
-            raise UserError(f"--api-key-file {file}: {error}") from None
+            raise UserError(f"--api-key-file {file}: {reason_of(error)}") from None
     keys = (*plain_keys(texts), *named)
+    if said and not keys:
+        raise UserError(f"{KEYS_VARIABLE} has no key in it: unset it, or give KEY,KEY")
     check_distinct(keys)
     if arguments.api_key_file is not None and not keys:
         raise UserError(f"--api-key-file {arguments.api_key_file} has no key in it")
@@ -205,7 +209,7 @@ def logged(arguments: argparse.Namespace) -> Iterator[None]:
     try:
         handler = WatchedFileHandler(arguments.request_log, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--request-log {arguments.request_log}: {error}") from None
+        raise UserError(f"--request-log {arguments.request_log}: {reason_of(error)}") from None
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     requests.addHandler(handler)
     requests.propagate = False

@@ -1,6 +1,7 @@
 """What goes wrong with a request, in the form that OpenAI's clients read."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
@@ -61,6 +62,15 @@ class ApiError(Exception):
     def __post_init__(self) -> None:
         Exception.__init__(self, self.message)
 
+    def renamed(self, names: Mapping[str, str]) -> "ApiError":
+        """The same error in an interface where fields have these ``names``."""
+        known = self.param or ""
+        if (name := names.get(known)) is None:
+            return self
+        behind = self.message.removeprefix(known)
+        said = self.message if behind == self.message else f"{name}{behind}"
+        return replace(self, param=name, message=said)
+
     @property
     def body(self) -> dict[str, Any]:
         """The JSON object that is sent."""
@@ -77,6 +87,11 @@ class ApiError(Exception):
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """A mistake in the request that the caller can mend."""
     return ApiError(400, message, param=param, code=code)
+
+
+def not_text(param: str, kind: str) -> ApiError:
+    """A part of a message, of this kind, that is no text and no result of a call."""
+    return bad_request(f"{param}: {kind[:80]} is not supported here: the model reads text", param)
 
 
 def beyond_context(too_long: TooLong, param: str) -> ApiError:

@@ -66,13 +66,12 @@ def parse() -> argparse.Namespace:
 
 async def main(arguments: argparse.Namespace) -> int:
     """Connect, look and serve until a signal comes."""
-    from aiohttp import web
-
     from client.health.app import Page
     from client.health.given import thanked_of
     from client.health.history import History
     from client.health.prober import Prober, ProberConfig
     from client.health.state import aged
+    from client.pages.listening import listen, runner_of
     from client.remembering import remember_swarm, settled_swarm
 
     if not 0 <= arguments.port <= 65_535:
@@ -95,19 +94,13 @@ async def main(arguments: argparse.Namespace) -> int:
             refresh_s=10,
             parts=parts,
         )
-        runner = web.AppRunner(page.app, access_log=None, keepalive_timeout=15.0)
+        runner = runner_of(page.app, keepalive_s=15.0)
         await runner.setup()
         try:
             async with parts.beside(prober.run):
-                try:
-                    await web.TCPSite(runner, arguments.host, arguments.port).start()
-                except OSError as error:
-                    raise UserError(
-                        f"cannot listen at {arguments.host} port {arguments.port}:"
-                        f" {error.strerror}; choose another with --host and --port"
-                    ) from None
+                port = await listen(runner, arguments.host, arguments.port)
                 host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-                url = f"http://{host}:{runner.addresses[0][1]}/"
+                url = f"http://{host}:{port}/"
                 print(f"health page at {url} (Ctrl-C stops)", flush=True)
                 stop = asyncio.Event()
                 with on_interrupt(stop.set):

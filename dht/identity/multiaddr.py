@@ -61,6 +61,8 @@ def tcp_address(text: str) -> str:
     host, colon, port = text.rpartition(":")
     if not colon or "/" in host:
         raise ValueError("it must be HOST:PORT, such as 203.0.113.7:31337")
+    if port and not port.strip("0"):
+        raise ValueError("others dial a port of 1 or more")
     bare = host.removeprefix("[").removesuffix("]")
     try:
         kind = f"ip{ipaddress.ip_address(bare).version}"

@@ -173,10 +173,14 @@ def _read(text: str) -> Invitation:
     return invitation
 
 
+def is_network(name: str) -> bool:
+    """Whether a network may have this name."""
+    return 0 < len(name) <= NETWORK_MAX and "/" not in name and name.isprintable()
+
+
 def _wrong_with(invitation: Invitation) -> str | None:
     """Why there cannot be such an invitation; None where there can."""
-    network = invitation.network
-    if not 0 < len(network) <= NETWORK_MAX or "/" in network or not network.isprintable():
+    if not is_network(invitation.network):
         return f"the network's name takes 1 to {NETWORK_MAX} printable characters, no /"
     if invitation.model and not is_name(invitation.model):
         return "its model is neither a name nor a hub id"

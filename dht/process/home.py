@@ -20,7 +20,9 @@ def home_directory() -> Path | None:
 
 def at_home(path: Path, flag: str) -> Path:
     """``path`` with its leading ``~`` replaced. Raises UserError, which says to give ``flag``,
-    where there is no such home directory."""
+    where there is no such home directory or the path names no file."""
+    if not path.name:
+        raise UserError(f"{flag.partition(' ')[0]} names no file: {str(path)!r}")
     try:
         return path.expanduser()
     except (RuntimeError, KeyError):

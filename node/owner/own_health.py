@@ -36,7 +36,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 def health_file(identity: Path) -> Path:
     """The file of the peer with that identity."""
-    return identity.expanduser().with_suffix(".health.json")
+    return identity.with_suffix(".health.json")
 
 
 @dataclass(slots=True)

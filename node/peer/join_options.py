@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dht.checkpoints.hub import HubId, local_path, served_name
 from dht.command_line import Parser, add_swarm, settle_swarm
-from dht.errors import UserError
+from dht.errors import UserError, reason_of
 from dht.process.home import at_home
 from node.peer.first_steps import WHICH
 from node.peer.join_file import FILE_BYTES_MAX, as_flags
@@ -70,7 +70,7 @@ def _read_config(path: Path) -> str:
             raise UserError(f"--config {path} is larger than {FILE_BYTES_MAX} bytes")
         return read.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--config {path} cannot be read: {error}") from None
+        raise UserError(f"--config {path} cannot be read: {reason_of(error)}") from None
 
 
 def join_parser() -> Parser:
@@ -241,9 +241,10 @@ def _check(arguments: argparse.Namespace) -> None:
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be a finite number")
     for flag, least in (("max_up", 1), ("max_down", 1), ("monthly_cap", 0.001)):
         value = getattr(arguments, flag)
-        if value is not None and not least <= value < 1e9:
+        if value is not None and not least <= value < (most := 1e9):
             name = flag.replace("_", "-")
-            raise UserError(f"--{name} is {value:g}; it must be at least {least:g}")
+            limits = f"at least {least:g}" if value < least else f"between {least:g} and {most:g}"
+            raise UserError(f"--{name} is {value:g}; it must be {limits}")
     if len(arguments.name or "") > NAME_MAX:
         raise UserError(f"--name has {len(arguments.name)} characters; the limit is {NAME_MAX}")
     use_of(arguments)
@@ -252,10 +253,6 @@ def _check(arguments: argparse.Namespace) -> None:
     for peer_id in arguments.coordinators:
         if not is_peer_id(peer_id):
             raise UserError(f"--coordinators names {peer_id[:80]!r}, which is no peer id")
-    if "/" in arguments.network or not 0 < len(arguments.network) <= NAME_MAX:
-        raise UserError(
-            f"--network is {arguments.network[:80]!r}; it takes 1 to {NAME_MAX} characters, no /"
-        )
 
 
 def _settle_devices(arguments: argparse.Namespace) -> None:

@@ -86,7 +86,27 @@ WRONG = {
     "join --config {tmp}/number.toml": "{tmp}/number.toml: argument --memory: '8GB' is no number",
     "networks --list {tmp}/none.toml": "{tmp}/none.toml cannot be read",
     "networks --list {tmp}/no-toml": "this is no list of networks",
+    "serve {peer} --api-key-file {tmp}/none": "{tmp}/none: No such file",
+    "serve {peer} --request-log {tmp}": "--request-log {tmp}: Is a directory",
+    # one of a few values
+    f"{ASK} --prompt x --priority mid": "--priority: 'mid' is not known: give one of normal, high",
+    f"{ASK} --prompt x --transport x": "--transport: 'x' is not known: give one of auto",
+    f"{ASK} --prompt x --network a/b": "--network is 'a/b'; it takes 1 to",
+    f"{ASK} --prompt x --network ''": "--network is ''; it takes 1 to",
+    # what would let nobody in
+    "serve {peer} --allow-origin example.org": "--allow-origin is 'example.org'; give scheme",
+    "serve {peer} --allow-origin https://a/b": "--allow-origin is 'https://a/b'; give scheme",
+    "serve {peer} --allow-host https://a": "--allow-host is 'https://a'; give the name alone",
+    "serve {peer} --allow-host a.org:8000": "--allow-host is 'a.org:8000'; give the name alone",
     # commands
+    "alive --identity ''": "--identity names no file",
+    "join --identity ''": "--identity names no file",
+    "join --identity /": "--identity names no file",
+    "join --config {tmp}": "--config {tmp} cannot be read: Is a directory",
+    f"{HERE} --max-up 1e12": "--max-up is 1e+12; it must be between 1 and 1e+09",
+    f"{HERE} --announce 203.0.113.7:0": "--announce: others dial a port of 1 or more",
+    "plan --load much": "--load: 'much' is not known here",
+    "forget x": "'x' is one word too many (--help lists",
     "networks --announce": "--announce and --contact go together",
     "networks anabranch:nonsense": "an invitation goes with --announce",
     "update": "was not installed by install.sh",
@@ -121,7 +141,8 @@ def test_a_wrong_input_is_one_line_that_says_what_to_do(
     monkeypatch.setenv("ANABRANCH_MEMORY", "")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(Path(__file__).parents[2])
-    words = shlex.split(typed.replace("{tmp}", str(tmp_path)))
+    network = f"--initial-peers {PEER} --model models/brook"
+    words = shlex.split(typed.replace("{tmp}", str(tmp_path)).replace("{peer}", network))
     monkeypatch.setattr(sys, "argv", ["anabranch", *words])
     code = commands.main()
     err = capsys.readouterr().err

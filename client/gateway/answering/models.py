@@ -89,7 +89,7 @@ class GatewayModels:
 
     def checked(self, name: str | None) -> str:
         """The name of a model that is served here; raises ApiError (404)."""
-        if name is None:
+        if not name:  # programs send an empty one where nobody chose
             return self._names[0]
         if name not in self._names:
             raise ApiError(

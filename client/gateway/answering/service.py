@@ -160,7 +160,7 @@ class CompletionService:
             name = (
                 "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
             )
-            raise bad_request(f"{name} is 0; at least 1, or 0 with echo", name)
+            raise bad_request(f"{name} is 0; at least 1" + ", or 0 with echo" * (not is_chat), name)
         grammar = await self._threads.run(
             size_of(request), lambda: self._grammar(request, texts[0] if texts else "")
         )

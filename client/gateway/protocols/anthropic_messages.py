@@ -1,12 +1,13 @@
 """Anthropic's ``/v1/messages``, translated to a chat of OpenAI's interface and back. Pure."""
 
 import json
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from client.gateway.errors import ApiError, bad_request
+from client.gateway.errors import ApiError, bad_request, not_text
 from client.gateway.protocols.blocks import Kind, PartWriter, message_from, text_in, tool_from
 from client.gateway.protocols.messages import (
     MESSAGES_MAX,
@@ -14,11 +15,11 @@ from client.gateway.protocols.messages import (
     CalledFunction,
     FunctionName,
     Message,
+    Part,
     Tool,
     ToolCall,
     ToolChoice,
     ToolName,
-    UnseenPart,
     unseen,
 )
 from client.gateway.protocols.requests import (
@@ -37,6 +38,8 @@ from dht.messages.session import Temperature, TopP
 from dht.process.json_file import Json
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+PARAMS = {"response_format": "output_config.format", "stop": "stop_sequences"}
+"""Fields of a chat by the names that they have here."""
 FAILED = "Error: "
 """Before the result of a call that failed."""
 HOSTED = (
@@ -108,8 +111,12 @@ class SummaryBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="compacti
         return self.content or ""
 
 
-class ImageBlock(UnseenPart, tag_field="type", tag="image"):
-    what = "an image"
+class ImageBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="image"):
+    """Taken in the results of calls alone."""
+
+    @property
+    def text(self) -> str:
+        return unseen("an image")
 
 
 class DocumentSource(msgspec.Struct, kw_only=True):
@@ -172,8 +179,25 @@ ResultBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | Refer
 
 class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_result"):
     tool_use_id: str
-    content: str | list[ResultBlock] | None = None
+    content: Any = None
+    """A text or a list of blocks; tools bring other things, too, and that ends no conversation."""
     is_error: bool | None = None
+
+    @property
+    def text(self) -> str:
+        parts = self.content if isinstance(self.content, list) else [self.content]
+        return "\n".join(map(_brought, parts))
+
+
+def _brought(part: Any) -> str:
+    """A part of what a call brought."""
+    if part is None or isinstance(part, str):
+        return part or ""
+    with suppress(msgspec.ValidationError):
+        return msgspec.convert(part, ResultBlock).text
+    if isinstance(part, dict) and "type" in part:
+        return Part(type=str(part["type"])).told
+    return msgspec.json.encode(part).decode()
 
 
 class HostedResultBlock(msgspec.Struct, kw_only=True, tag_field="type"):
@@ -227,6 +251,7 @@ Block = (
     | RedactedThinkingBlock
     | ToolUseBlock
     | ToolResultBlock
+    | ImageBlock
     | DocumentBlock
     | SearchResultBlock
     | SummaryBlock
@@ -394,9 +419,9 @@ def _messages(message: AnthropicMessage, where: str) -> list[Message]:
     for at, block in enumerate(message.content):
         match block:
             case DocumentBlock() if block.source.text is None:
-                param = f"{where}.content[{at}].source.type"
-                reason = f"{param}: {block.source.type} is not supported here: the model reads text"
-                raise bad_request(reason, param)
+                raise not_text(f"{where}.content[{at}].source.type", block.source.type)
+            case ImageBlock():
+                raise not_text(f"{where}.content[{at}].type", "image")
             case DocumentBlock() | SearchResultBlock() | SummaryBlock():
                 said.append(block.text)
             case TextBlock(text=text):
@@ -408,9 +433,9 @@ def _messages(message: AnthropicMessage, where: str) -> list[Message]:
             case ToolUseBlock(id=call_id, name=name, input=given):
                 called = CalledFunction(name=name, arguments=given)
                 calls.append(ToolCall(id=call_id, function=called))
-            case ToolResultBlock(tool_use_id=call_id, content=content, is_error=failed):
-                result = f"{FAILED if failed else ''}{text_in(content)}"
-                found.append(Message(role="tool", tool_call_id=call_id, content=result))
+            case ToolResultBlock(tool_use_id=call_id, text=result, is_error=failed):
+                told = f"{FAILED if failed else ''}{result}"
+                found.append(Message(role="tool", tool_call_id=call_id, content=told))
             case HostedResultBlock(tool_use_id=call_id, text=result):
                 found.append(message_from(message.role, said, calls, thoughts))
                 found.append(Message(role="tool", tool_call_id=call_id, content=result))

@@ -82,9 +82,11 @@ def _grammar_of(name: str, wanted: Any) -> str:
         case _ if wanted.type == "json_object":
             term = of_schema(wanted.schema or {"type": "object"})
         case _:
-            if wanted.json_schema is None or wanted.json_schema.schema is None:
+            named = wanted.json_schema
+            schema = wanted.schema if named is None or named.schema is None else named.schema
+            if schema is None:
                 raise bad_request(f"{name} has no json_schema with a schema", name)
-            term = of_schema(wanted.json_schema.schema)
+            term = of_schema(schema)
     return f"{START}{term}"
 
 

@@ -2,7 +2,7 @@
 
 import logging
 from contextlib import suppress
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -82,51 +82,45 @@ class ToolCall(msgspec.Struct, kw_only=True):
     """Programs that put calls together out of pieces leave it empty."""
 
 
-class TextPart(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
-    text: str
-
-
-class RefusalPart(msgspec.Struct, kw_only=True, tag_field="type", tag="refusal"):
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        return self.refusal
-
-
-class UnseenPart(msgspec.Struct, kw_only=True):
-    """What no text is. Taken in the results of calls alone, where a text stands in its place: one
-    that a tool brings would else end the conversation."""
-
-    what: ClassVar[str]
-
-    @property
-    def text(self) -> str:
-        return unseen(self.what)
-
-
 def unseen(what: str) -> str:
     """The text in the place of something that the model cannot see."""
     return f"[{what}, which this model cannot see]"
 
 
-class ImagePart(UnseenPart, tag_field="type", tag="image_url"):
-    what = "an image"
+UNSEEN = {
+    **dict.fromkeys(("image", "image_url", "input_image", "computer_screenshot"), "an image"),
+    **dict.fromkeys(("document", "file", "input_file"), "a file"),
+    **dict.fromkeys(("audio", "audio_url", "input_audio"), "a recording"),
+    **dict.fromkeys(("video", "video_url", "input_video"), "a video"),
+}
+"""What parts are that no text is, by their types in the interfaces that programs speak."""
+TEXTS = frozenset(
+    {"input_text", "output_text", "reasoning_text", "refusal", "summary_text", "text"}
+)
+"""Types of parts that are text."""
 
 
-class FilePart(UnseenPart, tag_field="type", tag="file"):
-    what = "a file"
+class Part(msgspec.Struct, kw_only=True):
+    """A part of a message. What no text is, is taken in the results of calls alone, where a text
+    stands in its place: one that a tool brings would else end the conversation."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+    @property
+    def is_text(self) -> bool:
+        return self.type in TEXTS
+
+    @property
+    def told(self) -> str:
+        """What the model is told of it."""
+        if self.is_text:
+            return self.text or self.refusal or ""
+        return unseen(UNSEEN.get(self.type, f"a part of type {self.type[:80]!r}"))
 
 
-class AudioPart(UnseenPart, tag_field="type", tag="input_audio"):
-    what = "a recording"
-
-
-class VideoPart(UnseenPart, tag_field="type", tag="video_url"):
-    what = "a video"
-
-
-Parts = list[TextPart | RefusalPart | ImagePart | FilePart | AudioPart | VideoPart]
+Parts = list[Part]
 
 
 class Message(msgspec.Struct, kw_only=True):
@@ -159,14 +153,14 @@ class Message(msgspec.Struct, kw_only=True):
         called = len(msgspec.json.encode(self.tool_calls or ()))
         called += len(self.thoughts or "") + len(self.refusal or "")
         if isinstance(self.content, list):
-            return called + sum(1 + len(part.text) for part in self.content)
+            return called + sum(1 + len(part.told) for part in self.content)
         return called + len(self.content or "")
 
     def as_dict(self) -> dict[str, Any]:
         """What a chat template sees."""
         content = self.content
         if isinstance(content, list):
-            content = "\n".join(part.text for part in content)
+            content = "\n".join(part.told for part in content)
         found: dict[str, Any] = {"role": self.role, "content": content or self.refusal or ""}
         told = {"name": self.name, "tool_call_id": self.tool_call_id}
         told["reasoning_content"] = self.thoughts

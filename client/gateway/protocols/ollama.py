@@ -59,6 +59,13 @@ class Options(msgspec.Struct, kw_only=True):
 
 SAME_OPTIONS = {*Options.__struct_fields__} - {"num_predict", "repeat_penalty"}
 """Options that OpenAI's interface has by the same name."""
+PARAMS = {
+    **{name: f"options.{name}" for name in Options.__struct_fields__},
+    "max_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    "response_format": "format",
+}
+"""Fields of a chat by the names that they have here."""
 
 
 class OllamaFunction(msgspec.Struct, kw_only=True):

@@ -8,15 +8,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from client.gateway.errors import ApiError, bad_request
+from client.gateway.errors import ApiError, bad_request, not_text
 from client.gateway.protocols.blocks import Kind, PartWriter, message_from, tool_from
 from client.gateway.protocols.messages import (
     MESSAGES_MAX,
     TOOLS_MAX,
+    UNSEEN,
     AllowedTools,
     CalledFunction,
     FunctionName,
     Message,
+    Part,
     Tool,
     ToolCall,
     ToolChoice,
@@ -57,29 +59,10 @@ HOSTED = (
 )
 """What the types of tools begin with that run at OpenAI's; dates may follow. Nothing runs here, so
 they are left out: programs offer them to every model, beside functions of their own."""
-UNSEEN = {
-    "computer_screenshot": "an image",
-    "image": "an image",
-    "input_audio": "a recording",
-    "input_file": "a file",
-    "input_image": "an image",
-}
-"""Parts that no text is, and what they are."""
 TEXT_NAMES = ("text", "refusal", "logs", "message")
 """What parts of results call their text."""
 INPUT = "input"
 """The one argument of the function that a custom tool is for models."""
-
-
-class Part(msgspec.Struct, kw_only=True):
-    """A part of an item's content. What no text is, is taken in results of calls alone."""
-
-    type: Literal[
-        "input_text", "output_text", "reasoning_text", "summary_text", "text", "refusal",
-        "input_audio", "input_file", "input_image",
-    ]  # fmt: skip
-    text: str | None = None
-    refusal: str | None = None
 
 
 ContentParts = Annotated[list[Part], Meta(max_length=MESSAGES_MAX)]
@@ -185,7 +168,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     parallel_tool_calls: bool | None = None
     truncation: Literal["disabled", "auto"] | None = None
     include: list[str] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Any = None
     reasoning: Reasoning | None = None
     # vLLM's and our own
     cache_salt: Annotated[str, Meta(max_length=SALT_CHARS_MAX)] | None = None
@@ -359,9 +342,8 @@ class _Chat:
     def _message(self, item: Item, at: str) -> None:
         content, role = _given(item, "content", at), _given(item, "role", at)
         for part_at, part in enumerate(content if isinstance(content, list) else ()):
-            if part.type in UNSEEN:
-                param = f"{at}.content[{part_at}].type"
-                raise bad_request(f"{param}: {part.type} is not supported here", param)
+            if not part.is_text:
+                raise not_text(f"{at}.content[{part_at}].type", part.type)
         if role == "assistant":
             if self._said or self._calls:
                 self._turn()
@@ -385,13 +367,7 @@ class _Chat:
 
 def _text(content: str | Sequence[Part]) -> str:
     """The text of a content; a text stands in the place of what is none."""
-    if isinstance(content, str):
-        return content
-    texts = (
-        unseen(UNSEEN[each.type]) if each.type in UNSEEN else each.text or each.refusal or ""
-        for each in content
-    )
-    return "\n".join(texts)
+    return content if isinstance(content, str) else "\n".join(part.told for part in content)
 
 
 def _told(output: Any) -> str:

@@ -44,7 +44,8 @@ NEUTRAL: Mapping[str, frozenset[bytes]] = {
         ("add_generation_prompt", "include_reasoning", "parallel_tool_calls"), frozenset({b"true"})
     ),
     **dict.fromkeys(
-        ("n_predict", "max_tokens", "top_k", "truncate_prompt_tokens"), frozenset({b"-1"})
+        ("n_predict", "num_predict", "max_tokens", "top_k", "truncate_prompt_tokens"),
+        frozenset({b"-1"}),
     ),
     "response_format": frozenset({b'{"type":"text"}', b'{"type": "text"}'}),
     "tool_choice": frozenset({b'"auto"'}),
@@ -89,12 +90,12 @@ ELSEWHERE = "it is no field of this endpoint; see /openapi.json for those that a
 CHANGING = frozenset(field.name for field in fields(Sampling)) | {
     "add_generation_prompt", "add_special_tokens", "best_of", "chat_template_kwargs",
     "continue_final_message", "echo", "enable_thinking", "format", "guided_choice",
-    "guided_grammar", "guided_json", "guided_regex", "ignore_eos", "images",
-    "include_reasoning", "input", "instructions", "max_completion_tokens", "max_output_tokens",
-    "max_tokens", "messages", "min_tokens", "modalities", "n", "options", "output_config",
+    "guided_grammar", "guided_json", "guided_regex", "ignore_eos", "images", "include_reasoning",
+    "input", "instructions", "max_completion_tokens", "max_output_tokens", "max_tokens",
+    "messages", "min_tokens", "modalities", "n", "num_predict", "options", "output_config",
     "output_format", "parallel_tool_calls", "prompt", "raw", "reasoning", "reasoning_effort",
-    "response_format", "stop", "stop_sequences", "structured_outputs", "suffix", "system",
-    "text", "think", "thinking", "tool_choice", "tools", "top_logprobs",
+    "repeat_penalty", "response_format", "stop", "stop_sequences", "structured_outputs", "suffix",
+    "system", "text", "think", "thinking", "tool_choice", "tools", "top_logprobs",
 }  # fmt: skip
 """Fields that change an answer at one endpoint or another, refused where they do not."""
 OPTIONS: Mapping[str, str] = {

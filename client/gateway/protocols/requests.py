@@ -5,6 +5,7 @@ and are not built are refused by name (:mod:`client.gateway.protocols.refused`);
 fields are ignored. Fields below "vLLM's" are what vLLM adds to OpenAI's interface, under its names.
 """
 
+import codecs
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,15 +17,15 @@ from msgspec import Meta
 
 from client.answer.defaults import SamplingDefaults
 from client.answer.generation import GenerationOptions, PrefixCache
-from client.gateway.errors import bad_request
+from client.gateway.errors import bad_request, not_text
 from client.gateway.protocols.messages import (
     MESSAGES_MAX,
     TOOLS_MAX,
     Message,
     Tool,
     ToolChoice,
-    UnseenPart,
 )
+from client.gateway.protocols.mistakes import mistake
 from client.gateway.protocols.refused import check_fields, refused_by
 from client.gateway.structured.schemas import Schema
 from dht.errors import UserError
@@ -53,6 +54,12 @@ CHOICES_MAX = 16
 STOPS_MAX = 16
 STOP_CHARS_MAX = 1024
 SALT_CHARS_MAX = 256
+_HALF_ALONE = re.compile(
+    rb"\\u(?<!\\\\u)"
+    rb"(?:[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u)[dD][c-fC-F][0-9a-fA-F]{2})"
+)
+"""An escape of one half of a character beyond U+FFFF whose other half is not next to it."""
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
 PROMPT_TOKENS_MAX = 1 << 20
 COMPLETION_TOKENS_DEFAULT = 16
@@ -98,7 +105,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: NamedSchema | None = None
     schema: dict[str, Any] | None = None
-    """A schema for ``json_object``, as some servers take it."""
+    """The schema without a name, as some servers take it."""
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -285,19 +292,32 @@ def _check_sizes(shape: msgspec.Struct) -> None:
         raise bad_request(f"prompt has more than {PROMPTS_MAX} prompts", "prompt")
 
 
+def _mended(body: bytes) -> bytes:
+    """The same JSON with U+FFFD for each half of a character alone. Programs that cut a text after
+    so many UTF-16 units send these, and then with every later turn of the conversation."""
+    return _HALF_ALONE.sub(rb"\\ufffd", body)
+
+
 def parse_request(body: bytes, kind: type[AnyRequest]) -> AnyRequest:
-    """The request in ``body``; raises ApiError (400) that names the field at fault."""
+    """The request in ``body``; raises ApiError (400) that names the field at fault.
+
+    Numbers may be written as other languages and older clients write them (``64.0``, ``"64"``),
+    and the body may begin with a byte order mark.
+    """
+    body = body.removeprefix(codecs.BOM_UTF8)
     try:
-        shape = msgspec.json.decode(body, type=_shape(kind))
+        try:
+            shape = msgspec.json.decode(body, type=_shape(kind))
+        except msgspec.DecodeError as error:
+            if isinstance(error, msgspec.ValidationError) or (whole := _mended(body)) == body:
+                raise
+            body = whole
+            shape = msgspec.json.decode(body, type=_shape(kind))
         _check_sizes(shape)
         check_fields(shape, refused_by(kind))
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=kind, strict=False)
     except msgspec.ValidationError as error:
-        said, _, path = str(error).partition(" - at `$")
-        param = path.rstrip("`").lstrip(".") or None
-        if param is None and said.startswith("Object missing required field"):
-            param = said.split("`")[1]
-        raise bad_request(f"{param or 'the body'}: {said}", param) from None
+        raise mistake(error, kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"the body is not JSON: {error}") from None
 
@@ -323,7 +343,7 @@ def check_supported(request: CompletionRequest | ChatRequest) -> None:
     refused: dict[str, bool]
     if isinstance(request, ChatRequest):
         refused = {
-            **_not_read(request),
+            **_not_read(request.messages),
             "modalities": bool(request.modalities) and request.modalities != ["text"],
             "top_logprobs": bool(request.top_logprobs) and not request.logprobs,
         }
@@ -336,22 +356,20 @@ def check_supported(request: CompletionRequest | ChatRequest) -> None:
         if is_refused and param == "top_logprobs":
             raise bad_request("top_logprobs is for requests with logprobs: true", param)
         if is_refused:
-            at = param.partition(":")[0]
-            raise bad_request(f"{param} is not supported here: leave it out", at)
+            raise bad_request(f"{param} is not supported here: leave it out", param)
 
 
-def _not_read(request: ChatRequest) -> dict[str, bool]:
+def _not_read(messages: Sequence[Message]) -> dict[str, bool]:
     """Where messages have what a model of texts would have to see, or what has another name here
-    (``function_call``: ``tool_calls``)."""
+    (``function_call``: ``tool_calls``); raises ApiError (400) for parts that are no text."""
     found = {}
-    for at, message in enumerate(request.messages):
+    for at, message in enumerate(messages):
         for name in ("audio", "function_call", "images"):
             found[f"messages[{at}].{name}"] = bool(getattr(message, name))
         parts = message.content if isinstance(message.content, list) else ()
         for part_at, part in enumerate(parts if message.role != "tool" else ()):
-            if isinstance(part, UnseenPart):
-                kind = part.__struct_config__.tag
-                found[f"messages[{at}].content[{part_at}].type: {kind}"] = True
+            if not part.is_text:
+                raise not_text(f"messages[{at}].content[{part_at}].type", part.type)
     return found
 
 
@@ -439,7 +457,9 @@ def request_options(
             speculate=request.speculate is not False,
         )
     except UserError as error:
-        raise bad_request(str(error)) from None
+        name = str(error).partition(" ")[0]
+        param = name if name in request.__struct_fields__ else None
+        raise bad_request(str(error), param) from None
 
 
 def _bias(given: Mapping[str, float]) -> dict[int, float]:

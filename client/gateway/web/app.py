@@ -65,8 +65,9 @@ KEY_HEADERS = ("x-api-key", "api-key")
 PREFLIGHT_S = 600
 """Time for which a browser need not ask again what a page may send."""
 ASKED = web.RequestKey("asked", Asked)
-ANTHROPIC_PATHS = ("/messages", "/messages/count_tokens")
-"""What paths end with whose errors have Anthropic's form."""
+ANTHROPIC_HEADER, ANTHROPIC_PART = "anthropic-version", "messages"
+"""What requests have whose errors are in Anthropic's form: the header of its clients, or a part of
+the path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +142,8 @@ class Gateway:
             ("POST", "/v1/messages/count_tokens", self._count_tokens),
             ("POST", "/v1/responses", self._responses),
             ("POST", "/v1/embeddings", self._embeddings),
+            ("POST", "/api/embed", self._embeddings),
+            ("POST", "/api/embeddings", self._embeddings),
             ("GET", "/v1/models", self._models),
             ("GET", "/v1/models/{model:.+}", self._model),
             ("POST", "/api/chat", partial(self._generate, dialect=OLLAMA_CHATS)),
@@ -202,7 +205,7 @@ class Gateway:
                 logger.error("a request failed", exc_info=error.__cause__)
             response = _error(request, error)
         except web.HTTPException as error:
-            response = _error(request, _of_http(error))
+            response = _error(request, _of_http(request, error))
             if "Allow" in error.headers:
                 response.headers["Allow"] = error.headers["Allow"]
         except ConnectionError:
@@ -340,8 +343,7 @@ class Gateway:
                     tokens_left=asked.account.tokens_left(now_s),
                 )
             except ApiError as error:
-                error.param = dialect.params.get(error.param or "", error.param)
-                raise
+                raise error.renamed(dialect.params) from error.__cause__
             writer.begin(job.usage.prompt_tokens, job.head.created)
             with asked.spending(job, now_s):
                 yield model.service, job
@@ -563,7 +565,7 @@ def _json(body: Json, status: int = 200) -> web.Response:
 def _body_of(request: web.Request, error: ApiError) -> Json:
     if "/api/" in request.path:
         return ollama.error_of(error)
-    is_anthropic = request.path.rstrip("/").endswith(ANTHROPIC_PATHS)
+    is_anthropic = ANTHROPIC_HEADER in request.headers or ANTHROPIC_PART in request.path.split("/")
     return error_of(error) if is_anthropic else error.body
 
 
@@ -578,7 +580,7 @@ def _error(request: web.Request, error: ApiError) -> web.Response:
     return response
 
 
-def _of_http(error: web.HTTPException) -> ApiError:
+def _of_http(request: web.Request, error: web.HTTPException) -> ApiError:
     """aiohttp's own errors in OpenAI's form."""
     match error.status:
         case 404:
@@ -586,7 +588,9 @@ def _of_http(error: web.HTTPException) -> ApiError:
                 404, "there is nothing at this path; see /openapi.json", code="not_found"
             )
         case 405:
-            return ApiError(405, f"{error.reason}: see the Allow header", code="method_not_allowed")
+            taken = error.headers.get("Allow", "").replace(",", " or ")
+            reason = f"{request.method[:80]} is not for this path: send {taken}"
+            return ApiError(405, reason, code="method_not_allowed")
         case 413:
             return ApiError(413, "the body is larger than this gateway takes", code="too_large")
         case status:

@@ -21,6 +21,24 @@ def hosts_of(listens_at: str, allowed: Sequence[str]) -> frozenset[str] | None:
     return frozenset(name.lower().strip("[]") for name in (listens_at, *allowed))
 
 
+def check_names(origins: Sequence[str], hosts: Sequence[str]) -> None:
+    """Raises UserError for origins and names that no browser would send: they would let nobody
+    in, without a word."""
+    for origin in origins:
+        at = urlsplit(origin.rstrip("/"))
+        if origin != "*" and f"{at.scheme}://{at.netloc}" != origin.rstrip("/"):
+            raise UserError(
+                f"--allow-origin is {origin[:200]!r}; give scheme, name and port as a browser shows"
+                " them, such as https://chat.example.org, or * for any"
+            )
+    for host in hosts:
+        name = host.lower()
+        if name not in (_name_of(name), f"[{_name_of(name)}]") and address_of(name) is None:
+            raise UserError(
+                f"--allow-host is {host[:200]!r}; give the name alone, such as chat.example.org"
+            )
+
+
 def proxies_of(named: Sequence[str]) -> tuple[IpNetwork, ...]:
     """The networks that texts name; raises UserError."""
     try:

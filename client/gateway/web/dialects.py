@@ -34,6 +34,7 @@ MESSAGES = Dialect(
     kind=anthropic_messages.MessagesRequest,
     chat_of=anthropic_messages.chat_of_messages,
     writer=anthropic_messages.MessageWriter,
+    params=anthropic_messages.PARAMS,
 )
 RESPONSES = Dialect(
     kind=openai_responses.ResponsesRequest,
@@ -45,11 +46,13 @@ OLLAMA_CHATS = Dialect(
     kind=ollama.OllamaChat,
     chat_of=ollama.chat_of,
     writer=ollama.OllamaWriter,
+    params=ollama.PARAMS,
     at_once=ollama.loaded,
 )
 OLLAMA_TEXTS = Dialect(
     kind=ollama.OllamaGenerate,
     chat_of=ollama.chat_or_text_of,
     writer=ollama.OllamaWriter,
+    params=ollama.PARAMS,
     at_once=ollama.loaded,
 )

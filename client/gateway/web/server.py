@@ -11,24 +11,10 @@ from aiohttp import web
 
 from client.gateway.answering.answers import Answers
 from client.gateway.web.app import Gateway
-from dht.errors import UserError
+from client.pages.listening import listen, runner_of
 from dht.process.supervision import Supervisor
 
 logger = logging.getLogger(__name__)
-
-
-async def listen(runner: web.AppRunner, host: str, port: int) -> int:
-    """Listen at ``host`` and ``port`` (0: any); returns the port. Raises UserError."""
-    site = web.TCPSite(runner, host, port, backlog=1024)
-    try:
-        await site.start()
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(
-            f"cannot listen at {host} port {port}: {reason}; choose another with --host and --port"
-        ) from None
-    address = runner.addresses[0]
-    return int(address[1])
 
 
 async def close_idle(server: web.Server, gateway: Gateway, limit_s: float) -> None:
@@ -53,11 +39,10 @@ async def serving(
     gateway: Gateway, parts: Supervisor, *, host: str, port: int, head_s: float
 ) -> AsyncIterator[int]:
     """Serve within the block, which gets the port. A client that hangs up ends its request."""
-    runner = web.AppRunner(
+    runner = runner_of(
         gateway.app,
+        keepalive_s=head_s,
         handler_cancellation=True,
-        access_log=None,
-        keepalive_timeout=head_s,
         shutdown_timeout=1.0,
         lingering_time=1.0,
     )

@@ -156,7 +156,7 @@ def test_mistakes_are_one_line(
         ((cluster, "--mode", "online"), "needs --rate"),
         ((cluster, "--trace", empty), "not a trace"),
         ((cluster, "--model", "large"), "no model large"),
-        ((cluster, "--scheduler", "best"), "invalid choice"),
+        ((cluster, "--scheduler", "best"), "'best' is not known: give one of anabranch"),
         ((broken,), "profiles cannot be read"),
     ):
         code, out, err = run(capsys, *arguments)

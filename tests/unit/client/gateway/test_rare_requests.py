@@ -8,6 +8,7 @@ import pytest
 
 from client.gateway.errors import ApiError
 from client.gateway.keys import plain_keys
+from client.gateway.protocols.ollama import Options
 from client.gateway.protocols.refused import refused_by
 from client.gateway.structured.call_formats import FUNCTION_TAGS, TAGGED_JSON, CallFormat
 from client.gateway.structured.calls import calls_in
@@ -41,6 +42,7 @@ LEAST: dict[str, dict[str, Any]] = {
     OLLAMA: {"model": "brook", "messages": HI, "stream": False},
 }
 """The least that each endpoint takes."""
+TEXT = {"type": "string"}
 LET_THROUGH = frozenset(
     {
         "cache_salt", "include", "keep_alive", "metadata", "model", "prefix_cache", "priority",
@@ -66,6 +68,7 @@ DIALECTS = {
 @pytest.mark.parametrize("name", DIALECTS)
 def test_what_changes_an_answer_elsewhere_is_built_or_refused(name: str) -> None:
     every = {field for each in DIALECTS.values() for field in each.kind.__struct_fields__}
+    every |= {*Options.__struct_fields__}
     kind = DIALECTS[name].kind
     assert every - LET_THROUGH <= {*kind.__struct_fields__, *refused_by(kind)}
 
@@ -142,6 +145,125 @@ def test_errors_name_the_fields_that_were_sent() -> None:
         assert error["param"] == name
         assert name in error["message"]
         assert "new_tokens" not in error["message"]
+        assert "echo" not in error["message"]
+    for body in ({"top_k": -5 + (1 << 40)}, {"stop_token_ids": [-1]}):
+        assert asyncio.run(refusal(CHAT, {**LEAST[CHAT], **body}))["param"] == next(iter(body))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        (MESSAGES, {"stop_sequences": [""]}, "stop_sequences"),
+        (MESSAGES, {"max_tokens": 0}, "max_tokens"),
+        (OLLAMA, {"options": {"stop": ""}}, "options.stop"),
+        (OLLAMA, {"options": {"repeat_penalty": -1}}, "options.repeat_penalty"),
+        (OLLAMA, {"options": {"presence_penalty": 5}}, "options.presence_penalty"),
+        (OLLAMA, {"num_predict": 5}, "num_predict"),
+        (RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "text.format"),
+    ],
+)
+def test_errors_begin_with_the_field_by_its_name_at_this_endpoint(
+    path: str, body: dict[str, Any], name: str
+) -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            status, answer = await gateway.post(path, **{**LEAST[path], **body})
+            error: Any = answer["error"]
+            assert status == 400
+            assert (error if path == OLLAMA else error["message"]).startswith(f"{name} ")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "words"),
+    [
+        (CHAT, {"tool_choice": "any"}, "tool_choice: 'any' is not supported here; 'auto', 'none'"),
+        (CHAT, {"tools": [{"type": "custom"}]}, "tools[0].type: 'custom' is not supported here"),
+        (MESSAGES, {"thinking": {"type": "auto"}}, "; 'adaptive', 'disabled', 'enabled' may be"),
+        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "zz"}]}]}, "'text'"),
+        (OLLAMA, {"think": "max"}, "think: 'max' is not supported here; 'high', 'low', 'medium'"),
+    ],
+)
+def test_a_value_that_is_not_known_is_told_with_those_that_are(
+    path: str, more: dict[str, Any], words: str
+) -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            status, answer = await gateway.post(path, **{**LEAST[path], **more})
+            assert status == 400
+            assert words in json.dumps(answer)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("form", ["json_schema", "json_object"])
+def test_a_schema_without_a_name_is_one(form: str) -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            asked = scripted(gateway, "{}")
+            wanted = {"type": form, "schema": {"type": "object", "properties": {"k-one": TEXT}}}
+            status, answer = await gateway.post(CHAT, messages=HI, response_format=wanted)
+            assert status == 200, answer
+            assert b"k-one" in asked[0].sampling.grammar
+
+    asyncio.run(scenario())
+
+
+# Parts of messages
+
+SEEN = {"type": "image", "data": "", "mimeType": "image/png"}  # as MCP has it
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        (CHAT, {"type": "image_url", "image_url": {"url": "data:"}}),
+        (CHAT, SEEN),
+        (CHAT, {"type": "input_image"}),
+        (MESSAGES, {"type": "image", "source": {"type": "base64", "data": ""}}),
+        (RESPONSES, {"type": "image_url"}),
+        (RESPONSES, {"type": "input_image"}),
+    ],
+)
+def test_an_image_is_refused_in_the_same_words_however_it_is_spelled(
+    path: str, part: dict[str, Any]
+) -> None:
+    said = [{"role": "user", "content": [part]}]
+    field = "input" if path == RESPONSES else "messages"
+    error = asyncio.run(refusal(path, {**LEAST[path], field: said}))
+    where = f"{field}[0].content[0].type"
+    kind = part["type"]
+    reason = f"{where}: {kind} is not supported here: the model reads text"
+    assert error["message"] == reason
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        (SEEN, "[an image, which"),
+        ({"type": "audio", "data": ""}, "[a recording, which"),
+        ({"type": "resource", "resource": {}}, "[a part of type 'resource', which"),
+        ({"type": "text", "text": "r-one"}, "r-one"),
+    ],
+)
+def test_no_part_of_a_result_ends_a_conversation(part: dict[str, Any], told: str) -> None:
+    use = {"type": "tool_use", "id": "c1", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": [part]}
+    blocks = [
+        *HI, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]},
+    ]  # fmt: skip
+    assert told in asyncio.run(prompt_for(MESSAGES, {"messages": blocks, "max_tokens": 9}))
+    chat = [
+        *HI, {"role": "assistant", "tool_calls": [call_of("look", "{}")]},
+        {"role": "tool", "tool_call_id": "c1", "content": [part]},
+    ]  # fmt: skip
+    assert told in asyncio.run(prompt_for(CHAT, {"messages": chat}))
+
+
+def test_a_text_is_one_by_the_type_of_either_interface() -> None:
+    said = [{"role": "user", "content": [{"type": "input_text", "text": "t-one"}]}]
+    assert "t-one" in asyncio.run(prompt_for(CHAT, {"messages": said}))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +281,58 @@ def test_a_seed_of_minus_one_is_any(path: str, more: dict[str, Any]) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("number", [3, 3.0, "3"])
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (CHAT, "max_tokens"),
+        (COMPLETIONS, "max_completion_tokens"),
+        (MESSAGES, "max_tokens"),
+        (RESPONSES, "max_output_tokens"),
+        (OLLAMA, "options"),
+    ],
+)
+def test_a_whole_number_is_one_however_it_is_written(path: str, name: str, number: Any) -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            asked = scripted(gateway, "one two three four")
+            value = {"num_predict": number, "top_k": number} if name == "options" else number
+            status, answer = await gateway.post(path, **{**LEAST[path], name: value})
+            assert status == 200, answer
+            assert asked[0].max_new_tokens == 3
+
+    asyncio.run(scenario())
+
+
 # HTTP
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("\ufeff{}", "Hi"),
+        ("{}", "cut \\ud83d"),
+        ("{}", "\\ude00 cut"),
+        ("{}", "both \\ud83d\\ude00"),
+        ("{}", "a half \\ud83d, \\\\ud83d written out, and a whole one \\ud83d\\ude00"),
+    ],
+)
+def test_bodies_with_a_mark_in_front_or_half_a_character_are_taken(text: str, told: str) -> None:
+    async def scenario() -> None:
+        body = text.replace("{}", f'{{"prompt": "{told}", "max_tokens": 1}}')
+        whole = told.encode().decode("unicode_escape").encode("utf-16", "surrogatepass")
+        async with paper_gateway() as gateway:
+            asked = scripted(gateway, "x")
+            headers = {"Content-Type": "application/json"}
+            url = gateway.url + COMPLETIONS
+            async with gateway.http.post(url, data=body.encode(), headers=headers) as response:
+                assert response.status == 200, await response.text()
+            tokenizer = gateway.swarm.text.tokenizer
+            assert tokenizer is not None
+            expected = whole.decode("utf-16", "replace")
+            assert asked[0].prompt_ids == tokenizer.encode(expected)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
@@ -174,6 +347,62 @@ def test_a_body_that_is_not_what_it_says_is_the_clients_mistake(encoding: str) -
             assert encoding in (await response.json())["error"]["message"]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status", "said"),
+    [
+        ("POST", "/v1/messages/batches", {}, 404, "nothing at this path"),
+        ("GET", "/v1/messages", {}, 405, "send POST"),
+        ("GET", "/v1/models/other", {"anthropic-version": "2023-06-01"}, 404, "'other'"),
+        ("POST", "/api/embed", {}, 400, "embeddings are not served"),
+        ("POST", "/v1/embeddings", {}, 400, "embeddings are not served"),
+        ("DELETE", "/v1/models", {}, 405, "send GET or HEAD"),
+    ],
+)
+def test_errors_around_requests_are_in_the_form_of_who_asks(
+    method: str, path: str, headers: dict[str, str], status: int, said: str
+) -> None:
+    async def scenario() -> None:
+        async with (
+            paper_gateway() as gateway,
+            gateway.http.request(method, gateway.url + path, headers=headers) as response,
+        ):
+            assert response.status == status
+            body = await response.json()
+            assert said in json.dumps(body)
+            if "/messages" in path or headers:
+                assert body["type"] == "error"
+                assert set(body["error"]) == {"type", "message"}
+            elif path.startswith("/api"):
+                assert isinstance(body["error"], str)
+            else:
+                assert set(body["error"]) == {"message", "type", "param", "code"}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES, OLLAMA])
+def test_an_empty_name_is_no_choice_of_a_model(path: str) -> None:
+    asyncio.run(prompt_for(path, {**LEAST[path], "model": ""}))
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"hello\r\n\r\n"]
+)
+def test_who_speaks_no_http_leaves_no_line_in_the_log(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            host, port = gateway.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(sent)
+            assert b" 400 " in await reader.readline()
+            writer.close()
+
+    asyncio.run(scenario())
+    assert not [each.getMessage() for each in caplog.records if each.exc_info]
 
 
 @pytest.mark.parametrize("header", ["x-api-key", "api-key"])
@@ -192,7 +421,6 @@ def test_keys_come_in_the_headers_of_every_vendor(header: str) -> None:
 
 # Schemas of functions
 
-TEXT = {"type": "string"}
 ONE = {"type": "object", "properties": {"at": TEXT}, "required": ["at"]}
 
 
