@@ -85,7 +85,7 @@ def error_of(body: Any) -> dict[str, Any]:
             CHAT,
             {"messages": HI, "response_format": {"type": "x"}},
             "response_format.type",
-            "Invalid enum value 'x'",
+            "'json_object', 'json_schema', 'text' may be",
         ),
         (
             CHAT,
