@@ -15,7 +15,7 @@ from coordinator.planning.placement import why_uncoverable
 from coordinator.planning.solve import SolveAnswer, SolveRequest
 from coordinator.planning.solver_process import solve_apart
 from coordinator.plans.demand import Demand
-from coordinator.plans.election.election import CATCH_UP_S
+from coordinator.plans.election.election import ELECTION
 from coordinator.plans.election.leadership import Leadership, LeadershipRules
 from coordinator.plans.review import falls_short
 from coordinator.plans.store import PlanStore
@@ -289,7 +289,7 @@ class Coordinator:
 
     @property
     def _republish_after_s(self) -> float:
-        return CATCH_UP_S if self._behind else self._config.publish_every_s
+        return ELECTION.catch_up_s if self._behind else self._config.publish_every_s
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -44,7 +44,7 @@ from client.session.events import (
 )
 from client.view.prefixes import NamedPrompt
 from client.view.view import SwarmView
-from coordinator.policies.admission.lengths import ANSWER_TOKENS
+from coordinator.policies.admission.config import ADMISSION
 from coordinator.policies.failure.pinger import BY_CLIENTS, answering
 from coordinator.policies.routing.affinity import KnownPrefix, Route
 from coordinator.policies.routing.routes import NoRoute
@@ -238,7 +238,7 @@ class SessionDriver:
         """The route that is wanted; records are read anew after a wait, and for a planned move."""
         loop, view, log = asyncio.get_running_loop(), self._view, self.controller.log
         # Stages admit by what they expect of answers; this is what they begin with.
-        kv_tokens = len(log.replay_ids) + min(log.remaining_tokens, ANSWER_TOKENS) - 1
+        kv_tokens = len(log.replay_ids) + min(log.remaining_tokens, ADMISSION.answer_tokens) - 1
         if isinstance(wanted, FindRoute):
             if wanted.after_s:
                 await asyncio.sleep(wanted.after_s)

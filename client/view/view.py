@@ -16,7 +16,7 @@ from client.view.prefixes import PrefixMemory
 from coordinator.policies.routing.affinity import KnownPrefix, Route, again
 from coordinator.policies.routing.balance import load_of, round_trips, swapped
 from coordinator.policies.routing.quickest import (
-    LATE_TIMES,
+    QUICKEST,
     LatePeers,
     OwnSessions,
     RingTimes,
@@ -235,7 +235,7 @@ class SwarmView:
             return
         peers = tuple(stage.peer_id for stage in route)
         self._late.took(peers, expected_s, token_s, now_s)
-        if token_s <= LATE_TIMES * expected_s:
+        if token_s <= QUICKEST.late_times * expected_s:
             for peer_id in peers:
                 self._on_time.pop(peer_id, None)
                 self._on_time[peer_id] = None

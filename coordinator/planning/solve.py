@@ -20,8 +20,7 @@ from coordinator.planning.heuristics.heuristics import greedy
 from coordinator.planning.heuristics.peer_cells import parts
 from coordinator.planning.heuristics.repair import repair
 from coordinator.planning.placement import (
-    CELLS_ABOVE,
-    GREEDY_SHARE,
+    PLACEMENT,
     NoPlacementError,
     Placement,
     best_placement,
@@ -105,7 +104,7 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
     if (
         kept_spans is not None
         and not request.thorough
-        and len(core.nodes) > CELLS_ABOVE
+        and len(core.nodes) > PLACEMENT.cells_above
         and len(standing.joined) > 1
     ):
         return _where_it_changed(request, core, kept_spans, standing, spent)
@@ -197,7 +196,7 @@ def _adoptable(problem: Problem, placement: Placement, service: Service) -> bool
         return True
     edges = solve_flow(problem, spans).edges
     best = score(problem, spans, "greedy", service=service, edges=edges)
-    return placement.value >= GREEDY_SHARE * best.value
+    return placement.value >= PLACEMENT.greedy_share * best.value
 
 
 def _kept_by(core: Problem, kept: Placement, standing: "_Standing") -> Placement | None:
@@ -233,7 +232,7 @@ class _Standing:
                 placed = together(self.scored_cells(problem, whole), self.service)
                 standing = replace(placed, assignments=tuple(spans), planner="keep")
                 found.append(counted(problem, standing))
-        if not found or len(problem.nodes) <= CELLS_ABOVE:
+        if not found or len(problem.nodes) <= PLACEMENT.cells_above:
             found.append(score(problem, spans, "keep", service=self.service))
         return max(found, key=lambda placement: placement.worth)
 
@@ -271,7 +270,7 @@ def gain_of(
 ) -> tuple[float, bool]:
     """The worth of ``best`` as a multiple of that of ``kept``, and whether a run showed what they
     serve."""
-    run = request.thorough and len(problem.nodes) <= CELLS_ABOVE
+    run = request.thorough and len(problem.nodes) <= PLACEMENT.cells_above
     if not run or set(best.assignments) == set(kept.assignments):
         return _ratio(best.worth, kept.worth), False
     after, before = (

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from coordinator.policies.admission.config import ADMISSION
 from coordinator.policies.admission.lengths import AnswerLengths
 from coordinator.policies.admission.room import KvAsk, KvRoom
 from coordinator.policies.admission.rules import (
-    QUEUE_SESSIONS_LEAST,
     Claim,
     Demand,
     RecentRate,
@@ -223,7 +223,7 @@ class Clients:
         if session.urgent or session.replays:
             return False
         sessions = self._peers[name].sessions
-        if sessions < QUEUE_SESSIONS_LEAST:
+        if sessions < ADMISSION.queue_sessions_least:
             return False
         untried = self._untried[name].values()
         waiting = sum(self._waits(name, other, came_s, now_s) for other, came_s in untried)

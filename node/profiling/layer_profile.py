@@ -22,8 +22,8 @@ from typing import Any, Protocol
 
 import torch
 
-from coordinator.policies.batching.scheduler import DECODE_S_MAX, PREFILL_TOKENS_MOST
-from coordinator.problem.service import CONTEXT_TYPICAL
+from coordinator.policies.batching.scheduler import BATCHING
+from coordinator.problem.config import ASSUMED
 from dht.errors import UserError
 from dht.messages.types import LayerTimes, ModelSpec, mean_layer_bytes
 from node.device.tensors import wait_for
@@ -33,7 +33,7 @@ from node.profiling.layer_fit import LayerFit, Timing, announced, fit
 
 STEP_OVERHEAD_S = 0.002
 """Overhead per step, whatever it runs: receiving, queueing, sending."""
-SESSION_TOKENS = round(2 * CONTEXT_TYPICAL)
+SESSION_TOKENS = round(2 * ASSUMED.context_typical)
 """Typical length of a session, which bounds the batch by KV room."""
 BATCHES = (1, 4, 16, 32, 64, 96, 128, 192, 256)
 CONTEXTS = (1, 512, 2048)
@@ -41,7 +41,7 @@ POINT_TOKENS_MAX = 1 << 16
 """Maximum sum of the contexts at a point: the KV of more would take longer to fill than to time."""
 CHECKS = ((2, 512), (8, 1), (4, 1024), (48, 512))
 """``(batch, context)`` points that are timed only to find the fit's error."""
-CHUNKS = (32, 128, 256, PREFILL_TOKENS_MOST)
+CHUNKS = (32, 128, 256, BATCHING.prefill_tokens_most)
 """Timed chunks of a prompt, in tokens; no step runs a longer one."""
 CHUNK_CONTEXTS = (0, 1024)
 """Tokens of the prompt before a timed chunk."""
@@ -104,7 +104,7 @@ class Profile:
     def decode_s(self) -> dict[int, float]:
         """Seconds of one layer by decodes, at a typical context."""
         return {
-            batch: self.fit.seconds(batch, CONTEXT_TYPICAL)
+            batch: self.fit.seconds(batch, ASSUMED.context_typical)
             for batch in sorted({timing.batch for timing in self.points})
         }
 
@@ -389,7 +389,7 @@ def _is_long(timed: Callable[[], float]) -> bool:
 
     The first step of a size warms up, so a long one gets a second try.
     """
-    return timed() > DECODE_S_MAX and timed() > DECODE_S_MAX
+    return timed() > BATCHING.decode_s_max and timed() > BATCHING.decode_s_max
 
 
 def tokens_per_s(engine: Engine, profile: Profile) -> tuple[float, ...]:
@@ -403,7 +403,7 @@ def rates(
     """:func:`tokens_per_s` of a peer with this memory."""
     layer = profile.fit
     return tuple(
-        best_rate(layer, layers, _sessions(spec, memory_bytes, layers), CONTEXT_TYPICAL)
+        best_rate(layer, layers, _sessions(spec, memory_bytes, layers), ASSUMED.context_typical)
         for layers in range(1, layers_max + 1)
     )
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from coordinator.policies.admission.config import ADMISSION
 from coordinator.policies.admission.rules import (
-    CROWD_REST_S,
-    REST_S,
     Claim,
     Holding,
     RecentRate,
@@ -312,7 +311,11 @@ class SessionTable:
 
         def rests_s(live: Live) -> float:
             crowds = idle[account(live)] > idle[mine] + 1
-            return CROWD_REST_S if crowds and not live.session.done_position else REST_S
+            return (
+                ADMISSION.crowd_rest_s
+                if crowds and not live.session.done_position
+                else ADMISSION.rest_s
+            )
 
         return rests_s
 

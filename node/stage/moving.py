@@ -22,7 +22,7 @@ UNKNOWN_ROW_S = 1e-3
 """Assumed time of a row in an engine that has not run a prompt yet."""
 STEP_EVERY_S = 0.05
 """Maximum interval at which a stage that serves other sessions runs some rows of a replay
-(:data:`coordinator.policies.batching.scheduler.BACKGROUND_QUIET_S`)."""
+(``BATCHING.background_quiet_s``)."""
 REST_ROWS = 4
 """Missing rows that are left to the hand-over: few enough for one small step."""
 PIECE_TOKENS_MAX = 512

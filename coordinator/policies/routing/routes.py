@@ -20,7 +20,7 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import Generic, TypeVar
 
-from coordinator.policies.routing.quickest import HOP_S, Ring, RingTimes, light_ring
+from coordinator.policies.routing.quickest import QUICKEST, Ring, RingTimes, light_ring
 from dht.messages.session import STAGES_MAX
 from dht.messages.types import (
     NO_VERSION,
@@ -359,8 +359,9 @@ def route_from_records(
 ) -> tuple[RouteStage, ...] | NoRoute:
     """The route with the least expected time per token, over what peers announce to serve.
 
-    A stage's time is 1 / T_j at the layers that it would run, plus ``HOP_S``, so fewer and faster
-    stages win. A route may enter a peer in the middle of its range and runs it to the range's end.
+    A stage's time is 1 / T_j at the layers that it would run, plus ``QUICKEST.hop_s``, so fewer and
+    faster stages win. A route may enter a peer in the middle of its range and runs it to the
+    range's end.
     """
     gaps = missing_layers(usable, layers)
     if gaps:
@@ -387,7 +388,7 @@ def _quickest(
             if end <= layer or not record.holds(layer, end):
                 continue
             stage = RouteStage(peer_id=record.peer_id, start=layer, end=end)
-            total_s = time_s + HOP_S + stage_s(record, end - layer)
+            total_s = time_s + QUICKEST.hop_s + stage_s(record, end - layer)
             if end not in best or total_s < best[end][0]:
                 best[end] = (total_s, (*stages, stage))
     return best[last][1] if last in best else None

@@ -24,8 +24,8 @@ from coordinator.evaluation.plan_check import check_plan, uncovered
 from coordinator.planning import placement, solve
 from coordinator.planning.heuristics import heuristics
 from coordinator.planning.placement import (
-    CELLS_ABOVE,
     HEURISTICS,
+    PLACEMENT,
     NoPlacementError,
     Placement,
     adoptable,
@@ -498,8 +498,8 @@ class TestSettled:
 
 
 class TestManyCells:
-    """Beyond ``CELLS_ABOVE`` peers, what is kept flows inside the cells that there are, and after a
-    change only cells that lost a layer are planned anew."""
+    """Beyond ``PLACEMENT.cells_above`` peers, what is kept flows inside the cells that there are,
+    and after a change only cells that lost a layer are planned anew."""
 
     @staticmethod
     def swarm(sites: int = 8) -> Problem:
@@ -580,7 +580,9 @@ class TestManyCells:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As in a swarm that is too large for a flow over all peers."""
-        monkeypatch.setattr(placement, "WHOLE_PEERS_MAX", CELLS_ABOVE)
+        monkeypatch.setattr(
+            placement, "PLACEMENT", replace(PLACEMENT, whole_peers_max=PLACEMENT.cells_above)
+        )
         problem, plan = self.first()
         cells = flow_parts(plan.edges)
         new = tuple(node(f"new-{at}", steady(20, 4), memory_bytes=400) for at in range(4))

@@ -22,7 +22,7 @@ from coordinator.planning.heuristics.heuristics import (
 )
 from coordinator.planning.placement import (
     HEURISTICS,
-    VALUE_WITHIN,
+    PLACEMENT,
     NoPlacementError,
     Placement,
     best_placement,
@@ -197,7 +197,7 @@ def test_without_any_time_it_serves_what_reviewers_ask_for(make, seed):
     assert anew is not None
     edges = solve_flow(problem, anew).edges
     yardstick = estimate(problem, anew, edges, service).tokens_per_s
-    assert best.value >= VALUE_WITHIN * yardstick
+    assert best.value >= PLACEMENT.value_within * yardstick
 
 
 def test_the_exact_program_finds_the_best_of_a_small_case(make):
