@@ -24,7 +24,7 @@ from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
-from dht.budget import Budget
+from dht.budget import CONNECTIONS, Budget
 from dht.errors import NetworkError, UserError
 from dht.identity.multiaddr import split_circuit
 from dht.identity.peer_id import Identity
@@ -48,7 +48,9 @@ class HostConfig:
     dial_limit_s: float = 5.0
     directly_every_s: float = 300.0
     """Minimum time between direct dials of a peer that is connected only through relays."""
-    connections_max: int = 1024
+    connections_max: int = 2 * CONNECTIONS.in_all
+    """Connections at one time, accepted or dialled: however many others make, which the budget
+    bounds, as many are left to dial."""
     negotiate_s: int = 5
 
 

@@ -9,12 +9,8 @@ stages learn whether the head is worth more now.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-DRAFTS_MAX = 4
-"""Maximum drafts of a round: each is a step of a layer and of the output head."""
-CHANCE_LEAST = 0.25
-"""Minimum chance of the last draft to be right together with all before it."""
-RIGHT_AT_FIRST = 0.7
-"""Assumed share of right drafts until it is measured."""
+from node.drafting.config import DRAFTING
+
 OBSERVED_WEIGHT = 0.15
 """Weight of the newest draft in the share of right ones."""
 
@@ -23,7 +19,7 @@ OBSERVED_WEIGHT = 0.15
 class HeadPace:
     """Follows one session's drafts."""
 
-    right: float = RIGHT_AT_FIRST
+    right: float = DRAFTING.right_at_first
     """Share of drafts that were right, each after a right one."""
     _told: tuple[int, ...] = ()
 
@@ -31,7 +27,7 @@ class HeadPace:
     def count(self) -> int:
         """Number of tokens to draft."""
         count, chance = 1, self.right * self.right
-        while count < DRAFTS_MAX and chance >= CHANCE_LEAST:
+        while count < DRAFTING.head_drafts_max and chance >= DRAFTING.chance_least:
             count, chance = count + 1, chance * self.right
         return count
 

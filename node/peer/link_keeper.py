@@ -15,7 +15,7 @@ from dht.messages.types import LINK_FRESH_MAX_S, LINKS_MAX, Link, LinksRecord, N
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
 from node.links.measured_links import MeasuredLinks
-from node.links.probe import FAST_BYTES_PER_S, MEASURE_BYTES, measure_link
+from node.links.probe import PROBE, measure_link
 from node.stage.server import StageServer
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def probe_order(me: str, others: Iterable[str]) -> list[str]:
 
 def is_steady(before: Link, now: Link) -> bool:
     """Whether two measurements of a link say about the same."""
-    slow, fast = sorted(min(FAST_BYTES_PER_S, k.bandwidth_bytes_per_s) for k in (before, now))
+    slow, fast = sorted(min(PROBE.fast_bytes_per_s, k.bandwidth_bytes_per_s) for k in (before, now))
     near, far = sorted((before.rtt_s, now.rtt_s))
     return fast <= STEADY * slow and far <= max(STEADY * near, near + STEADY_S)
 
@@ -99,7 +99,7 @@ class LinkKeeper:
         missing = probe_order(me, missing)
         room = min(self._config.per_round, LINKS_MAX - len(fresh))
         for peer_id in missing[: max(0, room)]:
-            if self._stage.traffic.beside_left_bytes < MEASURE_BYTES:
+            if self._stage.traffic.beside_left_bytes < PROBE.measure_bytes:
                 break  # what the owner lends is for answers
             try:
                 link = await measure_link(self._transport, peer_id, nodes[peer_id].addresses)

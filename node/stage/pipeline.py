@@ -41,7 +41,7 @@ from node.sessions.life import Completed, Lost, MoveReplied, refused_of
 from node.sessions.session import StageSession, StageState, UnsoundTokensError
 from node.sessions.session_table import Live
 from node.stage.drafting import StageDrafting
-from node.stage.moving import REST_ROWS
+from node.stage.moving import MOVING
 from node.stage.shell import StagePart, StageShell
 
 
@@ -352,7 +352,7 @@ class StagePipeline(StagePart):
         if session.told_warm or open_.hop != open_.migrate_until:
             return
         behind = session.next_position - session.done_position
-        if session.done_position >= open_.prompt_tokens and behind <= REST_ROWS:
+        if session.done_position >= open_.prompt_tokens and behind <= MOVING.rest_rows:
             session.told_warm = True
             live.upstream.send(MigrationReady(session=open_.session, attempt=open_.attempt))
 

@@ -24,7 +24,7 @@ from client.gateway.protocols.messages import (
 from client.gateway.protocols.requests import (
     DEFAULT_EFFORT,
     NO_EFFORT,
-    STOPS_MAX,
+    REQUEST,
     ChatRequest,
     Effort,
     NamedSchema,
@@ -300,7 +300,7 @@ class MessagesRequest(CountRequest, kw_only=True):
 
     max_tokens: TokenCount
     stream: bool | None = None
-    stop_sequences: Annotated[list[Stop], Meta(max_length=STOPS_MAX)] | None = None
+    stop_sequences: Annotated[list[Stop], Meta(max_length=REQUEST.stops_max)] | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: int | None = None

@@ -160,7 +160,7 @@ class Scheduler(Generic[AnyWork]):
         """Take the items of the next step from the queue; empty if none may run now.
 
         The first waiting prefill is always among them: the oldest urgent one, or the oldest, which
-        comes first in one step of ``URGENT_STEPS + 1`` at least, so every prefill gets its turn.
+        comes first in one step of ``urgent_steps + 1`` at least, so every prefill gets its turn.
         Background work adds at most one item, to a step that runs anyway or while the engine is
         quiet.
         """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from client.swarm.peer_texts import BYTES_MAX, LIST, checked, fetched_texts
+from client.swarm.peer_texts import LIST, TEXTS, checked, fetched_texts
 from dht.budget import TEXT_BYTES, TEXT_STREAMS, Budget
 from dht.checkpoints.hub import TOOL_USE_TEMPLATE
 from dht.checkpoints.model_files import root_of
@@ -112,7 +112,9 @@ def test_a_list_names_no_other_files(name: str) -> None:
 
 def test_a_list_promises_no_more_than_is_taken() -> None:
     names = ("tokenizer.json", "tokenizer_config.json")
-    files = tuple(TextFile(name=n, size_bytes=BYTES_MAX // 2 + 1, sha256="0" * 64) for n in names)
+    files = tuple(
+        TextFile(name=n, size_bytes=TEXTS.bytes_max // 2 + 1, sha256="0" * 64) for n in names
+    )
     with pytest.raises(codec.MalformedError, match="more than"):
         checked(
             TextsFound(files=files, weights=WEIGHTS),
