@@ -9,13 +9,13 @@ without it serve less.
 Rows are added to the output; those that it has already are kept.
 """
 
-from dataclasses import replace
 import contextlib
 import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -23,8 +23,8 @@ from bench import report
 from bench.planner.clusters import TUNING
 from bench.planner.live_plan import Case, case
 from coordinator.planning import placement
-from coordinator.planning.search.config import SEARCH
 from coordinator.planning.search import chain_search
+from coordinator.planning.search.config import SEARCH
 from coordinator.planning.solve import by_clock
 from coordinator.problem.service import announced_service
 from coordinator.runtime import CoordinatorConfig
@@ -58,12 +58,17 @@ def without_heuristics(*names: str) -> Without:
 OPTIONAL = [name for name in placement.HEURISTICS if name not in placement.FIRST]
 """Heuristics without which a plan can be adopted; the others depend on what peers refuse."""
 PARTS: dict[str, Without] = {
-    WHOLE: contextlib.nullcontext, "dynamic program": lambda: patch.object(chain_search,
-    "chains_by_dp", _nothing), "column generation": lambda: patch.object(chain_search, "SEARCH",
-    replace(SEARCH, columns_share=0.0)), "moves": lambda: patch.object(chain_search, "SEARCH",
-    replace(SEARCH, refined=0)), TRIALS: contextlib.nullcontext, "all heuristics":
-    without_heuristics(*OPTIONAL), **{name: without_heuristics(name) for name in OPTIONAL}, } Key =
-    tuple[str, str, float]
+    WHOLE: contextlib.nullcontext,
+    "dynamic program": lambda: patch.object(chain_search, "chains_by_dp", _nothing),
+    "column generation": lambda: patch.object(
+        chain_search, "SEARCH", replace(SEARCH, columns_share=0.0)
+    ),
+    "moves": lambda: patch.object(chain_search, "SEARCH", replace(SEARCH, refined=0)),
+    TRIALS: contextlib.nullcontext,
+    "all heuristics": without_heuristics(*OPTIONAL),
+    **{name: without_heuristics(name) for name in OPTIONAL},
+}
+Key = tuple[str, str, float]
 
 
 def key_of(row: dict[str, Any]) -> Key:

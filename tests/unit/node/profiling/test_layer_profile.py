@@ -27,7 +27,7 @@ from node.profiling.layer_profile import (
     CHUNK_CONTEXTS,
     CHUNKS,
     CONTEXTS,
-    PROFILING,
+    POINT_TOKENS_MAX,
     EngineLayer,
     best_rate,
     feasible,
@@ -80,9 +80,8 @@ def test_rates_fall_with_layers_whatever_was_measured(seconds: list[float]) -> N
 
 def test_one_quiet_moment_is_enough(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Timings are the least of several: a slow machine with one fast step counts as fast."""
-    monkeypatch.setattr(
-        layer_profile, "PROFILING", replace(layer_profile.PROFILING, timing_budget_s=1.0)
-    )
+    longer = replace(layer_profile.PROFILING, timing_budget_s=1.0)
+    monkeypatch.setattr(layer_profile, "PROFILING", longer)
     now, calls = 0.0, 0
 
     def clock() -> float:
@@ -100,7 +99,7 @@ def test_one_quiet_moment_is_enough(directory: Path, monkeypatch: pytest.MonkeyP
 
 def test_points_are_those_that_the_context_and_the_pages_allow() -> None:
     grid = {(b, c) for b in BATCHES for c in CONTEXTS} | set(CHECKS)
-    everything = {(b, c) for b, c in grid if b * c <= PROFILING.point_tokens_max}
+    everything = {(b, c) for b, c in grid if b * c <= POINT_TOKENS_MAX}
     assert set(points_within(1 << 20, 16, 1 << 20)) == everything
     assert max(everything) == (256, 1)
     assert set(points_within(1 << 20, 16, 512)) == {p for p in everything if p[1] <= 512}
@@ -111,19 +110,25 @@ def test_points_are_those_that_the_context_and_the_pages_allow() -> None:
 def test_a_real_engine_is_timed_at_every_point_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patient = replace(layer_profile.BATCHING, decode_s_max=math.inf)  # a busy machine stalls as
-    well monkeypatch.setattr(layer_profile, "BATCHING", patient) directory = make_llama(tmp_path,
-    hidden=64, layers=3, vocab=64, context_tokens=1536) engine = engine_of(directory) measured =
-    measure(engine) timed = {(t.batch, t.context_tokens) for t in (*measured.points,
-    *measured.checks)} assert timed == set(feasible(engine, room_for_timing(engine))) assert timed
-    >= {(1, 512), (16, 512), (4, 1024), (256, 1)} chunks = [(timing.batch, timing.context_tokens)
-    for timing in measured.prefills] assert chunks == [(chunk, before) for before in CHUNK_CONTEXTS
-    for chunk in CHUNKS] assert measured.fit_error is not None assert measured.fit_error >= 0 start,
-    end = engine.held assert engine.kv.free_tokens == engine.kv_tokens_beside(start, end) assert
-    set(measured.layer_s()) == {1, 4, 16, *CHUNKS} assert set(measured.decode_s()) >= {1, 4, 16} for
-    times, rows in ((measured.decode_times, BATCHES), (measured.prompt_times, CHUNKS)): assert
-    tuple(count for count, _, _ in times) == rows assert all(0 < near_ns <= far_ns for _, near_ns,
-    far_ns in times)
+    patient = replace(layer_profile.BATCHING, decode_s_max=math.inf)  # a busy machine stalls
+    monkeypatch.setattr(layer_profile, "BATCHING", patient)
+    directory = make_llama(tmp_path, hidden=64, layers=3, vocab=64, context_tokens=1536)
+    engine = engine_of(directory)
+    measured = measure(engine)
+    timed = {(t.batch, t.context_tokens) for t in (*measured.points, *measured.checks)}
+    assert timed == set(feasible(engine, room_for_timing(engine)))
+    assert timed >= {(1, 512), (16, 512), (4, 1024), (256, 1)}
+    chunks = [(timing.batch, timing.context_tokens) for timing in measured.prefills]
+    assert chunks == [(chunk, before) for before in CHUNK_CONTEXTS for chunk in CHUNKS]
+    assert measured.fit_error is not None
+    assert measured.fit_error >= 0
+    start, end = engine.held
+    assert engine.kv.free_tokens == engine.kv_tokens_beside(start, end)
+    assert set(measured.layer_s()) == {1, 4, 16, *CHUNKS}
+    assert set(measured.decode_s()) >= {1, 4, 16}
+    for times, rows in ((measured.decode_times, BATCHES), (measured.prompt_times, CHUNKS)):
+        assert tuple(count for count, _, _ in times) == rows
+        assert all(0 < near_ns <= far_ns for _, near_ns, far_ns in times)
 
 
 def test_what_a_step_does_beside_its_layers_is_no_layers_time(directory: Path) -> None:
