@@ -40,7 +40,7 @@ from coordinator.problem.from_records import problem_of
 from dht.errors import NetworkError
 from dht.identity.peer_id import short_name
 from dht.messages.types import (
-    PEERS_MAX,
+    RECORD_BOUNDS,
     LinksRecord,
     ModelSpec,
     NodeRecord,
@@ -476,7 +476,7 @@ class Coordinator:
                 version=self._next_version(),  # a higher one may have been seen during the solve
                 coordinator=self._transport.peer_id,
                 answer_weight=request.answer_weight,
-                silent=tuple(sorted(self._liveness.silent - given)[:PEERS_MAX]),
+                silent=tuple(sorted(self._liveness.silent - given)[: RECORD_BOUNDS.peers_max]),
             )
             await self._publish(plan, f"{reason}: {why}")
 

@@ -31,7 +31,7 @@ from dht.checkpoints.hub import HubId, local_path, served_name
 from dht.errors import MachineError, NetworkError, SwarmError, UserError
 from dht.networks.connecting import chosen_transport
 from dht.networks.invitation import Invitation, is_invitation, read_invitation
-from dht.networks.local_network import OFFERS_MAX, chosen
+from dht.networks.local_network import LOCAL_NETWORK, chosen
 from dht.networks.remembered import Remembered, UnreadableError, memory_file, recall, shown
 from dht.process.news import TEXTS_MAX, News
 from dht.process.supervision import Watchdog, WatchdogConfig, run_by_service
@@ -339,12 +339,12 @@ def _found_here(
 
     say("looking on this network for peers that joined with --local…")
     offers = look()
-    for offer in offers[:OFFERS_MAX]:
+    for offer in offers[: LOCAL_NETWORK.offers_max]:
         say(str(offer))
-    if len(offers) > OFFERS_MAX:
-        say(f"… and {len(offers) - OFFERS_MAX} more, which are left aside")
+    if len(offers) > LOCAL_NETWORK.offers_max:
+        say(f"… and {len(offers) - LOCAL_NETWORK.offers_max} more, which are left aside")
     found = chosen(
-        offers[:OFFERS_MAX],
+        offers[: LOCAL_NETWORK.offers_max],
         network=arguments.network,
         model=None if arguments.model is None else served_name(arguments.model),
         fingerprint=getattr(arguments, "fingerprint", ""),

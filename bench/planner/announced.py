@@ -26,7 +26,7 @@ from coordinator.simulator.core.profiles import PeerProfile, Profiles, interpola
 from dht.identity.uplink import claim_of
 from dht.messages import codec, session
 from dht.messages.types import (
-    LINKS_MAX,
+    RECORD_BOUNDS,
     DeviceSpec,
     LinksRecord,
     ModelSpec,
@@ -144,7 +144,7 @@ def announced(problem: Problem, profiles: Profiles) -> tuple[NodeRecord, ...]:
             uplink=claims.get(node.peer_id),
             state=NodeState.WAITING,
         )
-        told = codec.decode(codec.encode(record), limit_bytes=codec.RECORD_BYTES_MAX)
+        told = codec.decode(codec.encode(record), limit_bytes=codec.FRAME_BOUNDS.record_bytes_max)
         found.append(cast("NodeRecord", told))
     return tuple(found)
 
@@ -155,7 +155,7 @@ def announced_links(problem: Problem) -> dict[str, LinksRecord]:
     for node in problem.nodes:
         name = node.peer_id
         into = {link.source: link for link in problem.links if link.target == name}
-        first = probe_order(name, into)[:LINKS_MAX]
+        first = probe_order(name, into)[: RECORD_BOUNDS.links_max]
         found[name] = LinksRecord(peer_id=name, links=tuple(into[source] for source in first))
     return found
 

@@ -10,7 +10,7 @@ from statistics import median
 from client.pages.clean import clean_id, clean_name, peer_name
 from coordinator.plans.demand import planned_for
 from dht.messages.types import (
-    LINK_FRESH_MAX_S,
+    RECORD_BOUNDS,
     SINK,
     SOURCE,
     Link,
@@ -22,7 +22,7 @@ from dht.messages.types import (
 )
 from dht.process.json_file import Json
 
-LINK_S = LINK_FRESH_MAX_S + 300.0
+LINK_S = RECORD_BOUNDS.link_fresh_max_s + 300.0
 """Older measurements are not shown: peers have measured such a link again."""
 
 

@@ -27,7 +27,7 @@ from dht.messages import codec
 from dht.messages.kv import KvCopy
 from dht.messages.logprobs import TokenScore, unpack_scores
 from dht.messages.session import (
-    PROMPT_TOKENS_MAX,
+    SESSION_BOUNDS,
     FinishReason,
     MigrationReady,
     Ping,
@@ -160,12 +160,12 @@ class Attempt:
             await self._prompt(self._first, 0, token_ids)
 
     async def _prompt(self, first: Stream, position: int, token_ids: tuple[int, ...]) -> None:
-        for at in range(0, len(token_ids), PROMPT_TOKENS_MAX):
+        for at in range(0, len(token_ids), SESSION_BOUNDS.prompt_tokens_max):
             prompt = Prompt(
                 session=self._open_message.session,
                 attempt=self.attempt,
                 position=position + at,
-                token_ids=token_ids[at : at + PROMPT_TOKENS_MAX],
+                token_ids=token_ids[at : at + SESSION_BOUNDS.prompt_tokens_max],
             )
             await self._send(0, first, prompt)
 

@@ -51,7 +51,7 @@ from coordinator.policies.routing.routes import NoRoute
 from dht.errors import NetworkError, SwarmError
 from dht.identity.peer_id import short_name
 from dht.messages import codec
-from dht.messages.session import HISTORY_TOKENS_MAX, Priority, SessionClose, SessionOpen
+from dht.messages.session import SESSION_BOUNDS, Priority, SessionClose, SessionOpen
 from dht.messages.types import looks_within
 from dht.transport.interface import SESSION_PROTOCOL, Transport
 
@@ -418,7 +418,7 @@ class SessionDriver:
             return ()
         so_far, told = log.replay_ids, len(log.history)
         known = len(route) == 1 or told == len(so_far)
-        return () if known or told + len(so_far) > HISTORY_TOKENS_MAX else so_far
+        return () if known or told + len(so_far) > SESSION_BOUNDS.history_tokens_max else so_far
 
     def _leave(self, attempt: int, peers: list[str]) -> None:
         for peer_id in dict.fromkeys(peers):

@@ -24,7 +24,7 @@ from dht.checkpoints.model_files import root_of
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.peer import (
-    TEXT_PIECE_BYTES,
+    PEER_BOUNDS,
     TextFile,
     TextPiece,
     TextRequest,
@@ -126,7 +126,7 @@ async def _file(stream: Stream, file: TextFile) -> bytes:
     data = bytearray()
     while len(data) < file.size_bytes:
         request = TextRequest(sha256=file.sha256, start=len(data))
-        _, body = await _ask(stream, request, TextPiece, TEXT_PIECE_BYTES + 1024)
+        _, body = await _ask(stream, request, TextPiece, PEER_BOUNDS.text_piece_bytes + 1024)
         if not body or len(data) + len(body) > file.size_bytes:
             raise codec.MalformedError(f"{file.name} comes with another length than listed")
         data += body

@@ -34,7 +34,7 @@ from coordinator.simulator.core.profiles import (
     interpolated,
 )
 from dht.errors import UserError
-from dht.messages.types import LAYERS_MAX, SINK, SOURCE, Count, Problem, Rate, Seconds
+from dht.messages.types import RECORD_BOUNDS, SINK, SOURCE, Count, Problem, Rate, Seconds
 
 FILE_BYTES_MAX = 64 << 20
 POINTS_MAX = 4096
@@ -44,7 +44,7 @@ TRANSFER_BYTES_PER_S = 5e9
 SINGLE_DECODE_FACTOR = 2.0
 
 Table = Annotated[tuple[tuple[Count, Seconds], ...], Meta(min_length=2, max_length=POINTS_MAX)]
-Entries = Annotated[tuple[Count, ...], Meta(min_length=1, max_length=LAYERS_MAX)]
+Entries = Annotated[tuple[Count, ...], Meta(min_length=1, max_length=RECORD_BOUNDS.layers_max)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,9 @@ class _Limits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gpu:
     kv_entries: Entries
-    inference: Annotated[tuple[_Limits, ...], Meta(min_length=1, max_length=LAYERS_MAX)]
+    inference: Annotated[
+        tuple[_Limits, ...], Meta(min_length=1, max_length=RECORD_BOUNDS.layers_max)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,7 @@ from coordinator.problem.service import Service
 from coordinator.simulator.judge import judge
 from dht.errors import SwarmError
 from dht.messages.types import (
-    ANSWER_WEIGHT_MAX,
-    RATE_MAX,
+    RECORD_BOUNDS,
     SOURCE,
     Assignment,
     FlowEdge,
@@ -445,7 +444,7 @@ def _replicated(found: Sequence[tuple[float, Placement]]) -> Sequence[tuple[floa
     """Those of the placements, with what they are worth, that have two holders of every layer and
     are as quick for one answer as the best, if one of them is near the best; else all."""
     most, best = max(found, key=itemgetter(0))
-    idle = best.answer_weight / ANSWER_WEIGHT_MAX
+    idle = best.answer_weight / RECORD_BOUNDS.answer_weight_max
     least = (
         PLACEMENT.value_within - idle * (PLACEMENT.value_within - PLACEMENT.replicated_within)
     ) * most
@@ -585,7 +584,7 @@ def make_plan(
         flow_tokens_per_s=placement.flow_tokens_per_s,
         bound_tokens_per_s=upper_bound(problem),
         planner=placement.planner,
-        estimate_tokens_per_s=None if estimated is None else min(estimated, RATE_MAX),
+        estimate_tokens_per_s=None if estimated is None else min(estimated, RECORD_BOUNDS.rate_max),
         solve_s=solve_s,
         created_unix_s=now_unix_s,
         answer_weight=placement.answer_weight,

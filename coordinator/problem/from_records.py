@@ -7,8 +7,7 @@ from coordinator.problem.config import ASSUMED
 from coordinator.problem.unmeasured import with_guesses
 from coordinator.problem.uplinks import homes_of, rates_of
 from dht.messages.types import (
-    FAR_TOKENS,
-    TOKENS_PER_S_MAX,
+    RECORD_BOUNDS,
     Assignment,
     LinksRecord,
     ModelSpec,
@@ -78,7 +77,7 @@ def _rates(record: NodeRecord) -> tuple[float, ...]:
     if record.decode_layer_ns and best > 0:
         share = min(1.0, max(map(_layer_rate, record.decode_layer_ns)) / best)
     return tuple(
-        min(TOKENS_PER_S_MAX, max(ASSUMED.tokens_per_s_min, share * rate))
+        min(RECORD_BOUNDS.tokens_per_s_max, max(ASSUMED.tokens_per_s_min, share * rate))
         for rate in record.tokens_per_s
     )
 
@@ -86,7 +85,9 @@ def _rates(record: NodeRecord) -> tuple[float, ...]:
 def _layer_rate(time: tuple[int, int, int]) -> float:
     """Layers × tokens/s of a step at the context of T_j."""
     rows, near_ns, far_ns = time
-    typical_ns = near_ns + max(0, far_ns - near_ns) * ASSUMED.context_typical / FAR_TOKENS
+    typical_ns = (
+        near_ns + max(0, far_ns - near_ns) * ASSUMED.context_typical / RECORD_BOUNDS.far_tokens
+    )
     return rows / max(1.0, typical_ns) * 1e9
 
 

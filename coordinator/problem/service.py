@@ -9,7 +9,7 @@ from operator import add
 
 from coordinator.problem.config import ASSUMED
 from dht.messages.types import (
-    FAR_TOKENS,
+    RECORD_BOUNDS,
     LayerTimes,
     ModelSpec,
     PlannerNode,
@@ -235,7 +235,8 @@ def _announced(times: LayerTimes, row_least_s: float, row_most_s: float) -> Curv
     for count, near_ns, far_ns in times:
         least_s, most_s = count * row_least_s, count * row_most_s
         context_s = min(
-            max(0, far_ns - near_ns) * 1e-9 / FAR_TOKENS, most_s / ASSUMED.context_typical
+            max(0, far_ns - near_ns) * 1e-9 / RECORD_BOUNDS.far_tokens,
+            most_s / ASSUMED.context_typical,
         )
         typical_s = min(max(near_ns * 1e-9 + ASSUMED.context_typical * context_s, least_s), most_s)
         contexts_s.append(context_s)

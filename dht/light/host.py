@@ -31,7 +31,7 @@ from dht.identity.peer_id import Identity
 from dht.light.bounds import restrain, upgrades
 from dht.light.relay import Circuits
 from dht.light.stream import BridgedStream
-from dht.messages.types import PEERS_MAX
+from dht.messages.types import RECORD_BOUNDS
 
 T = TypeVar("T")
 
@@ -252,7 +252,7 @@ class LightHost:
     async def _connect(self, peer_id: str, dialled: tuple[str, ...]) -> bool:
         """Ensure a connection to a peer; returns whether it is a new one."""
         lock = self._dialling.setdefault(peer_id, trio.Lock())
-        while len(self._dialling) > PEERS_MAX:
+        while len(self._dialling) > RECORD_BOUNDS.peers_max:
             del self._dialling[next(iter(self._dialling))]
         async with lock:
             if self._is_connected(peer_id):
@@ -276,7 +276,7 @@ class LightHost:
         if now_s - self._tried_directly_s.get(peer_id, -inf) < self._config.directly_every_s:
             return
         self._tried_directly_s[peer_id] = now_s
-        while len(self._tried_directly_s) > PEERS_MAX:
+        while len(self._tried_directly_s) > RECORD_BOUNDS.peers_max:
             del self._tried_directly_s[next(iter(self._tried_directly_s))]
 
         async def dial() -> None:

@@ -9,6 +9,7 @@ each and of all peers. It takes only a peer's own records: no peer can hide behi
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from dht.budget import (
@@ -35,12 +36,20 @@ from dht.records.signed import RecordError, kind_of, open_record
 from dht.transport.interface import Stream
 from dht.transport.requests import SEND_LIMIT_S
 
-ANSWER_BYTES_MAX = 1 << 20
-REQUEST_BYTES_MAX = 128 << 10
-FRESH_S = 0.5
-"""Time for which a key that was searched is not searched again for the next asker."""
-SEARCHED_MAX = 512
-SILENCE_LIMIT_S = 180.0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelperConfig:
+    """Bounds of what a helper reads, answers and searches."""
+
+    answer_bytes_max: int = 1 << 20
+    request_bytes_max: int = 128 << 10
+    fresh_s: float = 0.5
+    """Time for which a key that was searched is not searched again for the next asker."""
+    searched_max: int = 512
+    silence_limit_s: float = 180.0
+
+
+HELPING = HelperConfig()
 
 
 class SignedRecords(Protocol):
@@ -123,8 +132,8 @@ class RecordHelper:
         """Answer the next request; False when none comes or the answer is not read in time."""
         self._idle[stream] = None
         try:
-            async with asyncio.timeout(SILENCE_LIMIT_S):
-                frame = await codec.read_frame(stream, limit_bytes=REQUEST_BYTES_MAX)
+            async with asyncio.timeout(HELPING.silence_limit_s):
+                frame = await codec.read_frame(stream, limit_bytes=HELPING.request_bytes_max)
         except TimeoutError:
             return False
         finally:
@@ -186,7 +195,7 @@ class RecordHelper:
                 continue
             data = codec.encode(record)
             size_bytes += len(data)
-            if size_bytes > ANSWER_BYTES_MAX:
+            if size_bytes > HELPING.answer_bytes_max:
                 more = True
                 break
             given.append(data)
@@ -197,7 +206,7 @@ class RecordHelper:
 
         Returns whether it was searched: without a search, the replica may miss all records.
         """
-        if now_s - self._read_s.get(key, -1e9) < FRESH_S:
+        if now_s - self._read_s.get(key, -1e9) < HELPING.fresh_s:
             return True
         reading = self._reading.get(key)
         if reading is None:
@@ -219,7 +228,7 @@ class RecordHelper:
         if not done.cancelled() and done.exception() is None:
             self._read_s.pop(key, None)  # to the end: ordered by last search
             self._read_s[key] = asyncio.get_running_loop().time()
-            while len(self._read_s) > SEARCHED_MAX:
+            while len(self._read_s) > HELPING.searched_max:
                 del self._read_s[next(iter(self._read_s))]
 
     async def _store(self, peer_id: str, data: bytes, *, replicate: bool) -> RecordStored:

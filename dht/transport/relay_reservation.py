@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dht.errors import NetworkError
 from dht.identity.multiaddr import CIRCUIT, dialled_of, is_loopback
 from dht.messages import codec
-from dht.messages.types import ADDRESSES_MAX
+from dht.messages.types import RECORD_BOUNDS
 from dht.transport.interface import RELAY_PROTOCOL, Transport
 from dht.transport.relay_messages import (
     Field,
@@ -96,6 +96,7 @@ def circuit_addresses(relay_id: str, addresses: tuple[str, ...], peer_id: str) -
 
 
 def with_circuits(own: tuple[str, ...], circuits: tuple[str, ...]) -> tuple[str, ...]:
-    """The addresses to announce, ``ADDRESSES_MAX`` at most; those through relays always fit."""
-    circuits = circuits[:ADDRESSES_MAX]
-    return (*own[: ADDRESSES_MAX - len(circuits)], *circuits)
+    """The addresses to announce, ``RECORD_BOUNDS.addresses_max`` at most; those through relays
+    always fit."""
+    circuits = circuits[: RECORD_BOUNDS.addresses_max]
+    return (*own[: RECORD_BOUNDS.addresses_max - len(circuits)], *circuits)

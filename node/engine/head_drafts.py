@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from dht.messages.session import DRAFT_TOKENS_MAX
+from dht.messages.session import SESSION_BOUNDS
 from dht.messages.types import ModelSpec, stage_bytes
 from node.device.tensors import to_device
 from node.drafting.chain import draft_sampling
@@ -123,7 +123,9 @@ class HeadDrafts:
     def open(self, key: str, tokens: int) -> None:
         """Let a session of up to ``tokens`` tokens be drafted, as far as there is KV for it."""
         if self.held:
-            most = min(tokens + DRAFT_TOKENS_MAX + 1, self._engine.spec.context_tokens)
+            most = min(
+                tokens + SESSION_BOUNDS.draft_tokens_max + 1, self._engine.spec.context_tokens
+            )
             self._engine.kv.open(key, most, (0, 1))
             self._rows[key] = _Rows(most=most)
 

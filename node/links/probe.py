@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dht.budget import PROBE_BYTES, Budget
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
-from dht.messages.peer import REQUESTS_MAX, ProbeData, ProbeRequest
+from dht.messages.peer import PEER_BOUNDS, ProbeData, ProbeRequest
 from dht.messages.session import Ping, Pong
 from dht.messages.types import Link
 from dht.transport.interface import PROBE_PROTOCOL, Stream, Transport
@@ -74,7 +74,7 @@ class ProbeServer:
 
     async def _serve(self, stream: Stream) -> None:
         asked_bytes = 0
-        for _ in range(REQUESTS_MAX):
+        for _ in range(PEER_BOUNDS.requests_max):
             match await next_request(stream, self._budget):
                 case Ping(nonce=nonce):
                     await answer(stream, Pong(nonce=nonce))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from zlib import crc32
 
 from dht.errors import NetworkError
-from dht.messages.types import LINK_FRESH_MAX_S, LINKS_MAX, Link, LinksRecord, NodeRecord
+from dht.messages.types import RECORD_BOUNDS, Link, LinksRecord, NodeRecord
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
 from node.links.measured_links import MeasuredLinks
@@ -29,7 +29,7 @@ STEADY_S = 0.005
 def probe_order(me: str, others: Iterable[str]) -> list[str]:
     """The peers whose links to ``me`` are probed, first ones first, in an order of its own.
 
-    So peers probe different links, for a record has room for ``LINKS_MAX``.
+    So peers probe different links, for a record has room for ``RECORD_BOUNDS.links_max``.
     """
     return sorted(others, key=lambda peer_id: crc32(f"{me}{peer_id}".encode()))
 
@@ -97,7 +97,7 @@ class LinkKeeper:
         }
         missing = [peer_id for peer_id in nodes if peer_id not in fresh | {me: None}]
         missing = probe_order(me, missing)
-        room = min(self._config.per_round, LINKS_MAX - len(fresh))
+        room = min(self._config.per_round, RECORD_BOUNDS.links_max - len(fresh))
         for peer_id in missing[: max(0, room)]:
             if self._stage.traffic.beside_left_bytes < PROBE.measure_bytes:
                 break  # what the owner lends is for answers
@@ -115,7 +115,7 @@ class LinkKeeper:
         due = now_s - self._published_s > self._config.publish_s
         if (fresh or busy) and (changed or busy or due):
             newest = sorted(fresh.values(), key=lambda link: -link.measured_unix_s)
-            links = (*busy, *newest)[:LINKS_MAX]
+            links = (*busy, *newest)[: RECORD_BOUNDS.links_max]
             await self._directory.publish(LinksRecord(peer_id=me, links=links))
             self._published_s = now_s
 
@@ -124,7 +124,7 @@ class LinkKeeper:
         before = self._probed.get(link.source)
         if before is None or not is_steady(before[0], link):
             return self._config.fresh_s
-        return min(2 * before[1], LINK_FRESH_MAX_S)
+        return min(2 * before[1], RECORD_BOUNDS.link_fresh_max_s)
 
     def _busy(self, nodes: Mapping[str, NodeRecord]) -> list[Link]:
         """Links from here that sessions fill, as measured by their schedulers."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dht.checkpoints.model_files import library_config, sizes_of
 from dht.errors import MachineError, NetworkError, UserError
-from dht.messages.session import DRAFT_TOKENS_MAX
+from dht.messages.session import SESSION_BOUNDS
 from dht.messages.types import ModelSpec, stage_bytes
 from dht.process.json_file import read_object
 from node.drafting.chain import DraftChain
@@ -148,7 +148,9 @@ class DraftEngine:
         """Let a session draw; see :class:`node.drafting.chain.DraftRunner`."""
         if not self._held or len(self._open) >= SESSIONS_MAX:
             return False
-        most = min(tokens + 2 * DRAFT_TOKENS_MAX + 1, self._engine.spec.context_tokens)
+        most = min(
+            tokens + 2 * SESSION_BOUNDS.draft_tokens_max + 1, self._engine.spec.context_tokens
+        )
         self._engine.kv.open(key, most, self._layers)
         self._open.add(key)
         return True

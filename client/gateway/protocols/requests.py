@@ -29,7 +29,7 @@ from client.gateway.protocols.refused import check_fields, refused_by
 from client.gateway.structured.schemas import Schema
 from dht.errors import UserError
 from dht.messages.session import (
-    BIASED_TOKENS_MAX,
+    SESSION_BOUNDS,
     Alternatives,
     Bias,
     MinP,
@@ -459,8 +459,8 @@ def request_options(
 
 def _bias(given: Mapping[str, float]) -> dict[int, float]:
     # Keys are counted and measured first: a stranger may choose numbers whose hashes are the same.
-    if len(given) > BIASED_TOKENS_MAX:
-        said = f"logit_bias has {len(given)} tokens; {BIASED_TOKENS_MAX} at most"
+    if len(given) > SESSION_BOUNDS.biased_tokens_max:
+        said = f"logit_bias has {len(given)} tokens; {SESSION_BOUNDS.biased_tokens_max} at most"
         raise bad_request(said, "logit_bias")
     if not all(_TOKEN_ID.fullmatch(token_id) for token_id in given):
         raise bad_request("logit_bias takes token ids as keys", "logit_bias")

@@ -15,7 +15,7 @@ from coordinator.evaluation.one_answer import AnswerTimes
 from coordinator.planning.heuristics.heuristics import span_limits, spans_max
 from coordinator.planning.search.chain_dp import Chain
 from coordinator.planning.search.config import SEARCH
-from dht.messages.session import STAGES_MAX
+from dht.messages.session import SESSION_BOUNDS
 from dht.messages.types import Assignment, PlannerNode, Problem, fits
 
 _Table = Any
@@ -112,7 +112,7 @@ class _Paths:
         closing_s = np.array([self._times.closing_s(name, names[first]) for name in names])
         best_s = math.inf
         found: list[tuple[int, ...]] = []
-        for _ in range(STAGES_MAX - 1):
+        for _ in range(SESSION_BOUNDS.stages_max - 1):
             live = np.flatnonzero(np.isfinite(took_s).any(axis=1))
             if not len(live):
                 break

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from operator import itemgetter
 
-from dht.messages.session import STAGES_MAX
+from dht.messages.session import SESSION_BOUNDS
 from dht.messages.types import SOURCE, NodeRecord, RouteStage
 
 Ring = tuple[float, tuple[RouteStage, ...]]
@@ -267,7 +267,7 @@ def quickest_ring(
                 whole_s = time_s + times.hop_s(stages[-1], first)
                 if found is None or whole_s < found[0]:
                     found = whole_s, stages
-            if len(stages) == STAGES_MAX:
+            if len(stages) == SESSION_BOUNDS.stages_max:
                 continue
             for stage in stages_after(peer_id, ends[peer_id]):
                 later_s = time_s + times.hop_s(stages[-1], stage) + times.run_s(stage)

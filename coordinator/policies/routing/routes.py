@@ -21,11 +21,11 @@ from operator import itemgetter
 from typing import Generic, TypeVar
 
 from coordinator.policies.routing.quickest import QUICKEST, Ring, RingTimes, light_ring
-from dht.messages.session import STAGES_MAX
+from dht.messages.session import SESSION_BOUNDS
 from dht.messages.types import (
     NO_VERSION,
+    RECORD_BOUNDS,
     SOURCE,
-    TOKENS_PER_S_MAX,
     Assignment,
     ModelSpec,
     NodeRecord,
@@ -184,7 +184,7 @@ class Router:
         choices = [self._choices(SOURCE, 0, usable, dead)]
         while choices:
             stage = next(choices[-1], None)
-            if stage is None or len(stages) == STAGES_MAX:
+            if stage is None or len(stages) == SESSION_BOUNDS.stages_max:
                 choices.pop()
                 if stages:  # nothing can follow the last stage: try its neighbours
                     dead.add(stages.pop().peer_id)
@@ -317,7 +317,7 @@ def announced_tokens_per_s(record: NodeRecord) -> float:
     held = record.end - record.start
     if not record.holds(record.start, record.end) or held > len(record.tokens_per_s):
         return 0.0
-    return min(TOKENS_PER_S_MAX, record.tokens_per_s[held - 1])
+    return min(RECORD_BOUNDS.tokens_per_s_max, record.tokens_per_s[held - 1])
 
 
 def _scarcest_tokens_per_s(nodes: Mapping[str, NodeRecord], layers: int) -> float:
@@ -369,8 +369,8 @@ def route_from_records(
     stages = _quickest(usable, 0, layers)
     if stages is None:
         return NoRoute(reason="the peers that can be used do not join up to a route")
-    if len(stages) > STAGES_MAX:
-        return NoRoute(reason=f"every route needs more than {STAGES_MAX} stages")
+    if len(stages) > SESSION_BOUNDS.stages_max:
+        return NoRoute(reason=f"every route needs more than {SESSION_BOUNDS.stages_max} stages")
     return stages
 
 
@@ -421,8 +421,8 @@ def replacement(
                 kept = [False] * len(route)
                 continue
             return route_from_records(usable, layers)
-        if len(mended) > STAGES_MAX:
-            return NoRoute(reason=f"every route needs more than {STAGES_MAX} stages")
+        if len(mended) > SESSION_BOUNDS.stages_max:
+            return NoRoute(reason=f"every route needs more than {SESSION_BOUNDS.stages_max} stages")
         return mended
 
 

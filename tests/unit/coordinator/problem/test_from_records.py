@@ -10,12 +10,13 @@ from coordinator.planning import placement
 from coordinator.planning.solve import SolveRequest, solve_request
 from coordinator.problem.config import ASSUMED
 from coordinator.problem.from_records import TOKENS_PER_S_MAX, problem_of
-from dht.messages.types import RATE_MAX, Link, LinksRecord, PlanVersion, Problem
+from dht.messages.types import RECORD_BOUNDS, Link, LinksRecord, PlanVersion, Problem
 from tests.examples import examples
 from tests.unit.coordinator.problems import ends_after, model, record
 
 RATES = st.one_of(
-    st.sampled_from([0.0, 5e-324, 1e-300, 1.0, 1e6, RATE_MAX]), st.floats(0.0, RATE_MAX)
+    st.sampled_from([0.0, 5e-324, 1e-300, 1.0, 1e6, RECORD_BOUNDS.rate_max]),
+    st.floats(0.0, RECORD_BOUNDS.rate_max),
 )
 MODEL = model(6)
 

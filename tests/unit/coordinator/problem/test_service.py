@@ -11,7 +11,7 @@ from coordinator.planning.placement import best_placement
 from coordinator.problem.config import ASSUMED
 from coordinator.problem.from_records import problem_of
 from coordinator.problem.service import announced_service, service_from_rates
-from dht.messages.types import LAYER_TIMES_MAX, NANOSECONDS_MAX, NodeState, Problem, fits
+from dht.messages.types import RECORD_BOUNDS, NodeState, Problem, fits
 from tests.examples import examples
 from tests.unit.coordinator.problems import model, node, record, steady
 
@@ -62,9 +62,11 @@ def test_rates_that_fall_for_want_of_room_slow_no_measured_layer() -> None:
 
 TRIPLES = st.lists(
     st.tuples(
-        st.integers(1, 1 << 20), st.integers(0, NANOSECONDS_MAX), st.integers(0, NANOSECONDS_MAX)
+        st.integers(1, 1 << 20),
+        st.integers(0, RECORD_BOUNDS.nanoseconds_max),
+        st.integers(0, RECORD_BOUNDS.nanoseconds_max),
     ),
-    max_size=LAYER_TIMES_MAX,
+    max_size=RECORD_BOUNDS.layer_times_max,
     unique_by=lambda each: each[0],
 )
 
@@ -135,7 +137,12 @@ def test_rates_are_at_most_what_the_times_allow() -> None:
 
 
 def test_announced_times_are_bounded_by_the_rates() -> None:
-    made = machine(decode_layer_ns=((1, NANOSECONDS_MAX, 0), (16, 0, NANOSECONDS_MAX)))
+    made = machine(
+        decode_layer_ns=(
+            (1, RECORD_BOUNDS.nanoseconds_max, 0),
+            (16, 0, RECORD_BOUNDS.nanoseconds_max),
+        )
+    )
     assert made.decode.at(1) == pytest.approx(0.001 * ASSUMED.slow_max)
 
 

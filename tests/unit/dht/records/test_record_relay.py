@@ -14,7 +14,7 @@ from dht.messages import codec
 from dht.messages.peer import RecordsFound, RecordsRequest, RecordStore, RecordStored, SignedRecord
 from dht.messages.session import Ping, Pong
 from dht.records.client import RecordClient
-from dht.records.helper import ANSWER_BYTES_MAX, RecordHelper
+from dht.records.helper import HELPING, RecordHelper
 from dht.records.signed import RecordError, RecordGuard, sign_record
 from dht.transport.interface import RECORDS_PROTOCOL, Stream
 from dht.transport.requests import SEND_LIMIT_S
@@ -233,7 +233,7 @@ def test_nothing_is_sent_twice_and_long_answers_come_in_parts() -> None:
         world.helpers[0]._answer = noted  # type: ignore[assignment, method-assign]
         assert len(await world.read(KEY)) == 400
         assert len(answers) == 2
-        assert all(sum(map(len, a.records)) <= ANSWER_BYTES_MAX for a in answers)
+        assert all(sum(map(len, a.records)) <= HELPING.answer_bytes_max for a in answers)
         assert len(await world.read(KEY)) == 400
         assert answers[-1].records == ()
 

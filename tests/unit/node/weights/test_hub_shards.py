@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub.constants as hub_constants
@@ -342,7 +341,7 @@ def gguf_file(hub: FakeHub, tmp_path: Path) -> Path:
 def test_of_a_gguf_file_on_the_hub_the_header_comes_first(
     hub: FakeHub, gguf_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gguf_model, "FETCH", replace(gguf_model.FETCH, header_guess_bytes=1 << 16))
+    monkeypatch.setattr(gguf_model, "HEADER_GUESS_BYTES", 1 << 16)
     store = open_hub_model(GGUF)
     assert store.root == WeightStore.open(str(gguf_file)).root
     size_bytes = gguf_file.stat().st_size
