@@ -43,6 +43,7 @@ EXIT_MACHINE = 1
 EXIT_USER = 2
 EXIT_SWARM = 3
 EXIT_INTERRUPTED = 130
+"""Fixed by shells: 128 and the number of SIGINT."""
 BEYOND_CLIENT = frozenset(
     {
         *("accelerate", "gguf", "llguidance", "numpy", "ortools", "safetensors", "torch"),

@@ -33,6 +33,7 @@ KEYS = KeysConfig()
 
 
 MINUTE_S, DAY_S = 60, 86_400
+"""Fixed by the clock."""
 
 KeyName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
 KeyLimit = Annotated[int, Meta(ge=1, le=1 << 53)]

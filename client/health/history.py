@@ -14,6 +14,7 @@ from dht.errors import UserError
 from dht.messages.types import Plan
 
 DAY_S = 86_400
+"""Fixed by the clock."""
 KEPT_S = 90.0 * DAY_S
 INCIDENTS_KEPT_MAX = 1000
 SERVED_STEP_S = 60

@@ -381,7 +381,7 @@ def _most(limits: Capacities, arcs: _Arcs) -> FlowSolution:
 BALANCE_PIECES = (0.1, 0.2, 0.3, 0.45, 0.65)
 """Shares of an edge's capacity at which the cost of more flow rises."""
 WHOLE_MAX = 2.0**62
-"""Limit of costs and units, which solvers take as whole numbers."""
+"""Fixed by int64: limit of costs and units, which solvers take as whole numbers."""
 
 
 def balanced_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSolution:

@@ -39,9 +39,12 @@ HEADER_BOUNDS = HeaderBounds()
 
 
 DIMENSIONS_MAX = 4
+"""Fixed by GGUF: maximum dimensions of a tensor."""
 ALIGNMENT = "general.alignment"
 ALIGNMENT_BYTES = 32
+"""Fixed by GGUF: alignment where a file names none."""
 STRING, ARRAY = 8, 9
+"""Fixed by GGUF: numbers of these two types of values."""
 SCALARS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q",
     12: "<d",

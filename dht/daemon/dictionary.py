@@ -16,6 +16,7 @@ from dht.messages.types import RECORD_BOUNDS
 T = TypeVar("T")
 
 DICTIONARY_EXT = 0x50
+"""Fixed by hivemind: its extension type of MessagePack for dictionaries."""
 DICTIONARY_BYTES_MAX = 3 << 20
 """Maximum bytes of one: hivemind's daemon takes messages of 4 MiB, and does not deliver longer
 ones."""

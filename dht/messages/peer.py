@@ -32,7 +32,9 @@ PEER_BOUNDS = PeerBounds()
 
 
 NONCE_BYTES = 16
+"""Fixed by the wire: length of a nonce."""
 KNOWN_BYTES = 8
+"""Fixed by the wire: length of what stands for a known record."""
 Sequence = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 

@@ -50,7 +50,7 @@ SESSION_BOUNDS = SessionBounds()
 
 
 LOGPROBS_MAX = 20
-"""Maximum alternatives per token that a client may ask for, as with OpenAI."""
+"""Fixed by OpenAI's interface: maximum alternatives per token that a client may ask for."""
 
 SessionId = Annotated[str, Meta(min_length=8, max_length=32)]
 RouteAttempt = Annotated[int, Meta(ge=0, le=1 << 20)]

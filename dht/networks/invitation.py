@@ -29,6 +29,7 @@ from dht.identity.multiaddr import is_loopback, split
 
 SCHEME = "anabranch:"
 VERSION = 2
+"""Fixed by the form of invitations: what it is written in today."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +47,10 @@ INVITATION_BOUNDS = InvitationBounds()
 
 
 FINGERPRINT_BYTES = 16
-"""First bytes of a fingerprint that are carried: nobody finds other weights with the same ones."""
+"""Fixed by the form of invitations: first bytes of a fingerprint that are carried. Nobody finds other
+weights with the same ones."""
 CHECK_BYTES = 4
+"""Fixed by the form of invitations: length of the check sum."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 """Model names that are no hub ids: no path, no flag, nothing that a terminal or shell acts upon."""
 

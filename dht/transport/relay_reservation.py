@@ -28,6 +28,7 @@ PER_RELAY = 2
 CALL_S_MIN, CALL_BYTES_MIN = 600, 1 << 30
 """Minimum limits of a useful relay on a call; libp2p's own limits are 2 min and 128 KiB."""
 _DURATION_S, _DATA_BYTES = 1, 2
+"""Fixed by libp2p's circuit relay v2: numbers of these fields of a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ LENDING = LendingConfig()
 PROBE = 64
 """Rows and columns of a test product that shows whether a GPU multiplies at all."""
 BFLOAT16_SINCE = 8
-"""Major compute capability from which NVIDIA's GPUs multiply bfloat16 in hardware."""
+"""Fixed by NVIDIA: major compute capability from which GPUs multiply bfloat16 in hardware."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

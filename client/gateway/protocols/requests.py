@@ -72,7 +72,7 @@ EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 """Efforts that no template knows, by the nearest that those know which read one."""
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
 COMPLETION_TOKENS_DEFAULT = 16
-"""OpenAI's default for completions."""
+"""Fixed by OpenAI's interface: default for completions."""
 CHAT_TOKENS_DEFAULT: int | None = None
 """The most that a chat's answer is given room for where neither the request nor the gateway's owner
 says; None: the rest of the context, as far as key and swarm have it (:func:`open_tokens`)."""
@@ -82,8 +82,8 @@ Effort = Annotated[str, Meta(pattern="^[a-z]{1,32}$")]
 Choices = Annotated[int, Meta(ge=1, le=REQUEST.choices_max)]
 Stop = Annotated[str, Meta(max_length=REQUEST.stop_chars_max)]
 TOKENS_MAX = (1 << 63) - 1
-"""The most tokens that a request may name; the model's context bounds them, in the words that
-clients look for."""
+"""Fixed by int64: the most tokens that a request may name. The model's context bounds them, in the
+words that clients look for."""
 TokenCount = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 MostTokens = Annotated[int, Meta(ge=-1, le=TOKENS_MAX)]
 """-1: as many as there is room for."""

@@ -49,10 +49,13 @@ def all_of_it(record: NodeRecord) -> float:
 
 
 GOLDEN_SECTION = (5**0.5 - 1) / 2
-"""Part of the circle between two turns of a wheel: no other spreads any number of turns better."""
+"""Fixed by mathematics: part of the circle between two turns of a wheel. No other spreads any
+number of turns better."""
 SECOND_SECTION = 2**0.5 - 1
-"""The same for a wheel's second look; no multiple of the first, so that all pairs come up."""
+"""Fixed by mathematics: the same for a wheel's second look. It is no multiple of the first, so that
+all pairs come up."""
 ALMOST_ONE = 1.0 - 2**-53
+"""Fixed by float64: the largest number below 1."""
 FREER = 1.25
 """Minimum ratio of two names' freeness for one to take the other's turn: what peers announce is
 old, and small differences are none."""
