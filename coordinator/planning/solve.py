@@ -36,12 +36,21 @@ from coordinator.problem.service import Service, announced_service
 from coordinator.simulator.judge import judge
 from dht.messages.types import Assignment, FlowEdge, Plan, PlanVersion, Problem
 
-OTHER_REQUESTS = 1
-"""Seed of the run that compares two plans: not that by which one of them was chosen."""
-COMPARED_TOKENS = 60_000
-"""Decoded tokens of such a run."""
-NICE = 10
-"""Priority of a thorough solve, in steps of the operating system: the machine serves meanwhile."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolveConfig:
+    """How a thorough solve runs, and how two plans are compared."""
+
+    other_requests: int = 1
+    """Seed of the run that compares two plans: not that by which one of them was chosen."""
+    compared_tokens: int = 60_000
+    """Decoded tokens of such a run."""
+    nice: int = 10
+    """Priority of a thorough solve, in steps of the operating system: the machine serves
+    meanwhile."""
+
+
+SOLVE = SolveConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,8 +289,8 @@ def gain_of(
                 service,
                 placement.assignments,
                 placement.edges,
-                seed=OTHER_REQUESTS,
-                tokens=COMPARED_TOKENS,
+                seed=SOLVE.other_requests,
+                tokens=SOLVE.compared_tokens,
             ),
             placement.one_answer_s,
             placement.answer_weight,
@@ -340,7 +349,7 @@ def main() -> int:
     """Solve one request from stdin and write the answer to stdout."""
     request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=SolveRequest)
     if request.thorough and sys.platform != "win32":
-        os.nice(NICE)
+        os.nice(SOLVE.nice)
     sys.stdout.buffer.write(msgspec.msgpack.encode(solve_request(request)))
     return 0
 

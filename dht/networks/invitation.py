@@ -47,8 +47,8 @@ INVITATION_BOUNDS = InvitationBounds()
 
 
 FINGERPRINT_BYTES = 16
-"""Fixed by the form of invitations: first bytes of a fingerprint that are carried. Nobody finds other
-weights with the same ones."""
+"""Fixed by the form of invitations: first bytes of a fingerprint that are carried. Nobody finds
+other weights with the same ones."""
 CHECK_BYTES = 4
 """Fixed by the form of invitations: length of the check sum."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")

@@ -34,7 +34,7 @@ from dht.messages.peer import (
 from dht.messages.session import Ping, Pong
 from dht.records.signed import RecordError, kind_of, open_record
 from dht.transport.interface import Stream
-from dht.transport.requests import SEND_LIMIT_S
+from dht.transport.requests import REQUESTS_ON_STREAMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ class RecordHelper:
             self._idle.pop(stream, None)
         answer = await self._answer(peer_id, frame.message)
         try:
-            async with asyncio.timeout(SEND_LIMIT_S):
+            async with asyncio.timeout(REQUESTS_ON_STREAMS.send_limit_s):
                 await codec.send_frame(stream, answer)
         except TimeoutError:
             self.counters["streams_stuck"] += 1

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from dht.checkpoints.model_files import library_config, sizes_of
@@ -27,11 +28,20 @@ logger = logging.getLogger(__name__)
 
 DIRECTORY = "draft"
 """Where a draft model is found, within the model's directory."""
-SESSIONS_MAX = 8
-KV_TOKENS_MAX = 16_384
-"""KV tokens for all sessions together; or four whole contexts, if that is less."""
-SHARE_FOUND = 0.25
-"""Maximum share of the lent memory that a draft model takes which nobody has asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftEngineConfig:
+    """How much a draft model takes."""
+
+    sessions_max: int = 8
+    kv_tokens_max: int = 16_384
+    """KV tokens for all sessions together; or four whole contexts, if that is less."""
+    share_found: float = 0.25
+    """Maximum share of the lent memory that a draft model takes which nobody has asked for."""
+
+
+DRAFT_ENGINE = DraftEngineConfig()
 
 
 def found_beside(model: str) -> str | None:
@@ -146,7 +156,7 @@ class DraftEngine:
 
     def open(self, key: str, tokens: int) -> bool:
         """Let a session draw; see :class:`node.drafting.chain.DraftRunner`."""
-        if not self._held or len(self._open) >= SESSIONS_MAX:
+        if not self._held or len(self._open) >= DRAFT_ENGINE.sessions_max:
             return False
         most = min(
             tokens + 2 * SESSION_BOUNDS.draft_tokens_max + 1, self._engine.spec.context_tokens
@@ -216,7 +226,7 @@ class DraftEngine:
 
 def draft_model_bytes(spec: ModelSpec) -> int:
     """Bytes that a draft model takes, with KV for its sessions."""
-    kv_tokens = min(KV_TOKENS_MAX, 4 * spec.context_tokens)
+    kv_tokens = min(DRAFT_ENGINE.kv_tokens_max, 4 * spec.context_tokens)
     return stage_bytes(spec, 0, spec.layers, kv_tokens)
 
 

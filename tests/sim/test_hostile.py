@@ -52,7 +52,7 @@ from dht.messages.types import ModelSpec, RouteStage
 from dht.records.directory import Directory
 from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import HOP_PROTOCOL, SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream
-from dht.transport.streams import HEARD_LIMIT_S
+from dht.transport.streams import PIPES
 from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import DIALS_REFUSED
 from node.sessions.life import Lost, close_of
@@ -878,7 +878,7 @@ def test_large_frames_that_are_never_whole_take_a_bounded_memory(protocol: str) 
                 stream.write(frame[:-1])
             await asyncio.sleep(1)
             assert 1 << 20 <= held.total <= most
-            await asyncio.sleep(HEARD_LIMIT_S)
+            await asyncio.sleep(PIPES.heard_limit_s)
             for stream in streams:
                 try:
                     await stream.drain()

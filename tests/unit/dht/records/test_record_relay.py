@@ -17,7 +17,7 @@ from dht.records.client import RecordClient
 from dht.records.helper import HELPING, RecordHelper
 from dht.records.signed import RecordError, RecordGuard, sign_record
 from dht.transport.interface import RECORDS_PROTOCOL, Stream
-from dht.transport.requests import SEND_LIMIT_S
+from dht.transport.requests import REQUESTS_ON_STREAMS
 from testing.clock import run_virtual
 from testing.network import MemoryNetwork, MemoryTransport
 
@@ -411,7 +411,7 @@ def test_who_never_reads_loses_the_stream() -> None:
         assert helper._streams.total == RECORD_STREAMS.in_all
         await helper.serve(DeafStream("one more"))  # nobody is idle who could give way
         assert helper.budget.refused["record_streams"] == 1
-        await asyncio.sleep(SEND_LIMIT_S)
+        await asyncio.sleep(REQUESTS_ON_STREAMS.send_limit_s)
         assert all(task.done() for task in tasks)
         assert all(stream.closed for stream in deaf)
         assert helper.counters["streams_stuck"] == RECORD_STREAMS.in_all
