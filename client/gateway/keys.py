@@ -25,8 +25,6 @@ class KeysConfig:
 
     keys_max: int = 1024
     file_bytes_max: int = 1 << 20
-    busy_s: int = 5
-    """When to come back where too many sessions are open: nobody knows when one ends."""
 
 
 KEYS = KeysConfig()
@@ -185,9 +183,7 @@ class Account:
         if at_once is not None and sessions > at_once:
             raise bad_request(f"this asks for {sessions} answers at once; this key has {at_once}")
         if at_once is not None and self._sessions + sessions > at_once:
-            raise too_many(
-                f"{self._sessions} of this key's {at_once} answers are made", KEYS.busy_s
-            )
+            raise too_many(f"{self._sessions} of this key's {at_once} answers are made")
         if wait_s := self._tokens.take(most, now_s):
             raise too_many(
                 f"this may take {most} tokens of prompt and answer; this key has not so many left"

@@ -53,6 +53,9 @@ class DraftingConfig:
     token."""
     time_weight: float = 0.2
     """Weight of the newest chain in the measured time of a token."""
+    kv_tokens_max: int = 16_384
+    """KV tokens of a draft model, or of a head, for all sessions together; or four whole contexts,
+    if that is less."""
 
 
 DRAFTING = DraftingConfig()

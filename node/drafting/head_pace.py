@@ -11,9 +11,6 @@ from dataclasses import dataclass
 
 from node.drafting.config import DRAFTING
 
-OBSERVED_WEIGHT = 0.15
-"""Weight of the newest draft in the share of right ones."""
-
 
 @dataclass(slots=True, kw_only=True)
 class HeadPace:
@@ -40,6 +37,6 @@ class HeadPace:
         told, self._told = self._told, ()
         for drafted, token_id in zip(told, token_ids, strict=False):
             right = drafted == token_id
-            self.right += OBSERVED_WEIGHT * (right - self.right)
+            self.right += DRAFTING.observed_weight * (right - self.right)
             if not right:
                 return

@@ -18,6 +18,7 @@ from dht.messages.session import SESSION_BOUNDS
 from dht.messages.types import ModelSpec, stage_bytes
 from node.device.tensors import to_device
 from node.drafting.chain import draft_sampling
+from node.drafting.config import DRAFTING
 from node.drafting.head_pace import HeadPace
 from node.engine.batch_rows import joined
 from node.engine.engine import Engine, EngineConfig
@@ -26,9 +27,6 @@ from node.model.draft_head import DraftHead, Enter
 from node.model.layer_range import LoadedRange
 
 logger = logging.getLogger(__name__)
-
-KV_TOKENS_MAX = 16_384
-"""KV tokens of the head for all sessions together; or four whole contexts, if that is less."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -261,4 +259,4 @@ class HeadDrafts:
 
 def head_bytes(spec: ModelSpec) -> int:
     """Bytes that a head takes as a model of its own, with KV for its sessions."""
-    return stage_bytes(spec, 0, 1, min(KV_TOKENS_MAX, 4 * spec.context_tokens))
+    return stage_bytes(spec, 0, 1, min(DRAFTING.kv_tokens_max, 4 * spec.context_tokens))

@@ -259,7 +259,8 @@ def _check(arguments: argparse.Namespace) -> None:
             raise UserError(f"--coordinators names {peer_id[:80]!r}, which is no peer id")
     if "/" in arguments.network or not 0 < len(arguments.network) <= LENT_BEFORE.name_max:
         raise UserError(
-            f"--network is {arguments.network[:80]!r}; it takes 1 to {LENT_BEFORE.name_max} characters, no /"
+            f"--network is {arguments.network[:80]!r};"
+            f" it takes 1 to {LENT_BEFORE.name_max} characters, no /"
         )
 
 

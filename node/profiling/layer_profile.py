@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
+from coordinator.evaluation.one_answer import STEP_S
 from coordinator.policies.batching.scheduler import BATCHING
 from coordinator.problem.config import ASSUMED
 from dht.errors import UserError
@@ -36,7 +37,7 @@ from node.profiling.layer_fit import LayerFit, Timing, announced, fit
 class LayerProfileConfig:
     """How layers are timed; times in seconds."""
 
-    step_overhead_s: float = 0.002
+    step_overhead_s: float = STEP_S
     """Overhead per step, whatever it runs: receiving, queueing, sending."""
     point_tokens_max: int = 1 << 16
     """Maximum sum of the contexts at a point: the KV of more would take longer to fill than to

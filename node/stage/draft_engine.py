@@ -18,6 +18,7 @@ from dht.messages.session import SESSION_BOUNDS
 from dht.messages.types import ModelSpec, stage_bytes
 from dht.process.json_file import read_object
 from node.drafting.chain import DraftChain
+from node.drafting.config import DRAFTING
 from node.engine.engine import Engine, EngineConfig
 from node.engine.work_item import WorkItem
 from node.model import lean_transformers
@@ -35,8 +36,6 @@ class DraftEngineConfig:
     """How much a draft model takes."""
 
     sessions_max: int = 8
-    kv_tokens_max: int = 16_384
-    """KV tokens for all sessions together; or four whole contexts, if that is less."""
     share_found: float = 0.25
     """Maximum share of the lent memory that a draft model takes which nobody has asked for."""
 
@@ -226,7 +225,7 @@ class DraftEngine:
 
 def draft_model_bytes(spec: ModelSpec) -> int:
     """Bytes that a draft model takes, with KV for its sessions."""
-    kv_tokens = min(DRAFT_ENGINE.kv_tokens_max, 4 * spec.context_tokens)
+    kv_tokens = min(DRAFTING.kv_tokens_max, 4 * spec.context_tokens)
     return stage_bytes(spec, 0, spec.layers, kv_tokens)
 
 

@@ -24,7 +24,6 @@ from dht.process.supervision import end_all
 class AnswersConfig:
     """How long requests wait for a turn, and how much waits for a reader."""
 
-    retry_after_s: int = 5
     wait_s: float = 30.0
     """Time for a turn, where nobody says: as for missing layers."""
     spare_share: int = 4
@@ -111,8 +110,7 @@ class Answers:
         )
         if self.requests >= room:
             raise too_many(
-                f"{self.requests} requests are being answered or wait, that is the limit here",
-                ANSWERING.retry_after_s,
+                f"{self.requests} requests are being answered or wait, that is the limit here"
             )
         self._requests[who] += 1
         self.idle.clear()
@@ -180,11 +178,9 @@ class Answers:
     def _no_turn(self, who: str) -> ApiError:
         if self._turns.at_most(who):
             reason = "as many of your answers are being made as one may have at a time"
-            return too_many(
-                f"{reason}; none ended within {self._wait_s:.0f} s", ANSWERING.retry_after_s
-            )
+            return too_many(f"{reason}; none ended within {self._wait_s:.0f} s")
         reason = f"all turns to answer were taken for {self._wait_s:.0f} s"
-        return unavailable(reason, ANSWERING.retry_after_s)
+        return unavailable(reason)
 
     async def _answer(
         self,
@@ -258,4 +254,4 @@ def as_api_error(error: UserError | SwarmError | NetworkError) -> ApiError:
         case RequestRefusedError():
             return bad_request(f"the swarm cannot follow this request: {error}")
         case _:
-            return unavailable(f"the swarm cannot serve this now: {error}", ANSWERING.retry_after_s)
+            return unavailable(f"the swarm cannot serve this now: {error}")
