@@ -10,7 +10,7 @@ from client.swarm.swarm import Swarm, SwarmConfig
 from dht.checkpoints.hub import absolute_model
 from dht.command_line import printable
 from dht.identity.dialling import DialRule
-from dht.messages.types import ADDRESSES_MAX, RouteStage
+from dht.messages.types import RECORD_BOUNDS, RouteStage
 from dht.networks.remembered import Remembered, remember
 
 
@@ -59,7 +59,9 @@ def remember_swarm(
     remember(
         Remembered(
             network=arguments.network,
-            initial_peers=tuple(dict.fromkeys((first, *told, *others)))[:ADDRESSES_MAX],
+            initial_peers=tuple(dict.fromkeys((first, *told, *others)))[
+                : RECORD_BOUNDS.addresses_max
+            ],
             model=absolute_model(named),
             model_name=swarm.text.name,
             fingerprint=spec.fingerprint,

@@ -54,10 +54,20 @@ EXAMPLE = """example, the two nodes in docs/cluster-format.md as two.json:
 With --json, estimate_tokens_per_s is what the plan would serve under full
 load, by coordinator.evaluation.estimate.
 """
-BAR = 10
-ADVICE_MAX = 3
-ADVICE_SHARE = 0.5
-"""Time for the advice on one more peer, as a share of the time limit; without ``--json`` only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceConfig:
+    """How much of a plan is shown, and what advice on one more peer may take."""
+
+    bar: int = 10
+    most: int = 3
+    time_share: float = 0.5
+    """Time for the advice on one more peer, as a share of the time limit; without ``--json``
+    only."""
+
+
+ADVICE = AdviceConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +180,7 @@ def print_plan(answer: PlannerResult, *, advise_s: float, seed: int) -> None:
             seed=seed,
             spent=by_clock(advise_s),
         )
-    for name, gain in gains[:ADVICE_MAX]:
+    for name, gain in gains[: ADVICE.most]:
         console.print(f"Planned anew, one more peer like {short_name(name)} would give {gain:+.0%}")
 
 
@@ -210,8 +220,8 @@ def _stages(answer: PlannerResult) -> "Table":
     for (start, end), peers in stages.items():
         flow = sum(carried.get(peer, 0.0) for peer in peers)
         room = sum(rates[peer][end - start - 1] for peer in peers)
-        full = round(BAR * min(1.0, flow / room)) if room > 0 else 0
-        bar = "█" * full + "░" * (BAR - full)
+        full = round(ADVICE.bar * min(1.0, flow / room)) if room > 0 else 0
+        bar = "█" * full + "░" * (ADVICE.bar - full)
         table.add_row(
             span_text(start, end),
             bar,
@@ -349,7 +359,7 @@ def plan_and_print(problem: Problem, service: Service, arguments: argparse.Names
     if arguments.json:
         print(json.dumps(plans_json(found)))
     else:
-        print_plan(found, advise_s=ADVICE_SHARE * arguments.time_limit, seed=arguments.seed)
+        print_plan(found, advise_s=ADVICE.time_share * arguments.time_limit, seed=arguments.seed)
     return EXIT_DONE
 
 

@@ -15,7 +15,7 @@ from coordinator.planning.placement import why_uncoverable
 from coordinator.planning.solve import SolveAnswer, SolveRequest
 from coordinator.planning.solver_process import solve_apart
 from coordinator.plans.demand import Demand
-from coordinator.plans.election.election import CATCH_UP_S
+from coordinator.plans.election.election import ELECTION
 from coordinator.plans.election.leadership import Leadership, LeadershipRules
 from coordinator.plans.review import falls_short
 from coordinator.plans.store import PlanStore
@@ -40,7 +40,7 @@ from coordinator.problem.from_records import problem_of
 from dht.errors import NetworkError
 from dht.identity.peer_id import short_name
 from dht.messages.types import (
-    PEERS_MAX,
+    RECORD_BOUNDS,
     LinksRecord,
     ModelSpec,
     NodeRecord,
@@ -289,7 +289,7 @@ class Coordinator:
 
     @property
     def _republish_after_s(self) -> float:
-        return CATCH_UP_S if self._behind else self._config.publish_every_s
+        return ELECTION.catch_up_s if self._behind else self._config.publish_every_s
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -476,7 +476,7 @@ class Coordinator:
                 version=self._next_version(),  # a higher one may have been seen during the solve
                 coordinator=self._transport.peer_id,
                 answer_weight=request.answer_weight,
-                silent=tuple(sorted(self._liveness.silent - given)[:PEERS_MAX]),
+                silent=tuple(sorted(self._liveness.silent - given)[: RECORD_BOUNDS.peers_max]),
             )
             await self._publish(plan, f"{reason}: {why}")
 

@@ -43,8 +43,8 @@ from coordinator.simulator.plans import plan_of
 from dht.command_line import EXIT_DONE, EXIT_USER, Parser, exit_code_of
 from dht.errors import SwarmError, UserError
 from dht.messages.types import (
-    LAYERS_MAX,
     PLAN_EDGES_MAX,
+    RECORD_BOUNDS,
     Assignment,
     FlowEdge,
     Plan,
@@ -61,7 +61,7 @@ example, Helix's 24 peers with our planner's placement, then with your own plan:
   %(prog)s single24.json --model 70b --placement plan.json
 """
 NOTHING = "–"
-Layer = Annotated[int, Meta(ge=0, le=LAYERS_MAX)]
+Layer = Annotated[int, Meta(ge=0, le=RECORD_BOUNDS.layers_max)]
 
 
 class _PlacementFile(msgspec.Struct):

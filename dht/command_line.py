@@ -32,13 +32,13 @@ from dht.checkpoints.hub import HubId, local_path, served_name
 from dht.errors import MachineError, NetworkError, SwarmError, UserError
 from dht.networks.connecting import chosen_transport
 from dht.networks.invitation import (
-    NETWORK_MAX,
+    INVITATION_BOUNDS,
     Invitation,
     is_invitation,
     is_network,
     read_invitation,
 )
-from dht.networks.local_network import OFFERS_MAX, chosen
+from dht.networks.local_network import LOCAL_NETWORK, chosen
 from dht.networks.remembered import Remembered, UnreadableError, memory_file, recall, shown
 from dht.process.news import TEXTS_MAX, News
 from dht.process.supervision import Watchdog, WatchdogConfig, run_by_service
@@ -50,6 +50,7 @@ EXIT_MACHINE = 1
 EXIT_USER = 2
 EXIT_SWARM = 3
 EXIT_INTERRUPTED = 130
+"""Fixed by shells: 128 and the number of SIGINT."""
 BEYOND_CLIENT = frozenset(
     {
         *("accelerate", "gguf", "llguidance", "numpy", "ortools", "safetensors", "torch"),
@@ -311,7 +312,7 @@ def settle_swarm(
     ``said_fingerprint`` are what an invitation or the memory says of the model.
     """
     if arguments.network is not None and not is_network(arguments.network):
-        limits = f"1 to {NETWORK_MAX} printable characters, no /"
+        limits = f"1 to {INVITATION_BOUNDS.network_max} printable characters, no /"
         raise UserError(f"--network is {arguments.network[:80]!r}; it takes {limits}")
     typed = [each for each in (arguments.invitation, *arguments.initial_peers) if each is not None]
     here = getattr(arguments, "local", False)
@@ -367,12 +368,12 @@ def _found_here(
 
     say("looking on this network for peers that joined with --local…")
     offers = look()
-    for offer in offers[:OFFERS_MAX]:
+    for offer in offers[: LOCAL_NETWORK.offers_max]:
         say(str(offer))
-    if len(offers) > OFFERS_MAX:
-        say(f"… and {len(offers) - OFFERS_MAX} more, which are left aside")
+    if len(offers) > LOCAL_NETWORK.offers_max:
+        say(f"… and {len(offers) - LOCAL_NETWORK.offers_max} more, which are left aside")
     found = chosen(
-        offers[:OFFERS_MAX],
+        offers[: LOCAL_NETWORK.offers_max],
         network=arguments.network,
         model=None if arguments.model is None else served_name(arguments.model),
         fingerprint=getattr(arguments, "fingerprint", ""),

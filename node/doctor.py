@@ -26,10 +26,22 @@ from dht.command_line import (
 from dht.errors import NetworkError, UserError
 from dht.transport.config import any_host, listen_address
 
-HUB_LIMIT_S = 5.0
-SKEW_WARN_S, SKEW_MAX_S = 5.0, 30.0
-"""Records live for 30 s and more: a clock that is that far off loses elections and records."""
-FREE_MIN_BYTES = 1 << 30
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorConfig:
+    """From when on something of this machine is worth a word."""
+
+    hub_limit_s: float = 5.0
+    skew_warn_s: float = 5.0
+    """Records live for 30 s and more: a clock that is that far off loses elections and records."""
+    skew_max_s: float = 30.0
+    """Records live for 30 s and more: a clock that is that far off loses elections and records."""
+    free_bytes_least: int = 1 << 30
+
+
+DOCTOR = DoctorConfig()
+
+
 PACKAGES = ("torch", "transformers", "hivemind", "libp2p", "huggingface-hub")
 
 
@@ -130,7 +142,7 @@ def devices() -> Iterator[Finding]:
     else:
         yield Finding(level=Level.WARNING, text="no NVIDIA GPU was found: join lends the CPU")
     machine = machine_of(None, None)
-    if machine.free_bytes < FREE_MIN_BYTES:
+    if machine.free_bytes < DOCTOR.free_bytes_least:
         yield Finding(level=Level.WARNING, text=f"{lent(machine)}: close other programs")
     else:
         yield Finding(level=Level.OK, text=lent(machine))
@@ -159,7 +171,7 @@ async def hub_says() -> float | str | None:
 
     if constants.HF_HUB_OFFLINE:
         return None
-    limit = aiohttp.ClientTimeout(total=HUB_LIMIT_S)
+    limit = aiohttp.ClientTimeout(total=DOCTOR.hub_limit_s)
     try:
         async with (
             aiohttp.ClientSession(timeout=limit, trust_env=True) as session,
@@ -188,9 +200,9 @@ def clock(said: float | str | None, now_unix_s: float) -> Finding:
         return Finding(level=Level.OK, text="the clock was compared with nobody's")
     off_s = now_unix_s - said
     text = f"the clock is {abs(off_s):.0f} s {'ahead of' if off_s > 0 else 'behind'} the hub's"
-    if abs(off_s) < SKEW_WARN_S:
+    if abs(off_s) < DOCTOR.skew_warn_s:
         return Finding(level=Level.OK, text=text)
-    level = Level.PROBLEM if abs(off_s) >= SKEW_MAX_S else Level.WARNING
+    level = Level.PROBLEM if abs(off_s) >= DOCTOR.skew_max_s else Level.WARNING
     return Finding(level=level, text=f"{text}: set it by NTP")
 
 

@@ -20,7 +20,7 @@ from coordinator.problem.service import announced_service
 from dht.checkpoints.hub import served_name
 from dht.command_line import EXIT_USER, Parser, exit_code_of, saying
 from dht.messages.types import ModelSpec, Problem, mean_layer_bytes
-from node.device.hardware import GPU_SHARE
+from node.device.hardware import LENDING
 from node.profiling.data_sheets import GPUS, LayerWork, parse_gpus, planner_nodes
 
 EXPERTS_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -125,7 +125,7 @@ def named_problem(
     """
     return Problem(
         model=spec,
-        nodes=planner_nodes(gpus, spec, work, GPU_SHARE),
+        nodes=planner_nodes(gpus, spec, work, LENDING.gpu_share),
         default_bandwidth_bytes_per_s=mbit * 1e6 / 8,
         default_rtt_s=ms / 1e3,
     )

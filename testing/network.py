@@ -19,7 +19,7 @@ from dht.identity.peer_id import Identity
 from dht.messages.peer import SignedRecord
 from dht.records.signed import RecordError, RecordGuard, RecordSigner
 from dht.transport.interface import OPEN_LIMIT_S, Contact, Stream, StreamHandler
-from dht.transport.streams import PIPE_BYTES_MAX, Pipe, PipeStream, StreamHandlers
+from dht.transport.streams import PIPES, Pipe, PipeStream, StreamHandlers
 
 CLOCK_STARTS_UNIX_S = 1.7e9
 RETRY_S = 0.2
@@ -39,7 +39,7 @@ class LinkModel:
     """Bandwidth; None: unlimited."""
     loss: float = 0.0
     """Probability that a stream cannot be opened, or that a write is delayed by a retry."""
-    unread_bytes_max: int = PIPE_BYTES_MAX
+    unread_bytes_max: int = PIPES.bytes_max
     """Unread bytes of a stream above which its writer waits: socket buffers and lower queues."""
 
 

@@ -1,13 +1,16 @@
 """Refuses new numbers at the level of a module: ``python -m tests.module_numbers [--write]``.
 
 A number belongs into the frozen configuration of its component, beside its reason, or follows from
-another. Files that had numbers before this rule may keep as many as ``module_numbers.txt`` says,
-which only falls: ``--write`` writes what is left there, and raises nothing.
+another. What a format, a library or mathematics fixes may stay where it is used: its docstring
+begins with "Fixed by" and says who fixes it. Files that had numbers before this rule may keep as
+many as ``module_numbers.txt`` says, which only falls: ``--write`` writes what is left there, and
+raises nothing.
 """
 
 import ast
 import sys
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -16,17 +19,28 @@ ROOMS = ("client", "coordinator", "dht", "node")
 
 
 def numbers(source: str) -> list[str]:
-    """Names that a module gives to plain numbers, alone or several in one statement."""
+    """Names that a module gives to plain numbers that others do not fix, alone or several in one
+    statement."""
+    body = ast.parse(source).body
     return [
         name
-        for statement in ast.parse(source).body
+        for statement, after in zip_longest(body, body[1:])
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None
+        if not _fixed(after)
         for target in (
             statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         )
         for name, value in _pairs(target, statement.value)
         if _is_number(value)
     ]
+
+
+def _fixed(after: ast.stmt | None) -> bool:
+    """Whether the statement behind a number is a docstring that says who fixes it."""
+    match after:
+        case ast.Expr(value=ast.Constant(value=str(text))):
+            return text.startswith("Fixed by ")
+    return False
 
 
 def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:

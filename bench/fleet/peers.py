@@ -18,7 +18,7 @@ from client import Swarm
 from coordinator.plans.announced_problem import read_announced_problem
 from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED
 from dht.errors import NetworkError
-from dht.messages.types import LINKS_MAX, NodeRecord, NodeState, Plan, Reach
+from dht.messages.types import RECORD_BOUNDS, NodeRecord, NodeState, Plan, Reach
 from dht.records.directory import DEFAULT_NETWORK
 from testing.local_swarm import ROOT, LocalPeer, LocalSwarm, Start, spawned
 
@@ -274,7 +274,7 @@ class Fleet:
     async def links_measured(self, limit_s: float = SETTLE_S) -> bool:
         """Whether every peer has announced the links that newcomers measure once, or does so within
         ``limit_s``: only then nothing is left to do while nobody asks."""
-        each = min(len(self.living) - 1, LINKS_MAX)
+        each = min(len(self.living) - 1, RECORD_BOUNDS.links_max)
         until_s = time.monotonic() + limit_s
         addresses = tuple(member.peer.address for member in self.living[:OBSERVED_FROM])
         while time.monotonic() < until_s:

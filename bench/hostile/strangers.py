@@ -49,7 +49,7 @@ from dht.transport.relay_messages import (
     read_message,
 )
 from dht.transport.relay_reservation import granted_by, reserve
-from node.links.probe import PROBE_BYTES_FIRST, PROBE_BYTES_MAX
+from node.links.probe import PROBE
 
 CROWD_IDENTITIES, CROWD_GRAMMARS = 4, 8
 PROBE_IDENTITIES = 4
@@ -284,7 +284,7 @@ async def probes_without_end(target: Target) -> Sent:
     async def draw(transport: Transport, peer_id: str) -> None:
         stream = await target.stream(transport, peer_id, PROBE_PROTOCOL)
         try:
-            for size_bytes in (PROBE_BYTES_MAX, PROBE_BYTES_FIRST):
+            for size_bytes in (PROBE.bytes_max, PROBE.first_bytes):
                 await stream.say(ProbeRequest(size_bytes=size_bytes))
             while True:
                 frame = await codec.read_frame(stream)

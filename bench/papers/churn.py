@@ -22,7 +22,7 @@ from coordinator.evaluation.max_flow import flow_parts, solve_flow
 from coordinator.evaluation.plan_check import uncovered
 from coordinator.planning.heuristics.heuristics import fill
 from coordinator.planning.heuristics.repair import repair
-from coordinator.planning.placement import CELLS_ABOVE
+from coordinator.planning.placement import PLACEMENT
 from coordinator.planning.waves import waves
 from coordinator.simulator.clients import Clients
 from coordinator.simulator.core.parts import SimulatedSession
@@ -63,7 +63,7 @@ class ChurnConfig:
     plan_s: float = 10.0
     """Time from the loss of a layer to the plan that places it again."""
     duration_s: float = 3600.0
-    cells_above: int = CELLS_ABOVE
+    cells_above: int = PLACEMENT.cells_above
     """Number of peers above which each part of the flow is planned by itself."""
 
 

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import cast
 
 from coordinator.commands.swarm_file import read_swarm
-from coordinator.policies.batching.scheduler import PREFILL_TOKENS_MOST
+from coordinator.policies.batching.scheduler import BATCHING
 from coordinator.problem.from_records import problem_of
 from coordinator.problem.service import PeerSpeed, announced_service
 from coordinator.simulator.core.profiles import PeerProfile, Profiles, interpolated
 from dht.identity.uplink import claim_of
 from dht.messages import codec, session
 from dht.messages.types import (
-    LINKS_MAX,
+    RECORD_BOUNDS,
     DeviceSpec,
     LinksRecord,
     ModelSpec,
@@ -59,7 +59,7 @@ class TableLayer:
         self._now_s = 0.0
         self._decode_s = list(interpolated(profile.decode, max(BATCHES)))
         self._decode_s[1] *= profile.single_decode_factor
-        self._prompt_s = interpolated(profile.prefill, PREFILL_TOKENS_MOST)
+        self._prompt_s = interpolated(profile.prefill, BATCHING.prefill_tokens_most)
 
     def clock(self) -> float:
         """Seconds that all steps so far took."""
@@ -144,7 +144,7 @@ def announced(problem: Problem, profiles: Profiles) -> tuple[NodeRecord, ...]:
             uplink=claims.get(node.peer_id),
             state=NodeState.WAITING,
         )
-        told = codec.decode(codec.encode(record), limit_bytes=codec.RECORD_BYTES_MAX)
+        told = codec.decode(codec.encode(record), limit_bytes=codec.FRAME_BOUNDS.record_bytes_max)
         found.append(cast("NodeRecord", told))
     return tuple(found)
 
@@ -155,7 +155,7 @@ def announced_links(problem: Problem) -> dict[str, LinksRecord]:
     for node in problem.nodes:
         name = node.peer_id
         into = {link.source: link for link in problem.links if link.target == name}
-        first = probe_order(name, into)[:LINKS_MAX]
+        first = probe_order(name, into)[: RECORD_BOUNDS.links_max]
         found[name] = LinksRecord(peer_id=name, links=tuple(into[source] for source in first))
     return found
 
@@ -182,8 +182,11 @@ def errors(profile: PeerProfile, speed: PeerSpeed) -> tuple[Errors, Errors]:
     """
     decode_s = list(interpolated(profile.decode, max(BATCHES)))
     decode_s[1] *= profile.single_decode_factor
-    prompt_s = interpolated(profile.prefill, PREFILL_TOKENS_MOST)
-    batches, chunks = range(1, max(BATCHES) + 1), range(min(CHUNKS), PREFILL_TOKENS_MOST + 1)
+    prompt_s = interpolated(profile.prefill, BATCHING.prefill_tokens_most)
+    batches, chunks = (
+        range(1, max(BATCHES) + 1),
+        range(min(CHUNKS), BATCHING.prefill_tokens_most + 1),
+    )
     return (
         _errors([speed.decode.at(n) / decode_s[n] for n in batches]),
         _errors([speed.prompt.at(n) / prompt_s[n] for n in chunks]),

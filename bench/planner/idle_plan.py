@@ -21,11 +21,11 @@ from coordinator.evaluation.one_answer import AnswerTimes, one_answer_s
 from coordinator.planning.search.short_rings import short_rings
 from coordinator.problem.service import announced_service
 from coordinator.runtime import CoordinatorConfig
-from dht.messages.types import ANSWER_WEIGHT_MAX, Problem
+from dht.messages.types import RECORD_BOUNDS, Problem
 from testing.local_swarm import ROOT
 
 RESULT = ROOT / "bench" / "results" / "idle_plan.json"
-PLANS = {"idle": ANSWER_WEIGHT_MAX, "full": 0.0}
+PLANS = {"idle": RECORD_BOUNDS.answer_weight_max, "full": 0.0}
 """Plans by the weight of one answer's speed."""
 
 

@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -23,6 +24,7 @@ from bench.planner.clusters import TUNING
 from bench.planner.live_plan import Case, case
 from coordinator.planning import placement
 from coordinator.planning.search import chain_search
+from coordinator.planning.search.config import SEARCH
 from coordinator.planning.solve import by_clock
 from coordinator.problem.service import announced_service
 from coordinator.runtime import CoordinatorConfig
@@ -58,8 +60,10 @@ OPTIONAL = [name for name in placement.HEURISTICS if name not in placement.FIRST
 PARTS: dict[str, Without] = {
     WHOLE: contextlib.nullcontext,
     "dynamic program": lambda: patch.object(chain_search, "chains_by_dp", _nothing),
-    "column generation": lambda: patch.object(chain_search, "COLUMNS_SHARE", 0.0),
-    "moves": lambda: patch.object(chain_search, "REFINED", 0),
+    "column generation": lambda: patch.object(
+        chain_search, "SEARCH", replace(SEARCH, columns_share=0.0)
+    ),
+    "moves": lambda: patch.object(chain_search, "SEARCH", replace(SEARCH, refined=0)),
     TRIALS: contextlib.nullcontext,
     "all heuristics": without_heuristics(*OPTIONAL),
     **{name: without_heuristics(name) for name in OPTIONAL},

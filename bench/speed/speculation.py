@@ -37,7 +37,7 @@ from coordinator.policies.batching.scheduler import BatchLimits
 from dht.command_line import loop_factory
 from dht.daemon.transport import HivemindTransport
 from dht.identity.peer_id import Identity
-from dht.messages.session import DRAFT_TOKENS_MAX
+from dht.messages.session import SESSION_BOUNDS
 from dht.messages.types import ModelSpec
 from dht.transport.config import TransportConfig
 from dht.transport.interface import Transport
@@ -166,9 +166,9 @@ def accepted_by_place() -> dict[str, list[float]]:
     for kind, prompt, answer in SCRIPTS:
         drafter = SuffixDrafter()
         drafter.extend(prompt)
-        tried, right = [0] * DRAFT_TOKENS_MAX, [0] * DRAFT_TOKENS_MAX
+        tried, right = [0] * SESSION_BOUNDS.draft_tokens_max, [0] * SESSION_BOUNDS.draft_tokens_max
         for at, token_id in enumerate(answer):
-            draft = drafter.propose(DRAFT_TOKENS_MAX).token_ids
+            draft = drafter.propose(SESSION_BOUNDS.draft_tokens_max).token_ids
             for place, (told, came) in enumerate(zip(draft, answer[at:], strict=False)):
                 tried[place] += 1
                 right[place] += told == came

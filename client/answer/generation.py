@@ -15,18 +15,8 @@ from msgspec import Meta
 
 from dht.errors import UserError
 from dht.messages.logprobs import SCORED_VALUES_MAX, TokenScore, scored_values
-from dht.messages.session import (
-    BIASED_TOKENS_MAX,
-    DRAFT_TOKENS_MAX,
-    GRAMMAR_BYTES_MAX,
-    HISTORY_TOKENS_MAX,
-    STOP_TOKENS_MAX,
-    Bias,
-    FinishReason,
-    Priority,
-    Sampling,
-)
-from dht.messages.types import CONTEXT_TOKENS_MAX, ModelSpec, RouteStage
+from dht.messages.session import SESSION_BOUNDS, Bias, FinishReason, Priority, Sampling
+from dht.messages.types import RECORD_BOUNDS, ModelSpec, RouteStage
 
 NEW_TOKENS_DEFAULT = 128
 PASSED_ON = tuple(
@@ -116,7 +106,7 @@ class GenerationOptions:
     def __post_init__(self) -> None:
         self._convert_numbers()
         self._check_types()
-        _check("max_new_tokens", self.max_new_tokens, 1, CONTEXT_TOKENS_MAX)
+        _check("max_new_tokens", self.max_new_tokens, 1, RECORD_BOUNDS.context_tokens_max)
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise UserError(
                 f"min_new_tokens is {self.min_new_tokens}, more than max_new_tokens, which is"
@@ -126,7 +116,12 @@ class GenerationOptions:
             _check_within(name, getattr(self, name), bounds)
         for token_id, bias in self.logit_bias.items():
             _check_within(f"logit_bias of token {token_id}", bias, _bounds(Bias))
-        _check("the bytes of the grammar", len(self.grammar.encode()), 0, GRAMMAR_BYTES_MAX)
+        _check(
+            "the bytes of the grammar",
+            len(self.grammar.encode()),
+            0,
+            SESSION_BOUNDS.grammar_bytes_max,
+        )
 
     def _convert_numbers(self) -> None:
         """Give numbers the types that travel; raises UserError for what is no number."""
@@ -184,14 +179,15 @@ class GenerationOptions:
             max_new_tokens=self.new_tokens(len(prompt_ids), model.context_tokens),
             sampling=self.sampling(ends),
             priority=self.priority,
-            draft_tokens=DRAFT_TOKENS_MAX if self.speculate else 0,
+            draft_tokens=SESSION_BOUNDS.draft_tokens_max if self.speculate else 0,
             prefix_cache=self.prefix_cache,
             cache_salt=self.cache_salt,
         )
-        if request.history_tokens_max > HISTORY_TOKENS_MAX:
+        if request.history_tokens_max > SESSION_BOUNDS.history_tokens_max:
             raise UserError(
                 f"penalties and scores look at {request.history_tokens_max} tokens here;"
-                f" {HISTORY_TOKENS_MAX} at most: shorten the prompt, or leave them out"
+                f" {SESSION_BOUNDS.history_tokens_max} at most: shorten the prompt, or leave them"
+                " out"
             )
         return request
 
@@ -306,7 +302,7 @@ def _biases(given: object) -> dict[int, float] | None:
     chosen keys takes long."""
     if not isinstance(given, Mapping):
         return None
-    _check("the number of tokens in logit_bias", len(given), 0, BIASED_TOKENS_MAX)
+    _check("the number of tokens in logit_bias", len(given), 0, SESSION_BOUNDS.biased_tokens_max)
     biases: dict[int, float] = {}
     for key, value in given.items():
         token_id, bias = _whole(key), _real(value)
@@ -322,7 +318,7 @@ def _token_ids(given: object) -> tuple[int, ...] | None:
         given = given.tolist()
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         return None
-    _check("the number of stop_token_ids", len(given), 0, STOP_TOKENS_MAX // 2)
+    _check("the number of stop_token_ids", len(given), 0, SESSION_BOUNDS.stop_tokens_max // 2)
     found = [_whole(each) for each in given]
     token_ids = tuple(each for each in found if each is not None and each >= 0)
     return token_ids if len(token_ids) == len(found) else None

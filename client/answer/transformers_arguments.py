@@ -12,8 +12,9 @@ from client.answer.generation import GenerationOptions
 from dht.errors import UserError
 
 NEW_TOKENS_DEFAULT = 20
-"""``max_new_tokens`` where neither it nor ``max_length`` is given, as in ``transformers``."""
+"""Fixed by ``transformers``: ``max_new_tokens`` where neither it nor ``max_length`` is given."""
 SAMPLED_TOP_K_DEFAULT = 50
+"""Fixed by ``transformers``: ``top_k`` where it samples and none is given."""
 BATCH_MAX = 64
 
 _PASSED = ("top_p", "min_p", "repetition_penalty", "min_new_tokens")

@@ -184,13 +184,13 @@ def check(arguments: argparse.Namespace) -> tuple["Key", ...]:
 
 
 def _read_secret(file: Path) -> str:
-    from client.gateway.keys import FILE_BYTES_MAX
+    from client.gateway.keys import KEYS
 
     check_private(file, "the file")
     with file.open("rb") as opened:
-        read = opened.read(FILE_BYTES_MAX + 1)
-    if len(read) > FILE_BYTES_MAX:
-        raise UserError(f"it has more than {FILE_BYTES_MAX} bytes")
+        read = opened.read(KEYS.file_bytes_max + 1)
+    if len(read) > KEYS.file_bytes_max:
+        raise UserError(f"it has more than {KEYS.file_bytes_max} bytes")
     return read.decode("utf-8")
 
 

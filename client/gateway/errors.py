@@ -6,6 +6,8 @@ from typing import Any
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
 """The code that clients know of a prompt or an answer that is too long."""
+RETRY_AFTER_S = 5
+"""When to come back where nobody knows when there is room again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +103,14 @@ def beyond_context(too_long: TooLong, param: str) -> ApiError:
     return error
 
 
-def unavailable(message: str, retry_after_s: int) -> ApiError:
+def unavailable(message: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
     """The swarm cannot serve this now."""
     return ApiError(
         503, message, type="server_error", code="unavailable", retry_after_s=retry_after_s
     )
 
 
-def too_many(message: str, retry_after_s: int) -> ApiError:
+def too_many(message: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
     """More requests than this gateway takes at once."""
     return ApiError(
         429,

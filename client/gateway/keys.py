@@ -18,11 +18,20 @@ from msgspec import Meta
 from client.gateway.errors import ApiError, bad_request, too_many
 from dht.errors import UserError
 
-KEYS_MAX = 1024
-FILE_BYTES_MAX = 1 << 20
-BUSY_S = 5
-"""When to come back where too many sessions are open: nobody knows when one ends."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeysConfig:
+    """Bounds of a file of keys, and when to come back."""
+
+    keys_max: int = 1024
+    file_bytes_max: int = 1 << 20
+
+
+KEYS = KeysConfig()
+
+
 MINUTE_S, DAY_S = 60, 86_400
+"""Fixed by the clock."""
 
 KeyName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
 KeyLimit = Annotated[int, Meta(ge=1, le=1 << 53)]
@@ -53,7 +62,7 @@ class _Entry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    keys: Annotated[dict[KeyName, _Entry], Meta(min_length=1, max_length=KEYS_MAX)]
+    keys: Annotated[dict[KeyName, _Entry], Meta(min_length=1, max_length=KEYS.keys_max)]
 
 
 def key_digest(key: str) -> bytes:
@@ -174,7 +183,7 @@ class Account:
         if at_once is not None and sessions > at_once:
             raise bad_request(f"this asks for {sessions} answers at once; this key has {at_once}")
         if at_once is not None and self._sessions + sessions > at_once:
-            raise too_many(f"{self._sessions} of this key's {at_once} answers are made", BUSY_S)
+            raise too_many(f"{self._sessions} of this key's {at_once} answers are made")
         if wait_s := self._tokens.take(most, now_s):
             raise too_many(
                 f"this may take {most} tokens of prompt and answer; this key has not so many left"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 
@@ -10,24 +11,42 @@ from client.pages.clean import peer_name
 from dht.messages.types import SINK, SOURCE
 from dht.process.json_file import Json
 
-WIDTH = 640
-BOX_WIDTH, BOX_HEIGHT, ROW, COLUMN = 104, 34, 52, 190
-LABEL_HEIGHT, CHAR_WIDTH = 13.0, 6.6
-"""Height of a line's label and width of its widest usual character, in units of the drawing."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawingConfig:
+    """Sizes in units of the drawing, and how much is drawn at most."""
+
+    width: int = 640
+    box_width: int = 104
+    box_height: int = 34
+    row: int = 52
+    column: int = 190
+    label_height: float = 13.0
+    """Height of a line's label and width of its widest usual character, in units of the drawing."""
+    char_width: float = 6.6
+    """Height of a line's label and width of its widest usual character, in units of the drawing."""
+    edges_drawn_max: int = 300
+    edges_labelled_max: int = 10
+    boxes_drawn_max: int = 24
+    """With more peers than this, those with the same layers share a box."""
+    columns_drawn_max: int = 32
+    rows_drawn_max: int = 24
+    busy: float = 0.6
+    """Shares of a capacity from which a plan's edge or peer is drawn as busy, as full. Full is no
+    fault: a plan of maximum flow fills its bottleneck, whether anybody asks now or not."""
+    full: float = 0.9
+    """Shares of a capacity from which a plan's edge or peer is drawn as busy, as full. Full is no
+    fault: a plan of maximum flow fills its bottleneck, whether anybody asks now or not."""
+    bars_drawn_max: int = 24
+    ticks_max: int = 8
+
+
+DRAWING = DrawingConfig()
+
+
 LABEL_AT = (0.35, 0.5, 0.65, 0.2, 0.8)
 """Places along a line at which its label is tried."""
-EDGES_DRAWN_MAX = 300
-EDGES_LABELLED_MAX = 10
-BOXES_DRAWN_MAX = 24
-"""With more peers than this, those with the same layers share a box."""
-COLUMNS_DRAWN_MAX = 32
-ROWS_DRAWN_MAX = 24
-BUSY, FULL = 0.6, 0.9
-"""Shares of a capacity from which a plan's edge or peer is drawn as busy, as full. Full is no
-fault: a plan of maximum flow fills its bottleneck, whether anybody asks now or not."""
-BARS_DRAWN_MAX = 24
 TICKS_S = (900, 21_600, 86_400)
-TICKS_MAX = 8
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
 
@@ -38,29 +57,29 @@ def flow_drawing(plan: Json | None, names: Mapping[str, str], here: Set[str]) ->
     if plan is None or not plan["edges"]:
         return None
     groups = _groups(plan["assignments"])
-    starts = sorted({key[0] for key in groups})[:COLUMNS_DRAWN_MAX]
+    starts = sorted({key[0] for key in groups})[: DRAWING.columns_drawn_max]
     columns = {start: at for at, start in enumerate(starts)}
     rows: dict[int, int] = dict.fromkeys(starts, 0)
     boxes, member_of = [], {SOURCE: SOURCE, SINK: SINK}
     places: dict[str, tuple[float, float]] = {}
     for key, members in sorted(groups.items()):
         start = key[0]
-        if start not in columns or rows[start] >= ROWS_DRAWN_MAX:
+        if start not in columns or rows[start] >= DRAWING.rows_drawn_max:
             continue
-        x, y = COLUMN * (columns[start] + 1), 30 + ROW * rows[start]
+        x, y = DRAWING.column * (columns[start] + 1), 30 + DRAWING.row * rows[start]
         rows[start] += 1
         name = f"{key}"
         places[name] = (x, y)
         member_of.update(dict.fromkeys((each["id"] for each in members), name))
         boxes.append(_box(members, x, y, names, here))
-    height = 60 + ROW * (max(rows.values(), default=1) - 1)
+    height = 60 + DRAWING.row * (max(rows.values(), default=1) - 1)
     _centre(boxes, places, rows, columns, height)
-    width = COLUMN * (len(starts) + 1)
+    width = DRAWING.column * (len(starts) + 1)
     places[SOURCE], places[SINK] = (26, height / 2), (width - 26, height / 2)
     ends = [{"x": x, "y": y, "label": label} for (x, y), label in
             ((places[SOURCE], "prompts"), (places[SINK], "tokens"))]  # fmt: skip
-    taken = [_around(each["x"], each["y"], BOX_WIDTH, BOX_HEIGHT) for each in boxes]
-    taken += [_around(x, y, 52, LABEL_HEIGHT) for x, y in (places[SOURCE], places[SINK])]
+    taken = [_around(each["x"], each["y"], DRAWING.box_width, DRAWING.box_height) for each in boxes]
+    taken += [_around(x, y, 52, DRAWING.label_height) for x, y in (places[SOURCE], places[SINK])]
     lines = _lines(plan["edges"], member_of, places, taken)
     return {
         "boxes": boxes,
@@ -73,7 +92,7 @@ def flow_drawing(plan: Json | None, names: Mapping[str, str], here: Set[str]) ->
 
 
 def _groups(assignments: Sequence[Json]) -> dict[tuple[int, int, str], list[Json]]:
-    together = len(assignments) > BOXES_DRAWN_MAX
+    together = len(assignments) > DRAWING.boxes_drawn_max
     groups: dict[tuple[int, int, str], list[Json]] = {}
     for each in assignments:
         key = (each["start"], each["end"], "" if together else each["id"])
@@ -97,7 +116,7 @@ def _box(members: list[Json], x: float, y: float, names: Mapping[str, str], here
         "y": y,
         "label": _short(label),
         "layers": f"layers {first['start']}–{first['end'] - 1}",
-        "bar": BOX_WIDTH * min(1.0, use or 0.0),
+        "bar": DRAWING.box_width * min(1.0, use or 0.0),
         "kind": use_kind(use),
         "away": absent == len(members),
         "text": f"{label}: {flow:.1f}{of} tokens/s{state}",
@@ -112,9 +131,12 @@ def _centre(
     height: float,
 ) -> None:
     """Move each column's boxes to the middle of the drawing."""
-    start_at = {COLUMN * (at + 1): start for start, at in columns.items()}
+    start_at = {DRAWING.column * (at + 1): start for start, at in columns.items()}
     shifts = {
-        COLUMN * (at + 1): (height - 60 - ROW * (rows[start_at[COLUMN * (at + 1)]] - 1)) / 2
+        DRAWING.column * (at + 1): (
+            height - 60 - DRAWING.row * (rows[start_at[DRAWING.column * (at + 1)]] - 1)
+        )
+        / 2
         for at in columns.values()
     }
     for box in boxes:
@@ -138,12 +160,12 @@ def _lines(
             between.setdefault((tail, head), []).append(edge)
     flows = {pair: sum(e["tokens_per_s"] for e in each) for pair, each in between.items()}
     most = max(flows.values(), default=1.0)
-    shown = sorted(flows, key=lambda each: -flows[each])[:EDGES_DRAWN_MAX]
+    shown = sorted(flows, key=lambda each: -flows[each])[: DRAWING.edges_drawn_max]
     lines = []
     for pair in shown:
         (x1, y1), (x2, y2) = places[pair[0]], places[pair[1]]
-        x1 += 30 if pair[0] == SOURCE else BOX_WIDTH / 2
-        x2 -= 30 if pair[1] == SINK else BOX_WIDTH / 2
+        x1 += 30 if pair[0] == SOURCE else DRAWING.box_width / 2
+        x2 -= 30 if pair[1] == SINK else DRAWING.box_width / 2
         used = [e["use"] for e in between[pair] if e["use"] is not None]
         use = max(used, default=None)
         percent = f", link used {100 * use:.0f}%" if use is not None else ""
@@ -157,12 +179,12 @@ def _lines(
             "label": "",
         }
         label = f"{flows[pair]:.0f}/s{short}"
-        width = CHAR_WIDTH * len(label)
-        if len(shown) <= EDGES_LABELLED_MAX and (
+        width = DRAWING.char_width * len(label)
+        if len(shown) <= DRAWING.edges_labelled_max and (
             place := _free_place((x1, y1), (x2, y2), width, taken)
         ):
-            taken.append(_around(*place, width, LABEL_HEIGHT))
-            line |= {"label": label, "x": place[0], "y": place[1] + LABEL_HEIGHT / 4}
+            taken.append(_around(*place, width, DRAWING.label_height))
+            line |= {"label": label, "x": place[0], "y": place[1] + DRAWING.label_height / 4}
         lines.append(line)
     return lines
 
@@ -175,7 +197,7 @@ def _free_place(
         along, across = 1.5 * t * (1 - t) + t**3, 3 * t**2 - 2 * t**3
         x = tail[0] + (head[0] - tail[0]) * along
         y = tail[1] + (head[1] - tail[1]) * across - 7
-        left, top, right, bottom = _around(x, y, width, LABEL_HEIGHT)
+        left, top, right, bottom = _around(x, y, width, DRAWING.label_height)
         if not any(
             left < other[2] and right > other[0] and top < other[3] and bottom > other[1]
             for other in taken
@@ -192,14 +214,14 @@ def use_kind(use: float | None) -> str:
     """The colour class of a share of a capacity."""
     if use is None:
         return "unknown"
-    return "full" if use >= FULL else "busy" if use >= BUSY else "calm"
+    return "full" if use >= DRAWING.full else "busy" if use >= DRAWING.busy else "calm"
 
 
 def coverage_drawing(layers: Json) -> list[Json]:
     """One bar per layer: height by holders, colour class by how many."""
     holders = [len(each) for each in layers["holders"]]
     most, count = max([*holders, 2]), max(1, len(holders))
-    step = WIDTH / count
+    step = DRAWING.width / count
     kinds = ("lost", "single", "good")
     return [
         {
@@ -223,12 +245,12 @@ def held_drawing(peers: Sequence[Json], layers: int) -> Json:
         for peer in peers
         if peer["state"] != "gone" and 0 <= peer["start"] < peer["end"] <= layers
     ]
-    together = len(held) > BOXES_DRAWN_MAX
+    together = len(held) > DRAWING.boxes_drawn_max
     groups: dict[tuple[int, int, str, str], list[Json]] = {}
     for peer in held:
         key = (peer["start"], peer["end"], held_kind(peer), "" if together else peer["id"])
         groups.setdefault(key, []).append(peer)
-    shown = sorted(groups, key=lambda key: (-len(groups[key]), key))[:BARS_DRAWN_MAX]
+    shown = sorted(groups, key=lambda key: (-len(groups[key]), key))[: DRAWING.bars_drawn_max]
     bars = []
     for start, end, kind, one in sorted(shown):
         members = groups[start, end, kind, one]
@@ -328,7 +350,7 @@ def _steps(past: Json, what: str, now_unix_s: float) -> list[tuple[int, Json]]:
 def _axes(past: Json, now_unix_s: float, marks: Sequence[str]) -> Json:
     """Ticks in percent of both axes: at round UTC times, and for ``marks`` from the bottom up."""
     begin_unix_s, span_s = _begin_unix_s(past, now_unix_s), past["span_s"]
-    tick_s = next((each for each in TICKS_S if span_s / each <= TICKS_MAX), TICKS_S[-1])
+    tick_s = next((each for each in TICKS_S if span_s / each <= DRAWING.ticks_max), TICKS_S[-1])
     first_unix_s = -(-begin_unix_s // tick_s) * tick_s
     form = "%a" if tick_s == TICKS_S[-1] else "%H:%M"
     return {

@@ -9,11 +9,12 @@ from typing import Any
 from client.health.given import GIVEN
 from client.health.past import INCIDENTS_SHOWN_MAX, SPANS, SWARM, Incident, Past, Span
 from client.health.served import ServedCounts
-from client.health.state import PROBES_S, VERSIONS_SHOWN_MAX, Probe
+from client.health.state import STATE, Probe
 from dht.errors import UserError
 from dht.messages.types import Plan
 
 DAY_S = 86_400
+"""Fixed by the clock."""
 KEPT_S = 90.0 * DAY_S
 INCIDENTS_KEPT_MAX = 1000
 SERVED_STEP_S = 60
@@ -221,11 +222,11 @@ class History:
         rows = self._db.execute(
             "SELECT version, planner, flow_tokens_per_s, peers, seen_unix_s FROM published_plans"
             " ORDER BY seen_unix_s DESC LIMIT ?",
-            (VERSIONS_SHOWN_MAX,),
+            (STATE.versions_shown_max,),
         )
         return tuple(dict(zip(names, row, strict=True)) for row in rows)
 
-    async def recent(self, now_unix_s: float, span_s: float = PROBES_S) -> tuple[Probe, ...]:
+    async def recent(self, now_unix_s: float, span_s: float = STATE.probes_s) -> tuple[Probe, ...]:
         """Probes of the last ``span_s``, oldest first."""
         async with self._lock:
             return await asyncio.to_thread(self._recent, now_unix_s - span_s)

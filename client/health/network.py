@@ -4,12 +4,13 @@ Ends of edges are peers' cleaned ids, ``source`` or ``sink``; see ``docs/health.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from client.pages.clean import clean_id, clean_name, peer_name
 from coordinator.plans.demand import planned_for
 from dht.messages.types import (
-    LINK_FRESH_MAX_S,
+    RECORD_BOUNDS,
     SINK,
     SOURCE,
     Link,
@@ -21,13 +22,22 @@ from dht.messages.types import (
 )
 from dht.process.json_file import Json
 
-LINK_S = LINK_FRESH_MAX_S + 300.0
+LINK_S = RECORD_BOUNDS.link_fresh_max_s + 300.0
 """Older measurements are not shown: peers have measured such a link again."""
-ASSIGNMENTS_SHOWN_MAX = 1000
-LINKS_SHOWN_MAX = 4000
-STAGES_SHOWN_MAX = 64
-CAPACITY_MIN = 1e-6
-"""Tokens/s below which nothing can be said of how much of a capacity is used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkConfig:
+    """How much of a plan the page says."""
+
+    assignments_shown_max: int = 1000
+    links_shown_max: int = 4000
+    stages_shown_max: int = 64
+    capacity_least: float = 1e-6
+    """Tokens/s below which nothing can be said of how much of a capacity is used."""
+
+
+NETWORK_PAGE = NetworkConfig()
 
 
 def links_json(records: Sequence[LinksRecord], now_unix_s: float) -> list[Json]:
@@ -46,7 +56,7 @@ def links_json(records: Sequence[LinksRecord], now_unix_s: float) -> list[Json]:
                 "rtt_s": link.rtt_s,
                 "age_s": age_s,
             }
-    return list(newest.values())[:LINKS_SHOWN_MAX]
+    return list(newest.values())[: NETWORK_PAGE.links_shown_max]
 
 
 def fresh_links(record: LinksRecord, now_unix_s: float) -> tuple[Link, ...]:
@@ -88,7 +98,7 @@ def plan_json(
     bandwidths = {(link["from"], link["to"]): link["bandwidth_bytes_per_s"] for link in links}
     token_bytes = max(1, plan.model.activation_bytes)
     edges = []
-    for edge in plan.edges[:LINKS_SHOWN_MAX]:
+    for edge in plan.edges[: NETWORK_PAGE.links_shown_max]:
         pair = _end(edge.tail), _end(edge.head)
         bandwidth = bandwidths.get(pair)
         capacity = None if bandwidth is None else bandwidth / token_bytes
@@ -105,7 +115,7 @@ def plan_json(
     for edge in plan.edges:
         through[edge.head] = through.get(edge.head, 0.0) + edge.tokens_per_s
     assignments = []
-    for each in plan.assignments[:ASSIGNMENTS_SHOWN_MAX]:
+    for each in plan.assignments[: NETWORK_PAGE.assignments_shown_max]:
         record = records.get(each.peer_id)
         held = each.end - each.start
         rates = record.tokens_per_s if record is not None else ()
@@ -142,7 +152,7 @@ def trace_json(
     The last stage's link onwards is the ring's: sampled tokens go back to the first stage.
     """
     measured = {(link["from"], link["to"]): link for link in links}
-    shown = route[:STAGES_SHOWN_MAX]
+    shown = route[: NETWORK_PAGE.stages_shown_max]
     stages = []
     for at, stage in enumerate(shown):
         record = records.get(stage.peer_id)
@@ -178,7 +188,7 @@ def why_idle(record: NodeRecord) -> str:
 
 def _share(flow: float, capacity: float | None) -> float | None:
     # A capacity of 1e-300 makes a share that JSON has no number for.
-    return None if capacity is None or capacity < CAPACITY_MIN else flow / capacity
+    return None if capacity is None or capacity < NETWORK_PAGE.capacity_least else flow / capacity
 
 
 def _end(name: str) -> str:

@@ -21,14 +21,15 @@ from coordinator.policies.failure.pinger import BY_CLIENTS, Pinger
 from dht.errors import NetworkError, PeerError, SwarmError, UserError
 from dht.messages.types import LeaseRecord, LinksRecord, NodeRecord, RouteStage, layers_text
 from dht.process.json_file import Json
+from dht.records.directory import LIFETIME_S, RecordKind
 
 logger = logging.getLogger(__name__)
 
 GONE_S = 600.0
 """Time for which a peer that left is shown."""
 REFUSALS_MAX = 16
-MODELS_KEPT_S = 300.0
-"""Time for which models are shown that could not be read again; their records live as long."""
+MODELS_KEPT_S = LIFETIME_S[RecordKind.MODELS]
+"""Time for which models are shown that could not be read again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,21 +51,31 @@ from dht.messages.types import (
     stage_bytes,
 )
 from dht.process.json_file import Json
+from dht.records.directory import LIFETIME_S, RecordKind
 
-RECORD_S = 60.0
+RECORD_S = LIFETIME_S[RecordKind.NODES]
 """A record that was not seen for this long counts for nothing."""
-ANSWER_S = 30.0
-"""An answer that is older says nothing of now."""
-LIES_MIN = 2
-"""Refusals of announced layers that make a liar: one may be a record that lags."""
-LIES_S = 600.0
-LAG_S = 60.0
-"""For a peer that just took its layers the record may lag behind what it does."""
-PROBES_S = 3600.0
-PEERS_SHOWN_MAX = 1000
-VERSIONS_SHOWN_MAX = 10
-NAMED_MAX = 4
-"""Peers named in a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateConfig:
+    """When what was seen counts, and how much the page says; times in seconds."""
+
+    answer_s: float = 30.0
+    """An answer that is older says nothing of now."""
+    lies_least: int = 2
+    """Refusals of announced layers that make a liar: one may be a record that lags."""
+    lies_s: float = 600.0
+    lag_s: float = 60.0
+    """For a peer that just took its layers the record may lag behind what it does."""
+    probes_s: float = 3600.0
+    peers_shown_max: int = 1000
+    versions_shown_max: int = 10
+    named_max: int = 4
+    """Peers named in a sentence."""
+
+
+STATE = StateConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +162,7 @@ def build_state(seen: SwarmSnapshot) -> Json:
     records = {each.record.peer_id: each.record for each in seen.peers}
     links = links_json(seen.links, seen.now_unix_s)
     at_peers = links_of_peers(links)
-    peers = [_peer(each, spec, seen.now_unix_s) for each in seen.peers[:PEERS_SHOWN_MAX]]
+    peers = [_peer(each, spec, seen.now_unix_s) for each in seen.peers[: STATE.peers_shown_max]]
     for peer in peers:
         peer["links"] = at_peers.get(peer["id"])
     counts = _depths(peers, spec)
@@ -178,7 +188,7 @@ def build_state(seen: SwarmSnapshot) -> Json:
         "plan": plan_json(seen.plan, records, links),
         "plan_history": [
             {**each, "planner": clean_name(each["planner"])}
-            for each in seen.versions[:VERSIONS_SHOWN_MAX]
+            for each in seen.versions[: STATE.versions_shown_max]
         ],
         "layers": _layers(counts, peers),
         "peers": peers,
@@ -233,14 +243,14 @@ def _peer(peer: SeenPeer, spec: ModelSpec | None, now_unix_s: float) -> Json:
     alive, serving = _alive(peer, now_unix_s), record.state is NodeState.SERVING
     state = _state(peer, now_unix_s)
     ghost = serving and state == "silent"
-    settled_s = peer.placed_unix_s + LAG_S
-    lies = [s for s in peer.refused_unix_s if s >= max(settled_s, now_unix_s - LIES_S)]
+    settled_s = peer.placed_unix_s + STATE.lag_s
+    lies = [s for s in peer.refused_unix_s if s >= max(settled_s, now_unix_s - STATE.lies_s)]
     same = spec is not None and record.model.fingerprint == spec.fingerprint
     layers = spec.layers if spec is not None and same else record.model.layers
     held = record.end - record.start
     known = serving and 0 < held <= len(record.tokens_per_s)
     speed = record.tokens_per_s[held - 1] if known else 0.0
-    lying = alive and (len(lies) >= LIES_MIN or record.end > layers or held < 0)
+    lying = alive and (len(lies) >= STATE.lies_least or record.end > layers or held < 0)
     flags = [name for name, is_so in (("ghost", ghost), ("lying", lying)) if is_so]
     return {
         "id": clean_id(record.peer_id),
@@ -275,7 +285,7 @@ def _state(peer: SeenPeer, now_unix_s: float) -> str:
     """What the peer announces, as far as it answers: a record alone is no sign of life."""
     answered_s = _answered_s(peer, now_unix_s)
     missing = peer.misses >= BY_CLIENTS.silent_misses
-    silent = missing or (answered_s is not None and answered_s > ANSWER_S)
+    silent = missing or (answered_s is not None and answered_s > STATE.answer_s)
     leaving = peer.record.state is NodeState.DRAINING
     if not _alive(peer, now_unix_s) or (silent and leaving):
         return "gone"
@@ -317,7 +327,7 @@ def _reasons(seen: SwarmSnapshot, peers: list[Json], depths: list[int], probes: 
             for peer in peers
             if peer["state"] == NodeState.LOADING
         ]
-        ghosts = [peer["name"] for peer in peers if "ghost" in peer["flags"]][:NAMED_MAX]
+        ghosts = [peer["name"] for peer in peers if "ghost" in peer["flags"]][: STATE.named_max]
         beside = f"; not answering: {', '.join(ghosts)}" if ghosts else ""
         reasons.append(missing_text(missing, loading, "answers") + beside)
     if not last["ok"]:
@@ -379,7 +389,7 @@ def _layers(depths: list[int], peers: list[Json]) -> Json:
 
 
 def _probes(seen: SwarmSnapshot) -> Json:
-    recent = [each for each in seen.probes if seen.now_unix_s - each.at_unix_s <= PROBES_S]
+    recent = [each for each in seen.probes if seen.now_unix_s - each.at_unix_s <= STATE.probes_s]
     good = [each for each in recent if each.ok]
     figures: Json = {"sent": len(recent), "answered": len(good)}
     for name in ("ttft", "tpot"):

@@ -27,8 +27,7 @@ from dht.messages import codec
 from dht.messages.kv import KvCopy
 from dht.messages.logprobs import TokenScore, unpack_scores
 from dht.messages.session import (
-    DRAFT_TOKENS_MAX,
-    PROMPT_TOKENS_MAX,
+    SESSION_BOUNDS,
     FinishReason,
     MigrationReady,
     Ping,
@@ -85,7 +84,7 @@ class Attempt:
         self._first: Stream | None = None
         self._last: asyncio.Task[Stream] | None = None
         # What a stage says waits until the answer's reader wants more, so it is bounded.
-        self._tokens_left = open_.max_new_tokens + DRAFT_TOKENS_MAX
+        self._tokens_left = open_.max_new_tokens + SESSION_BOUNDS.draft_tokens_max
         self._scores_left = open_.scores_end
         self._words_left = config.words_max
 
@@ -165,12 +164,12 @@ class Attempt:
             await self._prompt(self._first, 0, token_ids)
 
     async def _prompt(self, first: Stream, position: int, token_ids: tuple[int, ...]) -> None:
-        for at in range(0, len(token_ids), PROMPT_TOKENS_MAX):
+        for at in range(0, len(token_ids), SESSION_BOUNDS.prompt_tokens_max):
             prompt = Prompt(
                 session=self._open_message.session,
                 attempt=self.attempt,
                 position=position + at,
-                token_ids=token_ids[at : at + PROMPT_TOKENS_MAX],
+                token_ids=token_ids[at : at + SESSION_BOUNDS.prompt_tokens_max],
             )
             await self._send(0, first, prompt)
 

@@ -44,14 +44,14 @@ from client.session.events import (
 )
 from client.view.prefixes import NamedPrompt
 from client.view.view import SwarmView
-from coordinator.policies.admission.lengths import ANSWER_TOKENS
+from coordinator.policies.admission.config import ADMISSION
 from coordinator.policies.failure.pinger import BY_CLIENTS, answering
 from coordinator.policies.routing.affinity import KnownPrefix, Route
 from coordinator.policies.routing.routes import NoRoute
 from dht.errors import NetworkError, SwarmError
 from dht.identity.peer_id import short_name
 from dht.messages import codec
-from dht.messages.session import HISTORY_TOKENS_MAX, Priority, SessionClose, SessionOpen
+from dht.messages.session import SESSION_BOUNDS, Priority, SessionClose, SessionOpen
 from dht.messages.types import looks_within
 from dht.transport.interface import SESSION_PROTOCOL, Transport
 
@@ -250,7 +250,7 @@ class SessionDriver:
         """The route that is wanted; records are read anew after a wait, and for a planned move."""
         loop, view, log = asyncio.get_running_loop(), self._view, self.controller.log
         # Stages admit by what they expect of answers; this is what they begin with.
-        kv_tokens = len(log.replay_ids) + min(log.remaining_tokens, ANSWER_TOKENS) - 1
+        kv_tokens = len(log.replay_ids) + min(log.remaining_tokens, ADMISSION.answer_tokens) - 1
         if isinstance(wanted, FindRoute):
             if wanted.after_s:
                 await asyncio.sleep(wanted.after_s)
@@ -430,7 +430,7 @@ class SessionDriver:
             return ()
         so_far, told = log.replay_ids, len(log.history)
         known = len(route) == 1 or told == len(so_far)
-        return () if known or told + len(so_far) > HISTORY_TOKENS_MAX else so_far
+        return () if known or told + len(so_far) > SESSION_BOUNDS.history_tokens_max else so_far
 
     def _leave(self, attempt: int, peers: list[str]) -> None:
         for peer_id in dict.fromkeys(peers):

@@ -13,6 +13,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +24,7 @@ from dht.checkpoints.model_files import root_of
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.peer import (
-    TEXT_PIECE_BYTES,
+    PEER_BOUNDS,
     TextFile,
     TextPiece,
     TextRequest,
@@ -39,16 +40,27 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 ROOT = re.compile("[0-9a-f]{64}")
-PEERS_ASKED_MAX = 8
-PEER_LIMIT_S = 120.0
-"""Time for one peer to send all files."""
-ANSWER_LIMIT_S = 10.0
-BYTES_MAX = 96 << 20
-"""Maximum size of a model's text files together."""
-KEPT_MAX = 16
-"""Maximum models whose files are kept; those unused for longest go first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextsConfig:
+    """How long and how many peers are asked for text files, and how much they may send."""
+
+    peers_asked_max: int = 8
+    peer_limit_s: float = 120.0
+    """Time for one peer to send all files."""
+    answer_limit_s: float = 10.0
+    bytes_max: int = 96 << 20
+    """Maximum size of a model's text files together."""
+    kept_max: int = 16
+    """Maximum models whose files are kept; those unused for longest go first."""
+    list_bytes_max: int = 16 << 10
+
+
+TEXTS = TextsConfig()
+
+
 LIST = "files.json"
-LIST_BYTES_MAX = 16 << 10
 
 
 def texts_folder() -> Path:
@@ -71,9 +83,9 @@ async def fetched_texts(
     reasons = []
     # Drawn: a peer that makes up records could come first in any order that it knows.
     rng = random.Random(transport.peer_id)  # noqa: S311
-    for peer_id in rng.sample(sorted(nodes), min(len(nodes), PEERS_ASKED_MAX)):
+    for peer_id in rng.sample(sorted(nodes), min(len(nodes), TEXTS.peers_asked_max)):
         try:
-            async with asyncio.timeout(PEER_LIMIT_S):
+            async with asyncio.timeout(TEXTS.peer_limit_s):
                 found, texts = await _asked(transport, peer_id, nodes[peer_id].addresses, root)
         except (NetworkError, PeerError, TimeoutError) as error:
             logger.info("no text files from %s: %s", peer_id, error or "it took too long")
@@ -89,8 +101,8 @@ def checked(found: TextsFound, root: str) -> TextsFound:
     names = [file.name for file in found.files]
     if not set(names) <= set(TEXT_FILES) or len(set(names)) != len(names):
         raise codec.MalformedError("it lists files that no model passes on")
-    if sum(file.size_bytes for file in found.files) > BYTES_MAX:
-        raise codec.MalformedError(f"its text files have more than {BYTES_MAX} bytes")
+    if sum(file.size_bytes for file in found.files) > TEXTS.bytes_max:
+        raise codec.MalformedError(f"its text files have more than {TEXTS.bytes_max} bytes")
     if root_of({file.name: file.sha256 for file in found.files}, found.weights) != root:
         raise codec.MalformedError("its text files are not those of the model's fingerprint")
     return found
@@ -101,7 +113,7 @@ async def _asked(
 ) -> tuple[TextsFound, dict[str, bytes]]:
     stream = await transport.open_stream(peer_id, TEXT_PROTOCOL, addresses=addresses)
     try:
-        found, _ = await _ask(stream, TextsRequest(root=root), TextsFound, LIST_BYTES_MAX)
+        found, _ = await _ask(stream, TextsRequest(root=root), TextsFound, TEXTS.list_bytes_max)
         if not found.files:
             raise NetworkError("it has no text files of this model")
         checked(found, root)
@@ -114,7 +126,7 @@ async def _file(stream: Stream, file: TextFile) -> bytes:
     data = bytearray()
     while len(data) < file.size_bytes:
         request = TextRequest(sha256=file.sha256, start=len(data))
-        _, body = await _ask(stream, request, TextPiece, TEXT_PIECE_BYTES + 1024)
+        _, body = await _ask(stream, request, TextPiece, PEER_BOUNDS.text_piece_bytes + 1024)
         if not body or len(data) + len(body) > file.size_bytes:
             raise codec.MalformedError(f"{file.name} comes with another length than listed")
         data += body
@@ -124,7 +136,7 @@ async def _file(stream: Stream, file: TextFile) -> bytes:
 
 
 async def _ask(stream: Stream, request: object, kind: type[T], limit_bytes: int) -> tuple[T, bytes]:
-    async with asyncio.timeout(ANSWER_LIMIT_S):
+    async with asyncio.timeout(TEXTS.answer_limit_s):
         await codec.send_frame(stream, request)
         frame = await codec.read_frame(stream, limit_bytes=limit_bytes)
     if not isinstance(frame.message, kind):
@@ -140,7 +152,7 @@ def _kept(folder: Path, root: str) -> Path | None:
     directory = folder / root
     try:
         with (directory / LIST).open("rb") as file:
-            found = decode_json(file.read(LIST_BYTES_MAX), TextsFound)
+            found = decode_json(file.read(TEXTS.list_bytes_max), TextsFound)
         checked(found, root)
         for each in found.files:
             data = (directory / each.name).read_bytes()
@@ -176,5 +188,5 @@ def _prune(folder: Path) -> None:
         (path for path in folder.iterdir() if path.is_dir()),
         key=lambda path: path.stat().st_mtime,
     )
-    for path in kept[:-KEPT_MAX]:
+    for path in kept[: -TEXTS.kept_max]:
         shutil.rmtree(path, ignore_errors=True)

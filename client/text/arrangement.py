@@ -25,7 +25,7 @@ BETWEEN = "\n\n"
 """Between texts that become one."""
 CALLS_NAME = "the name of a call"
 CALL_ID_CHARS = 9
-"""Some templates take ids of calls of this length alone."""
+"""Fixed by Mistral's templates: some take ids of calls of this length alone."""
 _WORD = re.compile("zq[0-9]+qz")
 """The words of a skeleton."""
 THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from dht.messages.session import STOP_TOKENS_MAX, TokenId
+from dht.messages.session import SESSION_BOUNDS, TokenId
 from dht.process.json_file import object_or_empty
 
 TEXT_CONFIGS = ("text_config", "decoder", "generator")
@@ -44,7 +44,7 @@ def stop_token_ids(
         wanted |= {t for t in TURN_ENDS if not WITHIN.get(t, {""}) <= ids.keys()}
     found += [ids[text] for text in sorted(wanted & ids.keys())]
     sent = dict.fromkeys(token_id for token_id in found if 0 <= token_id <= TOKEN_ID_MAX)
-    return tuple(sent)[: STOP_TOKENS_MAX // 2]
+    return tuple(sent)[: SESSION_BOUNDS.stop_tokens_max // 2]
 
 
 def added_tokens(directory: Path) -> dict[int, dict[str, Any]]:

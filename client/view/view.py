@@ -6,7 +6,7 @@ Pure: the caller reads the records and hands them in, and times are those of its
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from client.pages.clean import name_in
 from client.view.avoidance import Avoidance
@@ -16,7 +16,7 @@ from client.view.prefixes import PrefixMemory
 from coordinator.policies.routing.affinity import KnownPrefix, Route, again
 from coordinator.policies.routing.balance import load_of, round_trips, swapped
 from coordinator.policies.routing.quickest import (
-    LATE_TIMES,
+    QUICKEST,
     LatePeers,
     OwnSessions,
     RingTimes,
@@ -41,14 +41,25 @@ from dht.messages.types import (
 )
 from dht.records.directory import LIFETIME_S, RecordKind
 
-BUSY_MOST_S = 8.0
-"""A peer without room is asked again after this long at the latest, whatever it expects."""
-MISLED_MAX = 256
-ON_TIME_MAX = 1024
-"""Maximum peers that are remembered as having been on time."""
-BELIEVED_TIMES = 1.5
-"""Maximum ratio of the speed that a peer counts with to that of the fastest peer that is known
-here: enough that a faster one gets more turns and shows it, too little to draw all who are new."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewConfig:
+    """What a client believes of peers, and how many it remembers."""
+
+    busy_most_s: float = 8.0
+    """A peer without room is asked again after this long at the latest, whatever it expects."""
+    misled_max: int = 256
+    on_time_max: int = 1024
+    """Maximum peers that are remembered as having been on time."""
+    believed_times: float = 1.5
+    """Maximum ratio of the speed that a peer counts with to that of the fastest peer that is known
+    here: enough that a faster one gets more turns and shows it, too little to draw all who are
+    new."""
+
+
+VIEW = ViewConfig()
+
+
 TROUBLE_S = LIFETIME_S[RecordKind.NODES]
 """Time after a failure for which a client pings all that serve."""
 NOBODY = NoRoute(reason="nobody announces this model")
@@ -105,7 +116,7 @@ class SwarmView:
         """When a peer failed or could not be reached last."""
         self.prefixes = PrefixMemory(secret)
         """Where the KV of earlier prompts and answers is kept."""
-        self.misled: deque[str] = deque(maxlen=MISLED_MAX)
+        self.misled: deque[str] = deque(maxlen=VIEW.misled_max)
         """Peers that refused layers that their records announce, the newest last."""
         self.counters: Counter[str] = Counter()
 
@@ -235,11 +246,11 @@ class SwarmView:
             return
         peers = tuple(stage.peer_id for stage in route)
         self._late.took(peers, expected_s, token_s, now_s)
-        if token_s <= LATE_TIMES * expected_s:
+        if token_s <= QUICKEST.late_times * expected_s:
             for peer_id in peers:
                 self._on_time.pop(peer_id, None)
                 self._on_time[peer_id] = None
-            while len(self._on_time) > ON_TIME_MAX:
+            while len(self._on_time) > VIEW.on_time_max:
                 del self._on_time[next(iter(self._on_time))]
 
     @property
@@ -272,7 +283,7 @@ class SwarmView:
                 if self.spec is not None and record.model.serves_with(self.spec)
             }
             # Who named nobody has only the peers' word, and takes it.
-            held = believed(same, known, BELIEVED_TIMES) if self.pin.named else same
+            held = believed(same, known, VIEW.believed_times) if self.pin.named else same
             self._believed = known, held
         return self._believed[1]
 
@@ -346,7 +357,7 @@ class SwarmView:
         full = False
         match code:
             case RefusalCode.NO_KV | RefusalCode.TOO_MANY:
-                for_s, full = min(retry_after_s or self._busy_s, BUSY_MOST_S), True
+                for_s, full = min(retry_after_s or self._busy_s, VIEW.busy_most_s), True
             case RefusalCode.NOT_HELD | RefusalCode.DRAINING:
                 for_s = self._stale_s
             case _:

@@ -123,7 +123,7 @@ def online(
     progress: Callable[[float], None] | None = None,
 ) -> SimulationReport:
     """Simulate requests at their arrival times, until all are served or for
-    :data:`coordinator.simulator.runs.runs.DRAIN_S` more."""
+    ``RUN.drain_s`` more."""
     plan = as_plan(problem, placement)
     swarm, clients = build_simulation(problem, profiles, plan, config.rules)
     start_s, end_s = config.warm_up_s, config.warm_up_s + config.measured_s

@@ -34,17 +34,29 @@ from coordinator.simulator.core.profiles import (
     interpolated,
 )
 from dht.errors import UserError
-from dht.messages.types import LAYERS_MAX, SINK, SOURCE, Count, Problem, Rate, Seconds
+from dht.messages.types import RECORD_BOUNDS, SINK, SOURCE, Count, Problem, Rate, Seconds
 
-FILE_BYTES_MAX = 64 << 20
-POINTS_MAX = 4096
-CONCAT_BYTES_PER_S = 4e9
-TRANSFER_BYTES_PER_S = 5e9
-"""Rates of Helix's simulator: each arrived token's activation is joined, then moved to the GPU."""
-SINGLE_DECODE_FACTOR = 2.0
 
-Table = Annotated[tuple[tuple[Count, Seconds], ...], Meta(min_length=2, max_length=POINTS_MAX)]
-Entries = Annotated[tuple[Count, ...], Meta(min_length=1, max_length=LAYERS_MAX)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmFileConfig:
+    """Bounds of a file, and rates that Helix's simulator assumes."""
+
+    file_bytes_max: int = 64 << 20
+    points_max: int = 4096
+    concat_bytes_per_s: float = 4e9
+    transfer_bytes_per_s: float = 5e9
+    """Rates of Helix's simulator: each arrived token's activation is joined, then moved to the
+    GPU."""
+    single_decode_factor: float = 2.0
+
+
+SWARM_FILE = SwarmFileConfig()
+
+
+Table = Annotated[
+    tuple[tuple[Count, Seconds], ...], Meta(min_length=2, max_length=SWARM_FILE.points_max)
+]
+Entries = Annotated[tuple[Count, ...], Meta(min_length=1, max_length=RECORD_BOUNDS.layers_max)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +70,9 @@ class _Limits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gpu:
     kv_entries: Entries
-    inference: Annotated[tuple[_Limits, ...], Meta(min_length=1, max_length=LAYERS_MAX)]
+    inference: Annotated[
+        tuple[_Limits, ...], Meta(min_length=1, max_length=RECORD_BOUNDS.layers_max)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +137,8 @@ def read_swarm(path: Path, model: str | None) -> tuple[Problem, Profiles]:
 def read_file(path: Path) -> bytes:
     """A file's bytes; raises UserError when it cannot be read or is too large."""
     try:
-        if path.stat().st_size > FILE_BYTES_MAX:
-            raise UserError(f"{path} is larger than {FILE_BYTES_MAX >> 20} MiB")
+        if path.stat().st_size > SWARM_FILE.file_bytes_max:
+            raise UserError(f"{path} is larger than {SWARM_FILE.file_bytes_max >> 20} MiB")
         return path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
@@ -181,9 +195,9 @@ def _gpu(gpu: _Gpu, activation_bytes: int, directory: Path, name: str) -> PeerPr
             for limits in gpu.inference
         ),
         layers_max=len(gpu.inference),
-        copy_s_per_token=activation_bytes / CONCAT_BYTES_PER_S
-        + activation_bytes / TRANSFER_BYTES_PER_S,
-        single_decode_factor=SINGLE_DECODE_FACTOR,
+        copy_s_per_token=activation_bytes / SWARM_FILE.concat_bytes_per_s
+        + activation_bytes / SWARM_FILE.transfer_bytes_per_s,
+        single_decode_factor=SWARM_FILE.single_decode_factor,
     )
 
 

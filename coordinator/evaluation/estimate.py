@@ -31,30 +31,40 @@ from coordinator.evaluation.max_flow import (
     round_trips_s,
 )
 from coordinator.evaluation.shared_uplinks import Way, kept_shares, shared_uplinks
-from coordinator.policies.admission.rules import HEADROOM_SHARE
+from coordinator.policies.admission.config import ADMISSION
 from coordinator.policies.batching.scheduler import LIMIT_ROWS, limits_of
 from coordinator.policies.links.chunk_sizer import ChunkSizer
 from coordinator.policies.links.scheduler import LinkConfig
 from coordinator.problem.service import Curve, PeerSpeed, Service, Workload
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Problem
 
-ROUNDS = 12
-"""Maximum fixed-point rounds for a peer's step; the search for X has at most twice as many."""
-PRECISION = 1e-3
-STEP_S_MAX = 100.0
-"""Maximum time of a peer's step with decodes alone."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateConfig:
+    """How long the estimate iterates, and what it assumes of steps and KV."""
+
+    rounds: int = 12
+    """Maximum fixed-point rounds for a peer's step; the search for X has at most twice as many."""
+    precision: float = 1e-3
+    step_s_max: float = 100.0
+    """Maximum time of a peer's step with decodes alone."""
+    decodes_most: int = 256
+    """Decodes of the largest step, in which one takes least time."""
+    curves_max: int = 4096
+    """Maximum peers whose bound is remembered."""
+    left_over: float = 0.5
+    """KV that stays free because the next request needs more, in requests."""
+    fewer: float = 0.8
+    """Ratio of the requests in flight that are tried to those tried before."""
+    worse_max: int = 2
+    """Numbers of requests in a row that serve less, after which no fewer are tried."""
+
+
+ESTIMATE = EstimateConfig()
+
+
 SLICE_S = LinkConfig().frame_us / 1e6
 """Time of the slice of a prompt that a decode may find on a link."""
-DECODES_MOST = 256
-"""Decodes of the largest step, in which one takes least time."""
-CURVES_MAX = 4096
-"""Maximum peers whose bound is remembered."""
-LEFT_OVER = 0.5
-"""KV that stays free because the next request needs more, in requests."""
-FEWER = 0.8
-"""Ratio of the requests in flight that are tried to those tried before."""
-WORSE_MAX = 2
-"""Numbers of requests in a row that serve less, after which no fewer are tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +182,7 @@ def chains_bound(problem: Problem, service: Service) -> float:
     hops = 0 if stages == 1 else stages - bool(service.hub_delay_s)
     hop_s = min((link.rtt_s for link in problem.links), default=math.inf) / 2
     ring_s = model.layers * layer_s + hops * min(hop_s, problem.default_rtt_s / 2)
-    sessions = (1 - HEADROOM_SHARE) * room / model.layers / load.kv_tokens
+    sessions = (1 - ADMISSION.headroom_share) * room / model.layers / load.kv_tokens
     return min(given / model.layers, sessions / ring_s if ring_s > 0 else math.inf)
 
 
@@ -181,7 +191,7 @@ def layer_token_s(machine: PeerSpeed, load: Workload) -> float:
     the prompts, whichever is more."""
     prompt = _prompt(machine, load)
     row_s = min(prompt.at(rows) / rows for rows in LIMIT_ROWS)
-    decode_s = _decode(machine, load).at(DECODES_MOST) / DECODES_MOST
+    decode_s = _decode(machine, load).at(ESTIMATE.decodes_most) / ESTIMATE.decodes_most
     return max(decode_s, row_s * load.input_tokens / load.output_tokens)
 
 
@@ -289,12 +299,12 @@ def _estimate_part(
     if found is NOTHING or kept is part:
         return found
     best, worse = NOTHING, 0
-    while worse < WORSE_MAX:
+    while worse < ESTIMATE.worse_max:
         found = _Network(problem, held, order, kept, service, requests).most(best.tokens_per_s)
         best, worse = (found, 0) if found is not NOTHING else (best, worse + 1)
         if kept is part:
             break
-        requests *= FEWER
+        requests *= ESTIMATE.fewer
         kept = within_room(part, order, room, requests)
     return best
 
@@ -303,7 +313,7 @@ def _rooms(
     problem: Problem, held: Mapping[str, Assignment], names: Sequence[str], service: Service
 ) -> dict[str, float]:
     """Maximum requests in flight by each peer's KV room."""
-    layers, share = problem.model.layers, 1 - HEADROOM_SHARE
+    layers, share = problem.model.layers, 1 - ADMISSION.headroom_share
     found = {}
     for name in names:
         a = held[name]
@@ -319,7 +329,7 @@ def _fitting(problem: Problem, held: Mapping[str, Assignment], room: Mapping[str
         for layer in range(held[name].start, held[name].end):
             of_layer[layer] += requests
     fullest = min(of_layer)
-    return max(fullest - LEFT_OVER, min(fullest, 1.0))
+    return max(fullest - ESTIMATE.left_over, min(fullest, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -520,7 +530,7 @@ class _Network:
         under, over = 0.0, 1.0  # what is fullest at ``low`` and at ``high``
         best: _State | None = None
         rate, widths = least or high / 2, [high, high]
-        for _ in range(2 * ROUNDS):
+        for _ in range(2 * ESTIMATE.rounds):
             tried = self.at(rate)
             if tried.load < 1:
                 low, under, best = rate, tried.load, tried
@@ -529,7 +539,7 @@ class _Network:
             else:
                 high, over = rate, tried.load
             widths.append(high - low)
-            if widths[-1] < PRECISION * high:
+            if widths[-1] < ESTIMATE.precision * high:
                 break
             if under > 0 and math.isfinite(over):
                 power = math.log(over / under) / math.log(high / low)
@@ -537,7 +547,7 @@ class _Network:
             else:
                 rate = high / over
             # The next guess falls to the side that was not tried last, so both ends come near.
-            near = PRECISION / 3
+            near = ESTIMATE.precision / 3
             rate *= 1 + near if tried.load < 1 else 1 - near
             rate = min(max(rate, low * (1 + near)), high * (1 - near))
             if widths[-1] > widths[-3] / 2:
@@ -555,7 +565,9 @@ class _Network:
         load = self._workload
         least = 1e-12
         for visit in self.visits:
-            decodes = visit.run * max(visit.decode.at(DECODES_MOST) / DECODES_MOST, 1e-9)
+            decodes = visit.run * max(
+                visit.decode.at(ESTIMATE.decodes_most) / ESTIMATE.decodes_most, 1e-9
+            )
             prompts = self._chunks * visit.chunk_s / load.output_tokens
             least = max(least, visit.share * max(decodes, prompts))
             for wire in visit.inbound:
@@ -622,7 +634,7 @@ class _Network:
         return (token, prompt), pace_s
 
 
-@lru_cache(maxsize=CURVES_MAX)
+@lru_cache(maxsize=ESTIMATE.curves_max)
 def _prefill_rows_max(prompt: Curve, layers: int) -> int:
     """Rows of prompts in a step of a peer that can hold ``layers`` layers."""
     times = {rows: prompt.at(rows) for rows in LIMIT_ROWS}
@@ -643,16 +655,16 @@ def _step(
     chunk_s, chunks_max = visit.chunk_s, visit.chunks_max
     arrivals = decodes / arriving + chunks
     plain, beside, cycle = visit.alone_s, 0.0, 1.0
-    for _ in range(ROUNDS):
+    for _ in range(ESTIMATE.rounds):
         before = plain + beside * chunk_s
         during = arrivals * before
         cycle = before + math.exp(-during if during < 50.0 else -50.0) / arrivals
         beside = chunks * cycle
-        if beside >= chunks_max or plain > STEP_S_MAX:
-            return (0.0, 0.0), 0.0, 0.0, max(beside / chunks_max, plain / STEP_S_MAX)
+        if beside >= chunks_max or plain > ESTIMATE.step_s_max:
+            return (0.0, 0.0), 0.0, 0.0, max(beside / chunks_max, plain / ESTIMATE.step_s_max)
         batch = decodes * cycle
         plain = run * decode_s(batch if batch > arriving else arriving) + overhead_s
-        if abs(plain + beside * chunk_s - before) < PRECISION * before:
+        if abs(plain + beside * chunk_s - before) < ESTIMATE.precision * before:
             break
     mean = plain + beside * chunk_s
     laden = plain + chunk_s * (beside if beside > 1.0 else 1.0)

@@ -2,26 +2,35 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge
 
-EDGE_SHARE_MIN = 0.05
-"""Minimum share of a peer's outflow for an edge to be kept, where it has ten edges or fewer."""
-EVEN_SHARE_MIN = 0.5
-"""The same as a multiple of an even share, where it has more."""
 
-ROUNDS_MAX = 8
-"""Maximum times that shares are moved from full peers to others."""
-FULL = 1.01
-"""Ratio of the requests that want a peer to its room above which it counts as full."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowSharesConfig:
+    """Which edges of a flow are kept, and when a peer counts as full."""
+
+    edge_share_min: float = 0.05
+    """Minimum share of a peer's outflow for an edge to be kept, where it has ten edges or fewer."""
+    even_share_min: float = 0.5
+    """The same as a multiple of an even share, where it has more."""
+    rounds_max: int = 8
+    """Maximum times that shares are moved from full peers to others."""
+    full: float = 1.01
+    """Ratio of the requests that want a peer to its room above which it counts as full."""
+
+
+FLOW_SHARES = FlowSharesConfig()
+
 
 Shares = dict[str, dict[str, float]]
 """For the source and every peer with flow: the share of its outflow to each next peer."""
 
 
 def flow_shares(edges: Sequence[FlowEdge]) -> Shares:
-    """Shares of every peer's outflow, without weak edges (``EDGE_SHARE_MIN``); the source's whole:
-    in a large swarm each part of the flow takes little of it."""
+    """Shares of every peer's outflow, without weak edges (``FLOW_SHARES.edge_share_min``); the
+    source's whole: in a large swarm each part of the flow takes little of it."""
     flows: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for edge in edges:
         flows[edge.tail][edge.head] = edge.tokens_per_s
@@ -34,7 +43,9 @@ def flow_shares(edges: Sequence[FlowEdge]) -> Shares:
 
 def _strong(heads: Mapping[str, float]) -> dict[str, float]:
     """The shares of ``heads``, without weak ones; empty where nothing flows."""
-    least = min(EDGE_SHARE_MIN, EVEN_SHARE_MIN / len(heads)) * sum(heads.values())
+    least = min(FLOW_SHARES.edge_share_min, FLOW_SHARES.even_share_min / len(heads)) * sum(
+        heads.values()
+    )
     strong = {head: flow for head, flow in heads.items() if flow >= least and flow > 0}
     left = sum(strong.values())
     return {head: flow / left for head, flow in strong.items()}
@@ -98,11 +109,13 @@ def within_room(
     ``room`` is the most requests that each peer takes of all that are in flight, ``order`` the
     peers in the flow's order. The very ``kept`` where none is full.
     """
-    for _ in range(ROUNDS_MAX):
+    for _ in range(FLOW_SHARES.rounds_max):
         share = mean_visits(kept, order)
         wanted = {name: requests * share[name] for name in order}
         fits = {
-            name: room[name] / each for name, each in wanted.items() if each > FULL * room[name]
+            name: room[name] / each
+            for name, each in wanted.items()
+            if each > FLOW_SHARES.full * room[name]
         }
         if not fits:
             break

@@ -24,13 +24,31 @@ from dht.messages.types import SINK, SOURCE, Assignment, FlowEdge, Link, Planner
 
 Vertex = tuple[str, str]
 """A peer, ``source`` or ``sink``, and which of its vertices."""
-SCALE = 1e12
-"""Sum to which capacities are scaled, since flow solvers take whole numbers."""
-PAIRS_MAX = 50_000
-"""Number of pairs of peers of which one can go on where the other ends. Where there are more, a
-peer passes on to a few only, so that the network grows with the peers and not with their square."""
-NEXT_LEAST = 8
-"""Minimum peers to which each peer then passes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowConfig:
+    """How exact flows are, and up to which size they are computed whole."""
+
+    scale: float = 1e12
+    """Sum to which capacities are scaled, since flow solvers take whole numbers."""
+    pairs_max: int = 50_000
+    """Number of pairs of peers of which one can go on where the other ends. Where there are more, a
+    peer passes on to a few only, so that the network grows with the peers and not with their
+    square."""
+    next_least: int = 8
+    """Minimum peers to which each peer then passes on."""
+    balance_units: float = 1e6
+    """Whole units of a balanced flow."""
+    cost_max: int = 1000
+    balanced_edges_max: int = 20_000
+    """Maximum edges of a network whose flow is balanced; beyond, that takes many seconds."""
+    bound_steps: int = 60
+    bound_slack: float = 1e-9
+    """Relative error for sums of floats, by which bounds may be too large."""
+
+
+FLOW = FlowConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +189,7 @@ def least_served(problem: Problem, assignments: Sequence[Assignment]) -> float:
 
 
 def _pairs(problem: Problem, held: Sequence[Assignment]) -> Iterator[tuple[str, str]]:
-    """The pairs of peers between which a token may pass: all, up to ``PAIRS_MAX``."""
+    """The pairs of peers between which a token may pass: all, up to ``FLOW.pairs_max``."""
     spans: dict[tuple[int, int], list[str]] = {}
     for each in held:
         spans.setdefault((each.start, each.end), []).append(each.peer_id)
@@ -181,7 +199,7 @@ def _pairs(problem: Problem, held: Sequence[Assignment]) -> Iterator[tuple[str, 
         for end in dict.fromkeys(end for _, end in spans)
     }
     counts = {end: sum(len(spans[span]) for span in after) for end, after in following.items()}
-    if sum(counts[end] * len(before) for (_, end), before in spans.items()) <= PAIRS_MAX:
+    if sum(counts[end] * len(before) for (_, end), before in spans.items()) <= FLOW.pairs_max:
         for (_, end), before in spans.items():
             for span in following[end]:
                 yield from ((a, b) for a in before for b in spans[span])
@@ -190,7 +208,7 @@ def _pairs(problem: Problem, held: Sequence[Assignment]) -> Iterator[tuple[str, 
     for (_, end), before in spans.items():
         ends.setdefault(end, []).extend(before)
     near = _nearest(problem)
-    most = max(NEXT_LEAST, PAIRS_MAX // len(held))
+    most = max(FLOW.next_least, FLOW.pairs_max // len(held))
     for end, before in ends.items():
         after = [name for span in following[end] for name in spans[span]]
         members = frozenset(after)
@@ -215,7 +233,7 @@ def _nearest(problem: Problem) -> Mapping[str, Sequence[str]]:
 
 def capacities(problem: Problem, assignments: Sequence[Assignment]) -> Capacities:
     """The capacities of a placement's network. Peers without layers are left out, and in a large
-    network most of the edges (``PAIRS_MAX``)."""
+    network most of the edges (``FLOW.pairs_max``)."""
     nodes = {node.peer_id: node for node in problem.nodes}
     held = [a for a in assignments if a.start < a.end]
     peers = {a.peer_id: nodes[a.peer_id].tokens_per_s[a.end - a.start - 1] for a in held}
@@ -244,8 +262,8 @@ def _shared_out(problem: Problem, limits: Capacities) -> Capacities:
     """The capacities with each peer's part of the uplinks that it shares.
 
     Parts begin by the peers' speeds. What some do not use of theirs goes to those that use all, so
-    the flow only grows from turn to turn; of more than ``BALANCED_EDGES_MAX`` edges, parts stay.
-    Peers that pass no link to elsewhere have no part.
+    the flow only grows from turn to turn; of more than ``FLOW.balanced_edges_max`` edges, parts
+    stay. Peers that pass no link to elsewhere have no part.
     """
     shared, row = shared_uplinks(problem), max(1, problem.model.activation_bytes)
     if not shared.bytes_per_s:
@@ -263,7 +281,7 @@ def _shared_out(problem: Problem, limits: Capacities) -> Capacities:
     }
     limits = _with_parts(replace(limits, homes=shared.of_peer), parts)
     several = any(len(each) > 1 for each in parts.values())
-    turns = SHARING.turns if several and len(limits.edges) <= BALANCED_EDGES_MAX else 0
+    turns = SHARING.turns if several and len(limits.edges) <= FLOW.balanced_edges_max else 0
     for _ in range(turns):
         used = {way: dict.fromkeys(each, 0.0) for way, each in parts.items()}
         for edge in _most(limits, _arcs(limits)).edges:
@@ -351,7 +369,7 @@ def _most(limits: Capacities, arcs: _Arcs) -> FlowSolution:
     total = sum(limits.peers.values())
     if total <= 0:
         return NOTHING
-    scale = SCALE / total
+    scale = FLOW.scale / total
     solver = max_flow.SimpleMaxFlow()
     units = (np.minimum(arcs.rates, total) * scale).astype(np.int64)
     drawn = solver.add_arcs_with_capacity(arcs.tails, arcs.heads, units)
@@ -360,15 +378,10 @@ def _most(limits: Capacities, arcs: _Arcs) -> FlowSolution:
     return arcs.solution(solver.flows(drawn), solver.optimal_flow(), scale)
 
 
-BALANCE_UNITS = 1e6
-"""Whole units of a balanced flow."""
 BALANCE_PIECES = (0.1, 0.2, 0.3, 0.45, 0.65)
 """Shares of an edge's capacity at which the cost of more flow rises."""
-COST_MAX = 1000
 WHOLE_MAX = 2.0**62
-"""Limit of costs and units, which solvers take as whole numbers."""
-BALANCED_EDGES_MAX = 20_000
-"""Maximum edges of a network whose flow is balanced; beyond, that takes many seconds."""
+"""Fixed by int64: limit of costs and units, which solvers take as whole numbers."""
 
 
 def balanced_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSolution:
@@ -377,7 +390,7 @@ def balanced_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSo
     Among all maximum flows, it has (nearly) the least sum of flow² / capacity, by a min-cost flow
     with each edge in pieces of rising cost. A link's capacity counts at most as what its ends can
     carry, so fast links are balanced too. Balanced flow keeps queues short, and few tokens wait
-    behind one prompt. Of more than ``BALANCED_EDGES_MAX`` edges, any maximum flow is returned.
+    behind one prompt. Of more than ``FLOW.balanced_edges_max`` edges, any maximum flow is returned.
     """
     import numpy as np
     from ortools.graph.python import min_cost_flow
@@ -386,10 +399,10 @@ def balanced_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSo
     arcs = _arcs(limits)
     unbalanced = _most(limits, arcs)
     most = unbalanced.flow_tokens_per_s
-    if most <= 0 or len(limits.edges) > BALANCED_EDGES_MAX:
+    if most <= 0 or len(limits.edges) > FLOW.balanced_edges_max:
         return unbalanced
     # Costs are small whole numbers; flows need far fewer units than SimpleMaxFlow takes.
-    scale = BALANCE_UNITS / most
+    scale = FLOW.balance_units / most
     speed = limits.peers.get
     room = [
         rate if tail == head else min(rate, speed(tail, rate), speed(head, rate))
@@ -401,7 +414,9 @@ def balanced_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSo
     shares = np.array(BALANCE_PIECES)
     upto = np.minimum(units[:, None], np.floor(shares * rooms[:, None] * scale))
     pieces = np.diff(np.column_stack((upto, units)), prepend=0.0)
-    costs = np.square((*BALANCE_PIECES, 1.0)) * COST_MAX * most / np.maximum(rooms, 1e-9)[:, None]
+    costs = (
+        np.square((*BALANCE_PIECES, 1.0)) * FLOW.cost_max * most / np.maximum(rooms, 1e-9)[:, None]
+    )
     costs = np.maximum(1, costs)
     which, _ = np.nonzero(pieces)
     solver = min_cost_flow.SimpleMinCostFlow()
@@ -411,8 +426,8 @@ def balanced_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSo
         np.minimum(pieces[pieces > 0], WHOLE_MAX).astype(np.int64),
         np.minimum(costs[pieces > 0], WHOLE_MAX).astype(np.int64),
     )
-    solver.set_node_supply(0, int(BALANCE_UNITS))
-    solver.set_node_supply(1, -int(BALANCE_UNITS))
+    solver.set_node_supply(0, int(FLOW.balance_units))
+    solver.set_node_supply(1, -int(FLOW.balance_units))
     if solver.solve_max_flow_with_min_cost() != solver.OPTIMAL:
         return unbalanced
     # Whole units may overshoot a capacity by less than one unit: shrink all flow to fit.
@@ -422,11 +437,6 @@ def balanced_flow(problem: Problem, assignments: Sequence[Assignment]) -> FlowSo
     fits = (arcs.rates[used] * scale / flows[used]).min(initial=1.0)
     shrink = min(float(fits), most * scale / max(1.0, sent))
     return arcs.solution(flows * shrink, sent * shrink, scale)
-
-
-BOUND_STEPS = 60
-BOUND_SLACK = 1e-9
-"""Relative error for sums of floats, by which bounds may be too large."""
 
 
 def upper_bound(problem: Problem) -> float:
@@ -451,7 +461,7 @@ def upper_bound(problem: Problem) -> float:
         return math.fsum(counts * (held * np.minimum(rates, flow)).max(axis=1))
 
     def reached(flow: float) -> bool:
-        return most(flow) >= layers * flow * (1 - BOUND_SLACK)
+        return most(flow) >= layers * flow * (1 - FLOW.bound_slack)
 
     entrances = (
         len(problem.nodes) * problem.client_bandwidth_bytes_per_s / max(1, problem.token_bytes)
@@ -460,7 +470,7 @@ def upper_bound(problem: Problem) -> float:
     if reached(high):
         return high
     # min(T, F) / F falls with F, so every flow below a reached one is reached too.
-    for _ in range(BOUND_STEPS):
+    for _ in range(FLOW.bound_steps):
         middle = (low + high) / 2
         low, high = (middle, high) if reached(middle) else (low, middle)
     return high

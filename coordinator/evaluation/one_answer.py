@@ -8,8 +8,9 @@ import math
 from collections.abc import Collection, Iterable
 
 from coordinator.evaluation.max_flow import bandwidth_bytes_per_s, round_trips_s
-from coordinator.policies.routing.quickest import LOOKS_MAX
-from coordinator.problem.service import CONTEXT_TYPICAL, Service
+from coordinator.policies.routing.quickest import QUICKEST
+from coordinator.problem.config import ASSUMED
+from coordinator.problem.service import Service
 from dht.messages.types import Assignment, FlowEdge, Problem
 
 STEP_S = 0.002
@@ -31,7 +32,7 @@ class AnswerTimes:
         """Seconds of a step of one row in ``layers`` layers of a peer."""
         machine = self.service.machines[peer]
         if peer not in self._layer_s:
-            self._layer_s[peer] = machine.decode.at(1.0, CONTEXT_TYPICAL)
+            self._layer_s[peer] = machine.decode.at(1.0, ASSUMED.context_typical)
         run_s = layers * machine.stretch_of(layers) * self._layer_s[peer]
         return max(STEP_S, machine.step_overhead_s) + run_s
 
@@ -98,7 +99,7 @@ def one_answer_s(
     )
     in_order = sorted(held.values(), key=lambda a: (a.end, a.peer_id))
     best_s = math.inf
-    for first in firsts[: max(1, LOOKS_MAX // max(1, count))]:
+    for first in firsts[: max(1, QUICKEST.looks_max // max(1, count))]:
         come_s = {first.peer_id: times.stage_s(first.peer_id, first.end)}
         for a in in_order:
             before_s = come_s.get(a.peer_id, math.inf)

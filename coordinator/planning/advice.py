@@ -6,7 +6,7 @@ What holds the plan itself back: :mod:`coordinator.evaluation.explain`.
 from collections.abc import Callable
 from dataclasses import replace
 
-from coordinator.evaluation.explain.weak_points import GAIN_MIN, KINDS_MAX, with_twin
+from coordinator.evaluation.explain.weak_points import WEAK_POINTS, with_twin
 from coordinator.planning.placement import Placement, best_placement, of_chains
 from coordinator.planning.search.chain_judge import Judge
 from coordinator.planning.search.chain_search import as_chains, improved
@@ -31,7 +31,7 @@ def one_more(
     twins: dict[tuple[float, ...], PlannerNode] = {}
     for node in problem.nodes:
         twins.setdefault(node.tokens_per_s, node)
-    tried = sorted(twins.values(), key=lambda n: n.peer_id)[:KINDS_MAX]
+    tried = sorted(twins.values(), key=lambda n: n.peer_id)[: WEAK_POINTS.kinds_max]
     turns = len(tried) + 1
 
     def clock(turn: int) -> Callable[[], float]:
@@ -44,7 +44,7 @@ def one_more(
         value = placed_again(larger, placement, served, seed=seed, spent=clock(turn)).value
         gains.append((twin.peer_id, value / max(base, 1e-9) - 1))
     gains.sort(key=lambda pair: -pair[1])
-    return tuple((name, gain) for name, gain in gains if gain >= GAIN_MIN)
+    return tuple((name, gain) for name, gain in gains if gain >= WEAK_POINTS.gain_min)
 
 
 def _with_twin(problem: Problem, service: Service, twin: PlannerNode) -> tuple[Problem, Service]:

@@ -30,8 +30,7 @@ from coordinator.problem.service import Service
 from coordinator.simulator.judge import judge
 from dht.errors import SwarmError
 from dht.messages.types import (
-    ANSWER_WEIGHT_MAX,
-    RATE_MAX,
+    RECORD_BOUNDS,
     SOURCE,
     Assignment,
     FlowEdge,
@@ -45,38 +44,48 @@ from dht.messages.types import (
 
 logger = logging.getLogger(__name__)
 
-VALUE_WITHIN = 0.98
-"""Share of the best worth from which placements count as equal."""
-REPLICATED_WITHIN = 0.85
-"""Share of the best worth from which, in an idle swarm, a placement with two holders of every layer
-is chosen if one answer is as quick there: it has throughput to spare, and the loss of a layer stops
-it as it stops a full one. With load, this share rises to ``VALUE_WITHIN``."""
-GREEDY_SHARE = 0.9
-"""Minimum share of the greedy placement's throughput, where the speed of one answer counts, too, or
-newcomers do; reviewers see other records, and ask 0.8."""
-LATENCY_WITHIN = 1.1
-"""Ratio to the fastest ring's time up to which equal placements still count as equal."""
-CELLS_ABOVE = 64
-"""Number of peers above which they are planned in cells."""
-WHOLE_PEERS_MAX = 400
-"""Maximum peers for comparing cells with heuristics over all peers; beyond, max flow alone takes
-many seconds."""
-WHOLE_SHARE = 0.12
-"""Share of the time kept for that comparison."""
-SEARCH_SHARE = 0.93
-"""Share of the time for the search; then spares are placed and the best plan is written."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementConfig:
+    """Which placements count as equal, and how the time for a plan is shared."""
+
+    value_within: float = 0.98
+    """Share of the best worth from which placements count as equal."""
+    replicated_within: float = 0.85
+    """Share of the best worth from which, in an idle swarm, a placement with two holders of every
+    layer is chosen if one answer is as quick there: it has throughput to spare, and the loss of a
+    layer stops it as it stops a full one. With load, this share rises to ``value_within``."""
+    greedy_share: float = 0.9
+    """Minimum share of the greedy placement's throughput, where the speed of one answer counts,
+    too, or newcomers do; reviewers see other records, and ask 0.8."""
+    latency_within: float = 1.1
+    """Ratio to the fastest ring's time up to which equal placements still count as equal."""
+    cells_above: int = 64
+    """Number of peers above which they are planned in cells."""
+    whole_peers_max: int = 400
+    """Maximum peers for comparing cells with heuristics over all peers; beyond, max flow alone
+    takes many seconds."""
+    whole_share: float = 0.12
+    """Share of the time kept for that comparison."""
+    search_share: float = 0.93
+    """Share of the time for the search; then spares are placed and the best plan is written."""
+    kept: int = 12
+    """Number of the search's best chains that are compared with the heuristics' placements; the
+    best of every depth is, too."""
+    trials_from: float = 0.3
+    """Share of the time that is gone when finalists are tried, where they are."""
+    trials_max: int = 16
+    """Maximum finalists that are tried."""
+    tried_tokens: int = 20_000
+    """Decoded tokens that a trial counts, about: some 90 answers of the usual length."""
+
+
+PLACEMENT = PlacementConfig()
+
+
 FIRST = ("keep", "greedy")
 """Heuristics that run however late it is: peers refuse a plan that serves much less than the greedy
 placement (:mod:`coordinator.plans.review`), so even a planner without time must try that one."""
-KEPT = 12
-"""Number of the search's best chains that are compared with the heuristics' placements; the best of
-every depth is, too."""
-TRIALS_FROM = 0.3
-"""Share of the time that is gone when finalists are tried, where they are."""
-TRIALS_MAX = 16
-"""Maximum finalists that are tried."""
-TRIED_TOKENS = 20_000
-"""Decoded tokens that a trial counts, about: some 90 answers of the usual length."""
 
 
 class NoPlacementError(SwarmError):
@@ -144,12 +153,12 @@ def best_placement(
     """The best placement of all heuristics, a dynamic program's chains and the search from there.
 
     Placements are judged by the estimate under ``service``. With ``trials``, the best of every
-    depth are tried by short simulated runs, for ``CELLS_ABOVE`` peers at most. ``spent()`` returns
-    the share of the time that is gone, and the work ends at 1; without it, the work ends after a
-    fixed amount. The result is never worth less than the best heuristic, except for the 2% that a
-    second holder or a shorter ring may cost. Peers that the flow does not need become spare
-    replicas of the least served layers. The order of peers and links does not matter. Raises
-    NoPlacementError when the layers cannot be covered.
+    depth are tried by short simulated runs, for ``PLACEMENT.cells_above`` peers at most.
+    ``spent()`` returns the share of the time that is gone, and the work ends at 1; without it, the
+    work ends after a fixed amount. The result is never worth less than the best heuristic, except
+    for the 2% that a second holder or a shorter ring may cost. Peers that the flow does not need
+    become spare replicas of the least served layers. The order of peers and links does not matter.
+    Raises NoPlacementError when the layers cannot be covered.
     """
     shortage = why_uncoverable(problem)
     if shortage is not None:
@@ -172,17 +181,17 @@ def _best(
     trials: bool = False,
 ) -> Placement:
     """:func:`best_placement` for a problem that can be covered, with its peers in order."""
-    parts = peer_cells.cells(problem) if len(problem.nodes) > CELLS_ABOVE else ()
+    parts = peer_cells.cells(problem) if len(problem.nodes) > PLACEMENT.cells_above else ()
     if len(parts) > 1:
-        alone = len(problem.nodes) > WHOLE_PEERS_MAX
-        clock = peer_cells.ends_at(spent, 1.0 if alone else 1 - WHOLE_SHARE)
+        alone = len(problem.nodes) > PLACEMENT.whole_peers_max
+        clock = peer_cells.ends_at(spent, 1.0 if alone else 1 - PLACEMENT.whole_share)
         cells = _by_cells(problem, parts, time_limit_s, seed, clock, service)
-        if alone or (spent is not None and spent() >= SEARCH_SHARE):
+        if alone or (spent is not None and spent() >= PLACEMENT.search_share):
             return cells
-        whole = _heuristics(problem, service, peer_cells.ends_at(spent, SEARCH_SHARE))
+        whole = _heuristics(problem, service, peer_cells.ends_at(spent, PLACEMENT.search_share))
         better = [p for p in whole if p.worth > cells.worth]
         return _best_with_spares(problem, better, service) if better else cells
-    clock = peer_cells.ends_at(spent, TRIALS_FROM if trials else SEARCH_SHARE)
+    clock = peer_cells.ends_at(spent, PLACEMENT.trials_from if trials else PLACEMENT.search_share)
     found = _heuristics(problem, service, clock)
     found += _unless_it_fails(lambda: _searched(problem, service, found, seed, clock))
     found = adoptable(problem, found) or found
@@ -199,7 +208,7 @@ def adoptable(problem: Problem, found: Sequence[Placement]) -> list[Placement]:
     answer may cost a tenth of that, nothing else may.
     """
     least = max((p.value for p in found if p.planner == "greedy"), default=0.0)
-    least *= GREEDY_SHARE if any(p.answer_weight for p in found) else 1.0
+    least *= PLACEMENT.greedy_share if any(p.answer_weight for p in found) else 1.0
     serving = [node.current for node in problem.nodes if node.current is not None]
     return [
         placement
@@ -251,7 +260,7 @@ def _best_with_spares(problem: Problem, found: Sequence[Placement], service: Ser
         best = choose(left)
         spared.append(with_spares(problem, best, service))
         left = [p for p in left if p is not best and p.worth > spared[-1].worth]
-        if spared[-1].worth >= VALUE_WITHIN * best.worth:
+        if spared[-1].worth >= PLACEMENT.value_within * best.worth:
             break
     return max(spared, key=lambda placement: placement.worth)
 
@@ -302,8 +311,8 @@ def with_spares(problem: Problem, placement: Placement, service: Service) -> Pla
 
     Spares carry flow where that serves more, or where the flow would otherwise use less than
     ``FLOW_USED_MIN`` of the placement's maximum, which the checker refuses; else they stand by.
-    Where there are cells, spares join the nearest; of more than ``WHOLE_PEERS_MAX`` peers, they
-    carry no flow between cells unless the checker asks for it.
+    Where there are cells, spares join the nearest; of more than ``PLACEMENT.whole_peers_max``
+    peers, they carry no flow between cells unless the checker asks for it.
     """
     if len(placement.cells) > 1:
         idle = _with_spares_in_cells(problem, placement, service)
@@ -313,14 +322,18 @@ def with_spares(problem: Problem, placement: Placement, service: Service) -> Pla
     planner, filled = placement.planner, idle.assignments
     if placement.edges is None:
         return score(problem, filled, planner, service=service)
-    if len(problem.nodes) > WHOLE_PEERS_MAX and not flow_wasted(
+    if len(problem.nodes) > PLACEMENT.whole_peers_max and not flow_wasted(
         problem, filled, idle.flow_tokens_per_s
     ):
         return idle
     flow = balanced_flow(problem, filled)
     wasted = idle.flow_tokens_per_s < FLOW_USED_MIN * flow.flow_tokens_per_s
     # A flow between cells takes long links, and leaves no cells to keep after the next change.
-    least = 0.0 if wasted else idle.value / (VALUE_WITHIN if len(placement.cells) > 1 else 1.0)
+    least = (
+        0.0
+        if wasted
+        else idle.value / (PLACEMENT.value_within if len(placement.cells) > 1 else 1.0)
+    )
     served = estimate(problem, filled, flow.edges, service, least)
     if served.tokens_per_s < least:
         return idle
@@ -359,7 +372,7 @@ def _searched(
     kept = []
     for number, found in enumerate(made.found):
         depth = _depth([a for chain in found.chains for a in chain])
-        if number < KEPT or depth not in depths:
+        if number < PLACEMENT.kept or depth not in depths:
             kept.append(found)
         depths.add(depth)
     names = [f"{found.planner}, moved" if found.refined else found.planner for found in kept]
@@ -414,13 +427,13 @@ def tried_best(
     with two holders of every layer; as many are tried as there is time for, the first always."""
     tried: list[tuple[float, Placement]] = []
     before = 0.0
-    for placement in finalists(found)[:TRIALS_MAX]:
+    for placement in finalists(found)[: PLACEMENT.trials_max]:
         now = spent() if spent is not None else 0.0
         if tried and now + (now - before) >= 1:  # the next takes as long as the last
             break
         before = now
         served = judge(
-            problem, service, placement.assignments, placement.edges, tokens=TRIED_TOKENS
+            problem, service, placement.assignments, placement.edges, tokens=PLACEMENT.tried_tokens
         )
         shown = worth(served, placement.one_answer_s, placement.answer_weight)
         tried.append((shown, placement))
@@ -431,8 +444,10 @@ def _replicated(found: Sequence[tuple[float, Placement]]) -> Sequence[tuple[floa
     """Those of the placements, with what they are worth, that have two holders of every layer and
     are as quick for one answer as the best, if one of them is near the best; else all."""
     most, best = max(found, key=itemgetter(0))
-    idle = best.answer_weight / ANSWER_WEIGHT_MAX
-    least = (VALUE_WITHIN - idle * (VALUE_WITHIN - REPLICATED_WITHIN)) * most
+    idle = best.answer_weight / RECORD_BOUNDS.answer_weight_max
+    least = (
+        PLACEMENT.value_within - idle * (PLACEMENT.value_within - PLACEMENT.replicated_within)
+    ) * most
     near = [
         (value, placement)
         for value, placement in found
@@ -513,11 +528,11 @@ def choose(found: Sequence[Placement]) -> Placement:
     """
     kept = [p for _, p in _replicated([(p.worth, p) for p in found])]
     most = max(placement.worth for placement in kept)
-    near = [p for p in kept if p.worth >= VALUE_WITHIN * most]
+    near = [p for p in kept if p.worth >= PLACEMENT.value_within * most]
     fewest = min(placement.lone_layers for placement in near)
     near = [p for p in near if p.lone_layers == fewest]
     fastest_s = min(placement.latency_s for placement in near)
-    near = [p for p in near if p.latency_s <= LATENCY_WITHIN * fastest_s]
+    near = [p for p in near if p.latency_s <= PLACEMENT.latency_within * fastest_s]
     return min(near, key=lambda p: (p.moved_layers, p.latency_s, -p.worth))
 
 
@@ -569,7 +584,7 @@ def make_plan(
         flow_tokens_per_s=placement.flow_tokens_per_s,
         bound_tokens_per_s=upper_bound(problem),
         planner=placement.planner,
-        estimate_tokens_per_s=None if estimated is None else min(estimated, RATE_MAX),
+        estimate_tokens_per_s=None if estimated is None else min(estimated, RECORD_BOUNDS.rate_max),
         solve_s=solve_s,
         created_unix_s=now_unix_s,
         answer_weight=placement.answer_weight,

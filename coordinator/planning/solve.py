@@ -20,8 +20,7 @@ from coordinator.planning.heuristics.heuristics import greedy
 from coordinator.planning.heuristics.peer_cells import parts
 from coordinator.planning.heuristics.repair import repair
 from coordinator.planning.placement import (
-    CELLS_ABOVE,
-    GREEDY_SHARE,
+    PLACEMENT,
     NoPlacementError,
     Placement,
     best_placement,
@@ -37,12 +36,21 @@ from coordinator.problem.service import Service, announced_service
 from coordinator.simulator.judge import judge
 from dht.messages.types import Assignment, FlowEdge, Plan, PlanVersion, Problem
 
-OTHER_REQUESTS = 1
-"""Seed of the run that compares two plans: not that by which one of them was chosen."""
-COMPARED_TOKENS = 60_000
-"""Decoded tokens of such a run."""
-NICE = 10
-"""Priority of a thorough solve, in steps of the operating system: the machine serves meanwhile."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolveConfig:
+    """How a thorough solve runs, and how two plans are compared."""
+
+    other_requests: int = 1
+    """Seed of the run that compares two plans: not that by which one of them was chosen."""
+    compared_tokens: int = 60_000
+    """Decoded tokens of such a run."""
+    nice: int = 10
+    """Priority of a thorough solve, in steps of the operating system: the machine serves
+    meanwhile."""
+
+
+SOLVE = SolveConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +113,7 @@ def solve_request(request: SolveRequest, spent: Callable[[], float] | None = Non
     if (
         kept_spans is not None
         and not request.thorough
-        and len(core.nodes) > CELLS_ABOVE
+        and len(core.nodes) > PLACEMENT.cells_above
         and len(standing.joined) > 1
     ):
         return _where_it_changed(request, core, kept_spans, standing, spent)
@@ -197,7 +205,7 @@ def _adoptable(problem: Problem, placement: Placement, service: Service) -> bool
         return True
     edges = solve_flow(problem, spans).edges
     best = score(problem, spans, "greedy", service=service, edges=edges)
-    return placement.value >= GREEDY_SHARE * best.value
+    return placement.value >= PLACEMENT.greedy_share * best.value
 
 
 def _kept_by(core: Problem, kept: Placement, standing: "_Standing") -> Placement | None:
@@ -233,7 +241,7 @@ class _Standing:
                 placed = together(self.scored_cells(problem, whole), self.service)
                 standing = replace(placed, assignments=tuple(spans), planner="keep")
                 found.append(counted(problem, standing))
-        if not found or len(problem.nodes) <= CELLS_ABOVE:
+        if not found or len(problem.nodes) <= PLACEMENT.cells_above:
             found.append(score(problem, spans, "keep", service=self.service))
         return max(found, key=lambda placement: placement.worth)
 
@@ -271,7 +279,7 @@ def gain_of(
 ) -> tuple[float, bool]:
     """The worth of ``best`` as a multiple of that of ``kept``, and whether a run showed what they
     serve."""
-    run = request.thorough and len(problem.nodes) <= CELLS_ABOVE
+    run = request.thorough and len(problem.nodes) <= PLACEMENT.cells_above
     if not run or set(best.assignments) == set(kept.assignments):
         return _ratio(best.worth, kept.worth), False
     after, before = (
@@ -281,8 +289,8 @@ def gain_of(
                 service,
                 placement.assignments,
                 placement.edges,
-                seed=OTHER_REQUESTS,
-                tokens=COMPARED_TOKENS,
+                seed=SOLVE.other_requests,
+                tokens=SOLVE.compared_tokens,
             ),
             placement.one_answer_s,
             placement.answer_weight,
@@ -341,7 +349,7 @@ def main() -> int:
     """Solve one request from stdin and write the answer to stdout."""
     request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=SolveRequest)
     if request.thorough and sys.platform != "win32":
-        os.nice(NICE)
+        os.nice(SOLVE.nice)
     sys.stdout.buffer.write(msgspec.msgpack.encode(solve_request(request)))
     return 0
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dht.messages.types import ANSWER_WEIGHT_MAX, SINK, NodeRecord, Plan
+from dht.messages.types import RECORD_BOUNDS, SINK, NodeRecord, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Demand:
         A swarm without a plan is new, and counts as idle.
         """
         if plan is None:
-            return ANSWER_WEIGHT_MAX
+            return RECORD_BOUNDS.answer_weight_max
         rate = self.tokens_per_s()
         if rate is None:
             return plan.answer_weight
@@ -97,7 +97,9 @@ class Demand:
 
 def weight_at(share: float, config: DemandConfig | None = None) -> float:
     """The weight of one answer's speed while ``share`` of what the swarm can serve is asked for."""
-    return ANSWER_WEIGHT_MAX * max(0.0, 1 - share / (config or DemandConfig()).full_share)
+    return RECORD_BOUNDS.answer_weight_max * max(
+        0.0, 1 - share / (config or DemandConfig()).full_share
+    )
 
 
 def _given(plan: Plan) -> dict[str, float]:
@@ -111,7 +113,11 @@ def planned_for(answer_weight: float) -> str:
     """What a plan was made for, in plain words."""
     if answer_weight <= 0:
         return "for a full swarm: only the tokens/s of all together count"
-    swarm = "an idle swarm" if answer_weight >= ANSWER_WEIGHT_MAX else "a swarm with some load"
+    swarm = (
+        "an idle swarm"
+        if answer_weight >= RECORD_BOUNDS.answer_weight_max
+        else "a swarm with some load"
+    )
     given_up = 1 - 2 ** (answer_weight / (answer_weight - 1))
     return (
         f"for {swarm}: an answer that is twice as quick makes up for {given_up:.0%} fewer tokens/s"

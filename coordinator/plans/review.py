@@ -39,18 +39,26 @@ from dht.messages.types import (
     fits,
 )
 
-RATE_SLACK = 1.1
-"""Maximum flow through a peer, as a multiple of the speed that it announced."""
-LINK_SLACK = 4.0
-"""Maximum flow over a link, as a multiple of its measured bandwidth, which changes often."""
-GREEDY_SHARE_MIN = 0.8
-"""Minimum that a plan must serve, as a share of the greedy placement. Coordinators find at
-least the greedy one, but move nobody for a gain below 10%, and saw other records."""
-RUNNING_SHARE_MIN = 0.5
-"""The same minimum for the running plan: peers that just moved stay for a while."""
-KNOWN_FOR_S = 30.0
-"""Time since its offer was first seen after which a plan must count a peer, and must fit it
-where it offered something else before."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReviewConfig:
+    """How far a plan may be from what its reviewer sees itself."""
+
+    rate_slack: float = 1.1
+    """Maximum flow through a peer, as a multiple of the speed that it announced."""
+    link_slack: float = 4.0
+    """Maximum flow over a link, as a multiple of its measured bandwidth, which changes often."""
+    greedy_share_min: float = 0.8
+    """Minimum that a plan must serve, as a share of the greedy placement. Coordinators find at
+    least the greedy one, but move nobody for a gain below 10%, and saw other records."""
+    running_share_min: float = 0.5
+    """The same minimum for the running plan: peers that just moved stay for a while."""
+    known_for_s: float = 30.0
+    """Time since its offer was first seen after which a plan must count a peer, and must fit it
+    where it offered something else before."""
+
+
+REVIEW = ReviewConfig()
 
 
 class Opinion(StrEnum):
@@ -111,7 +119,7 @@ def review(
         share, what, yardstick = FLOW_USED_MIN, "the same placement", most
         served = _supported(plan, frozenset(usable))
     else:
-        share, what = GREEDY_SHARE_MIN, "the greedy placement"
+        share, what = REVIEW.greedy_share_min, "the greedy placement"
         yardstick = _greedy_serves(plan, _long_known(usable, now_unix_s), links)
         served = _serves(plan, problem)
     if served < share * yardstick:
@@ -134,7 +142,7 @@ def falls_short(
     usable, counted = (
         {p: r for p, r in each.items() if p not in plan.silent} for each in (usable, settled)
     )
-    wanted = RUNNING_SHARE_MIN * _greedy_serves(plan, counted, links)
+    wanted = REVIEW.running_share_min * _greedy_serves(plan, counted, links)
     return _serves(plan, problem_of(plan.model, usable, links)) < wanted
 
 
@@ -143,7 +151,7 @@ def _long_known(usable: Mapping[str, NodeRecord], now_unix_s: float) -> dict[str
     return {
         peer_id: record
         for peer_id, record in usable.items()
-        if now_unix_s - record.joined_unix_s >= KNOWN_FOR_S
+        if now_unix_s - record.joined_unix_s >= REVIEW.known_for_s
     }
 
 
@@ -237,7 +245,7 @@ def _beyond_announced(
         if record is None:
             continue
         rate = record.tokens_per_s[a.end - a.start - 1]
-        if through[a.peer_id] > RATE_SLACK * rate:
+        if through[a.peer_id] > REVIEW.rate_slack * rate:
             return f"{a.peer_id} carries {through[a.peer_id]:.1f} of its {rate:.1f} tokens/s"
     measured = {
         (link.source, link.target): link.bandwidth_bytes_per_s
@@ -248,7 +256,7 @@ def _beyond_announced(
     for edge in plan.edges:
         bandwidth = measured.get((edge.tail, edge.head))
         bytes_per_s = edge.tokens_per_s * plan.model.activation_bytes
-        if bandwidth is not None and bytes_per_s > LINK_SLACK * bandwidth:
+        if bandwidth is not None and bytes_per_s > REVIEW.link_slack * bandwidth:
             return f"the link {edge.tail} to {edge.head} carries {bytes_per_s:.0f} bytes/s"
     return ""
 

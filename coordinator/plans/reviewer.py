@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Iterable
 
-from coordinator.plans.review import KNOWN_FOR_S, Opinion, Verdict, review
+from coordinator.plans.review import REVIEW, Opinion, Verdict, review
 from coordinator.policies.failure.pinger import BY_PEERS, answers_ping
 from dht.messages.types import NodeRecord, NodeState, Plan
 from dht.records.directory import Directory
@@ -29,7 +29,7 @@ class Reviewer:
         )
         if self._transport.peer_id in plan.silent:
             return await self._left_out_as_silent(plan, nodes)
-        known_unix_s = self._transport.now() - KNOWN_FOR_S
+        known_unix_s = self._transport.now() - REVIEW.known_for_s
         changed = self._directory.sightings.changed_since(known_unix_s)
         gone: frozenset[str] = frozenset()
         while True:

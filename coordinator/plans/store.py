@@ -14,16 +14,9 @@ from coordinator.plans.versions import plausible
 from dht.budget import PLAN_BYTES, Budget
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
-from dht.messages.peer import REQUESTS_MAX, PlanBody, PlanRequest, Witness, WitnessRequest
+from dht.messages.peer import PEER_BOUNDS, PlanBody, PlanRequest, Witness, WitnessRequest
 from dht.messages.session import Ping, Pong
-from dht.messages.types import (
-    NO_VERSION,
-    PLAN_BYTES_MAX,
-    ModelSpec,
-    Plan,
-    PlanHead,
-    PlanVersion,
-)
+from dht.messages.types import NO_VERSION, RECORD_BOUNDS, ModelSpec, Plan, PlanHead, PlanVersion
 from dht.records.directory import Directory
 from dht.transport.interface import PLAN_PROTOCOL, Stream, Transport
 from dht.transport.requests import answer, next_request
@@ -65,7 +58,7 @@ async def ask_body(transport: Transport, holder: str, head: PlanHead) -> bytes:
 def decode_plan(head: PlanHead, body: bytes, model_key: str) -> Plan:
     """The plan in ``body``. Raises PeerError unless it is well formed and the one of ``head``, for
     the model of that key."""
-    plan: Plan = codec.decode_as(Plan, body, limit_bytes=PLAN_BYTES_MAX)
+    plan: Plan = codec.decode_as(Plan, body, limit_bytes=RECORD_BOUNDS.plan_bytes_max)
     wrong = check_shape(plan)
     said = (head.version, head.peer_id, head.fetch_bytes)
     if (plan.version, plan.coordinator, plan.fetch_bytes) != said:
@@ -154,7 +147,7 @@ class PlanStore:
         await self._transport.serve(PLAN_PROTOCOL, self._serve)
 
     async def _serve(self, stream: Stream) -> None:
-        for _ in range(REQUESTS_MAX):
+        for _ in range(PEER_BOUNDS.requests_max):
             match await next_request(stream, self._budget):
                 case Ping(nonce=nonce):
                     await answer(stream, Pong(nonce=nonce))

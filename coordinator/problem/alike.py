@@ -4,17 +4,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from coordinator.problem.config import ASSUMED
 from dht.messages.types import Problem
 
 Of = tuple[str | int, ...]
 
-WITHIN = 0.25
-"""Share by which a figure may differ: measurements of the same link and device do."""
-
 
 def alike(one: Problem, other: Problem) -> bool:
     """Whether two problems have the same peers with the same layers and room, the same links, and
-    rates and times that differ by less than ``WITHIN``.
+    rates and times that differ by less than ``ASSUMED.alike_within``.
 
     Layer times are compared at the numbers of rows that both problems have: a peer that serves adds
     some.
@@ -25,7 +23,7 @@ def alike(one: Problem, other: Problem) -> bool:
     ours |= _times(one)
     theirs |= _times(other)
     return all(
-        math.isclose(figure, theirs[of], rel_tol=WITHIN)
+        math.isclose(figure, theirs[of], rel_tol=ASSUMED.alike_within)
         for of, figure in ours.items()
         if of in theirs
     )

@@ -30,8 +30,7 @@ from msgspec import Meta
 
 from dht.errors import UserError
 from dht.messages.types import (
-    LAYERS_MAX,
-    PEERS_MAX,
+    RECORD_BOUNDS,
     SINK,
     SOURCE,
     Count,
@@ -51,14 +50,17 @@ from dht.process.json_file import decode_json
 HELIX_SCHEMA = "helix-cluster/1"
 OWN_SCHEMA = "anabranch-cluster/1"
 
-Rates = Annotated[tuple[Rate, ...], Meta(max_length=LAYERS_MAX)]
-LayerCount = Annotated[int, Meta(ge=1, le=LAYERS_MAX)]
+Rates = Annotated[tuple[Rate, ...], Meta(max_length=RECORD_BOUNDS.layers_max)]
+LayerCount = Annotated[int, Meta(ge=1, le=RECORD_BOUNDS.layers_max)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Model:
     layers: LayerCount
-    layer_bytes: Count | Annotated[tuple[Count, ...], Meta(min_length=1, max_length=LAYERS_MAX)]
+    layer_bytes: (
+        Count
+        | Annotated[tuple[Count, ...], Meta(min_length=1, max_length=RECORD_BOUNDS.layers_max)]
+    )
     embed_bytes: Count = 0
     head_bytes: Count = 0
     kv_bytes_per_token_layer: Count = 0
@@ -86,9 +88,9 @@ class _Uplink:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cluster:
     models: dict[str, _Model]
-    nodes: Annotated[tuple[_Node, ...], Meta(min_length=1, max_length=PEERS_MAX)]
+    nodes: Annotated[tuple[_Node, ...], Meta(min_length=1, max_length=RECORD_BOUNDS.peers_max)]
     links: tuple[tuple[PeerId, PeerId, Rate, Seconds], ...] = ()
-    uplinks: Annotated[dict[ShortText, _Uplink], Meta(max_length=PEERS_MAX)] = field(
+    uplinks: Annotated[dict[ShortText, _Uplink], Meta(max_length=RECORD_BOUNDS.peers_max)] = field(
         default_factory=dict
     )
     default_bandwidth_bytes_per_s: Rate = 12.5e6
@@ -122,7 +124,7 @@ class _HelixNode:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HelixCluster:
     models: dict[str, _HelixModel]
-    nodes: Annotated[tuple[_HelixNode, ...], Meta(min_length=1, max_length=PEERS_MAX)]
+    nodes: Annotated[tuple[_HelixNode, ...], Meta(min_length=1, max_length=RECORD_BOUNDS.peers_max)]
     links: tuple[tuple[int | str, int | str, Rate, Seconds], ...] = field(default=())
 
 

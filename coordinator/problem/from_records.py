@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from coordinator.problem.service import CONTEXT_TYPICAL
+from coordinator.problem.config import ASSUMED
 from coordinator.problem.unmeasured import with_guesses
 from coordinator.problem.uplinks import homes_of, rates_of
 from dht.messages.types import (
-    FAR_TOKENS,
-    TOKENS_PER_S_MAX,
+    RECORD_BOUNDS,
     Assignment,
     LinksRecord,
     ModelSpec,
@@ -19,12 +18,6 @@ from dht.messages.types import (
     Problem,
     in_precision_of,
 )
-
-LINK_BYTES_PER_S_MIN = 1000.0
-"""Bandwidth that a slower link counts with: no plan can use less, and solvers fail on ratios of
-1e300, which the wire allows."""
-TOKENS_PER_S_MIN = 1e-2
-"""Rate that a slower peer counts with, for the same reason."""
 
 
 def problem_of(
@@ -57,7 +50,10 @@ def problem_of(
         for peer_id, record in sorted(usable.items())
     )
     measured = tuple(
-        replace(link, bandwidth_bytes_per_s=max(LINK_BYTES_PER_S_MIN, link.bandwidth_bytes_per_s))
+        replace(
+            link,
+            bandwidth_bytes_per_s=max(ASSUMED.link_bytes_per_s_min, link.bandwidth_bytes_per_s),
+        )
         for author, record in sorted(links.items())
         for link in record.links
         if author in {link.source, link.target} and link.source in usable and link.target in usable
@@ -81,14 +77,17 @@ def _rates(record: NodeRecord) -> tuple[float, ...]:
     if record.decode_layer_ns and best > 0:
         share = min(1.0, max(map(_layer_rate, record.decode_layer_ns)) / best)
     return tuple(
-        min(TOKENS_PER_S_MAX, max(TOKENS_PER_S_MIN, share * rate)) for rate in record.tokens_per_s
+        min(RECORD_BOUNDS.tokens_per_s_max, max(ASSUMED.tokens_per_s_min, share * rate))
+        for rate in record.tokens_per_s
     )
 
 
 def _layer_rate(time: tuple[int, int, int]) -> float:
     """Layers × tokens/s of a step at the context of T_j."""
     rows, near_ns, far_ns = time
-    typical_ns = near_ns + max(0, far_ns - near_ns) * CONTEXT_TYPICAL / FAR_TOKENS
+    typical_ns = (
+        near_ns + max(0, far_ns - near_ns) * ASSUMED.context_typical / RECORD_BOUNDS.far_tokens
+    )
     return rows / max(1.0, typical_ns) * 1e9
 
 
@@ -100,7 +99,7 @@ def _lent(record: NodeRecord) -> float | None:
 
 
 def _own_rate(bytes_per_s: float | None) -> float | None:
-    return None if bytes_per_s is None else max(LINK_BYTES_PER_S_MIN, bytes_per_s)
+    return None if bytes_per_s is None else max(ASSUMED.link_bytes_per_s_min, bytes_per_s)
 
 
 def _served(record: NodeRecord) -> Assignment | None:

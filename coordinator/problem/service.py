@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from operator import add
 
+from coordinator.problem.config import ASSUMED
 from dht.messages.types import (
-    FAR_TOKENS,
+    RECORD_BOUNDS,
     LayerTimes,
     ModelSpec,
     PlannerNode,
@@ -150,21 +151,6 @@ def stretched(factors: tuple[float, ...], layers: int) -> float:
     return factors[min(layers, len(factors)) - 1] if factors else 1.0
 
 
-DECODES_MEASURED = 16.0
-"""Assumed batch at which a peer's T_j was measured, in tokens."""
-DECODE_FIXED = 0.5
-"""Assumed fixed share of a step at that batch: weights are read once per batch."""
-PROMPT_TOKEN = 0.25
-"""Assumed ratio of a prompt token's time to a decoded token's: a prompt reads the weights once."""
-CONTEXT_TYPICAL = 256.0
-"""Context at which peers measure their T_j, and announced times are compared with it."""
-UNLIMITED_LAYER_TOKENS = 1e15
-STRETCH_MAX = 1e6
-SLOW_MAX = 1000.0
-"""Maximum ratio of an announced time per row to that of the fullest batch: a peer that announces
-high rates with endless times would get layers by the rates and stop all plans by the times."""
-
-
 def service_from_rates(problem: Problem, workload: Workload | None = None) -> Service:
     """The service derived from peers' T_j, memory and announced layer times.
 
@@ -188,7 +174,7 @@ def kv_capacity(model: ModelSpec, node: PlannerNode) -> KvCapacity:
     """The KV room that a peer's memory leaves beside its layers."""
     each, weights = model.kv_bytes_per_token_layer, mean_layer_bytes(model)
     if not each:
-        return KvCapacity(beside=(UNLIMITED_LAYER_TOKENS,))
+        return KvCapacity(beside=(ASSUMED.unlimited_layer_tokens,))
     return KvCapacity(
         beside=tuple(
             (node.memory_bytes - j * weights) / each
@@ -204,20 +190,23 @@ def _machine_from_rates(problem: Problem, node: PlannerNode) -> PeerSpeed:
     model = node.own_model or problem.model
     best = max((j * rate for j, rate in enumerate(node.tokens_per_s, start=1)), default=0.0)
     token_s = 1.0 / best if best > 0 else 1e3
-    step_s = DECODES_MEASURED * token_s
-    slope_s = (1 - DECODE_FIXED) * token_s
+    step_s = ASSUMED.decodes_measured * token_s
+    slope_s = (1 - ASSUMED.decode_fixed) * token_s
     typical = Curve(
-        tokens=(0.0, DECODES_MEASURED),
-        seconds=(DECODE_FIXED * step_s, DECODE_FIXED * step_s + DECODES_MEASURED * slope_s),
+        tokens=(0.0, ASSUMED.decodes_measured),
+        seconds=(
+            ASSUMED.decode_fixed * step_s,
+            ASSUMED.decode_fixed * step_s + ASSUMED.decodes_measured * slope_s,
+        ),
     )
-    typical_prompt = Curve(tokens=(0.0, 1.0), seconds=(0.0, PROMPT_TOKEN * token_s))
-    decode = _announced(node.decode_layer_ns, token_s, SLOW_MAX * token_s)
+    typical_prompt = Curve(tokens=(0.0, 1.0), seconds=(0.0, ASSUMED.prompt_token * token_s))
+    decode = _announced(node.decode_layer_ns, token_s, ASSUMED.slow_max * token_s)
     # Rates with more layers fall because fewer sessions have KV room beside them, which measured
     # times by batch, and the room, already say.
     factors = () if decode is not None else _factors(best, node.tokens_per_s)
     return PeerSpeed(
         decode=decode or typical,
-        prompt=_announced(node.prompt_layer_ns, 0.0, SLOW_MAX * token_s) or typical_prompt,
+        prompt=_announced(node.prompt_layer_ns, 0.0, ASSUMED.slow_max * token_s) or typical_prompt,
         kv=kv_capacity(model, node),
         stretch=factors,
     )
@@ -227,16 +216,17 @@ def _factors(best: float, rates: Sequence[float]) -> tuple[float, ...]:
     """Factors on a layer's time with j layers that a peer's T_j imply, ``best`` being the largest
     j × T_j."""
     return tuple(
-        min(STRETCH_MAX, best / max(1e-9, j * rate)) for j, rate in enumerate(rates, start=1)
+        min(ASSUMED.stretch_max, best / max(1e-9, j * rate))
+        for j, rate in enumerate(rates, start=1)
     )
 
 
 def _announced(times: LayerTimes, row_least_s: float, row_most_s: float) -> Curve | None:
     """The curve of announced times; None: no times.
 
-    The time per row at ``CONTEXT_TYPICAL`` is within the bounds, and no time falls with rows or
-    context. Fewer rows than were measured take as long as the fewest, because a step reads the
-    weights once; beyond the last point, time is proportional to rows.
+    The time per row at ``ASSUMED.context_typical`` is within the bounds, and no time falls with
+    rows or context. Fewer rows than were measured take as long as the fewest, because a step reads
+    the weights once; beyond the last point, time is proportional to rows.
     """
     rows = [count for count, _, _ in times]
     if not times or any(a >= b for a, b in pairwise(rows)):
@@ -244,10 +234,13 @@ def _announced(times: LayerTimes, row_least_s: float, row_most_s: float) -> Curv
     contexts_s, seconds = [], []
     for count, near_ns, far_ns in times:
         least_s, most_s = count * row_least_s, count * row_most_s
-        context_s = min(max(0, far_ns - near_ns) * 1e-9 / FAR_TOKENS, most_s / CONTEXT_TYPICAL)
-        typical_s = min(max(near_ns * 1e-9 + CONTEXT_TYPICAL * context_s, least_s), most_s)
+        context_s = min(
+            max(0, far_ns - near_ns) * 1e-9 / RECORD_BOUNDS.far_tokens,
+            most_s / ASSUMED.context_typical,
+        )
+        typical_s = min(max(near_ns * 1e-9 + ASSUMED.context_typical * context_s, least_s), most_s)
         contexts_s.append(context_s)
-        seconds.append(max(0.0, typical_s - CONTEXT_TYPICAL * context_s))
+        seconds.append(max(0.0, typical_s - ASSUMED.context_typical * context_s))
     seconds = list(accumulate(seconds, max))
     contexts_s = list(accumulate(contexts_s, max))
     return Curve(

@@ -6,23 +6,19 @@ that takes all of those for slow ones spreads its stages by who happened to prob
 
 from collections.abc import Sequence
 
+from coordinator.problem.config import ASSUMED
 from dht.messages.types import Link
-
-PEERS_MAX = 128
-"""Maximum peers whose missing links are guessed: their number grows with the square."""
-WITNESSES = 2
-"""Minimum number of witnesses that must allow a guess at least as good: common neighbours, one of
-which alone may lie about its links, and the way back."""
 
 
 def with_guesses(peers: Sequence[str], links: Sequence[Link]) -> tuple[Link, ...]:
-    """``links`` and, for every pair of ``peers`` that has none, the best that ``WITNESSES`` allow.
+    """``links`` and, for every pair of ``peers`` that has none, the best that ``ASSUMED.witnesses``
+    allow.
 
     Over a common neighbour, a link is as fast as the slower of the two links to it, and its round
     trip the sum of theirs. A round trip is known where either direction was measured, and the rate
     of the way back is a witness of this one's. Pairs with fewer witnesses get no link.
     """
-    if not links or not WITNESSES < len(peers) <= PEERS_MAX:
+    if not links or not ASSUMED.witnesses < len(peers) <= ASSUMED.guessed_peers_max:
         return tuple(links)
     import numpy as np  # a client that starts does not wait for it
 
@@ -38,8 +34,8 @@ def with_guesses(peers: Sequence[str], links: Sequence[Link]) -> tuple[Link, ...
     for source, name in enumerate(peers):
         slower = np.vstack([np.minimum(rates[source][:, None], rates), rates[:, source]])
         sums = round_trips[source][:, None] + round_trips
-        fast = np.partition(slower, -WITNESSES, axis=0)[-WITNESSES]
-        near = np.partition(sums, WITNESSES - 1, axis=0)[WITNESSES - 1]
+        fast = np.partition(slower, -ASSUMED.witnesses, axis=0)[-ASSUMED.witnesses]
+        near = np.partition(sums, ASSUMED.witnesses - 1, axis=0)[ASSUMED.witnesses - 1]
         nearest = np.minimum(round_trips[source], near)
         guessed += [
             Link(

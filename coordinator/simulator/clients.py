@@ -3,17 +3,17 @@
 Clients draw routes by :mod:`coordinator.policies.routing.routes`, each for itself; stages let
 sessions in, give them pages and take pages back by :mod:`coordinator.policies.admission`. A client
 that a stage refuses draws again without it, and comes back later where all refuse. Left out is that
-who has many sessions is held back before others: ``CLIENTS`` have equal shares.
+who has many sessions is held back before others: ``SIMULATED_CLIENTS.clients`` have equal shares.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from coordinator.policies.admission.config import ADMISSION
 from coordinator.policies.admission.lengths import AnswerLengths
 from coordinator.policies.admission.room import KvAsk, KvRoom
 from coordinator.policies.admission.rules import (
-    QUEUE_SESSIONS_LEAST,
     Claim,
     Demand,
     RecentRate,
@@ -36,13 +36,21 @@ from dht.messages.types import (
     Problem,
 )
 
-CLIENTS = 64
-"""Number of clients that take turns; each draws its own routes."""
-MOST_NEW_TOKENS = 1024
-"""Longest answer that a client asks for: the bound within which the papers keep a trace's."""
-PAGE_TOKENS = 16
-ANSWERS_KNOWN = 512
-"""Number of answers that stages have seen in a run that begins in the middle."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientsConfig:
+    """What simulated clients and stages are like."""
+
+    clients: int = 64
+    """Number of clients that take turns; each draws its own routes."""
+    most_new_tokens: int = 1024
+    """Longest answer that a client asks for: the bound within which the papers keep a trace's."""
+    page_tokens: int = 16
+    answers_known: int = 512
+    """Number of answers that stages have seen in a run that begins in the middle."""
+
+
+SIMULATED_CLIENTS = ClientsConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +97,7 @@ class Clients:
         taken in turn alone, the quickest never out of it."""
         self._in_turn = in_turn
         self._rtt_s = {frozenset((link.source, link.target)): link.rtt_s for link in problem.links}
-        self._answered = answered[:ANSWERS_KNOWN]
+        self._answered = answered[: SIMULATED_CLIENTS.answers_known]
         self._nodes = {node.peer_id: node for node in problem.nodes}
         self._problem = problem
         self._profiles = profiles
@@ -126,8 +134,8 @@ class Clients:
             self.rooms[name] = KvRoom(
                 start=a.start,
                 end=a.end,
-                pages=int(room_tokens / layers) // PAGE_TOKENS,
-                page_tokens=PAGE_TOKENS,
+                pages=int(room_tokens / layers) // SIMULATED_CLIENTS.page_tokens,
+                page_tokens=SIMULATED_CLIENTS.page_tokens,
                 lengths=self._lengths(),
             )
             self._untried[name], self._prompts[name] = {}, RecentRate()
@@ -142,7 +150,7 @@ class Clients:
     def _lengths(self) -> AnswerLengths:
         lengths = AnswerLengths()
         for number, request in enumerate(self._answered):
-            lengths.ended(str(number % CLIENTS), request.output_tokens)
+            lengths.ended(str(number % SIMULATED_CLIENTS.clients), request.output_tokens)
         return lengths
 
     def lost(self, name: str) -> None:
@@ -173,7 +181,7 @@ class Clients:
         self, session: SimulatedSession, usable: Mapping[str, NodeRecord]
     ) -> list[Stage] | None:
         """The next route of the session's client over ``usable`` peers."""
-        client = session.number % CLIENTS
+        client = session.number % SIMULATED_CLIENTS.clients
         router = self._routers.get(client)
         if router is None:
             router = self._routers[client] = Router(self._plan)
@@ -223,7 +231,7 @@ class Clients:
         if session.urgent or session.replays:
             return False
         sessions = self._peers[name].sessions
-        if sessions < QUEUE_SESSIONS_LEAST:
+        if sessions < ADMISSION.queue_sessions_least:
             return False
         untried = self._untried[name].values()
         waiting = sum(self._waits(name, other, came_s, now_s) for other, came_s in untried)
@@ -253,7 +261,7 @@ class Clients:
 
     def decode(self, session: SimulatedSession, now_s: float) -> Growth:
         tokens = session.tokens_in_kv + 1
-        if tokens % PAGE_TOKENS != 1 and session.number not in self._ungrown:
+        if tokens % SIMULATED_CLIENTS.page_tokens != 1 and session.number not in self._ungrown:
             return GROWN
         return self.grow(session, tokens, now_s)
 
@@ -311,7 +319,7 @@ class Clients:
 
 def most_tokens(session: SimulatedSession) -> int:
     """Most tokens that its client let the session have: only the trace knows an answer's length."""
-    return session.input_tokens + max(MOST_NEW_TOKENS, session.output_tokens)
+    return session.input_tokens + max(SIMULATED_CLIENTS.most_new_tokens, session.output_tokens)
 
 
 def _ask_of(session: SimulatedSession, start: int, end: int) -> KvAsk:
@@ -321,7 +329,7 @@ def _ask_of(session: SimulatedSession, start: int, end: int) -> KvAsk:
         claim = Claim.BEGUN
     return KvAsk(
         session=str(session.number),
-        client=str(session.number % CLIENTS),
+        client=str(session.number % SIMULATED_CLIENTS.clients),
         start=start,
         end=end,
         tokens=session.input_tokens + session.output_tokens - session.left_tokens,

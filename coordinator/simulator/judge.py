@@ -7,7 +7,7 @@ begins in the middle, with sessions somewhere in their answers as far as stages 
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 
 from coordinator.evaluation.estimate import estimate
@@ -27,15 +27,23 @@ from coordinator.simulator.plans import plan_of
 from coordinator.simulator.runs.runs import Standing
 from dht.messages.types import SOURCE, Assignment, FlowEdge, Plan, PlannerNode, Problem
 
-VIRTUAL_S = 60.0
-SETTLE_SHARE = 0.5
-"""Share of the run before tokens count."""
-SESSIONS_MAX = 2048
-"""Maximum sessions in flight, where KV room is unlimited or not known."""
-RUN_S_MAX = 1800.0
-"""Maximum length of a run that lasts until enough tokens count, in simulated seconds."""
-ENTER_S = 1.0
-"""Time over which the sessions that begin in the middle enter the ring, in seconds."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRunConfig:
+    """How long a simulated trial of a placement runs; times in simulated seconds."""
+
+    virtual_s: float = 60.0
+    settle_share: float = 0.5
+    """Share of the run before tokens count."""
+    sessions_max: int = 2048
+    """Maximum sessions in flight, where KV room is unlimited or not known."""
+    run_s_max: float = 1800.0
+    """Maximum length of a run that lasts until enough tokens count, in simulated seconds."""
+    enter_s: float = 1.0
+    """Time over which the sessions that begin in the middle enter the ring, in seconds."""
+
+
+TRIAL = TrialRunConfig()
 
 
 def judge(
@@ -45,21 +53,21 @@ def judge(
     edges: Sequence[FlowEdge] | None = None,
     *,
     seed: int = 0,
-    virtual_s: float = VIRTUAL_S,
+    virtual_s: float = TRIAL.virtual_s,
     tokens: float = 0.0,
 ) -> float:
     """Decoded tokens/s of a placement under full load, by what a planner knows of its peers.
 
     Routes follow ``edges``, or the placement's max flow. The run lasts ``virtual_s`` and longer,
-    until about ``tokens`` count, :data:`RUN_S_MAX` at most: what a small swarm decodes in a minute
-    depends on which requests it happens to get. A swarm that decodes far more than ``tokens`` in
-    ``virtual_s`` runs for less. The same arguments give the same result.
+    until about ``tokens`` count, ``TRIAL.run_s_max`` at most: what a small swarm decodes in a
+    minute depends on which requests it happens to get. A swarm that decodes far more than
+    ``tokens`` in ``virtual_s`` runs for less. The same arguments give the same result.
     """
     load, plan = service.workload, plan_of(problem, assignments, edges)
     guess = estimate(problem, plan.assignments, plan.edges, service)
     # Routes depend on what the swarm would serve: while it serves less, there is little to do.
     plan = replace(plan, estimate_tokens_per_s=guess.tokens_per_s)
-    wanted_s = tokens / (1 - SETTLE_SHARE) / max(guess.tokens_per_s, 1e-9)
+    wanted_s = tokens / (1 - TRIAL.settle_share) / max(guess.tokens_per_s, 1e-9)
     lasts_s = guess.prompt_time_s + load.output_tokens * guess.token_time_s
     if tokens:  # ten times as many are plenty, if two answers end one behind the other
         virtual_s = min(virtual_s, max(10 * wanted_s, 2 * lasts_s))
@@ -70,7 +78,7 @@ def judge(
         requests_of(load),
         prompts_share=guess.prompt_time_s / lasts_s if lasts_s > 0 else 0.0,
         seed=seed,
-        virtual_s=max(virtual_s, min(RUN_S_MAX, wanted_s)),
+        virtual_s=max(virtual_s, min(TRIAL.run_s_max, wanted_s)),
         sessions_max=load.requests_max,
         hub=bool(service.hub_delay_s),
         requests=guess.requests,
@@ -85,8 +93,8 @@ def standing_load(
     *,
     prompts_share: float = 0.0,
     seed: int = 0,
-    virtual_s: float = VIRTUAL_S,
-    sessions_max: float = SESSIONS_MAX,
+    virtual_s: float = TRIAL.virtual_s,
+    sessions_max: float = TRIAL.sessions_max,
     hub: bool = False,
     in_turn: bool = False,
     requests: float = 0.0,
@@ -101,9 +109,9 @@ def standing_load(
         swarm,
         Clients(problem, profiles, plan, swarm.peers, trace, in_turn=in_turn),
         sampled(trace, seed),
-        start_s=SETTLE_SHARE * virtual_s,
+        start_s=TRIAL.settle_share * virtual_s,
         end_s=virtual_s,
-        sessions_max=min(sessions_max, SESSIONS_MAX),
+        sessions_max=min(sessions_max, TRIAL.sessions_max),
     )
     sessions = midway(trace, Random(seed))  # noqa: S311
     place_sessions(run, swarm, sessions, Random(seed), prompts_share, requests)  # noqa: S311
@@ -136,7 +144,7 @@ def place_sessions(
         session = SimulatedSession(run.opened, request, 0.0)
         if len(run.live) >= run.sessions_max or not run.place(session, done):
             return
-        swarm.at(draw.random() * ENTER_S, swarm.enter, session)
+        swarm.at(draw.random() * TRIAL.enter_s, swarm.enter, session)
 
 
 def midway(trace: Sequence[Request], draw: Random) -> Iterator[tuple[Request, int]]:

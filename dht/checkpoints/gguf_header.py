@@ -16,21 +16,35 @@ from dht.errors import UserError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-HEADER_BYTES_MAX = 100 << 20
-TENSORS_MAX = 1 << 17
-KEYS_MAX = 1 << 12
-ELEMENTS_MAX = 1 << 22
-"""Maximum elements of all arrays together: tokens, their scores and kinds, merges."""
-NAME_BYTES_MAX = 1 << 10
-KEPT_BYTES_MAX = 1 << 10
-"""Maximum bytes of a text that is kept; longer ones and all arrays are passed over."""
-SHORT_ARRAY = 1 << 12
-"""Longest array, in elements, that configurations are made of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeaderBounds:
+    """Bounds of a header that a stranger may have written."""
+
+    bytes_max: int = 100 << 20
+    tensors_max: int = 1 << 17
+    keys_max: int = 1 << 12
+    elements_max: int = 1 << 22
+    """Maximum elements of all arrays together: tokens, their scores and kinds, merges."""
+    name_bytes_max: int = 1 << 10
+    kept_bytes_max: int = 1 << 10
+    """Maximum bytes of a text that is kept; longer ones and all arrays are passed over."""
+    short_array: int = 1 << 12
+    """Longest array, in elements, that configurations are made of."""
+    alignment_bytes_max: int = 1 << 20
+
+
+HEADER_BOUNDS = HeaderBounds()
+
+
 DIMENSIONS_MAX = 4
+"""Fixed by GGUF: maximum dimensions of a tensor."""
 ALIGNMENT = "general.alignment"
 ALIGNMENT_BYTES = 32
-ALIGNMENT_BYTES_MAX = 1 << 20
+"""Fixed by GGUF: alignment where a file names none."""
 STRING, ARRAY = 8, 9
+"""Fixed by GGUF: numbers of these two types of values."""
 SCALARS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q",
     12: "<d",
@@ -81,7 +95,7 @@ def gguf_header_bytes(raw: bytes, size_bytes: int, where: str) -> int:
     try:
         return parse_gguf(raw, size_bytes, where).size_bytes
     except ShortError:
-        most = min(size_bytes, HEADER_BYTES_MAX)
+        most = min(size_bytes, HEADER_BOUNDS.bytes_max)
         if len(raw) >= most:
             raise
         return min(most, max(2 * len(raw), 1 << 16))
@@ -117,7 +131,10 @@ def parse_gguf(raw: bytes, size_bytes: int, where: str) -> GgufHeader:
         known = " and ".join(map(str, VERSIONS))
         raise UserError(f"{where} cannot be served: it is GGUF version {version}; {known} are read")
     tensors, keys = reader.numbers("<QQ")
-    for count, most, what in ((tensors, TENSORS_MAX, "tensors"), (keys, KEYS_MAX, "keys")):
+    for count, most, what in (
+        (tensors, HEADER_BOUNDS.tensors_max, "tensors"),
+        (keys, HEADER_BOUNDS.keys_max, "keys"),
+    ):
         if count > most:
             raise ValueError(f"its header claims {count} {what}, {most} at most")
     spans = []
@@ -130,7 +147,7 @@ def parse_gguf(raw: bytes, size_bytes: int, where: str) -> GgufHeader:
     alignment = reader.metadata.get(ALIGNMENT, ALIGNMENT_BYTES)
     if (
         type(alignment) is not int
-        or not 0 < alignment <= ALIGNMENT_BYTES_MAX
+        or not 0 < alignment <= HEADER_BOUNDS.alignment_bytes_max
         or alignment & (alignment - 1)
     ):
         raise ValueError(f"its alignment is {str(alignment)[:20]}")
@@ -164,8 +181,8 @@ class _Reader:
 
     def take(self, count_bytes: int) -> bytes:
         end = self.at + count_bytes
-        if end > HEADER_BYTES_MAX:
-            raise ValueError(f"its header has more than {HEADER_BYTES_MAX} bytes")
+        if end > HEADER_BOUNDS.bytes_max:
+            raise ValueError(f"its header has more than {HEADER_BOUNDS.bytes_max} bytes")
         if end > len(self._raw):
             raise ShortError("it ends within its header")
         taken, self.at = self._raw[self.at : end], end
@@ -176,8 +193,8 @@ class _Reader:
 
     def name(self) -> str:
         (length,) = self.numbers("<Q")
-        if length > NAME_BYTES_MAX:
-            raise ValueError(f"a name of {length} bytes, {NAME_BYTES_MAX} at most")
+        if length > HEADER_BOUNDS.name_bytes_max:
+            raise ValueError(f"a name of {length} bytes, {HEADER_BOUNDS.name_bytes_max} at most")
         return self.take(length).decode()
 
     def pair(self) -> bool:
@@ -191,10 +208,10 @@ class _Reader:
         elif kind == STRING:
             (length,) = self.numbers("<Q")
             text = self.take(length)
-            self.metadata[key] = text.decode() if length <= KEPT_BYTES_MAX else ""
+            self.metadata[key] = text.decode() if length <= HEADER_BOUNDS.kept_bytes_max else ""
         elif kind == ARRAY:
             self.lengths[key] = count = self._array()
-            return count <= SHORT_ARRAY
+            return count <= HEADER_BOUNDS.short_array
         else:
             raise ValueError(f"{key[:40]!r} has a value of type {kind}")
         return True
@@ -203,8 +220,8 @@ class _Reader:
         """Pass over an array; returns the number of its elements."""
         kind, count = self.numbers("<IQ")
         self._elements += count
-        if self._elements > ELEMENTS_MAX:
-            raise ValueError(f"its arrays have more than {ELEMENTS_MAX} elements")
+        if self._elements > HEADER_BOUNDS.elements_max:
+            raise ValueError(f"its arrays have more than {HEADER_BOUNDS.elements_max} elements")
         if kind in SCALARS:
             self.take(count * struct.calcsize(SCALARS[kind]))
         elif kind == STRING:

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from dht.checkpoints.gguf_header import (
-    HEADER_BYTES_MAX,
+    HEADER_BOUNDS,
     GgufHeader,
     GgufTensor,
     gguf_header_bytes,
@@ -137,10 +137,10 @@ def _hub_numbers(listing: HubListing, name: str, tensor: GgufTensor) -> bytes:
     """The bytes of a tensor near the start of a file on the hub. Raises UserError, NetworkError."""
     if (here := snapshot(listing) / name).is_file():
         return _numbers(here, tensor)
-    if tensor.end > HEADER_BYTES_MAX:
+    if tensor.end > HEADER_BOUNDS.bytes_max:
         raise UserError(
             f"{name} of {listing.repo} cannot be served from the hub: {tensor.name} stands behind"
-            f" its first {HEADER_BYTES_MAX} bytes; download the file"
+            f" its first {HEADER_BOUNDS.bytes_max} bytes; download the file"
         )
     return fetch_start(listing, name, tensor.end)[tensor.begin :]
 

@@ -49,10 +49,20 @@ VOCABULARIES = (
 """What a tokenizer is made of in a model without a ``tokenizer.json``."""
 GGUF = ".gguf"
 """End of the name of a file that is a whole model, or a part of one."""
-TEXT_BYTES_MAX = 256 << 20
-FILES_MAX = 100_000
-SHOWN_MAX = 8
-"""Names that a message shows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubConfig:
+    """Bounds of what a hub says of a model."""
+
+    text_bytes_max: int = 256 << 20
+    files_max: int = 100_000
+    shown_max: int = 8
+    """Names that a message shows."""
+
+
+HUB_BOUNDS = HubConfig()
+
 
 _PART_NUMBER = re.compile(r"-\d{5}-of-\d{5}$")
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
@@ -130,7 +140,7 @@ class HubListing(msgspec.Struct, frozen=True, kw_only=True):
 
     repo: str
     commit: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{40,64}$")]
-    files: Annotated[dict[str, HubFile], msgspec.Meta(max_length=FILES_MAX)]
+    files: Annotated[dict[str, HubFile], msgspec.Meta(max_length=HUB_BOUNDS.files_max)]
 
 
 def notes_directory() -> Path:
@@ -254,8 +264,8 @@ def fetch_small_files(listing: HubListing, *more: str) -> Path:
         if name not in listing.files:
             continue
         what, size_bytes = f"{name} of {listing.repo}", listing.files[name].size_bytes
-        if size_bytes > TEXT_BYTES_MAX:
-            raise UserError(f"{what} has {size_bytes} bytes, {TEXT_BYTES_MAX} at most")
+        if size_bytes > HUB_BOUNDS.text_bytes_max:
+            raise UserError(f"{what} has {size_bytes} bytes, {HUB_BOUNDS.text_bytes_max} at most")
         with hub_errors(what):
             path = Path(hf_hub_download(listing.repo, name, revision=listing.commit))
         if name == "config.json":
@@ -266,7 +276,7 @@ def fetch_small_files(listing: HubListing, *more: str) -> Path:
 def gguf_names(listing: HubListing) -> str:
     """Names of the GGUF files in a listing, in words; empty where there are none."""
     names = sorted(name for name in listing.files if name.endswith(GGUF))
-    return ", ".join((*names[:SHOWN_MAX], "…")[: len(names)])
+    return ", ".join((*names[: HUB_BOUNDS.shown_max], "…")[: len(names)])
 
 
 def snapshot(listing: HubListing) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dht.messages.types import LAYERS_MAX
+from dht.messages.types import RECORD_BOUNDS
 from dht.process.json_file import read_object
 
 CODE_KEYS = frozenset(
@@ -60,8 +60,14 @@ def check_numbers(config: Any, *, rotary: bool = False) -> None:
     """Raise ValueError for a number of layers, at any depth, that no model of a swarm has, and for
     rotary settings that are no numbers; ``rotary``: whether ``config`` is within those."""
     for key, value in config.items() if isinstance(config, Mapping) else ():
-        if key.endswith(LAYER_KEYS) and isinstance(value, int) and not -1 <= value <= LAYERS_MAX:
-            raise ValueError(f"it says {key[:40]} {str(value)[:40]}; the limit is {LAYERS_MAX}")
+        if (
+            key.endswith(LAYER_KEYS)
+            and isinstance(value, int)
+            and not -1 <= value <= RECORD_BOUNDS.layers_max
+        ):
+            raise ValueError(
+                f"it says {key[:40]} {str(value)[:40]}; the limit is {RECORD_BOUNDS.layers_max}"
+            )
         known = value is None or (type(value) in (int, float) and value > 0)
         if rotary and key in ROPE_NUMBERS and not known:
             told = repr(value)[:40]

@@ -12,7 +12,7 @@ from typing import Any
 
 from dht.checkpoints.hub import TEXT_FILES
 from dht.errors import UserError
-from dht.messages.peer import TEXT_BYTES_MAX
+from dht.messages.peer import PEER_BOUNDS
 from dht.process.json_file import read_object
 
 VOLATILE = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
@@ -28,8 +28,8 @@ def text_bytes(directory: Path, name: str) -> bytes | None:
     """
     path = directory / name
     try:
-        if path.stat().st_size > TEXT_BYTES_MAX:
-            raise UserError(f"{path} is larger than {TEXT_BYTES_MAX} bytes")
+        if path.stat().st_size > PEER_BOUNDS.text_bytes_max:
+            raise UserError(f"{path} is larger than {PEER_BOUNDS.text_bytes_max} bytes")
         return plain(read_object(path)) if name in CONFIGURATIONS else path.read_bytes()
     except FileNotFoundError:
         return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from dht.errors import NetworkError
 from dht.identity.multiaddr import by_peer, checked_tcp
-from dht.messages.types import ADDRESSES_MAX
+from dht.messages.types import RECORD_BOUNDS
 
 _CLOSE_LIMIT_S = 1.0
 """Maximum time that closing a stream waits for its written bytes to leave."""
@@ -148,7 +148,7 @@ def parse_peers(addresses: tuple[str, ...]) -> dict[str, tuple[bytes, ...]]:
 def parse_known(addresses: tuple[str, ...]) -> list[bytes]:
     """Addresses to dial that another peer told; those that do not parse are skipped."""
     dialed = []
-    for address in addresses[:ADDRESSES_MAX]:
+    for address in addresses[: RECORD_BOUNDS.addresses_max]:
         with suppress(ValueError):
             dialed.append(_parse(address)[1])
     return dialed

@@ -11,11 +11,12 @@ import msgspec
 from msgspec import Meta
 
 from dht.messages.codec import MalformedError
-from dht.messages.types import PEERS_MAX
+from dht.messages.types import RECORD_BOUNDS
 
 T = TypeVar("T")
 
 DICTIONARY_EXT = 0x50
+"""Fixed by hivemind: its extension type of MessagePack for dictionaries."""
 DICTIONARY_BYTES_MAX = 3 << 20
 """Maximum bytes of one: hivemind's daemon takes messages of 4 MiB, and does not deliver longer
 ones."""
@@ -24,14 +25,15 @@ Entry = tuple[str, bytes, float]
 """Author's peer id, packed record, and the expiry stated beside it; none of them checked."""
 _ext = msgspec.msgpack.Decoder(msgspec.msgpack.Ext)
 _dictionary = msgspec.msgpack.Decoder(
-    tuple[float | None, float, Annotated[list[Entry], Meta(max_length=PEERS_MAX)]]
+    tuple[float | None, float, Annotated[list[Entry], Meta(max_length=RECORD_BOUNDS.peers_max)]]
 )
 _author = msgspec.msgpack.Decoder(str)
 _record = msgspec.msgpack.Decoder(bytes)
 
 
 def entries_of(data: bytes) -> list[Entry]:
-    """The entries of a packed dictionary, ``PEERS_MAX`` at most; raises MalformedError."""
+    """The entries of a packed dictionary, ``RECORD_BOUNDS.peers_max`` at most; raises
+    MalformedError."""
     if len(data) > DICTIONARY_BYTES_MAX:
         raise MalformedError(
             f"records of {len(data)} bytes; the limit under a key is {DICTIONARY_BYTES_MAX}"

@@ -42,7 +42,7 @@ from dht.daemon.dictionary import (
 from dht.errors import NetworkError, PeerError
 from dht.messages.codec import MalformedError
 from dht.messages.peer import SignedRecord
-from dht.records.signed import RECORDS_A_TURN, RecordError, RecordGuard
+from dht.records.signed import KEEPING, RecordError, RecordGuard
 
 REPLICAS = 8
 BUCKET_PEERS = 20
@@ -207,7 +207,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
     async def _next_turn(self) -> None:
         """Let others have the loop between entries."""
         self._checked += 1
-        if self._checked % RECORDS_A_TURN == 0:
+        if self._checked % KEEPING.records_a_turn == 0:
             await asyncio.sleep(0)
 
     def _is_valid(self, key: bytes, author: str, value: bytes, expires_s: float) -> bool:

@@ -28,11 +28,13 @@ from dht.process.supervision import end_all
 from dht.transport.listening import check_free
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+"""Fixed by Linux: options of prctl."""
 _SECCOMP_MODE_FILTER = 2
+"""Fixed by Linux: the mode of prctl's PR_SET_SECCOMP that takes a filter."""
 _SENDMSG = {"x86_64": (0xC000003E, 46), "aarch64": (0xC00000B7, 211)}
 """Kernel's numbers for the architecture and for its system call sendmsg, by machine."""
 _UNIX_PATH_BYTES_MAX = 104
-"""Maximum bytes of a unix socket's path: the shortest limit of common systems."""
+"""Fixed by common systems, the shortest limit of them: bytes of a unix socket's path."""
 _SOCKET_BYTES = len("/p2pclient-0123456789a.sock")
 _DIRECTORY_PREFIX = "anabranch-p2p-"
 _OWNER_FILE = "owner"

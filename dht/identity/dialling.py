@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from dht.identity.multiaddr import circuits_of, dialled_of, host_of
-from dht.messages.types import ADDRESSES_MAX
+from dht.messages.types import RECORD_BOUNDS
 
 _LOCAL_NAMES = (".local", ".lan", ".home", ".home.arpa", ".internal", ".test")
 
@@ -61,12 +61,14 @@ class DialRule:
         return replace(self, nearest=max([self.nearest, *scopes]))
 
     def admitted(self, peer_id: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
-        """The full addresses of ``peer_id`` that may be dialled, of the first ``ADDRESSES_MAX``
-        that were told.
+        """The full addresses of ``peer_id`` that may be dialled, of the first
+        ``RECORD_BOUNDS.addresses_max`` that were told.
 
         One through a relay counts as the relay's, which is dialled.
         """
-        return tuple(each for each in addresses[:ADDRESSES_MAX] if self._admits(peer_id, each))
+        return tuple(
+            each for each in addresses[: RECORD_BOUNDS.addresses_max] if self._admits(peer_id, each)
+        )
 
     def _admits(self, peer_id: str, address: str) -> bool:
         if address in self.given:

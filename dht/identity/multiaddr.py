@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from dht.errors import NetworkError, UserError
 from dht.identity.peer_id import is_peer_id
-from dht.messages.types import ADDRESSES_MAX
+from dht.messages.types import RECORD_BOUNDS
 
 Where = TypeVar("Where")
 CIRCUIT = "/p2p-circuit"
@@ -97,7 +97,7 @@ def split_all(addresses: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
 def dialled_of(peer_id: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
     """Addresses to dial ``peer_id`` among those that another peer told; others are skipped."""
     found = []
-    for address in addresses[:ADDRESSES_MAX]:
+    for address in addresses[: RECORD_BOUNDS.addresses_max]:
         try:
             named, dialled = split(address)
         except ValueError:
@@ -114,7 +114,7 @@ def circuits_of(peer_id: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
     :func:`split_circuit` splits.
     """
     found = []
-    for address in addresses[:ADDRESSES_MAX]:
+    for address in addresses[: RECORD_BOUNDS.addresses_max]:
         head, between, named = address.rpartition(f"{CIRCUIT}/p2p/")
         with suppress(ValueError):
             if between and named == peer_id and split(head)[0] != peer_id:
@@ -128,9 +128,9 @@ def split_circuit(address: str) -> tuple[str, str] | None:
 
 
 def ranked(addresses: list[str]) -> tuple[str, ...]:
-    """The TCP addresses, loopback last, ``ADDRESSES_MAX`` at most."""
+    """The TCP addresses, loopback last, ``RECORD_BOUNDS.addresses_max`` at most."""
     tcp = [address for address in addresses if "/tcp/" in address]
-    return tuple(sorted(tcp, key=is_loopback)[:ADDRESSES_MAX])
+    return tuple(sorted(tcp, key=is_loopback)[: RECORD_BOUNDS.addresses_max])
 
 
 def is_loopback(address: str) -> bool:

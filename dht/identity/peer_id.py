@@ -26,7 +26,9 @@ except ImportError:  # missing on Windows, where two processes may share a file 
     fcntl = None
 
 KEY_BYTES = 32
+"""Fixed by Ed25519: length of a public key or a seed."""
 SIGNATURE_BYTES = 64
+"""Fixed by Ed25519."""
 _PEER_ID_CHARS_MAX = 64
 _PRIVATE_HEAD = bytes([0x08, 0x01, 0x12, 2 * KEY_BYTES])
 """Protobuf PrivateKey: field 1 (type) = Ed25519, field 2 (data) = seed and public key."""

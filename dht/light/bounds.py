@@ -39,7 +39,8 @@ from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 from dht.budget import CONNECTIONS, HANDSHAKES, STREAMS, UNREAD_BYTES, Budget, Held
 
 LINE_BYTES_MAX = 1024
-"""Maximum line with which two sides agree on a protocol (multistream-select); go-libp2p's."""
+"""Fixed by go-libp2p: maximum line with which two sides agree on a protocol
+(multistream-select)."""
 STREAMS_MAX = 2 * STREAMS.per_peer
 """Maximum streams on one connection, those of this side and those that have no protocol yet among
 them."""

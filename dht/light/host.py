@@ -24,14 +24,14 @@ from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
-from dht.budget import Budget
+from dht.budget import CONNECTIONS, Budget
 from dht.errors import NetworkError, UserError
 from dht.identity.multiaddr import split_circuit
 from dht.identity.peer_id import Identity
 from dht.light.bounds import restrain, upgrades
 from dht.light.relay import Circuits
 from dht.light.stream import BridgedStream
-from dht.messages.types import PEERS_MAX
+from dht.messages.types import RECORD_BOUNDS
 
 T = TypeVar("T")
 
@@ -48,7 +48,9 @@ class HostConfig:
     dial_limit_s: float = 5.0
     directly_every_s: float = 300.0
     """Minimum time between direct dials of a peer that is connected only through relays."""
-    connections_max: int = 1024
+    connections_max: int = 2 * CONNECTIONS.in_all
+    """Connections at one time, accepted or dialled: however many others make, which the budget
+    bounds, as many are left to dial."""
     mute_s: float = 5.0
     """Time without a byte, while a stream is opened there, after which a connection is broken: the
     other side's network or address may have changed, which TCP finds out a quarter of an hour
@@ -274,7 +276,7 @@ class LightHost:
     async def _connect(self, peer_id: str, dialled: tuple[str, ...]) -> bool:
         """Ensure a connection to a peer; returns whether it is a new one."""
         lock = self._dialling.setdefault(peer_id, trio.Lock())
-        while len(self._dialling) > PEERS_MAX:
+        while len(self._dialling) > RECORD_BOUNDS.peers_max:
             del self._dialling[next(iter(self._dialling))]
         async with lock:
             if self._is_connected(peer_id):
@@ -298,7 +300,7 @@ class LightHost:
         if now_s - self._tried_directly_s.get(peer_id, -inf) < self._config.directly_every_s:
             return
         self._tried_directly_s[peer_id] = now_s
-        while len(self._tried_directly_s) > PEERS_MAX:
+        while len(self._tried_directly_s) > RECORD_BOUNDS.peers_max:
             del self._tried_directly_s[next(iter(self._tried_directly_s))]
 
         async def dial() -> None:

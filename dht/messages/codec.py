@@ -18,14 +18,25 @@ WIRE_VERSION = 4
 """Peers of different versions cannot talk: a message that gains a required field, loses one, or
 means something else has a new version. What is new and may be left out has not, unless it is a
 field of an open: stages check the grant's signature over all fields that they know."""
-FRAME_BYTES_MAX = 32 << 20
-ENVELOPE_BYTES_MAX = 8 << 20
-RECORD_BYTES_MAX = 4096
-SIGNED_BYTES_MAX = RECORD_BYTES_MAX + 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameBounds:
+    """Bounds of what is read and decoded at once."""
+
+    bytes_max: int = 32 << 20
+    envelope_bytes_max: int = 8 << 20
+    record_bytes_max: int = 4096
+    piece_bytes: int = 256 << 10
+    """Bytes of a frame that are read without asking whether there is room for them."""
+
+
+FRAME_BOUNDS = FrameBounds()
+
+
+SIGNED_BYTES_MAX = FRAME_BOUNDS.record_bytes_max + 1024
 """Maximum signed record: payload, key (at most 512 bytes), peer id, signature and field names."""
 
-PIECE_BYTES = 256 << 10
-"""Bytes of a frame that are read without asking whether there is room for them."""
 
 T = TypeVar("T")
 _LENGTHS = struct.Struct("<II")
@@ -98,7 +109,7 @@ def canonical(value: T) -> T:
         raise ValueError(f"{_names[cls]} cannot be sent: {error}") from error
 
 
-def decode(data: bytes | memoryview, *, limit_bytes: int = ENVELOPE_BYTES_MAX) -> Any:
+def decode(data: bytes | memoryview, *, limit_bytes: int = FRAME_BOUNDS.envelope_bytes_max) -> Any:
     """The value in the envelope ``data``; raises :class:`MalformedError` for anything else."""
     return _decode(data, _decoders, limit_bytes)
 
@@ -106,7 +117,7 @@ def decode(data: bytes | memoryview, *, limit_bytes: int = ENVELOPE_BYTES_MAX) -
 def _decode(
     data: bytes | memoryview,
     decoders: dict[str, msgspec.msgpack.Decoder[Any]],
-    limit_bytes: int = ENVELOPE_BYTES_MAX,
+    limit_bytes: int = FRAME_BOUNDS.envelope_bytes_max,
 ) -> Any:
     if len(data) > limit_bytes:
         raise MalformedError(f"message of {len(data)} bytes; the limit is {limit_bytes}")
@@ -163,16 +174,16 @@ class Frame:
 
 
 def encode_frame(message: object, body: bytes | memoryview = b"") -> bytes:
-    """The bytes of a whole frame; raises ValueError above ``FRAME_BYTES_MAX``."""
+    """The bytes of a whole frame; raises ValueError above ``FRAME_BOUNDS.bytes_max``."""
     envelope = encode(message)
     total = 4 + len(envelope) + len(body)
-    if total > FRAME_BYTES_MAX:
-        raise ValueError(f"frame of {total} bytes; the limit is {FRAME_BYTES_MAX}")
+    if total > FRAME_BOUNDS.bytes_max:
+        raise ValueError(f"frame of {total} bytes; the limit is {FRAME_BOUNDS.bytes_max}")
     return b"".join((_LENGTHS.pack(total, len(envelope)), envelope, body))
 
 
 async def read_frame(
-    stream: ByteStream, *, limit_bytes: int = FRAME_BYTES_MAX, room: FrameRoom | None = None
+    stream: ByteStream, *, limit_bytes: int = FRAME_BOUNDS.bytes_max, room: FrameRoom | None = None
 ) -> Frame:
     """Read one frame; allocates at most ``limit_bytes``, from ``room`` while it is unfinished.
 
@@ -182,7 +193,7 @@ async def read_frame(
     """
     lengths = await stream.read_exactly(_LENGTHS.size)
     total, envelope_bytes = _checked_lengths(lengths, limit_bytes)
-    if room is None or total <= PIECE_BYTES:
+    if room is None or total <= FRAME_BOUNDS.piece_bytes:
         data: bytes | bytearray = await stream.read_exactly(total - 4)
     else:
         data = await _read_pieces(stream, total - 4, room)
@@ -194,7 +205,7 @@ async def _read_pieces(stream: ByteStream, count: int, room: FrameRoom) -> bytea
     data, taken = bytearray(), 0
     try:
         while len(data) < count:
-            size = min(PIECE_BYTES, count - len(data))
+            size = min(FRAME_BOUNDS.piece_bytes, count - len(data))
             room.take(size)
             taken += size
             data += await stream.read_exactly(size)
@@ -207,7 +218,7 @@ def decode_frame(data: memoryview) -> Frame:
     """The frame in ``data``, which must hold exactly one; raises MalformedError."""
     if len(data) < _LENGTHS.size:
         raise MalformedError(f"frame of {len(data)} bytes")
-    total, envelope_bytes = _checked_lengths(data[: _LENGTHS.size], FRAME_BYTES_MAX)
+    total, envelope_bytes = _checked_lengths(data[: _LENGTHS.size], FRAME_BOUNDS.bytes_max)
     if len(data) != total + 4:
         raise MalformedError(f"frame of {total} bytes in {len(data) - 4}")
     return _frame(data[_LENGTHS.size :], envelope_bytes)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dht.messages.codec import MalformedError
 
 LOGPROB_MIN = -9999.0
-"""Value for minus infinity, which JSON cannot express (vLLM uses the same)."""
+"""Fixed by vLLM's interface: value for minus infinity, which JSON cannot express."""
 SCORED_VALUES_MAX = 1 << 20
 """Maximum number of a session's prompt scores, alternatives included: 8 MiB at its last stage."""
 

@@ -10,21 +10,32 @@ from msgspec import Meta
 
 from dht.messages import codec
 from dht.messages.session import Reason
-from dht.messages.types import PEERS_MAX, LayerIndex, PeerId, Seconds, ShortText
+from dht.messages.types import RECORD_BOUNDS, LayerIndex, PeerId, Seconds, ShortText
 
-REQUESTS_MAX = 64
-"""Maximum requests on one stream of the plan protocol."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerBounds:
+    """Bounds of what peers ask each other beside sessions."""
+
+    requests_max: int = 64
+    """Maximum requests on one stream of the plan protocol."""
+    texts_max: int = 8
+    """Maximum text files of a model."""
+    text_bytes_max: int = 64 << 20
+    """Maximum size of one of them; the largest tokenizers have 33 MB."""
+    text_piece_bytes: int = 256 << 10
+    keys_asked_max: int = 16
+    """Maximum keys in one request for records: four kinds of records of four models."""
+
+
+PEER_BOUNDS = PeerBounds()
+
 
 NONCE_BYTES = 16
-TEXTS_MAX = 8
-"""Maximum text files of a model."""
-TEXT_BYTES_MAX = 64 << 20
-"""Maximum size of one of them; the largest tokenizers have 33 MB."""
-TEXT_PIECE_BYTES = 256 << 10
+"""Fixed by the wire: length of a nonce."""
 KNOWN_BYTES = 8
+"""Fixed by the wire: length of what stands for a known record."""
 Sequence = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-KEYS_ASKED_MAX = 16
-"""Maximum keys in one request for records: four kinds of records of four models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +93,7 @@ class SignedRecord:
     key: Annotated[str, Meta(max_length=512)]
     peer_id: PeerId
     expires_unix_s: Seconds
-    payload: Annotated[bytes, Meta(max_length=codec.RECORD_BYTES_MAX)]
+    payload: Annotated[bytes, Meta(max_length=codec.FRAME_BOUNDS.record_bytes_max)]
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
     sequence: Sequence
 
@@ -97,9 +108,9 @@ class RecordsRequest:
 
     keys: Annotated[
         tuple[Annotated[str, Meta(max_length=512)], ...],
-        Meta(min_length=1, max_length=KEYS_ASKED_MAX),
+        Meta(min_length=1, max_length=PEER_BOUNDS.keys_asked_max),
     ]
-    known: Annotated[bytes, Meta(max_length=KNOWN_BYTES * 2 * PEERS_MAX)] = b""
+    known: Annotated[bytes, Meta(max_length=KNOWN_BYTES * 2 * RECORD_BOUNDS.peers_max)] = b""
     """The first ``KNOWN_BYTES`` of the signatures of records to leave out: the asker has them."""
 
 
@@ -109,7 +120,7 @@ class RecordsFound:
 
     records: Annotated[
         tuple[Annotated[bytes, Meta(max_length=codec.SIGNED_BYTES_MAX)], ...],
-        Meta(max_length=PEERS_MAX),
+        Meta(max_length=RECORD_BOUNDS.peers_max),
     ]
     more: bool
     """Whether there are more than fit into this answer: ask again, with these as known."""
@@ -201,7 +212,7 @@ class TextFile:
     """One of a model's text files, as :func:`dht.checkpoints.text_files.text_bytes` gives it."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
-    size_bytes: Annotated[int, Meta(ge=0, le=TEXT_BYTES_MAX)]
+    size_bytes: Annotated[int, Meta(ge=0, le=PEER_BOUNDS.text_bytes_max)]
     sha256: Digest
 
 
@@ -213,7 +224,7 @@ class TextsFound:
     the root is not known here.
     """
 
-    files: Annotated[tuple[TextFile, ...], Meta(max_length=TEXTS_MAX)]
+    files: Annotated[tuple[TextFile, ...], Meta(max_length=PEER_BOUNDS.texts_max)]
     weights: Annotated[str, Meta(max_length=64)] = ""
 
 
@@ -222,15 +233,15 @@ class TextRequest:
     """Asks for the piece of a text file that begins at ``start``."""
 
     sha256: Digest
-    start: Annotated[int, Meta(ge=0, le=TEXT_BYTES_MAX)]
+    start: Annotated[int, Meta(ge=0, le=PEER_BOUNDS.text_bytes_max)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPiece:
-    """The answer to a :class:`TextRequest`: the frame's body has ``TEXT_PIECE_BYTES``, or what is
-    left."""
+    """The answer to a :class:`TextRequest`: the frame's body has ``PEER_BOUNDS.text_piece_bytes``,
+    or what is left."""
 
-    start: Annotated[int, Meta(ge=0, le=TEXT_BYTES_MAX)]
+    start: Annotated[int, Meta(ge=0, le=PEER_BOUNDS.text_bytes_max)]
 
 
 codec.register_message("signed", SignedRecord, framed=False)

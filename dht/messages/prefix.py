@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 BLOCK_TOKENS = 16
+"""Fixed by the wire: tokens of a block that has a name."""
 NAME_BYTES = 16
+"""Fixed by the wire: length of a name."""
 BLOCKS_MAX = 8192
 """Maximum blocks that an open names: 131,072 tokens in 128 KiB."""
 SHARED_KEY = b"anabranch-shared-prefix-v1"

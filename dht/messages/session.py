@@ -13,8 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 from dht.messages import codec
 from dht.messages.prefix import BLOCKS_MAX, NAME_BYTES
 from dht.messages.types import (
-    CONTEXT_TOKENS_MAX,
-    FEATURE_LAYERS_MAX,
+    RECORD_BOUNDS,
     Count,
     LayerIndex,
     LeaseRecord,
@@ -28,23 +27,34 @@ from dht.messages.types import (
     Seconds,
 )
 
-STAGES_MAX = 128
-ITEMS_MAX = 1024
-STOP_TOKENS_MAX = 64
-BIASED_TOKENS_MAX = 1024
-GRAMMAR_BYTES_MAX = 64 << 10
-DRAFT_TOKENS_MAX = 31
-"""Maximum drafted tokens of one chunk: a decode has one row more at most."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionBounds:
+    """Bounds of what messages of a session may say."""
+
+    stages_max: int = 128
+    items_max: int = 1024
+    stop_tokens_max: int = 64
+    biased_tokens_max: int = 1024
+    grammar_bytes_max: int = 64 << 10
+    draft_tokens_max: int = 31
+    """Maximum drafted tokens of one chunk: a decode has one row more at most."""
+    prompt_tokens_max: int = 1 << 16
+    """Maximum token ids of one message: decoding a million takes longer than a ring's token may."""
+    history_tokens_max: int = 1 << 18
+    """Maximum token ids of an open: what sampling that looks back may look at."""
+    step_s_max: float = 3600.0
+
+
+SESSION_BOUNDS = SessionBounds()
+
+
 LOGPROBS_MAX = 20
-"""Maximum alternatives per token that a client may ask for, as with OpenAI."""
+"""Fixed by OpenAI's interface: maximum alternatives per token that a client may ask for."""
 
 SessionId = Annotated[str, Meta(min_length=8, max_length=32)]
-PROMPT_TOKENS_MAX = 1 << 16
-"""Maximum token ids of one message: decoding a million takes longer than a ring's token may."""
-HISTORY_TOKENS_MAX = 1 << 18
-"""Maximum token ids of an open: what sampling that looks back may look at."""
 RouteAttempt = Annotated[int, Meta(ge=0, le=1 << 20)]
-Position = Annotated[int, Meta(ge=0, le=CONTEXT_TOKENS_MAX)]
+Position = Annotated[int, Meta(ge=0, le=RECORD_BOUNDS.context_tokens_max)]
 TokenId = Annotated[int, Meta(ge=0, le=1 << 24)]
 Reason = Annotated[str, Meta(max_length=512)]
 Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
@@ -56,8 +66,7 @@ RepetitionPenalty = Annotated[float, Meta(gt=0.0, le=100.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 Alternatives = Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)]
-STEP_S_MAX = 3600.0
-StepSeconds = Annotated[float, Meta(ge=0.0, le=STEP_S_MAX)]
+StepSeconds = Annotated[float, Meta(ge=0.0, le=SESSION_BOUNDS.step_s_max)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +79,9 @@ class Sampling:
     """Number of likeliest tokens to draw from; 0: all."""
     top_p: TopP = 1.0
     seed: Seed = 0
-    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=STOP_TOKENS_MAX)] = ()
+    stop_token_ids: Annotated[
+        tuple[TokenId, ...], Meta(max_length=SESSION_BOUNDS.stop_tokens_max)
+    ] = ()
     """Tokens that end the answer (end-of-text); the stop token itself is delivered last."""
     min_p: MinP = 0.0
     """Minimum probability of a token, as a share of the likeliest one's; 0 keeps all."""
@@ -80,15 +91,17 @@ class Sampling:
     """Penalty subtracted from the logit of every token that is in the answer so far."""
     frequency_penalty: Penalty = 0.0
     """Penalty subtracted from a token's logit for each of its occurrences in the answer so far."""
-    logit_bias: Annotated[tuple[tuple[TokenId, Bias], ...], Meta(max_length=BIASED_TOKENS_MAX)] = ()
+    logit_bias: Annotated[
+        tuple[tuple[TokenId, Bias], ...], Meta(max_length=SESSION_BOUNDS.biased_tokens_max)
+    ] = ()
     """Pairs of a token and the bias added to its logit before anything else; each token once."""
-    min_new_tokens: Annotated[int, Meta(ge=0, le=CONTEXT_TOKENS_MAX)] = 0
+    min_new_tokens: Annotated[int, Meta(ge=0, le=RECORD_BOUNDS.context_tokens_max)] = 0
     """Minimum tokens of the answer before a stop token may be drawn."""
     logprobs: Alternatives | None = None
     """Number of alternatives sent with each token's log probability; None: send neither."""
     prompt_logprobs: Alternatives | None = None
     """Number of alternatives sent with each prompt token's log probability; None: send neither."""
-    grammar: Annotated[bytes, Meta(max_length=GRAMMAR_BYTES_MAX)] = b""
+    grammar: Annotated[bytes, Meta(max_length=SESSION_BOUNDS.grammar_bytes_max)] = b""
     """Grammar that the answer's text follows, as llguidance's Lark in UTF-8; empty: none. The
     answer then ends by a stop token, and only where the grammar lets it end."""
 
@@ -155,17 +168,19 @@ class SessionOpen:
     """The only peer that may prompt, close and attach to the session."""
     fingerprint: Annotated[str, Meta(max_length=64)]
     """Fingerprint of the model's weights; a stage that holds others refuses."""
-    route: Annotated[tuple[RouteStage, ...], Meta(min_length=1, max_length=STAGES_MAX)]
-    hop: Annotated[int, Meta(ge=0, lt=STAGES_MAX)]
+    route: Annotated[
+        tuple[RouteStage, ...], Meta(min_length=1, max_length=SESSION_BOUNDS.stages_max)
+    ]
+    hop: Annotated[int, Meta(ge=0, lt=SESSION_BOUNDS.stages_max)]
     """Index of the receiver in the route."""
-    prompt_tokens: Annotated[int, Meta(ge=1, le=CONTEXT_TOKENS_MAX)]
-    max_new_tokens: Annotated[int, Meta(ge=1, le=CONTEXT_TOKENS_MAX)]
+    prompt_tokens: Annotated[int, Meta(ge=1, le=RECORD_BOUNDS.context_tokens_max)]
+    max_new_tokens: Annotated[int, Meta(ge=1, le=RECORD_BOUNDS.context_tokens_max)]
     sampling: Sampling
     answered: Position = 0
     """Number of the prompt's last tokens that are the answer so far; above 0 in a replay."""
-    history: Annotated[tuple[TokenId, ...], Meta(max_length=HISTORY_TOKENS_MAX)] = ()
+    history: Annotated[tuple[TokenId, ...], Meta(max_length=SESSION_BOUNDS.history_tokens_max)] = ()
     """The last :attr:`history_tokens` token ids of the prompt, for the last stage."""
-    migrate_until: Annotated[int, Meta(ge=0, lt=STAGES_MAX)] | None = None
+    migrate_until: Annotated[int, Meta(ge=0, lt=SESSION_BOUNDS.stages_max)] | None = None
     """In a planned move: the hop of the last new stage. New stages reserve and run copies of the
     session's rows; they take over only with the next attempt. None: no planned move."""
     scores_from: Position = 1
@@ -175,19 +190,23 @@ class SessionOpen:
     """In a planned move of one stage: the peer that serves it now and can copy its KV."""
     rows_logged: bool = True
     """In a planned move: whether the stage before the new one has logged all rows so far."""
-    draft_tokens: Annotated[int, Meta(ge=0, le=DRAFT_TOKENS_MAX)] = 0
+    draft_tokens: Annotated[int, Meta(ge=0, le=SESSION_BOUNDS.draft_tokens_max)] = 0
     """Maximum tokens that the first stage may draft beyond the newest one; 0: plain decoding."""
-    prompt_ids: Annotated[tuple[TokenId, ...], Meta(max_length=HISTORY_TOKENS_MAX)] = ()
+    prompt_ids: Annotated[
+        tuple[TokenId, ...], Meta(max_length=SESSION_BOUNDS.history_tokens_max)
+    ] = ()
     """Token ids of the whole prompt, for a last stage that foretells with a head and has them from
     nowhere else; empty: it is not told them. With ``history`` they are
-    ``HISTORY_TOKENS_MAX`` at most."""
+    ``SESSION_BOUNDS.history_tokens_max`` at most."""
     blocks: Annotated[bytes, Meta(max_length=BLOCKS_MAX * NAME_BYTES)] = b""
     """Names of the prompt's leading blocks (:mod:`dht.messages.prefix`), packed: a stage keeps
     their KV under these names, and finds what it kept. Empty: it does neither."""
     shares_prefix: bool = False
     """Whether the blocks' KV may be used by other clients' sessions, whose names are the same."""
     feature_layers: (
-        Annotated[tuple[LayerIndex, ...], Meta(min_length=1, max_length=FEATURE_LAYERS_MAX)]
+        Annotated[
+            tuple[LayerIndex, ...], Meta(min_length=1, max_length=RECORD_BOUNDS.feature_layers_max)
+        ]
         | UnsetType
     ) = UNSET
     """Layers in front of which the hidden states of the newest tokens go to the last stage, whose
@@ -258,7 +277,9 @@ class Prompt:
     session: SessionId
     attempt: RouteAttempt
     position: Position
-    token_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=PROMPT_TOKENS_MAX)]
+    token_ids: Annotated[
+        tuple[TokenId, ...], Meta(min_length=1, max_length=SESSION_BOUNDS.prompt_tokens_max)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +342,7 @@ class ActivationItem:
     attempt: RouteAttempt
     position: Position
     tokens: Annotated[int, Meta(ge=1, le=1 << 16)]
-    drafts: Annotated[tuple[TokenId, ...], Meta(max_length=DRAFT_TOKENS_MAX)] = ()
+    drafts: Annotated[tuple[TokenId, ...], Meta(max_length=SESSION_BOUNDS.draft_tokens_max)] = ()
     """Token ids that the rows after the first were drafted with; the last stage accepts those that
     it draws itself."""
     computed_s: StepSeconds = 0.0
@@ -337,7 +358,9 @@ class Activations:
     The body holds ``sum(item.tokens) × hidden`` numbers of ``dtype``, row-major.
     """
 
-    items: Annotated[tuple[ActivationItem, ...], Meta(min_length=1, max_length=ITEMS_MAX)]
+    items: Annotated[
+        tuple[ActivationItem, ...], Meta(min_length=1, max_length=SESSION_BOUNDS.items_max)
+    ]
     dtype: Annotated[str, Meta(max_length=16)]
     """``float32``, ``bfloat16`` or ``float16``."""
     hidden: Annotated[int, Meta(ge=1, le=1 << 20)]
@@ -354,8 +377,8 @@ class FeaturedActivations(Activations):
     """
 
     features: Annotated[
-        tuple[Annotated[int, Meta(ge=0, le=FEATURE_LAYERS_MAX << 16)], ...],
-        Meta(min_length=1, max_length=ITEMS_MAX),
+        tuple[Annotated[int, Meta(ge=0, le=RECORD_BOUNDS.feature_layers_max << 16)], ...],
+        Meta(min_length=1, max_length=SESSION_BOUNDS.items_max),
     ]
     """Number of vectors of each item."""
 
@@ -368,8 +391,10 @@ class RingToken:
     session: SessionId
     attempt: RouteAttempt
     position: Position
-    token_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=1 + DRAFT_TOKENS_MAX)]
-    foretold: Annotated[tuple[TokenId, ...], Meta(max_length=DRAFT_TOKENS_MAX)] = ()
+    token_ids: Annotated[
+        tuple[TokenId, ...], Meta(min_length=1, max_length=1 + SESSION_BOUNDS.draft_tokens_max)
+    ]
+    foretold: Annotated[tuple[TokenId, ...], Meta(max_length=SESSION_BOUNDS.draft_tokens_max)] = ()
     """Tokens that a head at the last stage drafts behind them."""
 
 
@@ -377,7 +402,9 @@ class RingToken:
 class RingTokens:
     """Last stage to first stage: sampled tokens of several sessions, coalesced."""
 
-    tokens: Annotated[tuple[RingToken, ...], Meta(min_length=1, max_length=ITEMS_MAX)]
+    tokens: Annotated[
+        tuple[RingToken, ...], Meta(min_length=1, max_length=SESSION_BOUNDS.items_max)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -449,8 +476,8 @@ class FramePart:
 
     number: Count
     """Number of the frame; grows from frame to frame of one stream."""
-    offset: Annotated[int, Meta(ge=0, lt=codec.FRAME_BYTES_MAX + 8)]
-    total_bytes: Annotated[int, Meta(ge=1, le=codec.FRAME_BYTES_MAX + 8)]
+    offset: Annotated[int, Meta(ge=0, lt=codec.FRAME_BOUNDS.bytes_max + 8)]
+    total_bytes: Annotated[int, Meta(ge=1, le=codec.FRAME_BOUNDS.bytes_max + 8)]
     slow: bool
     """Whether the frame counts as prefill or bulk, which need credit."""
 

@@ -15,51 +15,64 @@ from typing import Annotated
 
 from msgspec import Meta
 
-LAYERS_MAX = 1024
-LAYER_SIZES_MAX = 16
-"""Maximum kinds of layers of one model, by their bytes."""
-PEERS_MAX = 4096
-ADDRESSES_MAX = 8
-LINK_FRESH_MAX_S = 6 * 3600.0
-"""Age in seconds at which a peer measures even a steady link again."""
-LINKS_MAX = 20
-CONTEXT_TOKENS_MAX = 1 << 22
-PLAN_EDGES_MAX = 12 * PEERS_MAX
-PLAN_BYTES_MAX = 8 << 20
-"""Maximum size of a plan's body. ``PEERS_MAX`` peers with all edges and waves have 7.5 million
-bytes, a thousand peers with two edges each 0.4 million."""
-BYTES_MAX = 1 << 50
-RATE_MAX = 1e15
-ANSWER_WEIGHT_MAX = 0.5
-"""Weight of the speed of one answer in plans for an idle swarm, in the geometric mean of that speed
-and the throughput under full load: both count alike. What an idle swarm gives up is there again
-some minutes after its load rises."""
-TOKENS_PER_S_MAX = 1e6
-"""Maximum rate that a peer counts with: beside 1e15, which the wire allows, all others' would be
-lost."""
-FLOW_SHARE = 1e-9
-"""Worth of one token/s of flow, in tokens/s, where the estimate is that nothing is served."""
-LAYER_TIMES_MAX = 12
-FEATURE_LAYERS_MAX = 3
-"""Maximum layers in front of which a head takes a token's hidden states."""
-FAR_TOKENS = 4096
-"""Context of a layer's second announced time; between and beyond both, time is linear in it."""
-NANOSECONDS_MAX = 1 << 50
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordBounds:
+    """Bounds of what records and plans may say, and what their numbers mean."""
+
+    layers_max: int = 1024
+    layer_sizes_max: int = 16
+    """Maximum kinds of layers of one model, by their bytes."""
+    peers_max: int = 4096
+    addresses_max: int = 8
+    link_fresh_max_s: float = 6 * 3600.0
+    """Age in seconds at which a peer measures even a steady link again."""
+    links_max: int = 20
+    context_tokens_max: int = 1 << 22
+    plan_bytes_max: int = 8 << 20
+    """Maximum size of a plan's body. ``peers_max`` peers with all edges and waves have 7.5 million
+    bytes, a thousand peers with two edges each 0.4 million."""
+    bytes_max: int = 1 << 50
+    rate_max: float = 1e15
+    answer_weight_max: float = 0.5
+    """Weight of the speed of one answer in plans for an idle swarm, in the geometric mean of that
+    speed and the throughput under full load: both count alike. What an idle swarm gives up is there
+    again some minutes after its load rises."""
+    tokens_per_s_max: float = 1e6
+    """Maximum rate that a peer counts with: beside 1e15, which the wire allows, all others' would
+    be lost."""
+    flow_share: float = 1e-9
+    """Worth of one token/s of flow, in tokens/s, where the estimate is that nothing is served."""
+    layer_times_max: int = 12
+    feature_layers_max: int = 3
+    """Maximum layers in front of which a head takes a token's hidden states."""
+    far_tokens: int = 4096
+    """Context of a layer's second announced time; between and beyond both, time is linear in it."""
+    nanoseconds_max: int = 1 << 50
+    kv_tokens_least_max: int = 2048
+
+
+RECORD_BOUNDS = RecordBounds()
+
+
+PLAN_EDGES_MAX = 12 * RECORD_BOUNDS.peers_max
 
 PeerId = Annotated[str, Meta(min_length=1, max_length=64)]
 ShortText = Annotated[str, Meta(max_length=128)]
 Address = Annotated[str, Meta(max_length=256)]
-LayerIndex = Annotated[int, Meta(ge=0, le=LAYERS_MAX)]
-Count = Annotated[int, Meta(ge=0, le=BYTES_MAX)]
-Rate = Annotated[float, Meta(ge=0, le=RATE_MAX)]
+LayerIndex = Annotated[int, Meta(ge=0, le=RECORD_BOUNDS.layers_max)]
+Count = Annotated[int, Meta(ge=0, le=RECORD_BOUNDS.bytes_max)]
+Rate = Annotated[float, Meta(ge=0, le=RECORD_BOUNDS.rate_max)]
 Seconds = Annotated[float, Meta(ge=0, le=1e10)]
 Rows = Annotated[int, Meta(ge=1, le=1 << 20)]
-Nanoseconds = Annotated[int, Meta(ge=0, le=NANOSECONDS_MAX)]
+Nanoseconds = Annotated[int, Meta(ge=0, le=RECORD_BOUNDS.nanoseconds_max)]
 LayerTimes = Annotated[
-    tuple[tuple[Rows, Nanoseconds, Nanoseconds], ...], Meta(max_length=LAYER_TIMES_MAX)
+    tuple[tuple[Rows, Nanoseconds, Nanoseconds], ...],
+    Meta(max_length=RECORD_BOUNDS.layer_times_max),
 ]
 """Triples of a number of rows and two times of one layer, in nanoseconds, in a step of that many
-rows: without context before these rows, and with ``FAR_TOKENS`` in each session. Rows ascend."""
+rows: without context before these rows, and with ``RECORD_BOUNDS.far_tokens`` in each session. Rows
+ascend."""
 
 SOURCE = "source"
 """Name of the flow network's source: the clients' prompts and the ring's tokens."""
@@ -85,12 +98,12 @@ class ModelSpec:
     name: ShortText
     root: Annotated[str, Meta(max_length=64)]
     """SHA-256 over text and weight files (:func:`dht.checkpoints.model_files.root_of`)."""
-    layers: Annotated[int, Meta(ge=1, le=LAYERS_MAX)]
+    layers: Annotated[int, Meta(ge=1, le=RECORD_BOUNDS.layers_max)]
     layer_bytes: Count
     """Bytes of the largest layer's weights, in the dtype that peers compute in."""
-    layer_sizes: Annotated[tuple[Count, ...], Meta(max_length=LAYER_SIZES_MAX)] = ()
+    layer_sizes: Annotated[tuple[Count, ...], Meta(max_length=RECORD_BOUNDS.layer_sizes_max)] = ()
     """Bytes of each kind of layer, where layers differ; (): all are as large as the largest."""
-    layer_kinds: Annotated[bytes, Meta(max_length=LAYERS_MAX)] = b""
+    layer_kinds: Annotated[bytes, Meta(max_length=RECORD_BOUNDS.layers_max)] = b""
     """For each layer, the index of its kind in ``layer_sizes``."""
     embed_bytes: Count
     """Bytes of extra weights at the peer that holds layer 0 (embedding)."""
@@ -99,7 +112,7 @@ class ModelSpec:
     kv_bytes_per_token_layer: Count
     activation_bytes: Count
     """Bytes of one token's hidden state on a link."""
-    context_tokens: Annotated[int, Meta(ge=1, le=CONTEXT_TOKENS_MAX)]
+    context_tokens: Annotated[int, Meta(ge=1, le=RECORD_BOUNDS.context_tokens_max)]
     vocab: Annotated[int, Meta(ge=1, le=1 << 24)]
 
     @property
@@ -200,7 +213,7 @@ class NodeRecord:
     """Memory lent for weights and KV pages."""
     kv_tokens_min: Count
     """Minimum KV room of the peer in tokens, for every number of layers that it holds."""
-    tokens_per_s: Annotated[tuple[Rate, ...], Meta(max_length=LAYERS_MAX)]
+    tokens_per_s: Annotated[tuple[Rate, ...], Meta(max_length=RECORD_BOUNDS.layers_max)]
     """T_j: measured tokens/s while the peer holds j layers, at index j - 1 (Helix §4.2)."""
     decode_layer_ns: LayerTimes = ()
     """Decode time of a layer by sessions in the batch; empty: planners assume a curve."""
@@ -228,7 +241,7 @@ class NodeRecord:
     and the demand of a session that it just refused. Its freeness depends on it
     (:mod:`coordinator.policies.routing.balance`)."""
     sessions: Count = 0
-    addresses: Annotated[tuple[Address, ...], Meta(max_length=ADDRESSES_MAX)] = ()
+    addresses: Annotated[tuple[Address, ...], Meta(max_length=RECORD_BOUNDS.addresses_max)] = ()
     joined_unix_s: Seconds = 0.0
     moved_unix_s: Seconds = 0.0
     """When the peer last gave up layers for others; 0: never."""
@@ -245,7 +258,9 @@ class NodeRecord:
     """Whether the peer is a relay for peers that others cannot reach."""
     foretells: bool = False
     """Whether the peer holds a head of the model, and drafts with it as a last stage."""
-    feature_layers: Annotated[tuple[LayerIndex, ...], Meta(max_length=FEATURE_LAYERS_MAX)] = ()
+    feature_layers: Annotated[
+        tuple[LayerIndex, ...], Meta(max_length=RECORD_BOUNDS.feature_layers_max)
+    ] = ()
     """Layers in front of which that head takes a token's hidden states, ascending; (): it takes
     none."""
 
@@ -296,7 +311,7 @@ class LinksRecord:
     """
 
     peer_id: PeerId
-    links: Annotated[tuple[Link, ...], Meta(max_length=LINKS_MAX)]
+    links: Annotated[tuple[Link, ...], Meta(max_length=RECORD_BOUNDS.links_max)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,7 +330,7 @@ class PlanHead:
     peer_id: PeerId
     version: PlanVersion
     sha256: Annotated[str, Meta(min_length=64, max_length=64)]
-    size_bytes: Annotated[int, Meta(ge=0, le=PLAN_BYTES_MAX)]
+    size_bytes: Annotated[int, Meta(ge=0, le=RECORD_BOUNDS.plan_bytes_max)]
     fetch_bytes: Count = 0
     """Bytes of weights that peers must read to follow the plan."""
 
@@ -346,7 +361,7 @@ def worth_tokens_per_s(estimate_tokens_per_s: float | None, flow_tokens_per_s: f
     """
     if estimate_tokens_per_s is None:
         return flow_tokens_per_s
-    return max(estimate_tokens_per_s, FLOW_SHARE * flow_tokens_per_s)
+    return max(estimate_tokens_per_s, RECORD_BOUNDS.flow_share * flow_tokens_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,7 +371,7 @@ class Plan:
     version: PlanVersion
     coordinator: PeerId
     model: ModelSpec
-    assignments: Annotated[tuple[Assignment, ...], Meta(max_length=PEERS_MAX)]
+    assignments: Annotated[tuple[Assignment, ...], Meta(max_length=RECORD_BOUNDS.peers_max)]
     edges: Annotated[tuple[FlowEdge, ...], Meta(max_length=PLAN_EDGES_MAX)]
     flow_tokens_per_s: Rate
     bound_tokens_per_s: Rate
@@ -366,17 +381,17 @@ class Plan:
     estimate_tokens_per_s: Rate | None = None
     """Decoded tokens/s that the plan would serve under full load; None: not estimated."""
     waves: Annotated[
-        tuple[Annotated[tuple[PeerId, ...], Meta(max_length=PEERS_MAX)], ...],
-        Meta(max_length=PEERS_MAX),
+        tuple[Annotated[tuple[PeerId, ...], Meta(max_length=RECORD_BOUNDS.peers_max)], ...],
+        Meta(max_length=RECORD_BOUNDS.peers_max),
     ] = ()
     """Peers that move, by wave: a peer waits until those of the waves before its own serve."""
     fetch_bytes: Count = 0
     """Bytes of weights that all peers together must read to follow this plan."""
-    silent: Annotated[tuple[PeerId, ...], Meta(max_length=PEERS_MAX)] = ()
+    silent: Annotated[tuple[PeerId, ...], Meta(max_length=RECORD_BOUNDS.peers_max)] = ()
     """Peers that the plan leaves out because they do not answer the coordinator."""
-    answer_weight: Annotated[float, Meta(ge=0, le=ANSWER_WEIGHT_MAX)] = 0.0
+    answer_weight: Annotated[float, Meta(ge=0, le=RECORD_BOUNDS.answer_weight_max)] = 0.0
     """Weight of the speed of one answer alone beside the throughput under full load for which the
-    plan was made: 0 for a full swarm, ``ANSWER_WEIGHT_MAX`` for an idle one."""
+    plan was made: 0 for a full swarm, ``RECORD_BOUNDS.answer_weight_max`` for an idle one."""
 
     @property
     def value_tokens_per_s(self) -> float:
@@ -501,12 +516,9 @@ def layers_text(*ranges: tuple[int, int]) -> str:
     return f"{noun} {' and '.join(filter(None, (', '.join(parts[:-1]), parts[-1])))}"
 
 
-KV_TOKENS_LEAST_MAX = 2048
-
-
 def kv_tokens_least(model: ModelSpec) -> int:
     """Minimum KV tokens that a peer keeps per layer: one full context, but at most 2048."""
-    return min(model.context_tokens, KV_TOKENS_LEAST_MAX)
+    return min(model.context_tokens, RECORD_BOUNDS.kv_tokens_least_max)
 
 
 def weight_bytes(model: ModelSpec, start: int, end: int) -> int:
@@ -519,11 +531,11 @@ def weight_bytes(model: ModelSpec, start: int, end: int) -> int:
 
 def with_layer_bytes(model: ModelSpec, sizes: Sequence[int]) -> ModelSpec:
     """``model`` with layers of these ``sizes`` in bytes, or all alike for a single size; of more
-    than ``LAYER_SIZES_MAX`` kinds some count as large as the next."""
+    than ``RECORD_BOUNDS.layer_sizes_max`` kinds some count as large as the next."""
     found = sorted(set(sizes))
     if len(found) == 1:
         return replace(model, layer_bytes=found[0], layer_sizes=(), layer_kinds=b"")
-    step = -(-len(found) // LAYER_SIZES_MAX)
+    step = -(-len(found) // RECORD_BOUNDS.layer_sizes_max)
     kept = found[::-1][::step][::-1]
     return replace(
         model,

@@ -29,14 +29,28 @@ from dht.identity.multiaddr import is_loopback, split
 
 SCHEME = "anabranch:"
 VERSION = 2
-TEXT_MAX = 1024
-"""Characters of an invitation."""
-ADDRESSES_MAX = 4
-NETWORK_MAX = 64
-MODEL_MAX = 128
+"""Fixed by the form of invitations: what it is written in today."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvitationBounds:
+    """Bounds of what an invitation carries."""
+
+    text_max: int = 1024
+    """Characters of an invitation."""
+    addresses_max: int = 4
+    network_max: int = 64
+    model_max: int = 128
+
+
+INVITATION_BOUNDS = InvitationBounds()
+
+
 FINGERPRINT_BYTES = 16
-"""First bytes of a fingerprint that are carried: nobody finds other weights with the same ones."""
+"""Fixed by the form of invitations: first bytes of a fingerprint that are carried. Nobody finds
+other weights with the same ones."""
 CHECK_BYTES = 4
+"""Fixed by the form of invitations: length of the check sum."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 """Model names that are no hub ids: no path, no flag, nothing that a terminal or shell acts upon."""
 
@@ -47,7 +61,8 @@ class Invitation:
 
     network: str
     addresses: tuple[str, ...]
-    """Full multiaddresses of peers with TCP, ``ADDRESSES_MAX`` at most; the most trusted first."""
+    """Full multiaddresses of peers with TCP, ``INVITATION_BOUNDS.addresses_max`` at most; the most
+    trusted first."""
     model: str = ""
     """Name or hub id; empty: it names none."""
     fingerprint: str = ""
@@ -61,14 +76,18 @@ _Where = Annotated[bytes, Meta(min_length=6, max_length=300)]
 class _Peer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     peer: Annotated[bytes, Meta(min_length=1, max_length=48)]
     """The peer id's bytes."""
-    where: Annotated[tuple[_Where, ...], Meta(min_length=1, max_length=ADDRESSES_MAX)]
+    where: Annotated[
+        tuple[_Where, ...], Meta(min_length=1, max_length=INVITATION_BOUNDS.addresses_max)
+    ]
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    network: Annotated[str, Meta(min_length=1, max_length=NETWORK_MAX)]
-    model: Annotated[str, Meta(max_length=MODEL_MAX)]
+    network: Annotated[str, Meta(min_length=1, max_length=INVITATION_BOUNDS.network_max)]
+    model: Annotated[str, Meta(max_length=INVITATION_BOUNDS.model_max)]
     fingerprint: Annotated[bytes, Meta(max_length=FINGERPRINT_BYTES)]
-    peers: Annotated[tuple[_Peer, ...], Meta(min_length=1, max_length=ADDRESSES_MAX)]
+    peers: Annotated[
+        tuple[_Peer, ...], Meta(min_length=1, max_length=INVITATION_BOUNDS.addresses_max)
+    ]
 
 
 def is_invitation(text: str) -> bool:
@@ -98,7 +117,9 @@ def invitation_to(
     named = is_name(model)
     made = Invitation(
         network=network,
-        addresses=tuple(f"{w}/p2p/{peer_id}" for peer_id, w in dict.fromkeys(kept))[:ADDRESSES_MAX],
+        addresses=tuple(f"{w}/p2p/{peer_id}" for peer_id, w in dict.fromkeys(kept))[
+            : INVITATION_BOUNDS.addresses_max
+        ],
         model=model if named else "",
         fingerprint=fingerprint[: 2 * FINGERPRINT_BYTES] if named else "",
     )
@@ -134,14 +155,14 @@ def read_invitation(text: str) -> Invitation:
 
 def is_name(model: str) -> bool:
     """Whether ``model`` can be a model's name in an invitation: a hub id, or one word."""
-    if not 0 < len(model) <= MODEL_MAX or ".." in model:
+    if not 0 < len(model) <= INVITATION_BOUNDS.model_max or ".." in model:
         return False
     return _NAME.fullmatch(model) is not None or HubId.parse(model) is not None
 
 
 def _read(text: str) -> Invitation:
-    if len(text) > TEXT_MAX:
-        raise ValueError(f"it is longer than {TEXT_MAX} characters")
+    if len(text) > INVITATION_BOUNDS.text_max:
+        raise ValueError(f"it is longer than {INVITATION_BOUNDS.text_max} characters")
     coded = text[len(SCHEME) :]
     try:
         data = base64.b64decode(coded + "=" * (-len(coded) % 4), altchars=b"-_", validate=True)
@@ -175,19 +196,20 @@ def _read(text: str) -> Invitation:
 
 def is_network(name: str) -> bool:
     """Whether a network may have this name."""
-    return 0 < len(name) <= NETWORK_MAX and "/" not in name and name.isprintable()
+    return 0 < len(name) <= INVITATION_BOUNDS.network_max and "/" not in name and name.isprintable()
 
 
 def _wrong_with(invitation: Invitation) -> str | None:
     """Why there cannot be such an invitation; None where there can."""
     if not is_network(invitation.network):
-        return f"the network's name takes 1 to {NETWORK_MAX} printable characters, no /"
+        most = INVITATION_BOUNDS.network_max
+        return f"the network's name takes 1 to {most} printable characters, no /"
     if invitation.model and not is_name(invitation.model):
         return "its model is neither a name nor a hub id"
     digits = invitation.fingerprint
     if digits and not re.fullmatch(f"[0-9a-f]{{{2 * FINGERPRINT_BYTES}}}", digits):
         return f"a fingerprint has {2 * FINGERPRINT_BYTES} hex digits or more"
-    if not 0 < len(invitation.addresses) <= ADDRESSES_MAX:
+    if not 0 < len(invitation.addresses) <= INVITATION_BOUNDS.addresses_max:
         return "it has no address that can be dialled directly"
     for address in invitation.addresses:
         try:

@@ -14,9 +14,8 @@ from dht.identity.dialling import Scope, scope_of_host
 from dht.identity.multiaddr import host_of, split
 from dht.identity.peer_id import is_peer_id, short_name
 from dht.networks.invitation import (
-    ADDRESSES_MAX,
     FINGERPRINT_BYTES,
-    TEXT_MAX,
+    INVITATION_BOUNDS,
     Invitation,
     invitation_to,
     read_invitation,
@@ -24,16 +23,27 @@ from dht.networks.invitation import (
 )
 
 SERVICE = "_anabranch._tcp.local."
-HEARD_MAX = 64
-"""Instances that one look asks about."""
-OFFERS_MAX = 16
-"""Offers that one look shows, and chooses among."""
-NAME_MAX = 60
-"""Characters of a peer's name; with any of them a string of a TXT record has room for it."""
-PART_MAX = 240
-PARTS_MAX = -(-TEXT_MAX // PART_MAX)
-TXT_BYTES_MAX = 2048
-DIGITS_SHOWN = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalConfig:
+    """Bounds of what is offered on a local network, and of what is read there."""
+
+    heard_max: int = 64
+    """Instances that one look asks about."""
+    offers_max: int = 16
+    """Offers that one look shows, and chooses among."""
+    name_max: int = 60
+    """Characters of a peer's name; with any of them a string of a TXT record has room for it."""
+    part_max: int = 240
+    txt_bytes_max: int = 2048
+    digits_shown: int = 16
+
+
+LOCAL_NETWORK = LocalConfig()
+
+
+PARTS_MAX = -(-INVITATION_BOUNDS.text_max // LOCAL_NETWORK.part_max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +51,7 @@ class Offer:
     """What one peer offers on a local network."""
 
     name: str
-    """What its owner calls it: 1 to ``NAME_MAX`` printable characters."""
+    """What its owner calls it: 1 to ``LOCAL_NETWORK.name_max`` printable characters."""
     invitation: Invitation
     """Invitation to this peer alone, at private addresses."""
 
@@ -51,7 +61,7 @@ class Offer:
 
     def __str__(self) -> str:
         said = self.invitation
-        digits = said.fingerprint[:DIGITS_SHOWN]
+        digits = said.fingerprint[: LOCAL_NETWORK.digits_shown]
         model = said.model or "a model without a name"
         weights = f" (fingerprint {digits}…)" if digits else ""
         where = ", ".join(_host_and_port(address) for address in said.addresses)
@@ -67,14 +77,19 @@ def offer_of_peer(
     """
     invitation = invitation_to(network, [a for a in addresses if _is_local(a)], model, fingerprint)
     offer = Offer(name=name, invitation=invitation)
-    printable = "".join(each for each in name if each.isprintable()).strip()[:NAME_MAX]
+    printable = "".join(each for each in name if each.isprintable()).strip()[
+        : LOCAL_NETWORK.name_max
+    ]
     return replace(offer, name=printable or short_name(offer.peer_id))
 
 
 def txt_of(offer: Offer) -> dict[str, str]:
     """The offer as the properties of a TXT record."""
     text = text_of(offer.invitation)
-    parts = {f"i{n // PART_MAX}": text[n : n + PART_MAX] for n in range(0, len(text), PART_MAX)}
+    parts = {
+        f"i{n // LOCAL_NETWORK.part_max}": text[n : n + LOCAL_NETWORK.part_max]
+        for n in range(0, len(text), LOCAL_NETWORK.part_max)
+    }
     return {"name": offer.name, **parts}
 
 
@@ -83,11 +98,15 @@ def read_offer(instance: str, txt_bytes: int, properties: Mapping[bytes, bytes |
 
     Raises ValueError for anything that is no offer.
     """
-    if txt_bytes > TXT_BYTES_MAX:
-        raise ValueError(f"its TXT record has more than {TXT_BYTES_MAX} bytes")
+    if txt_bytes > LOCAL_NETWORK.txt_bytes_max:
+        raise ValueError(f"its TXT record has more than {LOCAL_NETWORK.txt_bytes_max} bytes")
     name = (properties.get(b"name") or b"").decode("utf-8")
-    if not 0 < len(name) <= NAME_MAX or not name.isprintable() or name != name.strip():
-        raise ValueError(f"a name takes 1 to {NAME_MAX} printable characters")
+    if (
+        not 0 < len(name) <= LOCAL_NETWORK.name_max
+        or not name.isprintable()
+        or name != name.strip()
+    ):
+        raise ValueError(f"a name takes 1 to {LOCAL_NETWORK.name_max} printable characters")
     parts = [properties.get(b"i%d" % n) or b"" for n in range(PARTS_MAX)]
     try:
         invitation = read_invitation(b"".join(parts).decode("ascii"))
@@ -108,7 +127,8 @@ def peer_id_in(instance: str) -> str | None:
 
 
 class Instances:
-    """The instances that were heard of, ``HEARD_MAX`` at most; the first ones stay."""
+    """The instances that were heard of, ``LOCAL_NETWORK.heard_max`` at most; the first ones
+    stay."""
 
     def __init__(self) -> None:
         self._names: dict[str, None] = {}
@@ -119,7 +139,7 @@ class Instances:
 
     def add(self, name: str) -> None:
         """Note an instance's whole name, unless it is none or there is no room."""
-        if len(self._names) < HEARD_MAX and peer_id_in(name) is not None:
+        if len(self._names) < LOCAL_NETWORK.heard_max and peer_id_in(name) is not None:
             self._names[name] = None
 
     def remove(self, name: str) -> None:
@@ -135,7 +155,8 @@ def chosen(
     fingerprint: str = "",
     any_model: bool = False,
 ) -> Invitation | None:
-    """The invitation that these offers come to, with addresses of up to ``ADDRESSES_MAX`` peers.
+    """The invitation that these offers come to, with addresses of up to
+    ``INVITATION_BOUNDS.addresses_max`` peers.
 
     ``network``, ``model`` (a name) and ``fingerprint`` are what the user typed. An offer of another
     model in the network still lets the user in; so do several with ``any_model``. Returns None
@@ -162,7 +183,7 @@ def chosen(
         )
     turns = zip_longest(*(each.addresses for each in same))
     addresses = dict.fromkeys(address for address in chain(*turns) if address is not None)
-    return replace(same[0], addresses=tuple(addresses)[:ADDRESSES_MAX])
+    return replace(same[0], addresses=tuple(addresses)[: INVITATION_BOUNDS.addresses_max])
 
 
 def _agree(offered: str, digits: str) -> bool:
@@ -172,7 +193,11 @@ def _agree(offered: str, digits: str) -> bool:
 def _listed(invitations: Iterable[Invitation]) -> str:
     return "; ".join(
         f"network {each.network}"
-        + (f" with {each.model} ({each.fingerprint[:DIGITS_SHOWN]})" if each.model else "")
+        + (
+            f" with {each.model} ({each.fingerprint[: LOCAL_NETWORK.digits_shown]})"
+            if each.model
+            else ""
+        )
         for each in invitations
     )
 

@@ -17,9 +17,9 @@ from msgspec import Meta
 
 from dht.errors import UserError
 from dht.identity.peer_id import Identity, is_peer_id, verify
-from dht.networks.invitation import TEXT_MAX, Invitation, read_invitation
+from dht.networks.invitation import INVITATION_BOUNDS, Invitation, read_invitation
 
-FILE_BYTES_MAX = 256 * (TEXT_MAX + 1024)
+FILE_BYTES_MAX = 256 * (INVITATION_BOUNDS.text_max + 1024)
 """Room for as many entries as a list may have, each with the longest invitation."""
 SIGNED = b"anabranch public network, version 1\n"
 """What stands before the signed bytes, so that no other signature of a peer is one of these."""
@@ -31,7 +31,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     model: Annotated[str, Meta(min_length=1, max_length=128)]
-    invitation: Annotated[str, Meta(min_length=1, max_length=TEXT_MAX)]
+    invitation: Annotated[str, Meta(min_length=1, max_length=INVITATION_BOUNDS.text_max)]
     contact: Annotated[str, Meta(min_length=1, max_length=128)]
     """Where people reach who runs it: an address of mail, or one that begins with https://."""
     about: Annotated[str, Meta(max_length=160)] = ""

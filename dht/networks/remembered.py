@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from dht.errors import UserError
-from dht.messages.types import ADDRESSES_MAX
+from dht.messages.types import RECORD_BOUNDS
 from dht.process.home import home_directory
 from dht.process.json_file import decode_json
 from dht.process.whole_file import write_whole
@@ -29,7 +29,9 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A network, how to reach it, and the model that was used in it."""
 
     network: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f/]+$")]
-    initial_peers: Annotated[tuple[OneLine, ...], Meta(min_length=1, max_length=ADDRESSES_MAX)]
+    initial_peers: Annotated[
+        tuple[OneLine, ...], Meta(min_length=1, max_length=RECORD_BOUNDS.addresses_max)
+    ]
     model: OneLine = ""
     """The value of ``--model``: a whole path, a hub id or a name."""
     model_name: OneLine = ""

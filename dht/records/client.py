@@ -18,8 +18,8 @@ from dht.identity.multiaddr import host_of
 from dht.identity.peer_id import short_name
 from dht.messages import codec
 from dht.messages.peer import (
-    KEYS_ASKED_MAX,
     KNOWN_BYTES,
+    PEER_BOUNDS,
     RecordsBusy,
     RecordsFound,
     RecordsRequest,
@@ -28,14 +28,14 @@ from dht.messages.peer import (
     SignedRecord,
 )
 from dht.messages.session import Ping, Pong
-from dht.messages.types import PEERS_MAX, NodeRecord, NodeState
+from dht.messages.types import RECORD_BOUNDS, NodeRecord, NodeState
 from dht.process.supervision import end_all
 from dht.records.directory import RecordKind
-from dht.records.helper import ANSWER_BYTES_MAX
-from dht.records.helper_choice import KNOWN_MAX, Chance, Helpers
+from dht.records.helper import HELPING
+from dht.records.helper_choice import CHOOSING, Chance, Helpers
 from dht.records.met import Met
 from dht.records.network_clock import CLOCK_S
-from dht.records.signed import RECORDS_A_TURN, TOTAL_BYTES_MAX, RecordError, RecordGuard, kind_of
+from dht.records.signed import KEEPING, RecordError, RecordGuard, kind_of
 from dht.transport.interface import RECORDS_PROTOCOL, Stream
 from dht.transport.other_versions import OtherVersions
 
@@ -44,21 +44,30 @@ T = TypeVar("T")
 OpenStream = Callable[[str, str, tuple[str, ...]], Awaitable[Stream]]
 """Opens a stream, given peer id, protocol and addresses."""
 
-FRAME_BYTES_MAX = ANSWER_BYTES_MAX + (64 << 10)
-PAGES_MAX = TOTAL_BYTES_MAX // ANSWER_BYTES_MAX + 2
-LINES_MAX = 24
-"""Maximum streams kept open; above it the least recently used one is closed."""
+FRAME_BYTES_MAX = HELPING.answer_bytes_max + (64 << 10)
+PAGES_MAX = KEEPING.total_bytes_max // HELPING.answer_bytes_max + 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskConfig:
+    """How many helpers are asked, and how long each has."""
+
+    lines_max: int = 24
+    """Maximum streams kept open; above it the least recently used one is closed."""
+    answer_s: float = 5.0
+    """Time limit of one answer, including connecting."""
+    late_s: float = 1.0
+    """Maximum wait for the second helper after the first has answered."""
+    rounds: int = 3
+    """Maximum pairs of helpers that are tried for one read or write."""
+    own_period_s: float = 20.0
+    """Time after another peer gave this peer's own record back for which nobody is asked for it."""
+
+
+ASKING = AskConfig()
+
+
 _log = logging.getLogger(__name__)
-
-
-ANSWER_S = 5.0
-"""Time limit of one answer, including connecting."""
-LATE_S = 1.0
-"""Maximum wait for the second helper after the first has answered."""
-ROUNDS = 3
-"""Maximum pairs of helpers that are tried for one read or write."""
-OWN_PERIOD_S = 20.0
-"""Time after another peer gave this peer's own record back for which nobody is asked for it."""
 
 
 class RecordClient:
@@ -73,7 +82,7 @@ class RecordClient:
         *,
         me: str = "",
         guard: RecordGuard | None = None,
-        helpers_max: int = KNOWN_MAX,
+        helpers_max: int = CHOOSING.known_max,
         versions: OtherVersions | None = None,
         on_time: Callable[[str, float, str | None], None] | None = None,
         knows: Callable[[str], bool] | None = None,
@@ -129,7 +138,7 @@ class RecordClient:
         """
         self._learn(keys)
         tried, errors = set[str](), list[str]()
-        for _ in range(ROUNDS):
+        for _ in range(ASKING.rounds):
             for peer_id in self._helpers.drawn(self._clock(), 1, tried):
                 tried.add(peer_id)
                 if await self._ask_one(peer_id, lambda line: self._read(line, keys), errors):
@@ -198,7 +207,7 @@ class RecordClient:
         """The answers of one or two helpers; other pairs are tried where none answers."""
         tried: set[str] = set()
         errors: list[str] = []
-        for _ in range(ROUNDS):
+        for _ in range(ASKING.rounds):
             pair = self._helpers.pair(self._clock(), tried)
             if not pair:
                 break
@@ -211,7 +220,7 @@ class RecordClient:
         raise NetworkError(f"no full peer answers: {'; '.join(errors[:4]) or 'none is known'}")
 
     async def _both(self, tasks: "list[asyncio.Task[list[T]]]") -> list[T]:
-        """The answers of all tasks, except those that take ``LATE_S`` longer than the first.
+        """The answers of all tasks, except those that take ``ASKING.late_s`` longer than the first.
 
         A late task goes on in the background, and its records still count once they come.
         """
@@ -219,7 +228,7 @@ class RecordClient:
         try:
             while pending:
                 answered = any(task.done() and task.result() for task in tasks)
-                limit_s = LATE_S if answered else None
+                limit_s = ASKING.late_s if answered else None
                 done, pending = await asyncio.wait(
                     pending, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -240,7 +249,7 @@ class RecordClient:
         in_time: bool = True,
     ) -> list[T]:
         line = self._line(peer_id)
-        limit_s = ANSWER_S if in_time else None
+        limit_s = ASKING.answer_s if in_time else None
         try:
             async with asyncio.timeout(limit_s), line.lock:
                 if line.stream is None:
@@ -273,7 +282,7 @@ class RecordClient:
         self._lines[peer_id] = line  # at the end: ordered by last use
         for other in [p for p, each in self._lines.items() if each is not line]:
             each = self._lines[other]
-            if each.unused or (len(self._lines) > LINES_MAX and not each.lock.locked()):
+            if each.unused or (len(self._lines) > ASKING.lines_max and not each.lock.locked()):
                 del self._lines[other]
                 self._closing(each)
         return line
@@ -292,7 +301,7 @@ class RecordClient:
         now_s = self._now()
         # Now and then this peer asks for its own record, too: whether others have it, it cannot
         # know in another way.
-        asks_for_own = self._clock() - self.returned_s >= OWN_PERIOD_S
+        asks_for_own = self._clock() - self.returned_s >= ASKING.own_period_s
         held = [
             record.signature[:KNOWN_BYTES]
             for key in keys
@@ -300,7 +309,7 @@ class RecordClient:
             if not (asks_for_own and author == self._me)
         ]
         for _ in range(PAGES_MAX):
-            known = b"".join(held[-2 * PEERS_MAX :])
+            known = b"".join(held[-2 * RECORD_BOUNDS.peers_max :])
             answer = await line.ask(RecordsRequest(keys=tuple(keys), known=known))
             if not isinstance(answer, RecordsFound):
                 raise codec.MalformedError(f"a read was answered with {type(answer).__name__}")
@@ -309,7 +318,7 @@ class RecordClient:
             for number, data in enumerate(answer.records, 1):
                 with suppress(RecordError):
                     held.append(self._admit(data, keys, line.peer_id))
-                if number % RECORDS_A_TURN == 0:
+                if number % KEEPING.records_a_turn == 0:
                     await asyncio.sleep(0)
             if not answer.more or len(held) == before:
                 return
@@ -345,7 +354,7 @@ class RecordClient:
             if kind_of(key) is RecordKind.NODES:
                 self._node_keys.pop(key, None)
                 self._node_keys[key] = None
-        while len(self._node_keys) > KEYS_ASKED_MAX:
+        while len(self._node_keys) > PEER_BOUNDS.keys_asked_max:
             del self._node_keys[next(iter(self._node_keys))]
         now_s, before = self._now(), self._places
         self._places = {
@@ -401,7 +410,9 @@ class _Place:
 def _place_in(signed: SignedRecord) -> _Place:
     """The place in a node record; an empty one for a light peer or a malformed record."""
     try:
-        record = codec.decode_as(NodeRecord, signed.payload, limit_bytes=codec.RECORD_BYTES_MAX)
+        record = codec.decode_as(
+            NodeRecord, signed.payload, limit_bytes=codec.FRAME_BOUNDS.record_bytes_max
+        )
     except codec.MalformedError:
         return _Place()
     if record.light or record.peer_id != signed.peer_id:

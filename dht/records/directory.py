@@ -157,7 +157,7 @@ class Directory:
         """The decoded record; None, counted in ``rejected``, if it breaks a rule."""
         try:
             record: Any = codec.decode_as(
-                RECORD_TYPES[kind], payload, limit_bytes=codec.RECORD_BYTES_MAX
+                RECORD_TYPES[kind], payload, limit_bytes=codec.FRAME_BOUNDS.record_bytes_max
             )
         except codec.MalformedError:
             self.rejected += 1

@@ -9,6 +9,7 @@ each and of all peers. It takes only a peer's own records: no peer can hide behi
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from dht.budget import (
@@ -33,17 +34,25 @@ from dht.messages.peer import (
 from dht.messages.session import Ping, Pong
 from dht.records.signed import RecordError, kind_of, open_record
 from dht.transport.interface import Stream
-from dht.transport.requests import SEND_LIMIT_S
+from dht.transport.requests import REQUESTS_ON_STREAMS
 
-ANSWER_BYTES_MAX = 1 << 20
-REQUEST_BYTES_MAX = 128 << 10
-LOOKED_AT_BYTES = 32
-"""What each record that is looked at counts for, sent or not: an asker that knows all of them gets
-none, and thousands take milliseconds."""
-FRESH_S = 0.5
-"""Time for which a key that was searched is not searched again for the next asker."""
-SEARCHED_MAX = 512
-SILENCE_LIMIT_S = 180.0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelperConfig:
+    """Bounds of what a helper reads, answers and searches."""
+
+    answer_bytes_max: int = 1 << 20
+    request_bytes_max: int = 128 << 10
+    looked_at_bytes: int = 32
+    """What each record that is looked at counts for, sent or not: an asker that knows all of them
+    gets none, and thousands take milliseconds."""
+    fresh_s: float = 0.5
+    """Time for which a key that was searched is not searched again for the next asker."""
+    searched_max: int = 512
+    silence_limit_s: float = 180.0
+
+
+HELPING = HelperConfig()
 
 
 class SignedRecords(Protocol):
@@ -126,15 +135,15 @@ class RecordHelper:
         """Answer the next request; False when none comes or the answer is not read in time."""
         self._idle[stream] = None
         try:
-            async with asyncio.timeout(SILENCE_LIMIT_S):
-                frame = await codec.read_frame(stream, limit_bytes=REQUEST_BYTES_MAX)
+            async with asyncio.timeout(HELPING.silence_limit_s):
+                frame = await codec.read_frame(stream, limit_bytes=HELPING.request_bytes_max)
         except TimeoutError:
             return False
         finally:
             self._idle.pop(stream, None)
         answer = await self._answer(peer_id, frame.message)
         try:
-            async with asyncio.timeout(SEND_LIMIT_S):
+            async with asyncio.timeout(REQUESTS_ON_STREAMS.send_limit_s):
                 await codec.send_frame(stream, answer)
         except TimeoutError:
             self.counters["streams_stuck"] += 1
@@ -185,13 +194,13 @@ class RecordHelper:
         given: list[bytes] = []
         size_bytes, more = 0, False
         under = [self._records.known_signed(key) for key in keys]
-        self._bytes.charge(peer_id, LOOKED_AT_BYTES * sum(map(len, under)), now_s)
+        self._bytes.charge(peer_id, HELPING.looked_at_bytes * sum(map(len, under)), now_s)
         for record in (record for living in under for record in living.values()):
             if record.signature[:KNOWN_BYTES] in left_out:
                 continue
             data = codec.encode(record)
             size_bytes += len(data)
-            if size_bytes > ANSWER_BYTES_MAX:
+            if size_bytes > HELPING.answer_bytes_max:
                 more = True
                 break
             given.append(data)
@@ -202,7 +211,7 @@ class RecordHelper:
 
         Returns whether it was searched: without a search, the replica may miss all records.
         """
-        if now_s - self._read_s.get(key, -1e9) < FRESH_S:
+        if now_s - self._read_s.get(key, -1e9) < HELPING.fresh_s:
             return True
         reading = self._reading.get(key)
         if reading is None:
@@ -224,7 +233,7 @@ class RecordHelper:
         if not done.cancelled() and done.exception() is None:
             self._read_s.pop(key, None)  # to the end: ordered by last search
             self._read_s[key] = asyncio.get_running_loop().time()
-            while len(self._read_s) > SEARCHED_MAX:
+            while len(self._read_s) > HELPING.searched_max:
                 del self._read_s[next(iter(self._read_s))]
 
     async def _store(self, peer_id: str, data: bytes, *, replicate: bool) -> RecordStored:

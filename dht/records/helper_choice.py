@@ -10,11 +10,22 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-KNOWN_MAX = 64
-AVOID_S, AVOID_S_MAX = 2.0, 60.0
-"""Time for which a helper that failed is avoided: at first, and at most; it doubles with each
-failure in a row."""
-ROTATE_S = 180.0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceConfig:
+    """How many helpers are known, and how long each is used or avoided."""
+
+    known_max: int = 64
+    avoid_s: float = 2.0
+    """Time for which a helper that failed is avoided: at first, and at most; it doubles with each
+    failure in a row."""
+    avoid_s_max: float = 60.0
+    """Time for which a helper that failed is avoided: at first, and at most; it doubles with each
+    failure in a row."""
+    rotate_s: float = 180.0
+
+
+CHOOSING = ChoiceConfig()
 
 
 class Chance(Protocol):
@@ -38,7 +49,7 @@ class Helpers:
     """The known full peers, and the choice of those to ask now."""
 
     rng: Chance
-    known_max: int = KNOWN_MAX
+    known_max: int = CHOOSING.known_max
     """Maximum helpers learnt from records, in addition to those that the owner named."""
     _known: dict[str, _Helper] = field(default_factory=dict)
     _living: frozenset[str] = frozenset()
@@ -80,7 +91,9 @@ class Helpers:
         helper = self._known.get(peer_id)
         if helper is not None:
             helper.failures += 1
-            helper.until_s = now_s + min(AVOID_S * 2 ** (helper.failures - 1), AVOID_S_MAX)
+            helper.until_s = now_s + min(
+                CHOOSING.avoid_s * 2 ** (helper.failures - 1), CHOOSING.avoid_s_max
+            )
         if peer_id == self._second:
             self._second = None
 
@@ -116,7 +129,7 @@ class Helpers:
         others = [peer_id for peer_id in ranked[1:] if (peer_id in resting) == (first in resting)]
         if not others:
             return (first,)
-        if self._second not in others or now_s - self._since_s > ROTATE_S:
+        if self._second not in others or now_s - self._since_s > CHOOSING.rotate_s:
             fresh = [peer_id for peer_id in others if peer_id != self._second] or others
             self._second, self._since_s = self.rng.choice(fresh), now_s
         return (first, self._second)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from dht.errors import NetworkError
-from dht.messages.peer import KEYS_ASKED_MAX, SignedRecord
+from dht.messages.peer import PEER_BOUNDS, SignedRecord
 from dht.records.signed import RecordGuard
 
 Refresh = Callable[[tuple[str, ...]], Awaitable[None]]
@@ -88,11 +88,11 @@ class Replica:
         self._read_s[key] = self._clock()
 
     def followed(self) -> tuple[str, ...]:
-        """The followed keys, ``KEYS_ASKED_MAX`` at most: the last read ones."""
+        """The followed keys, ``PEER_BOUNDS.keys_asked_max`` at most: the last read ones."""
         since_s = self._clock() - self._config.followed_s
         self._read_s = {key: at_s for key, at_s in self._read_s.items() if at_s >= since_s}
         self._updated_s = {k: at_s for k, at_s in self._updated_s.items() if k in self._read_s}
-        return tuple(self._read_s)[-KEYS_ASKED_MAX:]
+        return tuple(self._read_s)[-PEER_BOUNDS.keys_asked_max :]
 
     @property
     def _under_way(self) -> "asyncio.Task[None] | None":

@@ -20,25 +20,36 @@ from dht.errors import PeerError
 from dht.identity.peer_id import Identity, verify
 from dht.messages import codec
 from dht.messages.peer import SignedRecord
-from dht.messages.types import PEERS_MAX
+from dht.messages.types import RECORD_BOUNDS
 from dht.records.directory import LIFETIME_S, RecordKind
 
 SIGNATURE_PREFIX = b"anabranch-record-v2\0"
 SIGNED_BYTES_MAX = codec.SIGNED_BYTES_MAX
-KEY_CHARS_MAX = 512
-TOTAL_BYTES_MAX = 16 << 20
-"""Maximum bytes of all records. With the DHT node's copy, each record takes about twice its size
-and a kilobyte of memory."""
-RECORD_OVERHEAD_BYTES = 100
-"""Bytes that a record adds to an answer besides its own size."""
-LIFETIME_FACTOR = 2.0
-"""Maximum time to a record's expiry, as a multiple of its kind's lifetime: slack for clocks."""
-RECORDS_A_TURN = 16
-"""Records that are checked before others get the loop: a signature takes 0.1 ms or more."""
-FORGET_EVERY_S = 30.0
-"""Interval at which a guard forgets expired records, whether it needs their room or not."""
-FULL_FORGET_EVERY_S = 1.0
-"""Least interval of a full one: otherwise each refusal would cost a pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptConfig:
+    """How much of signed records is kept, and when they are forgotten."""
+
+    key_chars_max: int = 512
+    total_bytes_max: int = 16 << 20
+    """Maximum bytes of all records. With the DHT node's copy, each record takes about twice its
+    size and a kilobyte of memory."""
+    record_overhead_bytes: int = 100
+    """Bytes that a record adds to an answer besides its own size."""
+    lifetime_factor: float = 2.0
+    """Maximum time to a record's expiry, as a multiple of its kind's lifetime: slack for clocks."""
+    records_a_turn: int = 16
+    """Records that are checked before others get the loop: a signature takes 0.1 ms or more."""
+    forget_every_s: float = 30.0
+    """Interval at which a guard forgets expired records, whether it needs their room or not."""
+    full_forget_every_s: float = 1.0
+    """Least interval of a full one: otherwise each refusal would cost a pass."""
+
+
+KEEPING = KeptConfig()
+
+
 _HEAD = struct.Struct("<IIdQI")
 
 
@@ -50,7 +61,7 @@ def kind_of(key: str) -> RecordKind:
     """The kind of record that ``key`` (``<network>/<model>/<kind>``) holds; raises RecordError."""
     network, _, rest = key.partition("/")
     model, _, kind = rest.partition("/")
-    if not network or not model or len(key) > KEY_CHARS_MAX:
+    if not network or not model or len(key) > KEEPING.key_chars_max:
         raise RecordError(f"{key[:80]!r} is no key of the form network/model/kind")
     try:
         return RecordKind(kind)
@@ -68,10 +79,9 @@ def sign_record(
     Raises RecordError for a key of an unknown form and ValueError for a payload over 4 KiB.
     """
     kind_of(key)
-    if len(payload) > codec.RECORD_BYTES_MAX:
-        raise ValueError(
-            f"record of {len(payload)} bytes under {key}; the limit is {codec.RECORD_BYTES_MAX}"
-        )
+    most = codec.FRAME_BOUNDS.record_bytes_max
+    if len(payload) > most:
+        raise ValueError(f"record of {len(payload)} bytes under {key}; the limit is {most}")
     signed = _signed_bytes(key, identity.peer_id, payload, expires_unix_s, sequence)
     return codec.encode(
         SignedRecord(
@@ -118,10 +128,10 @@ def _check_claims(
     left_s = record.expires_unix_s - now_unix_s
     if left_s <= 0:
         raise RecordError(f"expired {-left_s:.1f} s ago")
-    if left_s > LIFETIME_FACTOR * LIFETIME_S[kind]:
+    if left_s > KEEPING.lifetime_factor * LIFETIME_S[kind]:
         raise RecordError(
             f"expires in {left_s:.0f} s; {kind} records may last"
-            f" {LIFETIME_FACTOR * LIFETIME_S[kind]:.0f} s"
+            f" {KEEPING.lifetime_factor * LIFETIME_S[kind]:.0f} s"
         )
 
 
@@ -244,14 +254,14 @@ class RecordGuard:
     newer record with an earlier expiry replaces: DHT storage would keep the later expiry.
     """
 
-    authors_max: int = PEERS_MAX
+    authors_max: int = RECORD_BOUNDS.peers_max
     keys_max: int = 1024
     """Each model of each network has four keys."""
     records_max: int = 16384
     """Over all keys."""
     key_bytes_max: int = 3_500_000
     """One answer of at most 4 MiB holds a whole key."""
-    total_bytes_max: int = TOTAL_BYTES_MAX
+    total_bytes_max: int = KEEPING.total_bytes_max
     author_keys_max: int = 16
     """Keys under which one author may have records."""
     on_evict: Callable[[str, str], None] = lambda key, author: None
@@ -311,7 +321,7 @@ class RecordGuard:
                 f" (sequence {seen.record.sequence}, not {record.sequence})"
             )
         _check_signature(record)
-        size_bytes = len(data) + RECORD_OVERHEAD_BYTES
+        size_bytes = len(data) + KEEPING.record_overhead_bytes
         self._make_room(record, size_bytes, storer, now_unix_s)
         entry = _Seen(
             digest=digest,
@@ -410,10 +420,10 @@ class RecordGuard:
         """
         # Otherwise the dead fill all the room there is.
         # A sweep in the future: the clock was set back.
-        if not 0 <= now_unix_s - self._swept_unix_s < FORGET_EVERY_S:
+        if not 0 <= now_unix_s - self._swept_unix_s < KEEPING.forget_every_s:
             self.forget_expired(now_unix_s)
         reason = self._full(record, size_bytes)
-        if reason is not None and now_unix_s - self._swept_unix_s >= FULL_FORGET_EVERY_S:
+        if reason is not None and now_unix_s - self._swept_unix_s >= KEEPING.full_forget_every_s:
             self.forget_expired(now_unix_s)
             reason = self._full(record, size_bytes)
         while reason is not None:
@@ -447,7 +457,8 @@ class RecordGuard:
         under = self._keys.get(key)
         return under is not None and (
             len(under.authors) >= self.authors_max
-            or under.size_bytes > self.key_bytes_max - SIGNED_BYTES_MAX - RECORD_OVERHEAD_BYTES
+            or under.size_bytes
+            > self.key_bytes_max - SIGNED_BYTES_MAX - KEEPING.record_overhead_bytes
         )
 
     def _full(self, record: SignedRecord, size_bytes: int) -> str | None:

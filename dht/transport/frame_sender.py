@@ -2,29 +2,38 @@
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass
 
 from dht.errors import NetworkError
 from dht.messages import codec
 from dht.transport.interface import Stream
 
-UNDRAINED_BYTES_MAX = 256 << 10
-"""Maximum bytes written and not yet taken by the transport."""
-ROOM_BYTES = 64 << 10
-"""Queued bytes above which no more requests are read from the other side, which reads no
-answers."""
-QUEUED_BYTES_MAX = 16 << 20
-"""Maximum queued bytes: about 8,000 tokens with scores that a client may be behind."""
-STALLED_S = 30.0
-"""Time without a read, or without credit, after which a reader of what waits counts as gone."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendConfig:
+    """How much waits for a reader, and how long."""
+
+    undrained_bytes_max: int = 256 << 10
+    """Maximum bytes written and not yet taken by the transport."""
+    room_bytes: int = 64 << 10
+    """Queued bytes above which no more requests are read from the other side, which reads no
+    answers."""
+    queued_bytes_max: int = 16 << 20
+    """Maximum queued bytes: about 8,000 tokens with scores that a client may be behind."""
+    stalled_s: float = 30.0
+    """Time without a read, or without credit, after which a reader of what waits counts as gone."""
+
+
+SENDING = SendConfig()
 
 
 class FrameSender:
     """Writes frames to one stream in order; :meth:`send` never waits.
 
     A frame goes to the transport at once while little is undrained (the decode path), and queues
-    behind a drain otherwise. A reader for which more than ``QUEUED_BYTES_MAX`` wait, or that reads
-    nothing for ``STALLED_S``, counts as gone: its queue is dropped. :meth:`run` must be running for
-    queued frames to leave; it raises NetworkError when the stream is dead.
+    behind a drain otherwise. A reader for which more than ``SENDING.queued_bytes_max`` wait, or
+    that reads nothing for ``SENDING.stalled_s``, counts as gone: its queue is dropped. :meth:`run`
+    must be running for queued frames to leave; it raises NetworkError when the stream is dead.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -41,10 +50,10 @@ class FrameSender:
         if self._broken is not None:
             return
         frame = codec.encode_frame(message, body)
-        if self._queue or self._undrained_bytes > UNDRAINED_BYTES_MAX:
+        if self._queue or self._undrained_bytes > SENDING.undrained_bytes_max:
             self._queue.append(frame)
             self.queued_bytes += len(frame)
-            if self.queued_bytes > QUEUED_BYTES_MAX:
+            if self.queued_bytes > SENDING.queued_bytes_max:
                 self._broken = f"{self.queued_bytes} bytes queued, nothing is read"
                 self._queue.clear()
                 self.queued_bytes = 0
@@ -54,14 +63,15 @@ class FrameSender:
         self._wake.set()
 
     async def room(self) -> None:
-        """Wait until at most ``ROOM_BYTES`` are queued; raises NetworkError after ``STALLED_S``."""
-        while self.queued_bytes > ROOM_BYTES:
+        """Wait until at most ``SENDING.room_bytes`` are queued; raises NetworkError after
+        ``SENDING.stalled_s``."""
+        while self.queued_bytes > SENDING.room_bytes:
             self._left.clear()
             try:
-                async with asyncio.timeout(STALLED_S):
+                async with asyncio.timeout(SENDING.stalled_s):
                     await self._left.wait()
             except TimeoutError:
-                raise NetworkError(f"no answer was read for {STALLED_S:.0f} s") from None
+                raise NetworkError(f"no answer was read for {SENDING.stalled_s:.0f} s") from None
 
     def _write(self, frame: bytes) -> None:
         self._stream.write(frame)
@@ -76,12 +86,12 @@ class FrameSender:
                 if self._broken is not None:
                     raise NetworkError(self._broken)
                 try:
-                    async with asyncio.timeout(STALLED_S):
+                    async with asyncio.timeout(SENDING.stalled_s):
                         await self._stream.drain()
                 except TimeoutError:
-                    raise NetworkError(f"nothing was read for {STALLED_S:.0f} s") from None
+                    raise NetworkError(f"nothing was read for {SENDING.stalled_s:.0f} s") from None
                 self._undrained_bytes = 0
-                while self._queue and self._undrained_bytes <= UNDRAINED_BYTES_MAX:
+                while self._queue and self._undrained_bytes <= SENDING.undrained_bytes_max:
                     frame = self._queue.popleft()
                     self.queued_bytes -= len(frame)
                     self._write(frame)

@@ -133,7 +133,7 @@ class Transport(Protocol):
         """Run ``handler`` for each stream that a peer opens on ``protocol``.
 
         After the handler returns, the stream is closed once the other side has closed it, or after
-        :data:`dht.transport.streams.HEARD_LIMIT_S`. A handler that closes the stream itself, or
+        ``PIPES.heard_limit_s``. A handler that closes the stream itself, or
         raises, ends it at once, and its last writes may be lost. An error ends that stream alone.
         """
         ...

@@ -22,7 +22,9 @@ SIGNED = b"libp2p-tls-handshake:"
 """Comes before the certificate's own key in what the host's key signs."""
 KEY_EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
 _SEQUENCE, _OCTETS = 0x30, 0x04
+"""Fixed by ASN.1 (X.690): tags of these types."""
 _IDENTITY_HASH = 0x00
+"""Fixed by multihash: the code of an identity hash."""
 
 
 async def greets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:

@@ -15,6 +15,7 @@ from dht.transport.interface import Stream
 
 ANSWER_BYTES_MAX = 4096
 _VARINT_BYTES_MAX = 10
+"""Fixed by protobuf: length of the longest varint, of 64 bits."""
 _PEER_ID_BYTES_MAX = 64
 
 

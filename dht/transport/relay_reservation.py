@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dht.errors import NetworkError
 from dht.identity.multiaddr import CIRCUIT, dialled_of, is_loopback
 from dht.messages import codec
-from dht.messages.types import ADDRESSES_MAX
+from dht.messages.types import RECORD_BOUNDS
 from dht.transport.interface import RELAY_PROTOCOL, Transport
 from dht.transport.relay_messages import (
     Field,
@@ -28,6 +28,7 @@ PER_RELAY = 2
 CALL_S_MIN, CALL_BYTES_MIN = 600, 1 << 30
 """Minimum limits of a useful relay on a call; libp2p's own limits are 2 min and 128 KiB."""
 _DURATION_S, _DATA_BYTES = 1, 2
+"""Fixed by libp2p's circuit relay v2: numbers of these fields of a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,7 @@ def circuit_addresses(relay_id: str, addresses: tuple[str, ...], peer_id: str) -
 
 
 def with_circuits(own: tuple[str, ...], circuits: tuple[str, ...]) -> tuple[str, ...]:
-    """The addresses to announce, ``ADDRESSES_MAX`` at most; those through relays always fit."""
-    circuits = circuits[:ADDRESSES_MAX]
-    return (*own[: ADDRESSES_MAX - len(circuits)], *circuits)
+    """The addresses to announce, ``RECORD_BOUNDS.addresses_max`` at most; those through relays
+    always fit."""
+    circuits = circuits[: RECORD_BOUNDS.addresses_max]
+    return (*own[: RECORD_BOUNDS.addresses_max - len(circuits)], *circuits)

@@ -6,6 +6,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from dht.budget import STREAMS, Budget
@@ -15,12 +16,23 @@ from dht.messages.peer import OtherVersion
 from dht.transport.interface import Stream, StreamHandler
 from dht.transport.other_versions import OtherVersions
 
-PIPE_BYTES_MAX = 256 << 10
-"""Unread bytes above which a writer's drain waits."""
-HEARD_LIMIT_S = 10.0
-"""Time for which a stream whose handler has returned waits for the other side to close it."""
-_UNHEARD_BYTES, _UNHEARD_READS = 64 << 10, 16
-"""Size and number of reads that drop what the other side sends meanwhile: 1 MiB at most."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipeConfig:
+    """How much waits in a pipe, and how long a stream is heard out."""
+
+    bytes_max: int = 256 << 10
+    """Unread bytes above which a writer's drain waits."""
+    heard_limit_s: float = 10.0
+    """Time for which a stream whose handler has returned waits for the other side to close it."""
+    unheard_bytes: int = 64 << 10
+    """Size and number of reads that drop what the other side sends meanwhile: 1 MiB at most."""
+    unheard_reads: int = 16
+    """Size and number of reads that drop what the other side sends meanwhile: 1 MiB at most."""
+
+
+PIPES = PipeConfig()
+
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +48,7 @@ class Pipe:
         self,
         carry: Callable[[bytes, Callable[[], None]], None] | None = None,
         *,
-        unread_bytes_max: int = PIPE_BYTES_MAX,
+        unread_bytes_max: int = PIPES.bytes_max,
     ) -> None:
         self._carry = carry
         self._unread_bytes_max = unread_bytes_max
@@ -207,17 +219,17 @@ def stream_pair(near_peer_id: str, far_peer_id: str) -> tuple[PipeStream, PipeSt
 
 
 async def until_closed(stream: Stream) -> None:
-    """Wait until the other side closes the stream, ``HEARD_LIMIT_S`` at most.
+    """Wait until the other side closes the stream, ``PIPES.heard_limit_s`` at most.
 
     It has then read all that was written here, or wants no more. Closing first could lose written
     bytes: hivemind's daemon resets a stream that is closed while the other side writes, sometimes
     also otherwise, and a reset overtakes bytes that were not read yet.
     """
     with suppress(NetworkError, TimeoutError):
-        async with asyncio.timeout(HEARD_LIMIT_S):
+        async with asyncio.timeout(PIPES.heard_limit_s):
             await stream.drain()
-            for _ in range(_UNHEARD_READS):
-                await stream.read_exactly(_UNHEARD_BYTES)
+            for _ in range(PIPES.unheard_reads):
+                await stream.read_exactly(PIPES.unheard_bytes)
 
 
 class StreamHandlers:

@@ -18,15 +18,24 @@ from torch import Tensor
 
 from node.device.tensors import to_device
 
-COPIED_BYTES_MAX = 4 << 20
-"""Maximum bytes of keys per layer in a step's table on a CPU, so that they stay in its caches."""
-PADDED_SHARE_MAX = 2.0
-"""Maximum size of a table, relative to the sum of the contexts."""
-PADDING_BYTES_MAX = 64 << 20
-"""Maximum bytes of keys and values that a mostly padded table may copy per layer: on an accelerator
-this takes less time than the launches of a loop over sessions."""
-TABLE_BYTES_MAX = 1 << 30
-"""Maximum bytes of keys and values per layer in any table; they need memory beside the pool."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableConfig:
+    """How much a step copies into one table."""
+
+    copied_bytes_max: int = 4 << 20
+    """Maximum bytes of keys per layer in a step's table on a CPU, so that they stay in its
+    caches."""
+    padded_share_max: float = 2.0
+    """Maximum size of a table, relative to the sum of the contexts."""
+    padding_bytes_max: int = 64 << 20
+    """Maximum bytes of keys and values that a mostly padded table may copy per layer: on an
+    accelerator this takes less time than the launches of a loop over sessions."""
+    table_bytes_max: int = 1 << 30
+    """Maximum bytes of keys and values per layer in any table; they need memory beside the pool."""
+
+
+TABLE = TableConfig()
 
 
 class Context(Protocol):
@@ -70,14 +79,14 @@ def decode_rows(
     columns, rows = max(lengths), len(lengths)
     starts = [c.slots.start if isinstance(c.slots, slice) else -1 for c in contexts]
     runs = min(starts) >= 0
-    fits = rows * columns <= PADDED_SHARE_MAX * sum(lengths)
+    fits = rows * columns <= TABLE.padded_share_max * sum(lengths)
     copied_bytes = rows * columns * kv_bytes_per_token
     if tables_only:
-        by_table = copied_bytes <= (TABLE_BYTES_MAX if fits else PADDING_BYTES_MAX)
+        by_table = copied_bytes <= (TABLE.table_bytes_max if fits else TABLE.padding_bytes_max)
         if not by_table:
             return None
     elif runs:  # reading a run copies nothing, but each run costs a call
-        by_table = rows > 1 and fits and copied_bytes <= COPIED_BYTES_MAX
+        by_table = rows > 1 and fits and copied_bytes <= TABLE.copied_bytes_max
     elif fits:
         by_table = True
     else:

@@ -11,16 +11,27 @@ from node.device.limits import cores, cpu_quota, memory_limit
 if TYPE_CHECKING:
     import torch
 
-CPU_SHARE = 0.5
-"""Share of the free memory that a CPU peer lends by default."""
-GPU_SHARE = 0.85
-"""Share of a GPU's free memory that is lent by default; the rest is for activations."""
-GPU_SHARE_MAX = 0.95
-"""Maximum share of a GPU's free memory that may be lent; with less left over, steps would fail."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LendingConfig:
+    """Share of the memory that is lent."""
+
+    cpu_share: float = 0.5
+    """Share of the free memory that a CPU peer lends by default."""
+    gpu_share: float = 0.85
+    """Share of a GPU's free memory that is lent by default; the rest is for activations."""
+    gpu_share_max: float = 0.95
+    """Maximum share of a GPU's free memory that may be lent; with less left over, steps would
+    fail."""
+
+
+LENDING = LendingConfig()
+
+
 PROBE = 64
 """Rows and columns of a test product that shows whether a GPU multiplies at all."""
 BFLOAT16_SINCE = 8
-"""Major compute capability from which NVIDIA's GPUs multiply bfloat16 in hardware."""
+"""Fixed by NVIDIA: major compute capability from which GPUs multiply bfloat16 in hardware."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +60,9 @@ def machine_of(gpu: int | None, memory_gib: float | None, *, or_less: bool = Fal
     more than can be lent, unless as much as can be is meant (``or_less``).
     """
     machine = _cpu() if gpu is None else _gpu(gpu)
-    share, share_max = (CPU_SHARE, 1.0) if gpu is None else (GPU_SHARE, GPU_SHARE_MAX)
+    share, share_max = (
+        (LENDING.cpu_share, 1.0) if gpu is None else (LENDING.gpu_share, LENDING.gpu_share_max)
+    )
     lend_bytes = int(machine.free_bytes * share)
     if memory_gib is not None:
         lend_bytes = int(memory_gib * (1 << 30))

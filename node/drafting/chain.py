@@ -10,14 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dht.messages.session import Sampling
-
-ROWS_MAX = 256
-"""Maximum rows of a step: a long history takes several, and is stopped in between."""
-TIMED_ROWS_MAX = 64
-"""Maximum rows at the beginning of a chain that is timed: more say nothing of the time of a
-token."""
-TIME_WEIGHT = 0.2
-"""Weight of the newest chain in the measured time of a token."""
+from node.drafting.config import DRAFTING
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -59,7 +52,7 @@ class DraftChain:
         """Token ids of the next step's rows, and whether a token is drawn behind them."""
         if self.ran >= self.base:
             return tuple(self.drawn[self.ran - self.base :]), True
-        ids = self.token_ids[self.ran - self.begin :][:ROWS_MAX]
+        ids = self.token_ids[self.ran - self.begin :][: DRAFTING.chain_rows_max]
         return ids, self.ran + len(ids) == self.base
 
 
@@ -180,8 +173,8 @@ class ModelDrafts:
 
     def _time(self, chain: DraftChain) -> None:
         """Learn the time of a token, waits for other sessions included."""
-        if not chain.drawn or len(chain.token_ids) > TIMED_ROWS_MAX:
+        if not chain.drawn or len(chain.token_ids) > DRAFTING.timed_rows_max:
             return
         newest_s = chain.spent_s / len(chain.drawn)
         before_s = newest_s if self.token_s is None else self.token_s
-        self.token_s = before_s + TIME_WEIGHT * (newest_s - before_s)
+        self.token_s = before_s + DRAFTING.time_weight * (newest_s - before_s)

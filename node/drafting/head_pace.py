@@ -9,21 +9,14 @@ stages learn whether the head is worth more now.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-DRAFTS_MAX = 4
-"""Maximum drafts of a round: each is a step of a layer and of the output head."""
-CHANCE_LEAST = 0.25
-"""Minimum chance of the last draft to be right together with all before it."""
-RIGHT_AT_FIRST = 0.7
-"""Assumed share of right drafts until it is measured."""
-OBSERVED_WEIGHT = 0.15
-"""Weight of the newest draft in the share of right ones."""
+from node.drafting.config import DRAFTING
 
 
 @dataclass(slots=True, kw_only=True)
 class HeadPace:
     """Follows one session's drafts."""
 
-    right: float = RIGHT_AT_FIRST
+    right: float = DRAFTING.right_at_first
     """Share of drafts that were right, each after a right one."""
     _told: tuple[int, ...] = ()
 
@@ -31,7 +24,7 @@ class HeadPace:
     def count(self) -> int:
         """Number of tokens to draft."""
         count, chance = 1, self.right * self.right
-        while count < DRAFTS_MAX and chance >= CHANCE_LEAST:
+        while count < DRAFTING.head_drafts_max and chance >= DRAFTING.chance_least:
             count, chance = count + 1, chance * self.right
         return count
 
@@ -44,6 +37,6 @@ class HeadPace:
         told, self._told = self._told, ()
         for drafted, token_id in zip(told, token_ids, strict=False):
             right = drafted == token_id
-            self.right += OBSERVED_WEIGHT * (right - self.right)
+            self.right += DRAFTING.observed_weight * (right - self.right)
             if not right:
                 return

@@ -12,6 +12,7 @@ session in which nothing can be foretold stops to draft and begins again at no c
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from node.drafting.config import DRAFTING
 from node.drafting.drafter import GRADES
 
 MODEL_GRADE = GRADES
@@ -20,23 +21,6 @@ HEAD_GRADE = MODEL_GRADE + 1
 """Grade of the drafts of the model's own head."""
 ACCEPTED_AT_FIRST = (0.3, 0.5, 0.7, 0.8, 0.6, 0.6)
 """Assumed share of accepted drafts by grade, until it is measured."""
-OBSERVED_WEIGHT = 0.15
-"""Weight of the newest draft in the share of accepted ones."""
-ROUND_WEIGHT = 0.1
-"""Weight of the newest round in measured times."""
-DEARER_WEIGHT = 0.3
-"""Weight of a row that cost more than before: drafting too much costs more than drafting too
-little."""
-LATE_FACTOR = 3.0
-"""A round counts as at most ``LATE_FACTOR`` times what is usual: a stall is not a round's time."""
-ROW_SHARE_LEAST = 0.005
-"""Minimum cost of a drafted row, as a share of a round: no row is quite free."""
-GAIN_LEAST = 1.03
-"""Minimum gain over plain decoding for which anything is drafted."""
-PLAIN_EVERY = 64
-"""At least one round in ``PLAIN_EVERY`` is plain, so that a plain round's time stays known."""
-ROW_FORGOTTEN = 0.998
-"""Share of the measured cost of a row that a plain round leaves: a high one is tried again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +61,9 @@ class DraftPace:
         index = gains.index(max(gains))
         if self.is_due_plain:
             return index, 0
-        likely = any(each.ready and self.accepted[each.grade] > GAIN_LEAST - 1 for each in offers)
+        likely = any(
+            each.ready and self.accepted[each.grade] > DRAFTING.gain_least - 1 for each in offers
+        )
         if likely and not best[index][0]:
             self._paid = 0
         return index, best[index][0]
@@ -85,7 +71,7 @@ class DraftPace:
     @property
     def is_due_plain(self) -> bool:
         """Whether the next round is to be plain, so that its time is known."""
-        return self.plain_s is None or self._since_plain >= PLAIN_EVERY
+        return self.plain_s is None or self._since_plain >= DRAFTING.plain_every
 
     def best(self, offer: DraftOffer, others_s: float) -> tuple[int, float]:
         """Number of the offer's drafts that pays best, and its gain over plain decoding."""
@@ -94,8 +80,8 @@ class DraftPace:
             return 0, 1.0
         share, token_s = self.accepted[offer.grade], offer.token_s
         most = offer.ready if token_s is None else offer.most
-        cost_s = others_s + max(self.row_s or 0.0, ROW_SHARE_LEAST * plain_s)
-        best, best_gain = 0, GAIN_LEAST
+        cost_s = others_s + max(self.row_s or 0.0, DRAFTING.row_share_least * plain_s)
+        best, best_gain = 0, DRAFTING.gain_least
         tokens, likely = 1.0, 1.0
         for count in range(1, min(most, 1 + 2 * self._paid) + 1):
             likely *= share
@@ -110,30 +96,32 @@ class DraftPace:
         """Learn from a draft whose first ``tried`` tokens were compared with what came, the first
         ``right`` of which were right."""
         for _ in range(right):
-            self.accepted[grade] += OBSERVED_WEIGHT * (1.0 - self.accepted[grade])
+            self.accepted[grade] += DRAFTING.observed_weight * (1.0 - self.accepted[grade])
         if right < tried:
-            self.accepted[grade] -= OBSERVED_WEIGHT * self.accepted[grade]
+            self.accepted[grade] -= DRAFTING.observed_weight * self.accepted[grade]
 
     def took(self, round_s: float, drafted: int) -> None:
         """Learn from the time of a round with ``drafted`` drafts."""
         if drafted == 0:
             self._since_plain = 0
-            self.row_s = None if self.row_s is None else ROW_FORGOTTEN * self.row_s
+            self.row_s = None if self.row_s is None else DRAFTING.row_forgotten * self.row_s
             self.plain_s = _moved(self.plain_s, round_s)
         elif self.plain_s is not None:
             self._since_plain += 1
             self._paid = max(self._paid, drafted)
             usual_s = self.plain_s + drafted * (self.row_s or 0.0)
-            newest_s = (min(round_s, LATE_FACTOR * usual_s) - self.plain_s) / drafted
+            newest_s = (min(round_s, DRAFTING.late_round_factor * usual_s) - self.plain_s) / drafted
             before_s = newest_s if self.row_s is None else self.row_s
-            weight = DEARER_WEIGHT if newest_s > before_s else ROUND_WEIGHT
+            weight = DRAFTING.dearer_weight if newest_s > before_s else DRAFTING.round_weight
             self.row_s = max(0.0, before_s + weight * (newest_s - before_s))
 
 
 def _moved(before_s: float | None, newest_s: float) -> float:
     if before_s is None:
         return newest_s
-    return before_s + ROUND_WEIGHT * (min(newest_s, LATE_FACTOR * before_s) - before_s)
+    return before_s + DRAFTING.round_weight * (
+        min(newest_s, DRAFTING.late_round_factor * before_s) - before_s
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,11 +139,11 @@ class StepCost:
         ``plain_s``: the time of a step without those; None: not known.
         """
         if decoding:
-            self.decoding += ROUND_WEIGHT * (decoding - self.decoding)
+            self.decoding += DRAFTING.round_weight * (decoding - self.decoding)
         if drafted and plain_s is not None:
             newest_s = max(0.0, took_s - plain_s) / drafted
             before_s = newest_s if self.row_s is None else self.row_s
-            self.row_s = before_s + ROUND_WEIGHT * (newest_s - before_s)
+            self.row_s = before_s + DRAFTING.round_weight * (newest_s - before_s)
 
     def others_s(self, stages: int, prefill_row_s: float | None) -> float:
         """Time that a drafted row takes of all others around a ring of ``stages`` stages like this.

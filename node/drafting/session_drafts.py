@@ -5,18 +5,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from node.drafting.chain import ModelDrafts
+from node.drafting.config import DRAFTING
 from node.drafting.drafter import NO_DRAFT, Draft, Drafter
 from node.drafting.pace import HEAD_GRADE, MODEL_GRADE, DraftOffer, DraftPace
-
-FOLLOWED_TOKENS_MAX = 2048
-"""Maximum tokens that a drafter follows at once, in about a millisecond. A long prompt takes
-several turns."""
-AHEAD_AT_FIRST = 4
-"""Tokens that a draft model draws ahead while nothing is measured."""
-WATCHED_EVERY = 8
-"""Where a draft model does not pay, one round in ``WATCHED_EVERY`` shows whether it would now."""
-LATE_FACTOR = 2.0
-"""Drafts that take ``LATE_FACTOR`` times what was expected are not waited for any longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +41,7 @@ class SessionDrafts:
     _draft: Draft = NO_DRAFT
     """What the drafter that copies proposed for the present round, sent or not."""
     _wait: Wait | None = None
-    _ahead: int = AHEAD_AT_FIRST
+    _ahead: int = DRAFTING.ahead_at_first
     _rounds: int = 0
     _sent_s: float | None = None
     _sent: int = 0
@@ -64,7 +55,7 @@ class SessionDrafts:
         """Let the drafter catch up with the session's tokens so far, for a bounded time."""
         known = self.drafter.known
         if known < len(token_ids):
-            self.drafter.extend(token_ids[known : known + FOLLOWED_TOKENS_MAX])
+            self.drafter.extend(token_ids[known : known + DRAFTING.followed_tokens_max])
 
     def foretell(self, known: int, token_ids: tuple[int, ...]) -> None:
         """The model's own head, at the last stage, drafts these behind ``known`` tokens."""
@@ -111,7 +102,7 @@ class SessionDrafts:
         if late > 0:
             self.model.follow(token_ids, count)
             self.model.wake_at(count)
-            wait_s = LATE_FACTOR * late * (self.model.token_s or 0.0)
+            wait_s = DRAFTING.late_drafts_factor * late * (self.model.token_s or 0.0)
             self._wait = Wait(count=count, until_s=now_s + wait_s)
             return self._awaited(self._wait, now_s)
         return self.model.ready[:count]
@@ -131,7 +122,7 @@ class SessionDrafts:
             return
         self._rounds += 1
         count, _ = self.pace.best(offer, others_s)
-        watched = self._rounds % WATCHED_EVERY == 0
+        watched = self._rounds % DRAFTING.watched_every == 0
         self._ahead = 2 * count + 1 if count else int(watched)
 
     def sent(self, count: int, now_s: float) -> None:

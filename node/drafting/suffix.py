@@ -9,12 +9,9 @@ longest suffix that occurs earlier. Pure.
 from array import array
 from collections.abc import Sequence
 
+from node.drafting.config import DRAFTING
 from node.drafting.drafter import NO_DRAFT, Draft
 
-WINDOW_TOKENS = 1 << 15
-"""Maximum tokens that a drafter remembers; beyond, it forgets the older half."""
-MATCH_LEAST = 2
-"""Tokens that must occur earlier before anything is proposed: one alone says too little."""
 GRADE_TOKENS = (4, 8, 16)
 """Lengths of a match from which on its draft is of grade 1, 2, 3."""
 _TOKEN_BITS = 25
@@ -23,7 +20,7 @@ _TOKEN_BITS = 25
 class SuffixDrafter:
     """Proposes the continuation of the longest earlier occurrence of the present suffix."""
 
-    def __init__(self, window_tokens: int = WINDOW_TOKENS) -> None:
+    def __init__(self, window_tokens: int = DRAFTING.window_tokens) -> None:
         self._window_tokens = window_tokens
         self._forgotten = 0
         """Number of leading tokens that were forgotten."""
@@ -80,7 +77,7 @@ class SuffixDrafter:
             tokens[end - 1 - matched] == tokens[here - 1 - matched]
         ):
             matched += 1
-        if matched < MATCH_LEAST:
+        if matched < DRAFTING.match_least:
             return NO_DRAFT
         proposed = list(tokens[end : end + most])
         while len(proposed) < most:

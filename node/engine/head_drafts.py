@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from dht.messages.session import DRAFT_TOKENS_MAX
+from dht.messages.session import SESSION_BOUNDS
 from dht.messages.types import ModelSpec, stage_bytes
 from node.device.tensors import to_device
 from node.drafting.chain import draft_sampling
+from node.drafting.config import DRAFTING
 from node.drafting.head_pace import HeadPace
 from node.engine.batch_rows import joined
 from node.engine.engine import Engine, EngineConfig
@@ -26,9 +27,6 @@ from node.model.draft_head import DraftHead, Enter
 from node.model.layer_range import LoadedRange
 
 logger = logging.getLogger(__name__)
-
-KV_TOKENS_MAX = 16_384
-"""KV tokens of the head for all sessions together; or four whole contexts, if that is less."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -123,7 +121,9 @@ class HeadDrafts:
     def open(self, key: str, tokens: int) -> None:
         """Let a session of up to ``tokens`` tokens be drafted, as far as there is KV for it."""
         if self.held:
-            most = min(tokens + DRAFT_TOKENS_MAX + 1, self._engine.spec.context_tokens)
+            most = min(
+                tokens + SESSION_BOUNDS.draft_tokens_max + 1, self._engine.spec.context_tokens
+            )
             self._engine.kv.open(key, most, (0, 1))
             self._rows[key] = _Rows(most=most)
 
@@ -259,4 +259,4 @@ class HeadDrafts:
 
 def head_bytes(spec: ModelSpec) -> int:
     """Bytes that a head takes as a model of its own, with KV for its sessions."""
-    return stage_bytes(spec, 0, 1, min(KV_TOKENS_MAX, 4 * spec.context_tokens))
+    return stage_bytes(spec, 0, 1, min(DRAFTING.kv_tokens_max, 4 * spec.context_tokens))

@@ -4,7 +4,7 @@ import copy
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -33,12 +33,23 @@ from node.model.layer_range import LoadedRange, ModelLayout
 logger = logging.getLogger(__name__)
 
 ALONE = slice(0, 1)
-ROWS_TRIED = 4
-AHEAD_LEAST = 0.03
-"""Minimum difference that counts, relative to the norm of a layer's output: more
-than rounding to bfloat16 causes."""
-EXACT_LEAST = 1e-4
-"""Likewise in float32; of rows one by one on a CPU alone, whose convolutions keep all of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerConfig:
+    """How it is tried whether rows may run together."""
+
+    rows_tried: int = 4
+    ahead_least: float = 0.03
+    """Minimum difference that counts, relative to the norm of a layer's output: more than rounding
+    to bfloat16 causes."""
+    exact_least: float = 1e-4
+    """Likewise in float32; of rows one by one on a CPU alone, whose convolutions keep all of it."""
+
+
+RUNNER = RunnerConfig()
+
+
 ELSEWHERE = slice(0, 0)
 """Placeholder for a context's pool rows when a kernel finds them by page."""
 
@@ -123,9 +134,9 @@ class ModelRunner:
         """Whether single rows of two sessions give together what each gives alone."""
         structure, dtype = self._layout.structure, self._layout.dtype
         generator = torch.Generator().manual_seed(1)
-        rows = torch.randn(2 * ROWS_TRIED, structure.row_width, generator=generator)
+        rows = torch.randn(2 * RUNNER.rows_tried, structure.row_width, generator=generator)
         rows = rows.to(self.device, dtype)
-        lengths = (ROWS_TRIED, ROWS_TRIED - 2)
+        lengths = (RUNNER.rows_tried, RUNNER.rows_tried - 2)
 
         def made(segments: list[Segment], given: torch.Tensor) -> torch.Tensor:
             spans = [range(s.position, s.context_tokens) for s in segments]
@@ -138,7 +149,7 @@ class ModelRunner:
             self._loaded.forward.stacks = False
             ends = []
             for number, tokens in enumerate(lengths):
-                first = number * ROWS_TRIED
+                first = number * RUNNER.rows_tried
                 before = Segment(
                     first=0,
                     last=tokens - 1,
@@ -157,7 +168,9 @@ class ModelRunner:
 
         def last_rows(stacks: bool) -> torch.Tensor:
             self._loaded.forward.stacks = stacks
-            newest = [number * ROWS_TRIED + tokens - 1 for number, tokens in enumerate(lengths)]
+            newest = [
+                number * RUNNER.rows_tried + tokens - 1 for number, tokens in enumerate(lengths)
+            ]
             copied = [replace(each, state=copy.deepcopy(each.state)) for each in ends]
             return made(copied, rows[newest])
 
@@ -174,7 +187,7 @@ class ModelRunner:
     @property
     def _least(self) -> float:
         """Minimum difference that counts in the dtype of the layers."""
-        return EXACT_LEAST if self._layout.dtype is torch.float32 else AHEAD_LEAST
+        return RUNNER.exact_least if self._layout.dtype is torch.float32 else RUNNER.ahead_least
 
     def _trial(self, first: int, last: int, state: SessionState | None = None) -> Segment:
         """Rows ``[first, last)`` of a session that has the first pool rows."""
@@ -194,7 +207,7 @@ class ModelRunner:
         structure = self._layout.structure
         new_state = structure.new_state
         generator = torch.Generator().manual_seed(0)
-        rows = torch.randn(ROWS_TRIED, structure.row_width, generator=generator)
+        rows = torch.randn(RUNNER.rows_tried, structure.row_width, generator=generator)
         rows = structure.trial_rows(layer, rows.to(self.device, self._layout.dtype))
 
         def made(
@@ -213,20 +226,20 @@ class ModelRunner:
             return made(at, at + 1, state)
 
         with torch.inference_mode():
-            whole = made(0, ROWS_TRIED, new_state())
+            whole = made(0, RUNNER.rows_tried, new_state())
 
             def is_same(parts: list[torch.Tensor], least: float) -> bool:
                 difference = torch.linalg.vector_norm(whole - torch.cat(parts))
                 return bool(difference <= least * torch.linalg.vector_norm(whole))
 
             if (state := new_state()) is not None:
-                half = ROWS_TRIED // 2
-                parts = [made(0, half, state), made(half, ROWS_TRIED, state)]
+                half = RUNNER.rows_tried // 2
+                parts = [made(0, half, state), made(half, RUNNER.rows_tried, state)]
                 if not is_same(parts, self._least):
                     self._loaded.forward.row_by_row = True
             state = new_state()
-            least = self._least if self.device.type == "cpu" else AHEAD_LEAST
-            return is_same([one(at, state) for at in range(ROWS_TRIED)], least)
+            least = self._least if self.device.type == "cpu" else RUNNER.ahead_least
+            return is_same([one(at, state) for at in range(RUNNER.rows_tried)], least)
 
     def use_experts(self, kernel: GroupedKernel) -> None:
         """Let ``kernel`` run mixtures of experts if its results are right on this device.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from dht.messages.session import STEP_S_MAX, Sampling
+from dht.messages.session import SESSION_BOUNDS, Sampling
 from node.sampling.token_history import PromptTargets, TokenHistory
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ class WorkItem:
         here_s = max(0.0, now_s - self.queued_s)
         computed_s = min(took_s, here_s)
         return (
-            min(STEP_S_MAX, self.computed_s + computed_s),
-            min(STEP_S_MAX, self.waited_s + here_s - computed_s),
+            min(SESSION_BOUNDS.step_s_max, self.computed_s + computed_s),
+            min(SESSION_BOUNDS.step_s_max, self.waited_s + here_s - computed_s),
         )
 
     def with_drafts(self, count: int) -> "WorkItem":

@@ -5,7 +5,7 @@ import functools
 import torch
 
 SHARED_BYTES_KNOWN = 48 << 10
-"""Minimum shared memory per block of threads, which every device has."""
+"""Fixed by CUDA: shared memory per block of threads that every device has."""
 
 
 @functools.cache

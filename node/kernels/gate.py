@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from node.kernels.methods import replace_method, replaced_method, takes
-from node.kernels.trial import ERRORS_MAX, alike, drawn, given_by, tried
+from node.kernels.trial import ERRORS_MAX, TRIAL_WIDTH, alike, drawn, given_by, tried
 
 ALPHAS = ("alpha", "swiglu_alpha")
 LIMITS = ("limit", "swiglu_limit")
@@ -29,7 +29,6 @@ LINEARS = (
 )
 """Names of the linear modules of dense modules: before the gate, two or one for both; and behind
 it."""
-TRIAL_WIDTH = 64
 TRIAL_SCALES = (1.0, 30.0, 1e-2)
 
 GateRows = Callable[[Tensor, Tensor, float, float, float, float], Tensor]

@@ -6,10 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from node.kernels.trial import SEED, tried
+from node.kernels.trial import SEED, TRIAL_TOKENS, tried
 from node.kv.layer_pool import KvShape, LayerPool, WriteRows
 
-TRIAL_TOKENS = 5
 TRIAL_ROWS = 16
 
 

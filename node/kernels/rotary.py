@@ -13,13 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from node.kernels.trial import SEED, alike, given_by, tried
+from node.kernels.trial import SEED, TRIAL_TOKENS, TRIAL_WIDTH, alike, given_by, tried
 
 NAME = "apply_rotary_pos_emb"
 ON = "cuda"
 """Type of the devices on which the kernel runs."""
-TRIAL_WIDTH = 64
-TRIAL_TOKENS = 5
 ERROR_MAX = 0.02
 """Maximum error, relative to the norm of the function's output for a head: some roundings to
 bfloat16, which the kernel does once."""

@@ -12,6 +12,8 @@ from node.device.failure import lost
 
 logger = logging.getLogger(__name__)
 
+TRIAL_TOKENS, TRIAL_WIDTH = 5, 64
+"""Tokens, and numbers per head, that a small operation is tried with."""
 SEED = 0
 ERROR_MAX = 0.02
 """Maximum error, relative to the norm of attention's output for a row and head. Rounding to

@@ -19,7 +19,7 @@ from dht.budget import FRAME_BYTES, Budget
 from dht.errors import NetworkError
 from dht.messages import codec
 from dht.messages.session import Activations, Delivered, FramePart
-from dht.transport.frame_sender import STALLED_S, UNDRAINED_BYTES_MAX
+from dht.transport.frame_sender import SENDING
 from dht.transport.interface import Stream
 
 QUEUED_BYTES_MAX = 256 << 20
@@ -116,7 +116,7 @@ class LinkSender:
         self._wake.set()
 
     def _pump(self) -> None:
-        while self._undrained_bytes <= UNDRAINED_BYTES_MAX:
+        while self._undrained_bytes <= SENDING.undrained_bytes_max:
             now_us = self._now_us()
             if self._up.wait_us(now_us, urgent=True):
                 return
@@ -156,11 +156,12 @@ class LinkSender:
             self._pump()
             while self._undrained_bytes:
                 try:
-                    async with asyncio.timeout(STALLED_S):
+                    async with asyncio.timeout(SENDING.stalled_s):
                         await self._stream.drain()
                 except TimeoutError:
                     raise NetworkError(
-                        f"no credit for {STALLED_S:.0f} s, and nothing more fits into the stream"
+                        f"no credit for {SENDING.stalled_s:.0f} s,"
+                        " and nothing more fits into the stream"
                     ) from None
                 self._undrained_bytes = 0
                 self._check()
@@ -174,7 +175,7 @@ class LinkSender:
         now_us = self._now_us()
         wait_us = self._up.wait_us(now_us, urgent=True) or self._up.wait_us(now_us)
         if not wait_us:
-            return STALLED_S / 4
+            return SENDING.stalled_s / 4
         self._credit_us = now_us  # this peer's owner delays the bytes, not the receiver
         return wait_us / 1e6
 
@@ -182,7 +183,7 @@ class LinkSender:
         if self._broken is not None:
             raise NetworkError(self._broken)
         waited_s = (self._now_us() - self._credit_us) / 1e6
-        if self.queued_bytes and waited_s > STALLED_S:
+        if self.queued_bytes and waited_s > SENDING.stalled_s:
             raise NetworkError(f"no credit for {waited_s:.0f} s, {self.queued_bytes} bytes wait")
 
 
@@ -212,7 +213,7 @@ class LinkReader:
         """Bytes read of frames and of parts' bodies, as the sender's scheduler counts them."""
         self.slow_bytes = 0
 
-    async def read(self, *, limit_bytes: int = codec.FRAME_BYTES_MAX) -> codec.Frame | None:
+    async def read(self, *, limit_bytes: int = codec.FRAME_BOUNDS.bytes_max) -> codec.Frame | None:
         """The next whole frame, or None after a part of one. Raises as `codec.read_frame`."""
         frame = await codec.read_frame(self._stream, limit_bytes=limit_bytes, room=self._room)
         if isinstance(frame.message, FramePart):

@@ -28,7 +28,7 @@ from dht.messages.session import (
     SessionLeaving,
     SessionRefused,
 )
-from dht.messages.types import PEERS_MAX
+from dht.messages.types import RECORD_BOUNDS
 from dht.process.supervision import Supervisor, end_all
 from dht.transport.interface import HOP_PROTOCOL, Stream, Transport
 from node.links.framed_stream import LinkSender
@@ -281,7 +281,7 @@ class HopTable:
             self._reached.pop(hop.peer_id, None)
             if hop.opened:
                 self._reached[hop.peer_id] = None
-                while len(self._reached) > PEERS_MAX:
+                while len(self._reached) > RECORD_BOUNDS.peers_max:
                     del self._reached[next(iter(self._reached))]
             if self._hops.get(hop.peer_id) is hop:
                 del self._hops[hop.peer_id]

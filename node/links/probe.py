@@ -6,40 +6,52 @@ The sender's clock and claims play no part, so a peer can only make a link look 
 import asyncio
 import os
 import statistics
+from dataclasses import dataclass
 
 from dht.budget import PROBE_BYTES, Budget
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
-from dht.messages.peer import REQUESTS_MAX, ProbeData, ProbeRequest
+from dht.messages.peer import PEER_BOUNDS, ProbeData, ProbeRequest
 from dht.messages.session import Ping, Pong
 from dht.messages.types import Link
 from dht.transport.interface import PROBE_PROTOCOL, Stream, Transport
 from dht.transport.requests import answer, next_request
 from node.links.lent_traffic import LentTraffic
 
-PINGS = 12
-FRAME_BYTES = 32 << 10
-PROBE_BYTES_FIRST = 128 << 10
-PROBE_BYTES_MAX = 4 << 20
-"""Maximum size of a probe, growing by fours: 6.7 MB in all on a long link, 131 kB on a slow one."""
-MEASURE_BYTES = 7 << 20
-"""Bytes of all probes of one link, with a margin."""
-PROBE_BYTES_FAST = 512 << 10
-FAST_BYTES_PER_S = 125e6
-"""A probe of at least ``PROBE_BYTES_FAST`` that arrived whole at 1 Gbit/s is the last one: layers
-are not placed differently for a faster link, while each further probe costs both ends processor
-time."""
-PROBE_LONG_S = 0.4
-"""A probe that took more than ``PROBE_LONG_S``, and more than ``PROBE_LONG_RTTS`` round trips, has
-left its slow start behind."""
-PROBE_LONG_RTTS = 10
-LATE_S, LATE_RTTS = 0.2, 2
-"""Length of the timed end of a probe: the longer of these seconds and these round trips."""
-SPAN_S = 0.04
-"""Minimum span of the timed end with a meaningful rate: bursts come some milliseconds apart."""
-SERVED_BYTES_MAX = 8 << 20
-"""Maximum bytes that one stream may ask for; the budget bounds those of all."""
-PROBE_S = 10.0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeConfig:
+    """How a link is measured, and how much of it a stranger may ask for."""
+
+    pings: int = 12
+    frame_bytes: int = 32 << 10
+    first_bytes: int = 128 << 10
+    bytes_max: int = 4 << 20
+    """Maximum size of a probe, growing by fours: 6.7 MB in all on a long link, 131 kB on a slow
+    one."""
+    measure_bytes: int = 7 << 20
+    """Bytes of all probes of one link, with a margin."""
+    fast_bytes: int = 512 << 10
+    fast_bytes_per_s: float = 125e6
+    """A probe of at least ``fast_bytes`` that arrived whole at 1 Gbit/s is the last one:
+    layers are not placed differently for a faster link, while each further probe costs both ends
+    processor time."""
+    long_s: float = 0.4
+    """A probe that took more than ``long_s``, and more than ``long_rtts`` round trips,
+    has left its slow start behind."""
+    long_rtts: int = 10
+    late_s: float = 0.2
+    """Length of the timed end of a probe: the longer of these seconds and these round trips."""
+    late_rtts: int = 2
+    """Length of the timed end of a probe: the longer of these seconds and these round trips."""
+    span_s: float = 0.04
+    """Minimum span of the timed end with a meaningful rate: bursts come some milliseconds apart."""
+    served_bytes_max: int = 8 << 20
+    """Maximum bytes that one stream may ask for; the budget bounds those of all."""
+    limit_s: float = 10.0
+
+
+PROBE = ProbeConfig()
 
 
 class ProbeServer:
@@ -55,20 +67,20 @@ class ProbeServer:
         self._transport = transport
         self._traffic = traffic or LentTraffic()
         self._budget = budget or Budget()
-        self._noise = os.urandom(FRAME_BYTES)
+        self._noise = os.urandom(PROBE.frame_bytes)
 
     async def start(self) -> None:
         await self._transport.serve(PROBE_PROTOCOL, self._serve)
 
     async def _serve(self, stream: Stream) -> None:
         asked_bytes = 0
-        for _ in range(REQUESTS_MAX):
+        for _ in range(PEER_BOUNDS.requests_max):
             match await next_request(stream, self._budget):
                 case Ping(nonce=nonce):
                     await answer(stream, Pong(nonce=nonce))
                 case ProbeRequest(size_bytes=size_bytes):
                     asked_bytes += size_bytes
-                    if asked_bytes > SERVED_BYTES_MAX:
+                    if asked_bytes > PROBE.served_bytes_max:
                         raise codec.MalformedError(f"a probe of {asked_bytes} bytes")
                     if not self._may_send(stream.remote_peer_id, size_bytes):
                         await answer(stream, ProbeData(size_bytes=0))
@@ -78,7 +90,7 @@ class ProbeServer:
                     raise codec.MalformedError("a probe takes pings and probe requests")
 
     def _may_send(self, peer_id: str, size_bytes: int) -> bool:
-        short = size_bytes <= PROBE_BYTES_FIRST or self._budget.parties.member(peer_id)
+        short = size_bytes <= PROBE.first_bytes or self._budget.parties.member(peer_id)
         now_s = asyncio.get_running_loop().time()
         return (
             short
@@ -88,29 +100,31 @@ class ProbeServer:
 
     async def _send(self, stream: Stream, size_bytes: int) -> None:
         noise = memoryview(self._noise)
-        for at in range(0, size_bytes, FRAME_BYTES):
-            size = min(FRAME_BYTES, size_bytes - at)
+        for at in range(0, size_bytes, PROBE.frame_bytes):
+            size = min(PROBE.frame_bytes, size_bytes - at)
             await self._traffic.wait_up()
             await answer(stream, ProbeData(size_bytes=size), noise[:size])
 
 
 async def measure_link(transport: Transport, peer_id: str, addresses: tuple[str, ...] = ()) -> Link:
-    """Measure the link from ``peer_id`` to this peer, with ``MEASURE_BYTES`` at most.
+    """Measure the link from ``peer_id`` to this peer, with ``PROBE.measure_bytes`` at most.
 
     Bandwidth is the rate at which the end of a probe arrived. Probes grow until one took long
     enough to leave TCP's slow start behind, or the peer sends no more. Raises NetworkError if the
     peer does not answer in time, or sends nothing.
     """
     try:
-        async with asyncio.timeout(PROBE_S):
+        async with asyncio.timeout(PROBE.limit_s):
             stream = await transport.open_stream(peer_id, PROBE_PROTOCOL, addresses=addresses)
             try:
-                rtt_s = min([await _ping(stream, nonce) for nonce in range(PINGS)])
+                rtt_s = min([await _ping(stream, nonce) for nonce in range(PROBE.pings)])
                 bandwidth = await _bandwidth(stream, rtt_s)
             finally:
                 await stream.close()
     except TimeoutError:
-        raise NetworkError(f"peer {peer_id} did not finish a probe in {PROBE_S:.0f} s") from None
+        raise NetworkError(
+            f"peer {peer_id} did not finish a probe in {PROBE.limit_s:.0f} s"
+        ) from None
     except PeerError as error:
         raise NetworkError(f"peer {peer_id} broke the probe: {error}") from error
     return Link(
@@ -125,27 +139,27 @@ async def measure_link(transport: Transport, peer_id: str, addresses: tuple[str,
 async def _bandwidth(stream: Stream, rtt_s: float) -> float:
     """Bytes/s of the last probe; of a fast link, those of the whole probe with its round trip."""
     loop = asyncio.get_running_loop()
-    size_bytes, rate = PROBE_BYTES_FIRST, 0.0
+    size_bytes, rate = PROBE.first_bytes, 0.0
     while True:
         started_s = loop.time()
         await codec.send_frame(stream, ProbeRequest(size_bytes=size_bytes))
         arrivals_s: list[float] = []
-        for _ in range(0, size_bytes, FRAME_BYTES):
-            frame = await codec.read_frame(stream, limit_bytes=FRAME_BYTES + 1024)
+        for _ in range(0, size_bytes, PROBE.frame_bytes):
+            frame = await codec.read_frame(stream, limit_bytes=PROBE.frame_bytes + 1024)
             if frame.message == ProbeData(size_bytes=0) and not frame.body and not arrivals_s:
                 break
-            if not isinstance(frame.message, ProbeData) or len(frame.body) != FRAME_BYTES:
+            if not isinstance(frame.message, ProbeData) or len(frame.body) != PROBE.frame_bytes:
                 raise codec.MalformedError("a probe was answered with something else")
             arrivals_s.append(loop.time())
         if not arrivals_s:
             break
         took_s = max(arrivals_s[-1] - started_s, 1e-6)
-        if size_bytes >= PROBE_BYTES_FAST and size_bytes / took_s >= FAST_BYTES_PER_S:
+        if size_bytes >= PROBE.fast_bytes and size_bytes / took_s >= PROBE.fast_bytes_per_s:
             return size_bytes / took_s
-        if took_s > max(PROBE_LONG_S, PROBE_LONG_RTTS * rtt_s) or size_bytes >= PROBE_BYTES_MAX:
-            return late_rate(arrivals_s, max(LATE_S, LATE_RTTS * rtt_s))
+        if took_s > max(PROBE.long_s, PROBE.long_rtts * rtt_s) or size_bytes >= PROBE.bytes_max:
+            return late_rate(arrivals_s, max(PROBE.late_s, PROBE.late_rtts * rtt_s))
         rate = size_bytes / took_s
-        size_bytes = min(4 * size_bytes, PROBE_BYTES_MAX)
+        size_bytes = min(4 * size_bytes, PROBE.bytes_max)
     if not rate:
         raise NetworkError("it sends no more probes now")
     return rate
@@ -157,8 +171,8 @@ def late_rate(arrivals_s: list[float], window_s: float) -> float:
     The frames that count are those of the last ``window_s``: at most half of all, which leaves out
     the slow start, and at least a quarter. Their rate is that of the median span of a few frames. A
     stream on a long link pauses now and then for a round trip, until its flow-control window is
-    reopened, and such a pause says nothing about the link. Spans take ``SPAN_S`` or more, to even
-    out bursts; if all frames arrive sooner, they are one span.
+    reopened, and such a pause says nothing about the link. Spans take ``PROBE.span_s`` or more, to
+    even out bursts; if all frames arrive sooner, they are one span.
     """
     frames, end_s = len(arrivals_s), arrivals_s[-1]
     within = sum(at_s > end_s - window_s for at_s in arrivals_s)
@@ -168,9 +182,9 @@ def late_rate(arrivals_s: list[float], window_s: float) -> float:
         median_s = statistics.median(
             end_s - start_s for start_s, end_s in zip(late_s, late_s[span:], strict=False)
         )
-        if median_s >= SPAN_S:
-            return span * FRAME_BYTES / median_s
-    return counted * FRAME_BYTES / max(late_s[-1] - late_s[0], 1e-6)
+        if median_s >= PROBE.span_s:
+            return span * PROBE.frame_bytes / median_s
+    return counted * PROBE.frame_bytes / max(late_s[-1] - late_s[0], 1e-6)
 
 
 async def _ping(stream: Stream, nonce: int) -> float:

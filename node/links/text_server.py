@@ -11,7 +11,7 @@ from dht.checkpoints.text_files import CONFIGURATIONS, text_bytes, texts_in
 from dht.errors import NetworkError
 from dht.messages import codec
 from dht.messages.peer import (
-    TEXT_PIECE_BYTES,
+    PEER_BOUNDS,
     TextFile,
     TextPiece,
     TextRequest,
@@ -54,10 +54,12 @@ class ServedTexts:
         if named is None:
             return b""
         if named in CONFIGURATIONS:
-            return (text_bytes(self.directory, named) or b"")[start : start + TEXT_PIECE_BYTES]
+            return (text_bytes(self.directory, named) or b"")[
+                start : start + PEER_BOUNDS.text_piece_bytes
+            ]
         with (self.directory / named).open("rb") as file:
             file.seek(start)
-            return file.read(TEXT_PIECE_BYTES)
+            return file.read(PEER_BOUNDS.text_piece_bytes)
 
 
 class TextServer:
@@ -97,7 +99,7 @@ class TextServer:
                 await answer(stream, self._texts.found if known else TextsFound(files=()))
             case TextRequest(sha256=sha256, start=start):
                 now_s = asyncio.get_running_loop().time()
-                if not self._bytes.take(stream.remote_peer_id, TEXT_PIECE_BYTES, now_s):
+                if not self._bytes.take(stream.remote_peer_id, PEER_BOUNDS.text_piece_bytes, now_s):
                     raise NetworkError("this peer took its share of text files")
                 await self._traffic.wait_up()
                 data = await asyncio.to_thread(self._texts.piece, sha256, start)

@@ -10,6 +10,7 @@ from node.device.tensors import DTYPES, is_finite
 INT8 = "int8"
 """Rows of int8, each preceded by its float32 scale: used on request for slow links, never exact."""
 SCALE_BYTES = 4
+"""Fixed by float32."""
 BLOCK = 64
 """Maximum numbers of a feature that share a scale: a few of a hidden state's numbers are a thousand
 times as large as the others, always the same ones."""

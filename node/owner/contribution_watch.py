@@ -3,25 +3,27 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from dht.messages.types import NodeState
 from node.device.nvidia import sensors
 from node.owner.contribution import Contribution, load, save
-from node.owner.live_panel import (
-    RATES_SHOWN_MAX,
-    Figures,
-    OwnerPanel,
-    contribution_text,
-    sentence,
-)
+from node.owner.live_panel import PANEL, Figures, OwnerPanel, contribution_text, sentence
 from node.owner.reporter import Reporter
 
-LOOK_S = 2.0
-SAVE_S = 60.0
-SENSORS_S = 10.0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionConfig:
+    """How often what a peer gives is looked at and saved, in seconds."""
+
+    look_s: float = 2.0
+    save_s: float = 60.0
+    sensors_s: float = 10.0
+
+
+CONTRIBUTION = ContributionConfig()
 
 
 class ContributionWatch:
@@ -55,14 +57,14 @@ class ContributionWatch:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         last, last_s = self._look(), started_s
-        rates: deque[float] = deque(maxlen=RATES_SHOWN_MAX)
+        rates: deque[float] = deque(maxlen=PANEL.rates_shown_max)
         saved_s = started_s
-        sensed_s = -SENSORS_S
+        sensed_s = -CONTRIBUTION.sensors_s
         try:
             while True:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(CONTRIBUTION.look_s)
                 now_s = loop.time()
-                if self._gpu and now_s - sensed_s >= SENSORS_S:
+                if self._gpu and now_s - sensed_s >= CONTRIBUTION.sensors_s:
                     sensed_s = now_s
                     self._sensors = await asyncio.to_thread(sensors, self._gpu)
                 figures = self._look()
@@ -82,7 +84,7 @@ class ContributionWatch:
                 )
                 self._reporter.show(partial(self._panel, shown), partial(sentence, shown))
                 last, last_s = figures, now_s
-                if now_s - saved_s >= SAVE_S:
+                if now_s - saved_s >= CONTRIBUTION.save_s:
                     saved_s = now_s
                     await asyncio.to_thread(save, self._path, shown.lifetime)
         finally:

@@ -14,9 +14,19 @@ from dht.messages.types import Link, ModelSpec, NodeRecord, NodeState, layer_ran
 from node.owner.contribution import Contribution
 from node.owner.reporter import counted, gibibytes, layers_sentence
 
-PEERS_SHOWN_MAX = 6
-STRIP_CELLS_MAX = 48
-RATES_SHOWN_MAX = 40
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PanelConfig:
+    """How much the panel shows."""
+
+    peers_shown_max: int = 6
+    strip_cells_max: int = 48
+    rates_shown_max: int = 40
+
+
+PANEL = PanelConfig()
+
+
 BARS = "▁▂▃▄▅▆▇█"
 LEFT_OUT = ("lately", "layers", "up for", "device", "traffic", "peers", "model", "waits for", "now")
 """Rows that are left out where a terminal is too low for all, from the first to the last. The names
@@ -150,7 +160,7 @@ def _rows(figures: Figures) -> dict[str, Text]:
 def strip(figures: Figures) -> Text:
     """The model's layers from left to right: lit those of this peer, dim those of others, and a dot
     where nobody serves any of a cell's layers."""
-    cells = min(figures.layers, STRIP_CELLS_MAX)
+    cells = min(figures.layers, PANEL.strip_cells_max)
     shown = Text()
     for cell in range(cells):
         layers = range(cell * figures.layers // cells, max(1, (cell + 1) * figures.layers // cells))
@@ -166,7 +176,7 @@ def strip(figures: Figures) -> Text:
 
 def sparkline(rates: Sequence[float]) -> str:
     """The newest rates as bars, and the highest of them in words; empty where all are 0."""
-    shown = rates[-RATES_SHOWN_MAX:]
+    shown = rates[-PANEL.rates_shown_max :]
     top = max(shown, default=0.0)
     if top <= 0:
         return ""
@@ -193,7 +203,7 @@ def contribution_text(lifetime: Contribution) -> str:
 
 def peers_text(others: int, links: Sequence[Link], names: Mapping[str, str]) -> str:
     """Number of other peers, and round trips to the nearest by name."""
-    near = sorted(links, key=lambda link: link.rtt_s)[:PEERS_SHOWN_MAX]
+    near = sorted(links, key=lambda link: link.rtt_s)[: PANEL.peers_shown_max]
     trips = ", ".join(
         f"{' '.join(printable(names.get(link.source, '')).split()) or short_name(link.source)}"
         f" {1000 * link.rtt_s:.1f} ms"

@@ -20,10 +20,19 @@ from dht.process.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
-WRITE_S = 5.0
-STALE_S = 30.0
-"""Age above which the peer that wrote the file stands still, or is gone: six writes are missing."""
-FILE_BYTES_MAX = 4096
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthConfig:
+    """How often a peer writes how it is, and when that is too old; times in seconds."""
+
+    write_s: float = 5.0
+    stale_s: float = 30.0
+    """Age above which the peer that wrote the file stands still, or is gone: six writes are
+    missing."""
+    file_bytes_max: int = 4096
+
+
+HEALTH = HealthConfig()
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +64,7 @@ class HealthKeeper:
         try:
             while True:
                 self._write()
-                await asyncio.sleep(WRITE_S)
+                await asyncio.sleep(HEALTH.write_s)
         finally:
             if self._mine:
                 with suppress(OSError):
@@ -64,7 +73,9 @@ class HealthKeeper:
     def _write(self) -> None:
         if not self._mine and _read(self.path, time.monotonic()) is not None:
             return
-        health = Health(steady_s=time.monotonic(), trouble=self.trouble()[: FILE_BYTES_MAX // 4])
+        health = Health(
+            steady_s=time.monotonic(), trouble=self.trouble()[: HEALTH.file_bytes_max // 4]
+        )
         try:
             write_whole(self.path, msgspec.json.encode(health) + b"\n")
             self._mine = True
@@ -79,15 +90,15 @@ def why_unwell(path: Path, now_s: float) -> str:
         return "no peer runs with that identity"
     health = _read(path, now_s)
     if health is None:
-        return f"the peer has said nothing for over {STALE_S:.0f} s"
+        return f"the peer has said nothing for over {HEALTH.stale_s:.0f} s"
     return health.trouble
 
 
 def _read(path: Path, now_s: float) -> Health | None:
-    """What a peer said within the last ``STALE_S``; None where it said nothing."""
+    """What a peer said within the last ``HEALTH.stale_s``; None where it said nothing."""
     try:
         with path.open("rb") as file:
-            health = decode_json(file.read(FILE_BYTES_MAX), Health)
+            health = decode_json(file.read(HEALTH.file_bytes_max), Health)
     except (OSError, ValueError):
         return None
-    return health if 0 <= now_s - health.steady_s <= STALE_S else None
+    return health if 0 <= now_s - health.steady_s <= HEALTH.stale_s else None

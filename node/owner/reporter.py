@@ -28,15 +28,22 @@ from dht.command_line import cut_between_words, printable
 from dht.messages.types import NodeState, layers_text
 from dht.process.news import News
 
-STATUS_EVERY_S = 300.0
-"""Interval between status lines if there is no terminal."""
-LINE_EVERY_S = 5.0
-"""Interval between lines about one phase if there is no terminal."""
 
-QR_LEAVES_LINES = 16
-"""Lines of a terminal that a QR code leaves for what is said beside it."""
-NARROW = 100
-"""Columns of a terminal up to which a bar is short and says no rate."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportConfig:
+    """How often, and how widely, the owner is told."""
+
+    status_every_s: float = 300.0
+    """Interval between status lines if there is no terminal."""
+    line_every_s: float = 5.0
+    """Interval between lines about one phase if there is no terminal."""
+    qr_leaves_lines: int = 16
+    """Lines of a terminal that a QR code leaves for what is said beside it."""
+    narrow: int = 100
+    """Columns of a terminal up to which a bar is short and says no rate."""
+
+
+REPORT = ReportConfig()
 
 
 class ProgressBar(Protocol):
@@ -96,7 +103,10 @@ class Reporter:
         code.terminal(drawn, compact=True)
         lines = drawn.getvalue().rstrip("\n").split("\n")
         columns, _ = code.symbol_size()
-        if columns <= self._console.width and len(lines) + QR_LEAVES_LINES <= self._console.height:
+        if (
+            columns <= self._console.width
+            and len(lines) + REPORT.qr_leaves_lines <= self._console.height
+        ):
             for line in lines:
                 self._console.print(Text.from_ansi(line), no_wrap=True, crop=False)
 
@@ -114,7 +124,8 @@ class Reporter:
 
     def show(self, view: Callable[[], RenderableType], line: Callable[[], str]) -> None:
         """Show the present figures: ``view`` at the end of a terminal, while no phase runs; without
-        a terminal, ``line`` every ``STATUS_EVERY_S``. Only the one that is shown is computed."""
+        a terminal, ``line`` every ``REPORT.status_every_s``. Only the one that is shown is
+        computed."""
         if not self._json_log and self._console.is_terminal:
             if self._phases:
                 return
@@ -128,7 +139,7 @@ class Reporter:
                 )
                 self._live.start()
             self._live.update(view(), refresh=True)
-        elif time.monotonic() - self._told_s >= STATUS_EVERY_S:
+        elif time.monotonic() - self._told_s >= REPORT.status_every_s:
             self._told_s = time.monotonic()
             self.say(line())
 
@@ -163,9 +174,9 @@ class Reporter:
         )
         progress = Progress(*plain, console=self._console, redirect_stderr=sys.stderr.isatty())
         meter = (
-            BarColumn(bar_width=24 if self._console.width > NARROW else 8),
+            BarColumn(bar_width=24 if self._console.width > REPORT.narrow else 8),
             DownloadColumn(binary_units=True),
-            *((TransferSpeedColumn(),) if self._console.width > NARROW else ()),
+            *((TransferSpeedColumn(),) if self._console.width > REPORT.narrow else ()),
             TimeRemainingColumn(),
         )
         with progress:
@@ -184,7 +195,7 @@ class Reporter:
 
 
 class _Lines:
-    """Plain progress: a line and an event every ``LINE_EVERY_S``, none for short phases."""
+    """Plain progress: a line and an event every ``REPORT.line_every_s``, none for short phases."""
 
     def __init__(self, reporter: Reporter, text: str) -> None:
         self._reporter = reporter
@@ -196,7 +207,7 @@ class _Lines:
         now_s = time.monotonic()
         if self._rate is None:
             self._rate = TransferRate(start_bytes=done_bytes, start_s=now_s)
-        if now_s - self._said_s < LINE_EVERY_S:
+        if now_s - self._said_s < REPORT.line_every_s:
             return
         self._said_s = now_s
         rate = self._rate.bytes_per_s(done_bytes, now_s)

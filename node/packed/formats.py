@@ -25,7 +25,7 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 PIECE_NUMBERS = 1 << 18
 """Elements of a tensor whose codes are brought into order at a time."""
 MX_COLUMNS = 32
-"""Numbers that share an exponent (OCP Microscaling Formats 1.0)."""
+"""Fixed by OCP Microscaling Formats 1.0: numbers that share an exponent."""
 MX_BLOCK, NVFP4_BLOCK = (1, MX_COLUMNS), (1, 16)
 MODELOPT_BLOCKS = {"FP8_PB_WO": (128, 128), "MXFP8": MX_BLOCK}
 """Blocks of FP8 that Model Optimizer does not write down, by ``quant_algo``."""
@@ -39,7 +39,7 @@ FP8_BLOCK = (128, 128)
 BLOCK_WORDS = re.compile(r"\d{1,9}x\d{1,9}")
 """How compressed-tensors wrote a block at first: ``128x128``."""
 GROUP_COLUMNS = 128
-"""The same of ``group_size``, for GPTQ and AWQ."""
+"""Fixed by GPTQ's and AWQ's libraries: ``group_size`` where a configuration names none."""
 
 
 def stored_weights(

@@ -27,25 +27,37 @@ GROUPS = (256, 128, 64, 32)
 """Columns that may share a scale in torch's product."""
 ROWS_TOGETHER = (64, 32)
 """Rows whose codes are interleaved, with AVX-512 and with AVX2."""
-ROW_BITS_MAX = 512
-"""Maximum rows that are multiplied by the bits, times the bits of a code: with more the product
-takes longer than dequantising and multiplying (measured at commit 5037fb76)."""
-BYTES_MAX = 2.25
-"""Maximum size of an operand, of that of the parts that it is made of: 1.52 for Q6_K, 1.64 for Q5_K
-and 2.12 for MXFP4, which are multiplied 21, 36 and 8 times as fast so
-(measured at commit 5037fb76)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperandConfig:
+    """Which weights are multiplied as operands, and how exactly."""
+
+    row_bits_max: int = 512
+    """Maximum rows that are multiplied by the bits, times the bits of a code: with more the product
+    takes longer than dequantising and multiplying (measured at commit 5037fb76)."""
+    bytes_max: float = 2.25
+    """Maximum size of an operand, of that of the parts that it is made of: 1.52 for Q6_K, 1.64 for
+    Q5_K and 2.12 for MXFP4, which are multiplied 21, 36 and 8 times as fast so (measured at commit
+    5037fb76)."""
+    made_numbers: int = 1 << 20
+    """Numbers of a matrix that are brought into the layout at a time."""
+    trial_error_max: float = 0.01
+    """Maximum error of a product in the trial, relative to the norm of all; rounding makes
+    0.003."""
+    zero_max: int = 1 << 13
+    """Maximum zero point of a group, in steps: with larger ones its numbers differ by less than
+    they are rounded."""
+
+
+OPERAND = OperandConfig()
+
+
 CENTRE = {4: 8, 8: 136}
 """The code that stands for the offset alone, by bits of an operand's code."""
 FACTOR = {4: 1, 8: 17}
 """How often a row's number meets the offset: 16 times for the upper half of a code, and once."""
-MADE_NUMBERS = 1 << 20
-"""Numbers of a matrix that are brought into the layout at a time."""
-TRIAL_ERROR_MAX = 0.01
-"""Maximum error of a product in the trial, relative to the norm of all; rounding makes 0.003."""
 
-ZERO_MAX = 1 << 13
-"""Maximum zero point of a group, in steps: with larger ones its numbers differ by less than they
-are rounded."""
 HALVES = (torch.bfloat16, torch.float16)
 """Dtypes of rows that GPUs multiply by codes (:mod:`node.kernels.triton.packed`)."""
 
@@ -133,7 +145,7 @@ class OperandPacking:
         count, ins = rows.shape
         if rows.device.type != "cpu" or rows.dtype is not torch.bfloat16:
             return None
-        if not 0 < count * self.bits <= ROW_BITS_MAX:
+        if not 0 < count * self.bits <= OPERAND.row_bits_max:
             return None
         if "order" in parts:
             rows = torch.empty_like(rows).index_copy_(1, parts["order"][0].long(), rows)
@@ -213,12 +225,12 @@ def _made_grid(packed: PackedTensor) -> PackedTensor:
     packing = Packing(code="uint4" if bits == 4 else "uint8", columns=known.columns)
     moved = {name: part for name, part in packed.parts.items() if name == "order"}
     made = PackedTensor(packing, parts | moved, packed.dtype, turned=packed.turned)
-    if made.held_bytes > BYTES_MAX * packed.held_bytes:
+    if made.held_bytes > OPERAND.bytes_max * packed.held_bytes:
         return packed
     for start, end, affine in _by_rows(packed, 1):
         some = packing.some_rows(parts, start, end)
         steps = affine.scales.to(torch.bfloat16).float()
-        flat = affine.least.abs() >= steps.abs() * ZERO_MAX  # or empty
+        flat = affine.least.abs() >= steps.abs() * OPERAND.zero_max  # or empty
         steps = torch.where(flat, affine.least.abs().to(torch.bfloat16).float(), steps)
         steps = torch.where(steps == 0, 1.0, steps)
         numbers = affine.codes.masked_fill(flat.repeat_interleave(known.columns, dim=-1), 0)
@@ -240,7 +252,7 @@ def _first_rows(packed: PackedTensor, at_least: int) -> Affine | None:
 def _by_rows(packed: PackedTensor, at_least: int) -> Iterator[tuple[int, int, Affine]]:
     """A few rows at a time, multiples of ``at_least``: ``[start, end)``, and their steps."""
     *leading, outs, ins = packed.packing.shape(packed.parts)
-    rows = max(1, MADE_NUMBERS // (math.prod(leading) * ins * at_least)) * at_least
+    rows = max(1, OPERAND.made_numbers // (math.prod(leading) * ins * at_least)) * at_least
     for start in range(0, outs if packed.parts["codes"].device.type != "meta" else 0, rows):
         end = min(start + rows, outs)
         affine = packed.packing.affine(packed.packing.some_rows(packed.parts, start, end))
@@ -269,7 +281,7 @@ def _made(packed: PackedTensor, together: int) -> PackedTensor:
     if order is not None:
         parts["order"] = order
     made = PackedTensor(packing, parts, packed.dtype, turned=packed.turned)
-    if made.held_bytes > BYTES_MAX * packed.held_bytes:
+    if made.held_bytes > OPERAND.bytes_max * packed.held_bytes:
         return packed
     for start, end, affine in _by_rows(packed, at_least):
         some = packing.some_rows(parts, start, end)
@@ -323,7 +335,7 @@ def _rows_together() -> int | None:
             made = _made(packed, together)
             got = made.packing.product(made.parts, rows)
             right = rows.float() @ packed.dequantised().float().t()
-            if got is not None and (got - right).norm() < TRIAL_ERROR_MAX * right.norm():
+            if got is not None and (got - right).norm() < OPERAND.trial_error_max * right.norm():
                 return together
     except (AttributeError, RuntimeError) as error:
         logger.warning("packed weights are dequantised: %s", str(error).splitlines()[0])

@@ -50,11 +50,13 @@ LARGEST = {
 CENTRES = {"uint4": 0, "offset4": 8, "int8": 128, "uint8": 0}
 """Kinds whose codes, read as unsigned integers, are steps of one size; the code that is zero."""
 E2M1_BITS, E2M1_CENTRE = 5, 16
-"""Numbers of E2M1 are whole numbers of halves: steps of one size in five bits, and their zero."""
+"""Fixed by OCP Microscaling Formats 1.0: numbers of E2M1 are whole numbers of halves. Steps of one
+size in five bits, and their zero."""
 EXPONENT_BIAS = 127
-"""Exponent 0 as a byte (E8M0)."""
+"""Fixed by OCP Microscaling Formats 1.0: exponent 0 as a byte (E8M0)."""
 E4M3_BITS = 0xBF80 - (1 << 16)
-"""Sign, exponent and fraction of an E4M3 number within a float16."""
+"""Fixed by OCP's 8-bit floating point: sign, exponent and fraction of an E4M3 number within a
+float16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

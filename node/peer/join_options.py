@@ -14,7 +14,7 @@ from dht.errors import UserError, reason_of
 from dht.process.home import at_home
 from node.peer.first_steps import WHICH
 from node.peer.join_file import FILE_BYTES_MAX, as_flags
-from node.peer.lent_before import NAME_MAX, PORT_DEFAULT, take_limits
+from node.peer.lent_before import LENT_BEFORE, take_limits
 
 if TYPE_CHECKING:
     from dht.messages.types import Assignment, ModelSpec, UplinkClaim
@@ -117,7 +117,10 @@ def join_parser() -> Parser:
     rare("--max-vram", type=float, metavar="GIB", help="most of the GPU's memory to lend")
     rare("--power-limit", type=float, metavar="W", help="power limit of the GPU while it is lent")
     rare(
-        "--port", type=int, metavar="P", help=f"TCP port (as last time, or from {PORT_DEFAULT} on)"
+        "--port",
+        type=int,
+        metavar="P",
+        help=f"TCP port (as last time, or from {LENT_BEFORE.port_default} on)",
     )
     rare("--host", metavar="H", help="IP address to listen on (0.0.0.0 or ::, all of them)")
     reached = "where others reach it, such as a forwarded port (as found)"
@@ -245,8 +248,10 @@ def _check(arguments: argparse.Namespace) -> None:
             name = flag.replace("_", "-")
             limits = f"at least {least:g}" if value < least else f"between {least:g} and {most:g}"
             raise UserError(f"--{name} is {value:g}; it must be {limits}")
-    if len(arguments.name or "") > NAME_MAX:
-        raise UserError(f"--name has {len(arguments.name)} characters; the limit is {NAME_MAX}")
+    if len(arguments.name or "") > LENT_BEFORE.name_max:
+        raise UserError(
+            f"--name has {len(arguments.name)} characters; the limit is {LENT_BEFORE.name_max}"
+        )
     use_of(arguments)
     span_of(arguments.layers)
     arguments.announce = _announced(arguments.announce)

@@ -25,12 +25,21 @@ from dht.process.json_file import decode_json
 from dht.process.whole_file import write_whole
 from node.owner.machine_watch import BESIDE
 
-PORT_DEFAULT = 31337
-PORTS_TRIED = 64
-"""Ports that are tried from the default one on: one for each peer of a machine."""
-FILE_BYTES_MAX = 16 << 10
-NAME_MAX = 64
-"""Maximum length of a peer's name, in characters."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LentConfig:
+    """What a peer gets that says nothing, and bounds of what it remembers."""
+
+    port_default: int = 31337
+    ports_tried: int = 64
+    """Ports that are tried from the default one on: one for each peer of a machine."""
+    file_bytes_max: int = 16 << 10
+    name_max: int = 64
+    """Maximum length of a peer's name, in characters."""
+
+
+LENT_BEFORE = LentConfig()
+
 
 Number = Annotated[float, Meta(gt=0, lt=1e9)] | None
 Words = Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=64)]
@@ -70,7 +79,7 @@ class LentBefore(msgspec.Struct, frozen=True, kw_only=True):
 
     port: Annotated[int, Meta(ge=0, le=65_535)] = 0
     """TCP port; 0: none was kept."""
-    name: Annotated[str, Meta(max_length=NAME_MAX)] | None = None
+    name: Annotated[str, Meta(max_length=LENT_BEFORE.name_max)] | None = None
     """What others see this peer as; empty: nothing, as its owner said. None: it was not settled."""
     device: str = ""
     """``cpu`` or ``gpu``: what the limits were said of."""
@@ -87,7 +96,7 @@ def lent_before(identity: Path) -> LentBefore:
     path = _file(identity)
     try:
         with path.open("rb") as file:
-            return decode_json(file.read(FILE_BYTES_MAX), LentBefore)
+            return decode_json(file.read(LENT_BEFORE.file_bytes_max), LentBefore)
     except (FileNotFoundError, NotADirectoryError):
         return LentBefore()
     except (OSError, ValueError) as error:
@@ -209,7 +218,11 @@ def port_of(arguments: argparse.Namespace) -> Port:
 def _candidates(before: int) -> Iterator[int]:
     if before:
         yield before
-    yield from (n for n in range(PORT_DEFAULT, PORT_DEFAULT + PORTS_TRIED) if n != before)
+    yield from (
+        n
+        for n in range(LENT_BEFORE.port_default, LENT_BEFORE.port_default + LENT_BEFORE.ports_tried)
+        if n != before
+    )
 
 
 def _is_free(host: str, number: int) -> bool:

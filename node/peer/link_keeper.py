@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from zlib import crc32
 
 from dht.errors import NetworkError
-from dht.messages.types import LINK_FRESH_MAX_S, LINKS_MAX, Link, LinksRecord, NodeRecord
+from dht.messages.types import RECORD_BOUNDS, Link, LinksRecord, NodeRecord
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
 from node.links.measured_links import MeasuredLinks
-from node.links.probe import FAST_BYTES_PER_S, MEASURE_BYTES, measure_link
+from node.links.probe import PROBE, measure_link
 from node.stage.server import StageServer
 
 logger = logging.getLogger(__name__)
@@ -29,14 +29,14 @@ STEADY_S = 0.005
 def probe_order(me: str, others: Iterable[str]) -> list[str]:
     """The peers whose links to ``me`` are probed, first ones first, in an order of its own.
 
-    So peers probe different links, for a record has room for ``LINKS_MAX``.
+    So peers probe different links, for a record has room for ``RECORD_BOUNDS.links_max``.
     """
     return sorted(others, key=lambda peer_id: crc32(f"{me}{peer_id}".encode()))
 
 
 def is_steady(before: Link, now: Link) -> bool:
     """Whether two measurements of a link say about the same."""
-    slow, fast = sorted(min(FAST_BYTES_PER_S, k.bandwidth_bytes_per_s) for k in (before, now))
+    slow, fast = sorted(min(PROBE.fast_bytes_per_s, k.bandwidth_bytes_per_s) for k in (before, now))
     near, far = sorted((before.rtt_s, now.rtt_s))
     return fast <= STEADY * slow and far <= max(STEADY * near, near + STEADY_S)
 
@@ -97,9 +97,9 @@ class LinkKeeper:
         }
         missing = [peer_id for peer_id in nodes if peer_id not in fresh | {me: None}]
         missing = probe_order(me, missing)
-        room = min(self._config.per_round, LINKS_MAX - len(fresh))
+        room = min(self._config.per_round, RECORD_BOUNDS.links_max - len(fresh))
         for peer_id in missing[: max(0, room)]:
-            if self._stage.traffic.beside_left_bytes < MEASURE_BYTES:
+            if self._stage.traffic.beside_left_bytes < PROBE.measure_bytes:
                 break  # what the owner lends is for answers
             try:
                 link = await measure_link(self._transport, peer_id, nodes[peer_id].addresses)
@@ -115,7 +115,7 @@ class LinkKeeper:
         due = now_s - self._published_s > self._config.publish_s
         if (fresh or busy) and (changed or busy or due):
             newest = sorted(fresh.values(), key=lambda link: -link.measured_unix_s)
-            links = (*busy, *newest)[:LINKS_MAX]
+            links = (*busy, *newest)[: RECORD_BOUNDS.links_max]
             await self._directory.publish(LinksRecord(peer_id=me, links=links))
             self._published_s = now_s
 
@@ -124,7 +124,7 @@ class LinkKeeper:
         before = self._probed.get(link.source)
         if before is None or not is_steady(before[0], link):
             return self._config.fresh_s
-        return min(2 * before[1], LINK_FRESH_MAX_S)
+        return min(2 * before[1], RECORD_BOUNDS.link_fresh_max_s)
 
     def _busy(self, nodes: Mapping[str, NodeRecord]) -> list[Link]:
         """Links from here that sessions fill, as measured by their schedulers."""

@@ -12,7 +12,7 @@ from node.model.eagle_head import is_eagle_head
 from node.model.opening import open_lean
 from node.owner.reporter import Reporter, gibibytes
 from node.profiling.quicker_dtype import default_dtype
-from node.stage.draft_engine import SHARE_FOUND, DraftEngine, found_beside
+from node.stage.draft_engine import DRAFT_ENGINE, DraftEngine, found_beside
 from node.stage.local_engine import LocalEngine
 from node.weights.store import WeightStore
 
@@ -46,7 +46,7 @@ async def open_drafts(
         return Drafting()
     # One that merely lies there is worth a word where it drafts.
     with reporter.phase("Opening the draft model") if named else nullcontext():
-        share = 1.0 if named else SHARE_FOUND
+        share = 1.0 if named else DRAFT_ENGINE.share_found
         try:
             files = await asyncio.to_thread(open_lean, model)
             if is_eagle_head(files):

@@ -4,7 +4,7 @@ import argparse
 import platform
 import re
 
-from node.peer.lent_before import NAME_MAX
+from node.peer.lent_before import LENT_BEFORE
 
 _NO_NAME = re.compile(r"localhost|[0-9a-f]{12,}|")
 """Names that say nothing of a machine: a container's is a part of its id."""
@@ -14,7 +14,7 @@ def machine_name() -> str:
     """This machine's name on its network, without the domain and bytes that are no text; empty
     where it says nothing."""
     whole = platform.node().encode(errors="ignore").decode()
-    name = whole.partition(".")[0][:NAME_MAX].strip()
+    name = whole.partition(".")[0][: LENT_BEFORE.name_max].strip()
     return "" if _NO_NAME.fullmatch(name.lower()) else name
 
 

@@ -18,7 +18,7 @@ import msgspec
 from dht.checkpoints.hub import absolute_model
 from dht.errors import NetworkError
 from dht.identity.dialling import DialRule
-from dht.messages.types import ADDRESSES_MAX, ModelSpec, NodeState
+from dht.messages.types import RECORD_BOUNDS, ModelSpec, NodeState
 from dht.networks.remembered import (
     Remembered,
     addresses_of_network,
@@ -83,11 +83,11 @@ def remember_served(arguments: argparse.Namespace, spec: ModelSpec, reporter: Re
 def addresses_to_keep(
     own: Sequence[str], given: Sequence[str], met: Sequence[str], *, founded: bool
 ) -> tuple[str, ...]:
-    """The addresses to remember, ``ADDRESSES_MAX`` at most: a founder's own one first, else the
-    first that was given, then those of peers met."""
+    """The addresses to remember, ``RECORD_BOUNDS.addresses_max`` at most: a founder's own one
+    first, else the first that was given, then those of peers met."""
     first, *others = own if founded else (*given, *own)
     rest = (*given, *others) if founded else others
-    return tuple(dict.fromkeys((first, *met, *rest)))[:ADDRESSES_MAX]
+    return tuple(dict.fromkeys((first, *met, *rest)))[: RECORD_BOUNDS.addresses_max]
 
 
 def founded_by(peer_id: str, remembered: Sequence[str]) -> bool:
@@ -144,7 +144,7 @@ async def met_addresses(directory: Directory, own_id: str, rule: DialRule) -> tu
     serving = (n for n in nodes if n.peer_id != own_id and n.state is NodeState.SERVING)
     oldest = sorted(serving, key=lambda n: (n.joined_unix_s, n.peer_id))
     admitted = (rule.admitted(n.peer_id, n.addresses)[:1] for n in oldest)
-    return tuple(address for one in admitted for address in one)[:ADDRESSES_MAX]
+    return tuple(address for one in admitted for address in one)[: RECORD_BOUNDS.addresses_max]
 
 
 async def remember_others(

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, replace
 
 from dht.errors import UserError
-from dht.messages.types import PEERS_MAX, ModelSpec, PlannerNode, kv_tokens_least, layers_max
+from dht.messages.types import RECORD_BOUNDS, ModelSpec, PlannerNode, kv_tokens_least, layers_max
 from node.profiling.layer_fit import Timing
 from node.profiling.layer_profile import BATCHES, CHUNK_CONTEXTS, CHUNKS, CONTEXTS, Profile, rates
 
@@ -182,8 +182,10 @@ def parse_gpus(text: str) -> tuple[str, ...]:
                 " 3x3090,1x4070, or describe the machines in a file (docs/cluster-format.md)"
             )
         found += [key] * count
-    if not 0 < len(found) <= PEERS_MAX:
-        raise UserError(f"{text[:40]!r} names {len(found)} GPUs; 1 to {PEERS_MAX} can be planned")
+    if not 0 < len(found) <= RECORD_BOUNDS.peers_max:
+        raise UserError(
+            f"{text[:40]!r} names {len(found)} GPUs; 1 to {RECORD_BOUNDS.peers_max} can be planned"
+        )
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 
-from dht.messages.types import FAR_TOKENS, LAYER_TIMES_MAX, NANOSECONDS_MAX, LayerTimes
+from dht.messages.types import RECORD_BOUNDS, LayerTimes
 
 SECONDS_MIN = 1e-9
 """Minimum time of a layer; a fit below it is noise."""
@@ -121,7 +121,7 @@ def _line(timings: Sequence[Timing]) -> Line:
     return Line(batch=timings[0].batch, base_s=max(0.0, mean_s - token_s * mean_c), token_s=token_s)
 
 
-def announced(found: LayerFit, count_max: int = LAYER_TIMES_MAX) -> LayerTimes:
+def announced(found: LayerFit, count_max: int = RECORD_BOUNDS.layer_times_max) -> LayerTimes:
     """The fit as a record carries it: at most ``count_max`` of its lines, rounded.
 
     No time falls with rows or context. Of more lines, those are taken that keep the largest
@@ -134,7 +134,11 @@ def announced(found: LayerFit, count_max: int = LAYER_TIMES_MAX) -> LayerTimes:
         errors = [_error(part, line) if at not in kept else -1.0 for at, line in enumerate(lines)]
         kept.add(errors.index(max(errors)))
     return tuple(
-        (line.batch, _nanoseconds(line.base_s), _nanoseconds(line.seconds(FAR_TOKENS)))
+        (
+            line.batch,
+            _nanoseconds(line.base_s),
+            _nanoseconds(line.seconds(RECORD_BOUNDS.far_tokens)),
+        )
         for line in (lines[at] for at in sorted(kept))
     )
 
@@ -153,13 +157,15 @@ def _error(part: LayerFit, line: Line) -> float:
     """Largest relative error of ``part`` at a line's batch, without and with a long context."""
     return max(
         abs(part.seconds(line.batch, context) / max(SECONDS_MIN, line.seconds(context)) - 1)
-        for context in (0, FAR_TOKENS)
+        for context in (0, RECORD_BOUNDS.far_tokens)
     )
 
 
 def _nanoseconds(seconds: float) -> int:
     """Whole nanoseconds, rounded to ``DIGITS`` digits and within what a record may carry."""
-    count = min(seconds * 1e9, float(NANOSECONDS_MAX))
+    count = min(seconds * 1e9, float(RECORD_BOUNDS.nanoseconds_max))
     if count < 1:
         return 0
-    return min(NANOSECONDS_MAX, int(round(count, DIGITS - 1 - math.floor(math.log10(count)))))
+    return min(
+        RECORD_BOUNDS.nanoseconds_max, int(round(count, DIGITS - 1 - math.floor(math.log10(count))))
+    )

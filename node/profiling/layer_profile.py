@@ -22,8 +22,9 @@ from typing import Any, Protocol
 
 import torch
 
-from coordinator.policies.batching.scheduler import DECODE_S_MAX, PREFILL_TOKENS_MOST
-from coordinator.problem.service import CONTEXT_TYPICAL
+from coordinator.evaluation.one_answer import STEP_S
+from coordinator.policies.batching.scheduler import BATCHING
+from coordinator.problem.config import ASSUMED
 from dht.errors import UserError
 from dht.messages.types import LayerTimes, ModelSpec, mean_layer_bytes
 from node.device.tensors import wait_for
@@ -31,33 +32,44 @@ from node.engine.engine import Engine, WorkItem
 from node.kv.export import KvRows
 from node.profiling.layer_fit import LayerFit, Timing, announced, fit
 
-STEP_OVERHEAD_S = 0.002
-"""Overhead per step, whatever it runs: receiving, queueing, sending."""
-SESSION_TOKENS = round(2 * CONTEXT_TYPICAL)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProfileConfig:
+    """How layers are timed; times in seconds."""
+
+    step_overhead_s: float = STEP_S
+    """Overhead per step, whatever it runs: receiving, queueing, sending."""
+    point_tokens_max: int = 1 << 16
+    """Maximum sum of the contexts at a point: the KV of more would take longer to fill than to
+    time."""
+    timings_least: int = 3
+    timings_max: int = 64
+    timing_budget_s: float = 0.1
+    """Time limit for the batches of one context, in each of two passes. Other processes only ever
+    add to a timing, so the minimum of many is the machine's own."""
+    empty_timings: int = 16
+    """Timings, at a number of rows, of what a run does beside its layer, before a layer is timed:
+    taken for too long, it makes the layer too quick, and the quickest timing counts."""
+    empty_share_max: float = 0.9
+    """Maximum share of a timing that is taken for what a run does beside its layer."""
+    passes: int = 2
+    kinds_timed: int = 3
+    """Maximum number of kinds of layers that are timed: the most frequent ones."""
+
+
+PROFILING = LayerProfileConfig()
+
+
+SESSION_TOKENS = round(2 * ASSUMED.context_typical)
 """Typical length of a session, which bounds the batch by KV room."""
 BATCHES = (1, 4, 16, 32, 64, 96, 128, 192, 256)
 CONTEXTS = (1, 512, 2048)
-POINT_TOKENS_MAX = 1 << 16
-"""Maximum sum of the contexts at a point: the KV of more would take longer to fill than to time."""
 CHECKS = ((2, 512), (8, 1), (4, 1024), (48, 512))
 """``(batch, context)`` points that are timed only to find the fit's error."""
-CHUNKS = (32, 128, 256, PREFILL_TOKENS_MOST)
+CHUNKS = (32, 128, 256, BATCHING.prefill_tokens_most)
 """Timed chunks of a prompt, in tokens; no step runs a longer one."""
 CHUNK_CONTEXTS = (0, 1024)
 """Tokens of the prompt before a timed chunk."""
-TIMINGS_MIN = 3
-TIMINGS_MAX = 64
-TIMING_BUDGET_S = 0.1
-"""Time limit for the batches of one context, in each of two passes. Other processes only ever add
-to a timing, so the minimum of many is the machine's own."""
-EMPTY_TIMINGS = 16
-"""Timings, at a number of rows, of what a run does beside its layer, before a layer is timed: taken
-for too long, it makes the layer too quick, and the quickest timing counts."""
-EMPTY_SHARE_MAX = 0.9
-"""Maximum share of a timing that is taken for what a run does beside its layer."""
-PASSES = 2
-KINDS_TIMED = 3
-"""Maximum number of kinds of layers that are timed: the most frequent ones."""
 
 Point = tuple[int, int]
 """(batch, context in tokens)."""
@@ -104,7 +116,7 @@ class Profile:
     def decode_s(self) -> dict[int, float]:
         """Seconds of one layer by decodes, at a typical context."""
         return {
-            batch: self.fit.seconds(batch, CONTEXT_TYPICAL)
+            batch: self.fit.seconds(batch, ASSUMED.context_typical)
             for batch in sorted({timing.batch for timing in self.points})
         }
 
@@ -126,7 +138,7 @@ def points_within(kv_tokens: int, page_tokens: int, context_max: int) -> tuple[P
         if (batch, context) == (1, 1)
         or (
             context <= context_max
-            and batch * context <= POINT_TOKENS_MAX
+            and batch * context <= PROFILING.point_tokens_max
             and batch * -(-context // page_tokens) * page_tokens <= kv_tokens
         )
     )
@@ -138,7 +150,10 @@ def layers_to_time(engine: Engine) -> dict[int, int]:
     layers = engine.spec.layers
     kinds = {n: engine.layout.layer_kind(n) for n in (range(1, layers - 1) if layers > 2 else (0,))}
     first = {kind: index for index, kind in reversed(kinds.items())}
-    return {first[kind]: count for kind, count in Counter(kinds.values()).most_common(KINDS_TIMED)}
+    return {
+        first[kind]: count
+        for kind, count in Counter(kinds.values()).most_common(PROFILING.kinds_timed)
+    }
 
 
 def room_for_timing(engine: Engine) -> int:
@@ -272,10 +287,10 @@ class EngineLayer:
         took_s, made = self._took_s(partial(run, start, end, *given))
         if self._engine.device.type == "cuda" and self._engine.layout.structure.packed:
             rows = given[1].shape[0]
-            for _ in range(1 if rows in self._empty_s else EMPTY_TIMINGS):
+            for _ in range(1 if rows in self._empty_s else PROFILING.empty_timings):
                 empty_s, _ = self._took_s(partial(run, start, start, *given))
                 self._empty_s[rows] = min(empty_s, self._empty_s.get(rows, math.inf))
-            took_s -= min(self._empty_s[rows], EMPTY_SHARE_MAX * took_s)
+            took_s -= min(self._empty_s[rows], PROFILING.empty_share_max * took_s)
         self._layers_s += took_s
         return made
 
@@ -332,7 +347,7 @@ def measure_layer(layer: TimedLayer, clock: Callable[[], float]) -> Profile:
     for batch, context in points_within(layer.kv_tokens, layer.page_tokens, layer.context_tokens):
         by_context.setdefault(context, []).append(batch)
     seconds: dict[Point, float] = {}
-    for _ in range(PASSES):
+    for _ in range(PROFILING.passes):
         for context, batches in by_context.items():
             with layer.sessions(max(batches), context) as step_s:
                 for batch, took_s in _time_batches(step_s, batches, clock).items():
@@ -358,8 +373,8 @@ def _time_batches(
             break
     seconds = dict.fromkeys(timed, math.inf)
     started_s = clock()
-    for timing in range(TIMINGS_MAX):
-        if timing >= TIMINGS_MIN and clock() - started_s > TIMING_BUDGET_S:
+    for timing in range(PROFILING.timings_max):
+        if timing >= PROFILING.timings_least and clock() - started_s > PROFILING.timing_budget_s:
             break
         for batch in timed:
             seconds[batch] = min(seconds[batch], step_s(batch))
@@ -377,7 +392,7 @@ def _time_chunks(layer: TimedLayer) -> Iterable[Timing]:
                 break
             time_once = partial(layer.chunk_s, before, tokens)
             long = _is_long(time_once)
-            timings = range(1 if long else TIMINGS_MIN)
+            timings = range(1 if long else PROFILING.timings_least)
             seconds = min(time_once() for _ in timings)
             yield Timing(batch=tokens, context_tokens=before, seconds=seconds)
             if long:
@@ -389,7 +404,7 @@ def _is_long(timed: Callable[[], float]) -> bool:
 
     The first step of a size warms up, so a long one gets a second try.
     """
-    return timed() > DECODE_S_MAX and timed() > DECODE_S_MAX
+    return timed() > BATCHING.decode_s_max and timed() > BATCHING.decode_s_max
 
 
 def tokens_per_s(engine: Engine, profile: Profile) -> tuple[float, ...]:
@@ -403,7 +418,7 @@ def rates(
     """:func:`tokens_per_s` of a peer with this memory."""
     layer = profile.fit
     return tuple(
-        best_rate(layer, layers, _sessions(spec, memory_bytes, layers), CONTEXT_TYPICAL)
+        best_rate(layer, layers, _sessions(spec, memory_bytes, layers), ASSUMED.context_typical)
         for layers in range(1, layers_max + 1)
     )
 
@@ -428,4 +443,4 @@ def best_rate(layer: LayerFit, layers: int, sessions: int, context_tokens: float
 
 def rate(layer: LayerFit, layers: int, batch: int, context_tokens: float) -> float:
     """Tokens/s of a peer with ``layers`` layers that decodes ``batch`` sessions at a time."""
-    return batch / (STEP_OVERHEAD_S + layers * layer.seconds(batch, context_tokens))
+    return batch / (PROFILING.step_overhead_s + layers * layer.seconds(batch, context_tokens))

@@ -16,19 +16,29 @@ from dataclasses import dataclass, replace
 from dht.messages.types import LayerTimes
 from node.profiling.layer_fit import LayerFit, announced
 
-WINDOW_S = 60.0
-STEPS_MIN = 20
-"""Minimum steps of a size in a window: the median of fewer is chance."""
-STEPS_MAX = 256
-"""Maximum steps of a size that are kept of a window, the newest."""
-GAIN = 0.25
-"""Share of a window's difference that is taken over."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefinedConfig:
+    """How real steps refine announced times."""
+
+    window_s: float = 60.0
+    steps_least: int = 20
+    """Minimum steps of a size in a window: the median of fewer is chance."""
+    steps_max: int = 256
+    """Maximum steps of a size that are kept of a window, the newest."""
+    gain: float = 0.25
+    """Share of a window's difference that is taken over."""
+    told_apart: float = 1.1
+    """Ratio of a time to the announced one from which on times are announced anew."""
+
+
+REFINED = RefinedConfig()
+
+
 MOVE_MAX = math.log(1.05)
 """Maximum move of a correction in a window, as a logarithm, like all of these."""
 CORRECTION_MAX = math.log(4.0)
 """Maximum correction of a measured time, either way."""
-TOLD_APART = 1.1
-"""Ratio of a time to the announced one from which on times are announced anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +61,7 @@ class RefinedFit:
         count = len(measured.lines)
         self._corrections = [0.0] * count
         self._known = [False] * count
-        self._window: list[deque[float]] = [deque(maxlen=STEPS_MAX) for _ in range(count)]
+        self._window: list[deque[float]] = [deque(maxlen=REFINED.steps_max) for _ in range(count)]
         self._told: LayerTimes = announced(measured)
 
     def see(self, rows: int, context_tokens: float, layer_s: float) -> None:
@@ -66,19 +76,20 @@ class RefinedFit:
     def end_window(self) -> None:
         """Take over what the window's steps say, and begin the next one."""
         for at, seen in enumerate(self._window):
-            if len(seen) >= STEPS_MIN:
-                move = GAIN * (statistics.median(seen) - self._corrections[at])
+            if len(seen) >= REFINED.steps_least:
+                move = REFINED.gain * (statistics.median(seen) - self._corrections[at])
                 moved = self._corrections[at] + min(max(move, -MOVE_MAX), MOVE_MAX)
                 self._corrections[at] = min(max(moved, -CORRECTION_MAX), CORRECTION_MAX)
                 self._known[at] = True
             seen.clear()
 
     def times(self) -> LayerTimes:
-        """Times to announce: the last announced ones until one of them is off by ``TOLD_APART``."""
+        """Times to announce: the last announced ones until one of them is off by
+        ``REFINED.told_apart``."""
         now = announced(self._corrected())
         before = {rows: ns for rows, *ns in self._told}
         same = before.keys() == {rows for rows, _, _ in now} and all(
-            max(a, b) <= TOLD_APART * min(a, b)
+            max(a, b) <= REFINED.told_apart * min(a, b)
             for rows, *ns in now
             for a, b in zip(ns, before[rows], strict=True)
         )
@@ -113,7 +124,7 @@ class RefinedTimes:
             if fit is not None and step.layers > 0:
                 fit.see(step.rows, step.context_tokens, step.seconds / step.layers)
         if now_s >= self._window_ends_s:
-            self._window_ends_s = now_s + WINDOW_S
+            self._window_ends_s = now_s + REFINED.window_s
             for fit in fits:
                 fit.end_window()
 

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,15 +18,24 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 T = TypeVar("T")
-KEPT_MAX = 64
-WORKED_TOKENS = 16
-"""Tokens of answers under a grammar after which a client goes before those who only had a grammar
-read here: they cost it work."""
-WORKED_MAX = 4096
-"""Clients whose work is counted; the one without any for longest is forgotten first."""
-READS_AT_ONCE = 3
-"""Turns of grammars that passed their trial, which are read in threads of this process: reading one
-takes no longer than its trial did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarsConfig:
+    """How many grammars and clients are remembered, and how many are read at once."""
+
+    kept_max: int = 64
+    worked_tokens: int = 16
+    """Tokens of answers under a grammar after which a client goes before those who only had a
+    grammar read here: they cost it work."""
+    worked_max: int = 4096
+    """Clients whose work is counted; the one without any for longest is forgotten first."""
+    reads_at_once: int = 3
+    """Turns of grammars that passed their trial, which are read in threads of this process: reading
+    one takes no longer than its trial did."""
+
+
+GRAMMARS = GrammarsConfig()
 
 
 class Grammars:
@@ -46,8 +56,8 @@ class Grammars:
         self._tokenizer: asyncio.Task[LLTokenizer] | None = None
         self._kept: OrderedDict[bytes, LLMatcher] = OrderedDict()
         self._trials = trials or GrammarTrials()
-        self._reader = ThreadPoolExecutor(READS_AT_ONCE, "grammars")
-        self._reads = Lane(READS_AT_ONCE, work_s=0.3, queued_s_max=2.0)
+        self._reader = ThreadPoolExecutor(GRAMMARS.reads_at_once, "grammars")
+        self._reads = Lane(GRAMMARS.reads_at_once, work_s=0.3, queued_s_max=2.0)
         self._worked: OrderedDict[str, int] = OrderedDict()
         """Tokens of answers under a grammar by client."""
 
@@ -70,14 +80,14 @@ class Grammars:
         self._worked[client] = self._worked.get(client, 0) + 1
         with suppress(KeyError):
             self._worked.move_to_end(client)
-            if len(self._worked) > WORKED_MAX:
+            if len(self._worked) > GRAMMARS.worked_max:
                 self._worked.popitem(last=False)
 
     async def _matcher(self, client: str, grammar: bytes) -> "LLMatcher":
         key = hashlib.sha256(grammar).digest()
         if (found := self._kept.get(key)) is None:
             found = self._kept[key] = await self._read(client, grammar)
-            if len(self._kept) > KEPT_MAX:
+            if len(self._kept) > GRAMMARS.kept_max:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return found
@@ -108,7 +118,7 @@ class Grammars:
         return matcher
 
     def _standing(self, client: str) -> int:
-        return int(self._worked.get(client, 0) >= WORKED_TOKENS)
+        return int(self._worked.get(client, 0) >= GRAMMARS.worked_tokens)
 
     async def _in_turn(self, client: str, work: Callable[[], T]) -> T:
         """What ``work()`` returns, in a thread, in the client's turn; raises GrammarError."""

@@ -19,7 +19,9 @@ from node.device.tensors import to_device
 from node.sampling.penalties import SamplingRow, adjust, finite
 
 _MASK = (1 << 64) - 1
+"""Fixed by 64 bits."""
 _NOISE_LEAST = 2.0**-54
+"""Fixed by float64: half the step of a uniform number of 53 bits."""
 FEW = 1024
 """Maximum ``top_k`` for which finding the likeliest tokens costs about one pass over a row."""
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from dht.messages.logprobs import SCORED_VALUES_MAX, scored_values
 from dht.messages.prefix import BLOCK_TOKENS, NAME_BYTES
-from dht.messages.session import HISTORY_TOKENS_MAX, RefusalCode, SessionOpen
+from dht.messages.session import SESSION_BOUNDS, RefusalCode, SessionOpen
 from dht.messages.types import looks_within
 
 
@@ -78,8 +78,8 @@ def _unsound_of(open_: SessionOpen, view: StageView) -> str | None:
         return f"{len(open_.history)} token ids of history, {open_.history_tokens} expected"
     if len(open_.prompt_ids) not in (0, open_.prompt_tokens):
         return f"{len(open_.prompt_ids)} token ids of a prompt of {open_.prompt_tokens}"
-    if (ids := len(open_.prompt_ids) + len(open_.history)) > HISTORY_TOKENS_MAX:
-        return f"{ids} token ids in an open, {HISTORY_TOKENS_MAX} at most"
+    if (ids := len(open_.prompt_ids) + len(open_.history)) > SESSION_BOUNDS.history_tokens_max:
+        return f"{ids} token ids in an open, {SESSION_BOUNDS.history_tokens_max} at most"
     if open_.sampling.grammar and not open_.sampling.stop_token_ids:
         return "an answer under a grammar needs a stop token"
     top = open_.sampling.prompt_logprobs

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from coordinator.policies.admission.config import ADMISSION
 from coordinator.policies.admission.rules import (
-    CROWD_REST_S,
-    REST_S,
     Claim,
     Holding,
     RecentRate,
@@ -21,7 +20,7 @@ from coordinator.policies.admission.rules import (
     seen_by,
 )
 from coordinator.policies.routing.balance import Movable
-from dht.messages.session import STEP_S_MAX, Priority, PromptScores, Tokens
+from dht.messages.session import SESSION_BOUNDS, Priority, PromptScores, Tokens
 from dht.transport.frame_sender import FrameSender
 from node.drafting.session_drafts import SessionDrafts
 from node.engine.work_item import WorkItem
@@ -155,8 +154,8 @@ class Live:
                 position=self.attached_position,
                 token_ids=token_ids,
                 finish_reason=session.finish_reason,
-                computed_s=min(STEP_S_MAX, self.computed_s),
-                waited_s=min(STEP_S_MAX, self.waited_s),
+                computed_s=min(SESSION_BOUNDS.step_s_max, self.computed_s),
+                waited_s=min(SESSION_BOUNDS.step_s_max, self.waited_s),
             ),
             session.scores_since(self.attached_position),
         )
@@ -312,7 +311,11 @@ class SessionTable:
 
         def rests_s(live: Live) -> float:
             crowds = idle[account(live)] > idle[mine] + 1
-            return CROWD_REST_S if crowds and not live.session.done_position else REST_S
+            return (
+                ADMISSION.crowd_rest_s
+                if crowds and not live.session.done_position
+                else ADMISSION.rest_s
+            )
 
         return rests_s
 

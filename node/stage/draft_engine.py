@@ -9,14 +9,16 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from dht.checkpoints.model_files import library_config, sizes_of
 from dht.errors import MachineError, NetworkError, UserError
-from dht.messages.session import DRAFT_TOKENS_MAX
+from dht.messages.session import SESSION_BOUNDS
 from dht.messages.types import ModelSpec, stage_bytes
 from dht.process.json_file import read_object
 from node.drafting.chain import DraftChain
+from node.drafting.config import DRAFTING
 from node.engine.engine import Engine, EngineConfig
 from node.engine.work_item import WorkItem
 from node.model import lean_transformers
@@ -27,11 +29,18 @@ logger = logging.getLogger(__name__)
 
 DIRECTORY = "draft"
 """Where a draft model is found, within the model's directory."""
-SESSIONS_MAX = 8
-KV_TOKENS_MAX = 16_384
-"""KV tokens for all sessions together; or four whole contexts, if that is less."""
-SHARE_FOUND = 0.25
-"""Maximum share of the lent memory that a draft model takes which nobody has asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftEngineConfig:
+    """How much a draft model takes."""
+
+    sessions_max: int = 8
+    share_found: float = 0.25
+    """Maximum share of the lent memory that a draft model takes which nobody has asked for."""
+
+
+DRAFT_ENGINE = DraftEngineConfig()
 
 
 def found_beside(model: str) -> str | None:
@@ -146,9 +155,11 @@ class DraftEngine:
 
     def open(self, key: str, tokens: int) -> bool:
         """Let a session draw; see :class:`node.drafting.chain.DraftRunner`."""
-        if not self._held or len(self._open) >= SESSIONS_MAX:
+        if not self._held or len(self._open) >= DRAFT_ENGINE.sessions_max:
             return False
-        most = min(tokens + 2 * DRAFT_TOKENS_MAX + 1, self._engine.spec.context_tokens)
+        most = min(
+            tokens + 2 * SESSION_BOUNDS.draft_tokens_max + 1, self._engine.spec.context_tokens
+        )
         self._engine.kv.open(key, most, self._layers)
         self._open.add(key)
         return True
@@ -214,7 +225,7 @@ class DraftEngine:
 
 def draft_model_bytes(spec: ModelSpec) -> int:
     """Bytes that a draft model takes, with KV for its sessions."""
-    kv_tokens = min(KV_TOKENS_MAX, 4 * spec.context_tokens)
+    kv_tokens = min(DRAFTING.kv_tokens_max, 4 * spec.context_tokens)
     return stage_bytes(spec, 0, spec.layers, kv_tokens)
 
 

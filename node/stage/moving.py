@@ -16,16 +16,24 @@ The fastest way is taken; estimates are in seconds.
 from dataclasses import dataclass
 from enum import StrEnum
 
-UNKNOWN_BYTES_PER_S = 12.5e6
-"""Assumed bandwidth of an unmeasured link: 100 Mbit/s."""
-UNKNOWN_ROW_S = 1e-3
-"""Assumed time of a row in an engine that has not run a prompt yet."""
-STEP_EVERY_S = 0.05
-"""Maximum interval at which a stage that serves other sessions runs some rows of a replay
-(:data:`coordinator.policies.batching.scheduler.BACKGROUND_QUIET_S`)."""
-REST_ROWS = 4
-"""Missing rows that are left to the hand-over: few enough for one small step."""
-PIECE_TOKENS_MAX = 512
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovingConfig:
+    """How a session's past is copied or run again elsewhere."""
+
+    unknown_bytes_per_s: float = 12.5e6
+    """Assumed bandwidth of an unmeasured link: 100 Mbit/s."""
+    unknown_row_s: float = 1e-3
+    """Assumed time of a row in an engine that has not run a prompt yet."""
+    step_every_s: float = 0.05
+    """Maximum interval at which a stage that serves other sessions runs some rows of a replay
+    (``BATCHING.background_quiet_s``)."""
+    rest_rows: int = 4
+    """Missing rows that are left to the hand-over: few enough for one small step."""
+    piece_tokens_max: int = 512
+
+
+MOVING = MovingConfig()
 
 
 class Way(StrEnum):
@@ -63,14 +71,14 @@ class Rebuild:
         if way is Way.REPLAY and not self.logged:
             return float("inf")
         stages = 1 if way is Way.REPLAY else 1 + self.stages_above
-        row_s = UNKNOWN_ROW_S if self.row_s is None else self.row_s
+        row_s = MOVING.unknown_row_s if self.row_s is None else self.row_s
         if self.beside_rows is not None:
-            row_s = max(row_s, STEP_EVERY_S / self.beside_rows)
+            row_s = max(row_s, MOVING.step_every_s / self.beside_rows)
         run_s = stages * self.tokens * row_s
         return max(run_s, self._link_s(self.row_bytes, self.rows_bytes_per_s))
 
     def _link_s(self, row_bytes: int, bytes_per_s: float | None) -> float:
-        rate = UNKNOWN_BYTES_PER_S if bytes_per_s is None else bytes_per_s
+        rate = MOVING.unknown_bytes_per_s if bytes_per_s is None else bytes_per_s
         return self.tokens * row_bytes / rate if rate > 0 else float("inf")
 
     def cheapest(self) -> Way:
@@ -103,9 +111,9 @@ class KvCopyOut:
     def next(self, written: int) -> KvSpan | None:
         """The next piece to send when the session stands at ``written``; None: wait, or done."""
         rest = written - self.sent
-        if rest < 1 or (rest <= REST_ROWS and self.sent > 0):
+        if rest < 1 or (rest <= MOVING.rest_rows and self.sent > 0):
             return None
-        tokens = max(1, min(rest, self.piece_bytes // self.row_bytes, PIECE_TOKENS_MAX))
+        tokens = max(1, min(rest, self.piece_bytes // self.row_bytes, MOVING.piece_tokens_max))
         ahead = self.sent - self.taken
         if ahead and (ahead + tokens) * self.row_bytes > self.ahead_bytes:
             return None
@@ -122,4 +130,4 @@ class KvCopyOut:
 
     def is_warm(self, written: int) -> bool:
         """Whether the new stage may take over: only the newest rows are missing there."""
-        return self.taken > 0 and written - self.taken <= REST_ROWS
+        return self.taken > 0 and written - self.taken <= MOVING.rest_rows

@@ -10,10 +10,9 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from coordinator.policies.admission.config import ADMISSION
 from coordinator.policies.admission.room import KvAsk
 from coordinator.policies.admission.rules import (
-    CLAIM_SHARE,
-    QUEUE_PLACES,
     Demand,
     StageLoad,
     TurnedAway,
@@ -242,12 +241,12 @@ class Opening(StagePart):
         return (
             self._kv.room.fits_urgent(ask)
             and claim_fits(1, sessions_max - load.sessions, load.sessions, load.claimed)
-            and load.claimed < max(1, CLAIM_SHARE * headroom(sessions_max))
+            and load.claimed < max(1, ADMISSION.claim_share * headroom(sessions_max))
         )
 
     def _runs_first(self, open_: SessionOpen, load: StageLoad) -> bool:
         """Whether high priority is granted: the client has few such sessions, and so have all."""
-        all_max = max(1, int(CLAIM_SHARE * headroom(self._config.sessions_max)))
+        all_max = max(1, int(ADMISSION.claim_share * headroom(self._config.sessions_max)))
         own_max = self._config.urgent_per_client_max
         high = open_.priority is Priority.HIGH
         return high and load.own_urgent < own_max and load.urgent < all_max
@@ -264,7 +263,7 @@ class Opening(StagePart):
         wanted = max(needed, min(crowd, capacity))
         # However much KV is free, the queue only shortens when sessions end.
         if not urgent and decodes_wait(load, self._shell.decode_waits.p95_s):
-            wanted, free = min(QUEUE_PLACES * crowd, room.charged_tokens), 0
+            wanted, free = min(ADMISSION.queue_places * crowd, room.charged_tokens), 0
         holding = self._table.holdings(now_s, room.charged_of, ask.client)
         room_s = retry_after_s(wanted, free, holding)
         if urgent or not prompts_wait(load):

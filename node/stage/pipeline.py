@@ -15,7 +15,7 @@ from coordinator.policies.links.chunk_sizer import RESENT_TOKENS
 from coordinator.policies.links.scheduler import LinkScheduler, TrafficClass
 from dht.messages import codec
 from dht.messages.session import (
-    ITEMS_MAX,
+    SESSION_BOUNDS,
     ActivationItem,
     Activations,
     FeaturedActivations,
@@ -41,7 +41,7 @@ from node.sessions.life import Completed, Lost, MoveReplied, refused_of
 from node.sessions.session import StageSession, StageState, UnsoundTokensError
 from node.sessions.session_table import Live
 from node.stage.drafting import StageDrafting
-from node.stage.moving import REST_ROWS
+from node.stage.moving import MOVING
 from node.stage.shell import StagePart, StageShell
 
 
@@ -106,12 +106,12 @@ class _Outbox:
     ) -> Iterator[tuple[str, RingTokens | Activations, bytes | memoryview, TrafficClass]]:
         """Yield ``(peer, message, body, class)`` in sending order."""
         for peer_id, tokens in self._ring.items():
-            for start in range(0, len(tokens), ITEMS_MAX):
-                message = RingTokens(tokens=tuple(tokens[start : start + ITEMS_MAX]))
+            for start in range(0, len(tokens), SESSION_BOUNDS.items_max):
+                message = RingTokens(tokens=tuple(tokens[start : start + SESSION_BOUNDS.items_max]))
                 yield peer_id, message, b"", TrafficClass.CONTROL
         for peer_id, group in self._decodes.items():
-            for start in range(0, len(group), ITEMS_MAX):
-                part = group[start : start + ITEMS_MAX]
+            for start in range(0, len(group), SESSION_BOUNDS.items_max):
+                part = group[start : start + SESSION_BOUNDS.items_max]
                 yield peer_id, *_frame(part, dtype, hidden), TrafficClass.DECODE
         for peer_id, rows in self._prefills:
             yield peer_id, *_frame([rows], dtype, hidden), TrafficClass.PREFILL
@@ -352,7 +352,7 @@ class StagePipeline(StagePart):
         if session.told_warm or open_.hop != open_.migrate_until:
             return
         behind = session.next_position - session.done_position
-        if session.done_position >= open_.prompt_tokens and behind <= REST_ROWS:
+        if session.done_position >= open_.prompt_tokens and behind <= MOVING.rest_rows:
             session.told_warm = True
             live.upstream.send(MigrationReady(session=open_.session, attempt=open_.attempt))
 

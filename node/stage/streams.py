@@ -14,7 +14,7 @@ from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.kv import KvCopy, KvPages
 from dht.messages.session import (
-    PROMPT_TOKENS_MAX,
+    SESSION_BOUNDS,
     Activations,
     MigrationReady,
     Ping,
@@ -110,7 +110,7 @@ class StageStreams:
 
         A close alone frees a stage that is no longer on the session's route.
         """
-        frame = await self._read(stream, self._config.first_frame_s, codec.FRAME_BYTES_MAX)
+        frame = await self._read(stream, self._config.first_frame_s, codec.FRAME_BOUNDS.bytes_max)
         open_ = frame.message
         if isinstance(open_, SessionClose):
             self._stage.close_for(open_, stream.remote_peer_id)
@@ -156,7 +156,7 @@ class StageStreams:
     ) -> bool:
         """Handle one frame of a client's session; False when the client closes."""
         await sender.room()
-        token_ids = min(open_.prompt_tokens, PROMPT_TOKENS_MAX)
+        token_ids = min(open_.prompt_tokens, SESSION_BOUNDS.prompt_tokens_max)
         longest = self._config.control_bytes_max + self._config.token_id_bytes_max * token_ids
         frame = await self._read(stream, self._config.client_silence_s, longest)
         mine = (open_.session, open_.attempt)

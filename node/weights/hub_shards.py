@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,24 @@ from node.weights.store import WeightStore
 
 logger = logging.getLogger(__name__)
 
-HEADERS_AT_ONCE = 8
-HEADER_GUESS_BYTES = 128 << 10
-"""Bytes of a file that are requested first: most headers are shorter, so that one request is
-enough."""
-SPARE_BYTES = 64 << 20
-"""Bytes of the disk that a fetch leaves free."""
-FETCHES_MAX = 2
-"""Maximum times that a file is fetched if it comes damaged."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchConfig:
+    """How much is fetched of a hub at once, and how often."""
+
+    headers_at_once: int = 8
+    header_guess_bytes: int = 128 << 10
+    """Bytes of a file that are requested first: most headers are shorter, so that one request is
+    enough."""
+    spare_bytes: int = 64 << 20
+    """Bytes of the disk that a fetch leaves free."""
+    fetches_max: int = 2
+    """Maximum times that a file is fetched if it comes damaged."""
+
+
+FETCH = FetchConfig()
+
+
 _HASH_BYTES = hashlib.sha256().digest_size
 
 
@@ -95,7 +106,7 @@ class HubShards:
         self._stopped = threading.Event()
         self._hashes: dict[str, ShardHashes] = {}
         self.shards = shard_names(listing.repo, listing.files, directory)
-        with ThreadPoolExecutor(HEADERS_AT_ONCE) as pool:
+        with ThreadPoolExecutor(FETCH.headers_at_once) as pool:
             found = pool.map(self._find_header, self.shards)
             self._headers = dict(zip(self.shards, found, strict=True))
         for shard in self.shards:
@@ -161,7 +172,7 @@ class HubShards:
         if raw and hashlib.sha256(raw).digest() == kept[:_HASH_BYTES]:
             return raw
         try:
-            size_bytes, needed = self._size(shard), HEADER_GUESS_BYTES
+            size_bytes, needed = self._size(shard), FETCH.header_guess_bytes
             while len(raw) < needed:
                 raw = fetch_start(self._listing, shard, min(needed, size_bytes))
                 needed = header_bytes_of(raw, size_bytes, shard, self._at(shard))
@@ -180,7 +191,7 @@ class HubShards:
         self,
         shard: str,
         report: Callable[[int], None] = lambda file_bytes: None,
-        fetches_max: int = FETCHES_MAX,
+        fetches_max: int = FETCH.fetches_max,
     ) -> None:
         """Have the file here and know what it must hold; a damaged one is fetched again."""
         for left in range(fetches_max - 1, -1, -1):
@@ -257,7 +268,7 @@ class HubShards:
                 opened.seek(0)
                 opened.truncate()
             kept_bytes = opened.tell()
-            need_bytes = size_bytes - kept_bytes + SPARE_BYTES
+            need_bytes = size_bytes - kept_bytes + FETCH.spare_bytes
             free_bytes = shutil.disk_usage(partial.parent).free
             if need_bytes > free_bytes:
                 raise UserError(

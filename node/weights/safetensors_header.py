@@ -15,15 +15,17 @@ from dht.errors import UserError
 from dht.process.json_file import decode_json
 
 PREFIX_BYTES = 8
+"""Fixed by safetensors: length of the number in front of a header."""
 POINTER = b"version "
 """What a directory that was cloned without Git LFS has in a file's place (its specification)."""
 HEADER_BYTES_MAX = 100 << 20
+"""Fixed by safetensors: its library's own limit."""
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
     "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
 }  # fmt: skip
 DIMENSIONS_MAX = 64
-"""Maximum dimensions of a tensor, as with torch."""
+"""Fixed by torch: maximum dimensions of a tensor."""
 
 Size = Annotated[int, msgspec.Meta(ge=0)]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from node.peer.join_options import has_gpu
-from node.peer.lent_before import PORT_DEFAULT
+from node.peer.lent_before import LENT_BEFORE
 from testing.documents import PAGES, imported, programs
 from testing.newcomers import Newcomer, newcomers
 from testing.terminal import CTRL_C, CTRL_D, Terminal
@@ -102,7 +102,7 @@ def test_who_lends_by_the_one_line_is_told_what_comes_next(walk: Walk) -> None:
         "No network is known here, and no model was named.",
         "Founding a network with the bundled model",
         "brook is a toy, to see how it works. Next: a bigger model",
-        f"/tcp/{PORT_DEFAULT}",
+        f"/tcp/{LENT_BEFORE.port_default}",
     ):
         assert said in " ".join(text.split()) or said in text, text
     fits(walk.founding, pasted=2)
@@ -165,7 +165,7 @@ def test_who_comes_back_has_the_port_and_lends_what_was_said(walk: Walk) -> None
         again.wait_for(SERVING)
         as_last = again.wait_for(r"^As last time: 0\.5 GiB, 300 GB a month; change with .*$")
         assert "--memory" in as_last[0]
-        assert f"/tcp/{PORT_DEFAULT}" in again.text
+        assert f"/tcp/{LENT_BEFORE.port_default}" in again.text
         assert again.wait_for(r"^(\S.* ask anabranch:.*)$")
         again.type(CTRL_C)
         assert again.wait() == 0

@@ -11,7 +11,7 @@ from hypothesis import given
 
 from dht.daemon.dictionary import entries_of
 from dht.messages.codec import MalformedError
-from dht.messages.types import PEERS_MAX
+from dht.messages.types import RECORD_BOUNDS
 from tests.choices import Choices, choices
 from tests.examples import examples
 from tests.fuzz.laws import lawful
@@ -66,7 +66,7 @@ def test_bytes_are_entries_or_malformed(drawn: Choices) -> None:
     value = value_of(drawn)
     entries = lawful(lambda: entries_of(value), MalformedError)
     if entries is not None:
-        assert len(entries) <= PEERS_MAX
+        assert len(entries) <= RECORD_BOUNDS.peers_max
         for author, record, expires_s in entries:
             assert (type(author), type(record), type(expires_s)) == (str, bytes, float)
 

@@ -118,7 +118,7 @@ def test_parts_of_frames_make_frames_or_are_malformed(drawn: Choices) -> None:
         part = FramePart(
             number=drawn.below(4),
             offset=drawn.one_of((0, 1, 5, 40)),
-            total_bytes=drawn.one_of((1, 5, 40, codec.FRAME_BYTES_MAX)),
+            total_bytes=drawn.one_of((1, 5, 40, codec.FRAME_BOUNDS.bytes_max)),
             slow=drawn.yes(),
         )
         near.write(codec.encode_frame(part, bytes(drawn.below(41))))

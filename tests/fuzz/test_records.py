@@ -141,14 +141,14 @@ async def read(store: Store) -> Seen:
 def payload_of(kind: RecordKind, name: str, drawn: Choices) -> bytes:
     """A record's bytes by ``name``: mostly whole and its own, else damaged."""
     if drawn.below(8) == 0:
-        return damaged_message(RECORD_TYPES[kind], drawn)[: codec.RECORD_BYTES_MAX]
+        return damaged_message(RECORD_TYPES[kind], drawn)[: codec.FRAME_BOUNDS.record_bytes_max]
     if kind is RecordKind.NODES:
         said: Any = node(name, drawn)
     else:
         said = value_of(RECORD_TYPES[kind], drawn, MADE)
         if drawn.below(8):
             said = replace(said, peer_id=name)
-    return codec.encode(said)[: codec.RECORD_BYTES_MAX]
+    return codec.encode(said)[: codec.FRAME_BOUNDS.record_bytes_max]
 
 
 def swarm(drawn: Choices) -> Seen:

@@ -16,7 +16,7 @@ from coordinator.planning.heuristics.heuristics import chains, keep_layers
 from coordinator.planning.heuristics.repair import repair
 from coordinator.planning.waves import can_be_reached
 from coordinator.plans.election.election import (
-    CATCH_UP_S,
+    ELECTION,
     LEASE_S,
     Elected,
     Election,
@@ -264,7 +264,7 @@ class World:
         versions = [believed(record.plan_version, self.unix_s(member)) for record in nodes.values()]
         seen = max([member.version, *versions])
         behind = member.version < seen and seen.term <= member.election.term
-        every_s = CATCH_UP_S if behind else PUBLISH_S
+        every_s = ELECTION.catch_up_s if behind else PUBLISH_S
         republish = self.now_s - member.published_s >= every_s
         if not joined and not lost and not republish:
             return

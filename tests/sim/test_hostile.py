@@ -20,13 +20,8 @@ import torch
 from client.errors import RequestRefusedError, UnavailableError
 from client.session.config import SessionConfig
 from client.text.tokenizer import ModelText
-from coordinator.policies.admission.rules import (
-    CLAIM_SHARE,
-    REST_S,
-    UNTRIED_S,
-    UNTRIED_SESSIONS,
-    headroom,
-)
+from coordinator.policies.admission.config import ADMISSION
+from coordinator.policies.admission.rules import headroom
 from dht.budget import DIALS, FRAME_BYTES, OPENS, PINGS, Budget
 from dht.errors import NetworkError
 from dht.identity.grant import grant, own_word
@@ -59,7 +54,7 @@ from dht.messages.types import ModelSpec, RouteStage
 from dht.records.directory import Directory
 from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import HOP_PROTOCOL, SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream
-from dht.transport.streams import HEARD_LIMIT_S
+from dht.transport.streams import PIPES
 from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import DIALS_REFUSED
 from node.sessions.life import Lost, close_of
@@ -378,8 +373,10 @@ def test_one_client_cannot_take_every_place() -> None:
     async def scenario() -> None:
         async with paper_swarm((0, 8)) as swarm:
             evil = swarm.network.transport()
-            for crowd, accepted in enumerate((UNTRIED_SESSIONS, 64 - UNTRIED_SESSIONS, 0)):
-                await asyncio.sleep(UNTRIED_S if crowd == 1 else 0.0)
+            for crowd, accepted in enumerate(
+                (ADMISSION.untried_sessions, 64 - ADMISSION.untried_sessions, 0)
+            ):
+                await asyncio.sleep(ADMISSION.untried_s if crowd == 1 else 0.0)
                 streams = [
                     await let_in(swarm, evil, session=f"{crowd}{number:031d}", max_new_tokens=1)
                     for number in range(40)
@@ -435,7 +432,7 @@ def test_a_crowd_that_claims_high_priority_is_not_all_run_first() -> None:
     async def scenario() -> None:
         async with paper_swarm((0, LAYERS)) as swarm:
             target = swarm.peers[0]
-            most = int(CLAIM_SHARE * headroom(StageConfig().sessions_max))
+            most = int(ADMISSION.claim_share * headroom(StageConfig().sessions_max))
 
             async def ask(client: MemoryTransport, number: int, **changes: object) -> None:
                 stream = await client.open_stream(target.peer_id, SESSION_PROTOCOL)
@@ -466,9 +463,9 @@ def test_a_crowd_that_sends_no_prompts_keeps_others_out_for_some_seconds_alone()
                 client = swarm.network.transport()
                 return await let_in(swarm, client, session=client.peer_id[-32:]) is not None
 
-            assert all([await newcomer() for _ in range(UNTRIED_SESSIONS)])
+            assert all([await newcomer() for _ in range(ADMISSION.untried_sessions)])
             assert not await newcomer(), "there is KV, but a crowd came that shows no cost yet"
-            await asyncio.sleep(UNTRIED_S)
+            await asyncio.sleep(ADMISSION.untried_s)
             assert await newcomer()
 
     run_virtual(scenario(), limit_s=300)
@@ -484,7 +481,7 @@ def test_a_crowd_that_sends_its_prompts_token_by_token_keeps_nobody_out_for_long
 
             async def drip(number: int) -> None:
                 evil = swarm.network.transport()
-                await asyncio.sleep(number / UNTRIED_SESSIONS)
+                await asyncio.sleep(number / ADMISSION.untried_sessions)
                 session = evil.peer_id[-32:]
                 stream = await let_in(swarm, evil, session=session, prompt_tokens=400)
                 assert stream is not None
@@ -494,13 +491,15 @@ def test_a_crowd_that_sends_its_prompts_token_by_token_keeps_nobody_out_for_long
                         stream,
                         Prompt(session=session, attempt=0, position=position, token_ids=ids),
                     )
-                    await asyncio.sleep(0.2 * UNTRIED_S)
+                    await asyncio.sleep(0.2 * ADMISSION.untried_s)
 
             async with asyncio.TaskGroup() as attack:
-                tasks = [attack.create_task(drip(number)) for number in range(UNTRIED_SESSIONS)]
+                tasks = [
+                    attack.create_task(drip(number)) for number in range(ADMISSION.untried_sessions)
+                ]
                 await asyncio.sleep(1.0)
                 assert await let_in(swarm, swarm.network.transport()) is None
-                await asyncio.sleep(UNTRIED_S)
+                await asyncio.sleep(ADMISSION.untried_s)
                 async with swarm.client(wait_s=0) as client:
                     answer = await client.generate(PROMPT, max_new_tokens=5)
                 assert answer.token_ids == answer_of(PROMPT, 5)
@@ -518,7 +517,7 @@ def test_clients_with_many_long_prompts_keep_out_themselves_before_others() -> N
             ids = tuple(at % VOCAB for at in range(400))
             evil = [swarm.network.transport() for _ in range(2)]
             streams = []
-            for number in range(2 * UNTRIED_SESSIONS):
+            for number in range(2 * ADMISSION.untried_sessions):
                 session = f"{number:032d}"
                 client = evil[number % 2]
                 stream = await let_in(swarm, client, session=session, prompt_tokens=400)
@@ -526,7 +525,7 @@ def test_clients_with_many_long_prompts_keep_out_themselves_before_others() -> N
                     prompt = Prompt(session=session, attempt=0, position=0, token_ids=ids)
                     await codec.send_frame(stream, prompt)
                     streams.append(stream)
-            assert len(streams) == UNTRIED_SESSIONS, "more would make these wait"
+            assert len(streams) == ADMISSION.untried_sessions, "more would make these wait"
             async with swarm.client(wait_s=0) as client:
                 answer = await client.generate(PROMPT, max_new_tokens=5)
             assert answer.token_ids == answer_of(PROMPT, 5)
@@ -748,11 +747,11 @@ def test_sessions_that_are_opened_and_rest_keep_nobody_out() -> None:
                 reply = (await codec.read_frame(stream)).message
                 if isinstance(reply, SessionRefused):
                     refused.append(reply.reason)
-                    assert 0 < reply.retry_after_s <= REST_S
+                    assert 0 < reply.retry_after_s <= ADMISSION.rest_s
             assert counters["rested"] == 0
             with pytest.raises(UnavailableError, match="full"):
                 await client.generate(PROMPT, max_new_tokens=50)
-            await asyncio.sleep(REST_S)
+            await asyncio.sleep(ADMISSION.rest_s)
             answer = await client.generate(PROMPT, max_new_tokens=50)
             assert answer.token_ids == answer_of(PROMPT, 50)
             assert 0 < counters["rested"] < number - 1, "no more than it takes"
@@ -909,7 +908,7 @@ def test_large_frames_that_are_never_whole_take_a_bounded_memory(protocol: str) 
                 stream.write(frame[:-1])
             await asyncio.sleep(1)
             assert 1 << 20 <= held.total <= most
-            await asyncio.sleep(HEARD_LIMIT_S)
+            await asyncio.sleep(PIPES.heard_limit_s)
             for stream in streams:
                 try:
                     await stream.drain()

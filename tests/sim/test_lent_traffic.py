@@ -12,7 +12,7 @@ from coordinator.policies.links.token_bucket import Allowance
 from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.messages.session import ActivationItem, Activations, Ping
-from dht.transport.frame_sender import STALLED_S
+from dht.transport.frame_sender import SENDING
 from dht.transport.metered import ByteMeter, MeteredStream, MeteredTransport
 from dht.transport.streams import stream_pair
 from node.links.framed_stream import LinkReader, LinkSender
@@ -64,7 +64,7 @@ async def test_a_long_prompt_leaves_at_the_rate_and_decodes_overtake_it() -> Non
     assert max(at_s - began_s - 0.5 * n for n, at_s in enumerate(chats)) < 0.5
     await until(lambda: arrived[-1][1] == "the-prompt")
     took_s = arrived[-1][0] - began_s
-    assert took_s > STALLED_S
+    assert took_s > SENDING.stalled_s
     assert traffic.sent_bytes / took_s == pytest.approx(RATE, rel=0.1)
     for task in tasks:
         task.cancel()

@@ -11,11 +11,11 @@ import pytest
 
 from coordinator.policies.links.bandwidth_estimator import DeliveryEstimator
 from coordinator.policies.links.token_bucket import Allowance
-from dht.messages.types import LINK_FRESH_MAX_S, Link, LinksRecord, NodeRecord
+from dht.messages.types import RECORD_BOUNDS, Link, LinksRecord, NodeRecord
 from dht.transport.interface import Transport
 from node.links.lent_traffic import LentTraffic
 from node.links.measured_links import MeasuredLinks
-from node.links.probe import PROBE_BYTES_MAX
+from node.links.probe import PROBE
 from node.peer import link_keeper
 from node.peer.link_keeper import LinkKeepConfig, LinkKeeper, is_steady
 from testing.clock import run_virtual
@@ -165,7 +165,7 @@ def test_small_differences_are_none() -> None:
 
 
 def test_the_documents_say_what_it_costs() -> None:
-    probe = sum((128 << 10) * 4**n for n in range(3)) + PROBE_BYTES_MAX
-    month = 2 * 20 * probe * 30 * 24 * HOUR_S / LINK_FRESH_MAX_S
+    probe = sum((128 << 10) * 4**n for n in range(3)) + PROBE.bytes_max
+    month = 2 * 20 * probe * 30 * 24 * HOUR_S / RECORD_BOUNDS.link_fresh_max_s
     assert probe / 1e6 == pytest.approx(7, abs=0.1)
     assert month / 1e9 == pytest.approx(33, abs=0.5)

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from client import Swarm, UnavailableError
-from coordinator.policies.admission.rules import UNTRIED_SESSIONS
+from coordinator.policies.admission.config import ADMISSION
 from testing.clock import run_virtual
 from tests.sim.paper_swarm import VOCAB, PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import held, until
@@ -47,7 +47,7 @@ async def test_a_full_swarm_says_so_at_once_and_when_to_come_back() -> None:
 @pytest.mark.virtual(limit_s=3600)
 async def test_prompts_wait_outside_where_more_of_them_would_only_wait_inside() -> None:
     """There is KV for all of them, but a step takes long and has room for few."""
-    clients = 2 * UNTRIED_SESSIONS
+    clients = 2 * ADMISSION.untried_sessions
     prompts = [tuple((n + at) % VOCAB for at in range(100)) for n in range(clients)]
 
     async with paper_swarm() as swarm:
@@ -73,7 +73,7 @@ async def test_prompts_wait_outside_where_more_of_them_would_only_wait_inside() 
         await asyncio.gather(*(ask(prompt) for prompt in prompts))
         watching.cancel()
         # Each stage counts those whose rows wait there, or ran there of late.
-        assert most <= 1.5 * UNTRIED_SESSIONS
+        assert most <= 1.5 * ADMISSION.untried_sessions
         await until(lambda: held(swarm) == 0)
 
 

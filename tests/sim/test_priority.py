@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from coordinator.policies.batching.scheduler import URGENT_STEPS, BatchLimits, Scheduler
+from coordinator.policies.batching.scheduler import BATCHING, BatchLimits, Scheduler
 from testing.clock import run_virtual
 from testing.stand_in import Setting, StandInSwarm
 from testing.timed_engine import GpuTimes
@@ -55,4 +55,4 @@ def test_an_urgent_prompt_passes_those_before_it() -> None:
     normal_s, others_s = first_tokens("normal")
     high_s, delayed_s = first_tokens("high")
     assert high_s < normal_s / 2
-    assert delayed_s < (URGENT_STEPS + 1) * others_s
+    assert delayed_s < (BATCHING.urgent_steps + 1) * others_s

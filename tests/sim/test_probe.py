@@ -14,13 +14,7 @@ from dht.messages.peer import ProbeRequest
 from dht.transport.interface import PROBE_PROTOCOL
 from dht.transport.metered import ByteMeter, MeteredTransport
 from node.links.lent_traffic import LentTraffic
-from node.links.probe import (
-    FRAME_BYTES,
-    PROBE_BYTES_FIRST,
-    ProbeServer,
-    late_rate,
-    measure_link,
-)
+from node.links.probe import PROBE, ProbeServer, late_rate, measure_link
 from testing.network import LinkModel, MemoryNetwork, MemoryTransport
 
 pytestmark = pytest.mark.sim
@@ -82,7 +76,7 @@ async def test_one_peer_draws_no_more_probes_on_many_streams() -> None:
     network = MemoryNetwork(random.Random(1))
     asker, asked = network.transport(), network.transport()
     await ProbeServer(asked).start()
-    got_bytes = await drawn_bytes(asker, asked.peer_id, 20, PROBE_BYTES_FIRST)
+    got_bytes = await drawn_bytes(asker, asked.peer_id, 20, PROBE.first_bytes)
     assert got_bytes <= PROBE_BYTES.burst + 60 * PROBE_BYTES.per_s
 
 
@@ -94,10 +88,10 @@ async def test_strangers_get_short_probes_and_all_together_leave_half_to_members
     budget.parties.member = budget.parties.work = {member.peer_id}.__contains__
     await ProbeServer(asked, budget=budget).start()
     strangers = [network.transport() for _ in range(64)]
-    each = [await drawn_bytes(s, asked.peer_id, 3, PROBE_BYTES_FIRST) for s in strangers]
+    each = [await drawn_bytes(s, asked.peer_id, 3, PROBE.first_bytes) for s in strangers]
     assert 0 < max(each) <= PROBE_BYTES.stranger_burst
     assert sum(each) <= 2 << 20
-    full = 4 * PROBE_BYTES_FIRST
+    full = 4 * PROBE.first_bytes
     assert await drawn_bytes(network.transport(), asked.peer_id, 1, full) == 0
     assert await drawn_bytes(member, asked.peer_id, 1, full) == 2 << 20
     with pytest.raises(NetworkError, match="sends no more probes"):
@@ -114,7 +108,7 @@ async def test_probes_take_a_tenth_of_the_month_at_most_and_sessions_go_on() -> 
     asked = MeteredTransport(plain, meter)
     budget = Budget(replace(PROBE_BYTES, per_s=1e9, burst=1e9, all_per_s=1e9, all_burst=1e9))
     await ProbeServer(asked, traffic, budget).start()
-    for size_bytes in (PROBE_BYTES_FIRST, 4 << 10):
+    for size_bytes in (PROBE.first_bytes, 4 << 10):
         await drawn_bytes(asker, asked.peer_id, 40, size_bytes)
     assert traffic.sent_bytes + traffic.received_bytes <= 2e6 + 64 * 1024
     assert traffic.exhausted() is None
@@ -127,7 +121,7 @@ async def test_probes_take_a_tenth_of_the_month_at_most_and_sessions_go_on() -> 
 def test_pauses_and_late_reads_do_not_change_the_rate(mbit: float, pause_every: int) -> None:
     """A flow-control window waits for its update; the reader comes up to 5 ms late."""
     rng = random.Random(1)
-    frame_s = FRAME_BYTES / (mbit * MBIT)
+    frame_s = PROBE.frame_bytes / (mbit * MBIT)
     arrivals_s = [
         number * frame_s + (number - 1) // pause_every * 0.04 + rng.uniform(0, 0.005)
         for number in range(1, 129)
@@ -136,4 +130,6 @@ def test_pauses_and_late_reads_do_not_change_the_rate(mbit: float, pause_every: 
 
 
 def test_a_probe_that_came_all_at_once_is_one_span() -> None:
-    assert late_rate([0.0] * 64 + [0.016] * 64, 0.2) == pytest.approx(64 * FRAME_BYTES / 0.016)
+    assert late_rate([0.0] * 64 + [0.016] * 64, 0.2) == pytest.approx(
+        64 * PROBE.frame_bytes / 0.016
+    )

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from coordinator.policies.admission.rules import QUEUE_SESSIONS_LEAST, QUEUE_WAIT_S
+from coordinator.policies.admission.config import ADMISSION
 from testing.clock import run_virtual
 from tests.sim.paper_swarm import PaperPeer, PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import held, until
@@ -98,18 +98,18 @@ def test_a_client_with_all_the_room_leaves_some_to_one_with_none(way: str) -> No
                 peer = await swarm.add(
                     *span,
                     kv_tokens=10_000 if slow else KV_TOKENS,
-                    step_s=2 * QUEUE_WAIT_S if slow else 0.01,
+                    step_s=2 * ADMISSION.queue_wait_s if slow else 0.01,
                 )
                 learn(peer)
             async with swarm.client(wait_s=600.0) as crowd:
                 asks = [
                     asyncio.create_task(crowd.generate(prompt_of(n), max_new_tokens=100))
-                    for n in range(QUEUE_SESSIONS_LEAST + 4)
+                    for n in range(ADMISSION.queue_sessions_least + 4)
                 ]
                 waits = swarm.peers[0].stage.shell.decode_waits
                 await until(
                     lambda: (
-                        (waits.p95_s or 0.0) > QUEUE_WAIT_S
+                        (waits.p95_s or 0.0) > ADMISSION.queue_wait_s
                         if slow
                         else counted(swarm, "refused_no_kv") > 0
                     )

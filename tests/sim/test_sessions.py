@@ -312,7 +312,9 @@ async def test_a_long_prompt_comes_in_several_messages(monkeypatch: pytest.Monke
         sent.append((fields["position"], len(fields["token_ids"])))
         return Prompt(**fields)
 
-    monkeypatch.setattr(attempt, "PROMPT_TOKENS_MAX", 12)
+    monkeypatch.setattr(
+        attempt, "SESSION_BOUNDS", replace(attempt.SESSION_BOUNDS, prompt_tokens_max=12)
+    )
     monkeypatch.setattr(attempt, "Prompt", counted)
 
     prompt = tuple(range(30))

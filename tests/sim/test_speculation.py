@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from client import GenerationOptions, Swarm
-from dht.messages.session import DRAFT_TOKENS_MAX, ActivationItem, Activations, RingToken
+from dht.messages.session import SESSION_BOUNDS, ActivationItem, Activations, RingToken
 from node.drafting.drafter import Draft
 from node.sessions.session import StageSession
 from node.stage.server import StageServer
@@ -61,7 +61,7 @@ def test_drafts_change_no_token_and_save_rounds(stages: int) -> None:
             assert drafted == {False: 0, True: last["accepted_drafts"]}
             for peer in swarm.peers:  # of the last round only the last stage knows
                 left = last["accepted_drafts"] - peer.stage.counters["accepted_drafts"]
-                assert 0 <= left <= DRAFT_TOKENS_MAX
+                assert 0 <= left <= SESSION_BOUNDS.draft_tokens_max
 
     run_virtual(scenario(), limit_s=600)
 

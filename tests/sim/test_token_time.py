@@ -8,7 +8,7 @@ import pytest
 
 from client import Answer
 from client.generate import figures
-from dht.messages.session import STEP_S_MAX, Tokens
+from dht.messages.session import SESSION_BOUNDS, Tokens
 from testing.clock import run_virtual
 from testing.stand_in import Setting, StandInSwarm
 
@@ -52,7 +52,10 @@ def test_a_last_stage_that_claims_hours_is_believed_no_more_than_the_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def boast(**fields: Any) -> Tokens:
-        return Tokens(**fields | {"computed_s": STEP_S_MAX, "waited_s": STEP_S_MAX})
+        return Tokens(
+            **fields
+            | {"computed_s": SESSION_BOUNDS.step_s_max, "waited_s": SESSION_BOUNDS.step_s_max}
+        )
 
     monkeypatch.setattr("node.sessions.session_table.Tokens", boast)
     [answer] = run_virtual(answers(1), limit_s=1000)

@@ -145,7 +145,7 @@ FOUND = RecordsFound(records=(), more=False, unix_s=1.0)
 CHECK = LayerCheck(nonce=bytes(16), start=0, end=1)
 PING, PONG = Ping(nonce=1), Pong(nonce=1)
 PLAN = PlanRequest(sha256="0" * 64)
-HUGE = (codec.FRAME_BYTES_MAX + 1).to_bytes(4, "little") + bytes(4)
+HUGE = (codec.FRAME_BOUNDS.bytes_max + 1).to_bytes(4, "little") + bytes(4)
 OLD_PING = (4 + 8).to_bytes(4, "little") + (8).to_bytes(4, "little") + b"\x93\x01\xa4ping\x80"
 INNER = codec.encode_frame(part(1, 0, 5, b"x").message, b"x")
 SESSION, LAST, HOP = SESSION_PROTOCOL, TOKENS_PROTOCOL, HOP_PROTOCOL

@@ -19,13 +19,22 @@ from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason
 from dht.process.supervision import end_all
 
-RETRY_AFTER_S = 5
-WAIT_S = 30.0
-"""Time for a turn, where nobody says: as for missing layers."""
-SPARE_SHARE = 4
-"""One part of so many of the limit of requests is there beside it for those who have none."""
-PIECES_QUEUED_MAX = 64
-"""Pieces that wait for a slow reader before the answers wait, too."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswersConfig:
+    """How long requests wait for a turn, and how much waits for a reader."""
+
+    wait_s: float = 30.0
+    """Time for a turn, where nobody says: as for missing layers."""
+    spare_share: int = 4
+    """One part of so many of the limit of requests is there beside it for those who have none."""
+    pieces_queued_max: int = 64
+    """Pieces that wait for a slow reader before the answers wait, too."""
+
+
+ANSWERING = AnswersConfig()
+
+
 NOTHING = Piece(text="", token_ids=())
 
 
@@ -72,7 +81,7 @@ class Answers:
         *,
         at_once_max: int,
         queued_max: int,
-        wait_s: float = WAIT_S,
+        wait_s: float = ANSWERING.wait_s,
     ) -> None:
         """``at_once_max`` choices run, ``queued_max`` requests wait or run; a request whose first
         choice gets no turn within ``wait_s`` is refused."""
@@ -96,11 +105,12 @@ class Answers:
 
         There is some room beyond the limit for those who have no request here yet.
         """
-        room = self._queued_max + (0 if self._requests[who] else self._queued_max // SPARE_SHARE)
+        room = self._queued_max + (
+            0 if self._requests[who] else self._queued_max // ANSWERING.spare_share
+        )
         if self.requests >= room:
             raise too_many(
-                f"{self.requests} requests are being answered or wait, that is the limit here",
-                RETRY_AFTER_S,
+                f"{self.requests} requests are being answered or wait, that is the limit here"
             )
         self._requests[who] += 1
         self.idle.clear()
@@ -125,7 +135,7 @@ class Answers:
         ``who`` asks for them; ``accepted`` is set once the stages have taken one. Raises ApiError
         for what goes wrong with any of them, and ends the others.
         """
-        queue: asyncio.Queue[ChoicePart | ApiError] = asyncio.Queue(PIECES_QUEUED_MAX)
+        queue: asyncio.Queue[ChoicePart | ApiError] = asyncio.Queue(ANSWERING.pieces_queued_max)
         asked = _Asked(who=who, accepted=accepted or asyncio.Event())
         running = [asyncio.create_task(self._run(swarm, task, asked, queue)) for task in tasks]
         left = len(tasks)
@@ -168,9 +178,9 @@ class Answers:
     def _no_turn(self, who: str) -> ApiError:
         if self._turns.at_most(who):
             reason = "as many of your answers are being made as one may have at a time"
-            return too_many(f"{reason}; none ended within {self._wait_s:.0f} s", RETRY_AFTER_S)
+            return too_many(f"{reason}; none ended within {self._wait_s:.0f} s")
         reason = f"all turns to answer were taken for {self._wait_s:.0f} s"
-        return unavailable(reason, RETRY_AFTER_S)
+        return unavailable(reason)
 
     async def _answer(
         self,
@@ -244,4 +254,4 @@ def as_api_error(error: UserError | SwarmError | NetworkError) -> ApiError:
         case RequestRefusedError():
             return bad_request(f"the swarm cannot follow this request: {error}")
         case _:
-            return unavailable(f"the swarm cannot serve this now: {error}", RETRY_AFTER_S)
+            return unavailable(f"the swarm cannot serve this now: {error}")

@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 OPEN_MAX = 8
 """Maximum models that are open at a time."""
-RETRY_AFTER_S = 5
 NAMED_MAX = 16
 FIGURES = ("fingerprint", "layers", "covered", "replicas", "tokens_per_s", "precisions")
 """What the list of models says of each, as ``anabranch models --json`` does."""
@@ -105,7 +104,7 @@ class GatewayModels:
         while len(self._kept) >= self._open_max:
             idle = next((each for each, kept in self._kept.items() if not kept.users), None)
             if idle is None:
-                raise unavailable(f"{len(self._kept)} models are in use here", RETRY_AFTER_S)
+                raise unavailable(f"{len(self._kept)} models are in use here")
             await self._end(self._kept.pop(idle))
             if name in self._kept:  # another request opened it meanwhile
                 return self._kept[name]
@@ -166,7 +165,7 @@ class GatewayModels:
 
 
 def _failed(error: Exception) -> ApiError:
-    return unavailable(f"this model cannot be opened now: {error}", RETRY_AFTER_S)
+    return unavailable(f"this model cannot be opened now: {error}")
 
 
 def _are(count: int) -> str:

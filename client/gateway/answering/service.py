@@ -12,7 +12,6 @@ from typing import Any
 from client.answer.defaults import SamplingDefaults
 from client.answer.generation import GenerationOptions
 from client.gateway.answering.answers import (
-    RETRY_AFTER_S,
     Answers,
     ChoicePart,
     ChoiceTask,
@@ -258,7 +257,7 @@ class CompletionService:
         except UnicodeEncodeError:
             raise bad_request("the format of the answer is not valid UTF-8 text") from None
         except TrialsBusyError as error:
-            raise too_many(str(error), RETRY_AFTER_S) from None
+            raise too_many(str(error)) from None
         if fault:
             reason = " ".join(fault.split())[:FAULT_CHARS_MAX]
             raise bad_request(f"the format of the answer cannot be followed: {reason}")

@@ -25,7 +25,7 @@ from client.gateway.protocols.messages import (
 from client.gateway.protocols.requests import (
     DEFAULT_EFFORT,
     NO_EFFORT,
-    STOPS_MAX,
+    REQUEST,
     ChatRequest,
     Effort,
     NamedSchema,
@@ -191,8 +191,10 @@ class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_
 
 def _brought(part: Any) -> str:
     """A part of what a call brought."""
-    if part is None or isinstance(part, str):
-        return part or ""
+    if part is None:
+        return ""
+    if isinstance(part, str):
+        return part
     with suppress(msgspec.ValidationError):
         return msgspec.convert(part, ResultBlock).text
     if isinstance(part, dict) and "type" in part:
@@ -325,7 +327,7 @@ class MessagesRequest(CountRequest, kw_only=True):
 
     max_tokens: TokenCount
     stream: bool | None = None
-    stop_sequences: Annotated[list[Stop], Meta(max_length=STOPS_MAX)] | None = None
+    stop_sequences: Annotated[list[Stop], Meta(max_length=REQUEST.stops_max)] | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: int | None = None

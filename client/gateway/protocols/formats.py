@@ -12,7 +12,7 @@ from client.gateway.structured.call_formats import CallFormat
 from client.gateway.structured.calls_grammar import calls_grammar
 from client.gateway.structured.channels import Channels
 from client.gateway.structured.grammar import of_choice, of_regex, of_schema, schema_in
-from dht.messages.session import GRAMMAR_BYTES_MAX
+from dht.messages.session import SESSION_BOUNDS
 
 GUIDES = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 """vLLM's fields for the format of an answer."""
@@ -38,8 +38,10 @@ def format_grammar(request: CompletionRequest | ChatRequest) -> str:
             size_bytes = len(grammar.encode())
         except UnicodeEncodeError:
             raise bad_request(f"{name} is not valid UTF-8 text", name) from None
-        if size_bytes > GRAMMAR_BYTES_MAX:
-            raise bad_request(f"{name} has {size_bytes} bytes; {GRAMMAR_BYTES_MAX} at most", name)
+        if size_bytes > SESSION_BOUNDS.grammar_bytes_max:
+            raise bad_request(
+                f"{name} has {size_bytes} bytes; {SESSION_BOUNDS.grammar_bytes_max} at most", name
+            )
     return next(iter(grammars.values()), "")
 
 

@@ -12,6 +12,7 @@ from client.text.arrangement import Arguments
 logger = logging.getLogger(__name__)
 MESSAGES_MAX = 4096
 TOOLS_MAX = 128
+"""Fixed by OpenAI's interface."""
 ToolName = Annotated[str, Meta(min_length=1, max_length=1024)]
 """Names that models cannot write are shortened for them (:mod:`…protocols.tool_names`)."""
 

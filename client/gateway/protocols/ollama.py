@@ -24,7 +24,7 @@ from client.gateway.protocols.messages import (
 from client.gateway.protocols.requests import (
     DEFAULT_EFFORT,
     NO_EFFORT,
-    STOPS_MAX,
+    REQUEST,
     ChatRequest,
     CompletionRequest,
     NamedSchema,
@@ -51,7 +51,7 @@ class Options(msgspec.Struct, kw_only=True):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: Stop | Annotated[list[Stop], Meta(max_length=STOPS_MAX)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=REQUEST.stops_max)] | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None

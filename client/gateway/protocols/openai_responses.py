@@ -27,7 +27,7 @@ from client.gateway.protocols.messages import (
 )
 from client.gateway.protocols.messages import NamedTool as ChatTool
 from client.gateway.protocols.requests import (
-    SALT_CHARS_MAX,
+    REQUEST,
     TOKENS_MAX,
     ChatRequest,
     Effort,
@@ -171,7 +171,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     metadata: Any = None
     reasoning: Reasoning | None = None
     # vLLM's and our own
-    cache_salt: Annotated[str, Meta(max_length=SALT_CHARS_MAX)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=REQUEST.salt_chars_max)] | None = None
     prefix_cache: Literal["own", "shared", "off"] | None = None
 
 

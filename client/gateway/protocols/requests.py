@@ -8,7 +8,7 @@ fields are ignored. Fields below "vLLM's" are what vLLM adds to OpenAI's interfa
 import codecs
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -30,7 +30,7 @@ from client.gateway.protocols.refused import check_fields, refused_by
 from client.gateway.structured.schemas import Schema
 from dht.errors import UserError
 from dht.messages.session import (
-    BIASED_TOKENS_MAX,
+    SESSION_BOUNDS,
     Alternatives,
     Bias,
     MinP,
@@ -42,18 +42,35 @@ from dht.messages.session import (
 )
 
 PROMPT_FIELDS = frozenset({"prompt", "messages", "input", "system", "instructions"})
-FIELD_BYTES_MAX = 256 << 10
-"""Maximum size of any other field: 16 stop strings of 1,024 escaped characters have 192 KiB."""
-MESSAGE_CHARACTERS = 64
-"""Characters that take as long as a message alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestConfig:
+    """Bounds of requests, and what those get that do not say."""
+
+    field_bytes_max: int = 256 << 10
+    """Maximum size of any other field: 16 stop strings of 1,024 escaped characters have 192 KiB."""
+    message_characters: int = 64
+    """Characters that take as long as a message alone."""
+    prompts_max: int = 256
+    choices_max: int = 16
+    stops_max: int = 16
+    stop_chars_max: int = 1024
+    salt_chars_max: int = 256
+    prompt_tokens_max: int = 1 << 20
+    chat_tokens_least: int = 1024
+    """What such an answer gets room for even where peers announce less."""
+    free_share: int = 4
+    """Such an answer gets one part of so many of the KV room that peers have free: KV is reserved
+    for all of it at every stage, and others come, too."""
+
+
+REQUEST = RequestConfig()
+
+
 NO_EFFORT, DEFAULT_EFFORT = "none", "medium"
 EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 """Efforts that no template knows, by the nearest that those know which read one."""
-PROMPTS_MAX = 256
-CHOICES_MAX = 16
-STOPS_MAX = 16
-STOP_CHARS_MAX = 1024
-SALT_CHARS_MAX = 256
 _HALF_ALONE = re.compile(
     rb"\\u(?<!\\\\u)"
     rb"(?:[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
@@ -61,25 +78,19 @@ _HALF_ALONE = re.compile(
 )
 """An escape of one half of a character beyond U+FFFF whose other half is not next to it."""
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
-PROMPT_TOKENS_MAX = 1 << 20
 COMPLETION_TOKENS_DEFAULT = 16
-"""OpenAI's default for completions."""
+"""Fixed by OpenAI's interface: default for completions."""
 CHAT_TOKENS_DEFAULT: int | None = None
 """The most that a chat's answer is given room for where neither the request nor the gateway's owner
 says; None: the rest of the context, as far as key and swarm have it (:func:`open_tokens`)."""
-CHAT_TOKENS_LEAST = 1024
-"""What such an answer gets room for even where peers announce less."""
-FREE_SHARE = 4
-"""Such an answer gets one part of so many of the KV room that peers have free: KV is reserved for
-all of it at every stage, and others come, too."""
 
-TokenIds = Annotated[list[int], Meta(max_length=PROMPT_TOKENS_MAX)]
+TokenIds = Annotated[list[int], Meta(max_length=REQUEST.prompt_tokens_max)]
 Effort = Annotated[str, Meta(pattern="^[a-z]{1,32}$")]
-Choices = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
-Stop = Annotated[str, Meta(max_length=STOP_CHARS_MAX)]
+Choices = Annotated[int, Meta(ge=1, le=REQUEST.choices_max)]
+Stop = Annotated[str, Meta(max_length=REQUEST.stop_chars_max)]
 TOKENS_MAX = (1 << 63) - 1
-"""The most tokens that a request may name; the model's context bounds them, in the words that
-clients look for."""
+"""Fixed by int64: the most tokens that a request may name. The model's context bounds them, in the
+words that clients look for."""
 TokenCount = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 MostTokens = Annotated[int, Meta(ge=-1, le=TOKENS_MAX)]
 """-1: as many as there is room for."""
@@ -126,7 +137,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     n: Choices | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
-    stop: Stop | Annotated[list[Stop], Meta(max_length=STOPS_MAX)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=REQUEST.stops_max)] | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     presence_penalty: Penalty | None = None
@@ -143,7 +154,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
     add_special_tokens: bool | None = None
-    cache_salt: Annotated[str, Meta(max_length=SALT_CHARS_MAX)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=REQUEST.salt_chars_max)] | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_grammar: str | None = None
@@ -157,7 +168,7 @@ class Sampled(msgspec.Struct, kw_only=True):
 class CompletionRequest(Sampled, kw_only=True):
     """``/v1/completions``. ``prompt`` is text, token ids, or a list of either."""
 
-    prompt: str | Annotated[list[str | int | TokenIds], Meta(max_length=PROMPT_TOKENS_MAX)]
+    prompt: str | Annotated[list[str | int | TokenIds], Meta(max_length=REQUEST.prompt_tokens_max)]
     echo: bool | None = None
     logprobs: Alternatives | None = None
     best_of: int | None = None
@@ -272,8 +283,10 @@ def _check_sizes(shape: msgspec.Struct) -> None:
     """Raises ApiError (400) for fields that hold more objects than any request needs."""
     for name in shape.__struct_fields__:
         size_bytes = len(getattr(shape, name))
-        if name not in PROMPT_FIELDS and size_bytes > FIELD_BYTES_MAX:
-            raise bad_request(f"{name} has {size_bytes} bytes; {FIELD_BYTES_MAX} at most", name)
+        if name not in PROMPT_FIELDS and size_bytes > REQUEST.field_bytes_max:
+            raise bad_request(
+                f"{name} has {size_bytes} bytes; {REQUEST.field_bytes_max} at most", name
+            )
     for name in ("messages", "input", "system"):
         items = bytes(getattr(shape, name, b""))
         if items.startswith(b"["):
@@ -288,8 +301,8 @@ def _check_sizes(shape: msgspec.Struct) -> None:
             msgspec.json.decode(prompt, type=list[str])
         except msgspec.ValidationError:
             raise bad_request("prompt mixes texts and token ids", "prompt") from None
-    elif prompt.count(b"[") > PROMPTS_MAX + 1:
-        raise bad_request(f"prompt has more than {PROMPTS_MAX} prompts", "prompt")
+    elif prompt.count(b"[") > REQUEST.prompts_max + 1:
+        raise bad_request(f"prompt has more than {REQUEST.prompts_max} prompts", "prompt")
 
 
 def _mended(body: bytes) -> bytes:
@@ -384,9 +397,9 @@ def prompts_of(request: CompletionRequest) -> Prompts:
     whole = tuple(prompt)
     if whole and all(isinstance(each, int) for each in whole):
         return (tuple(each for each in whole if isinstance(each, int)),)
-    if not 1 <= len(whole) <= PROMPTS_MAX:
+    if not 1 <= len(whole) <= REQUEST.prompts_max:
         raise bad_request(
-            f"prompt has {len(whole)} prompts; 1 to {PROMPTS_MAX} are taken", "prompt"
+            f"prompt has {len(whole)} prompts; 1 to {REQUEST.prompts_max} are taken", "prompt"
         )
     texts = tuple(each for each in whole if isinstance(each, str))
     ids = tuple(tuple(each) for each in whole if isinstance(each, list))
@@ -400,7 +413,9 @@ def prompts_of(request: CompletionRequest) -> Prompts:
 def size_of(request: CompletionRequest | ChatRequest) -> int:
     """What a request gives a template and a tokenizer to do, in characters."""
     if isinstance(request, ChatRequest):
-        messages = sum(MESSAGE_CHARACTERS + message.characters for message in request.messages)
+        messages = sum(
+            REQUEST.message_characters + message.characters for message in request.messages
+        )
         return messages + len(msgspec.json.encode(request.offered))
     if isinstance(request.prompt, str):
         return 1 + len(request.prompt)
@@ -464,8 +479,8 @@ def request_options(
 
 def _bias(given: Mapping[str, float]) -> dict[int, float]:
     # Keys are counted and measured first: a stranger may choose numbers whose hashes are the same.
-    if len(given) > BIASED_TOKENS_MAX:
-        said = f"logit_bias has {len(given)} tokens; {BIASED_TOKENS_MAX} at most"
+    if len(given) > SESSION_BOUNDS.biased_tokens_max:
+        said = f"logit_bias has {len(given)} tokens; {SESSION_BOUNDS.biased_tokens_max} at most"
         raise bad_request(said, "logit_bias")
     if not all(_TOKEN_ID.fullmatch(token_id) for token_id in given):
         raise bad_request("logit_bias takes token ids as keys", "logit_bias")
@@ -492,7 +507,7 @@ def wanted_tokens(request: CompletionRequest | ChatRequest) -> int | None:
 def open_tokens(room: int, free: int, left: int | None) -> int:
     """New tokens for an answer that asks for no number, at least 1: the context has ``room``, peers
     have KV free for ``free``, and the key has ``left`` (None: any number)."""
-    most = min(room, max(CHAT_TOKENS_LEAST, free // FREE_SHARE))
+    most = min(room, max(REQUEST.chat_tokens_least, free // REQUEST.free_share))
     return max(1, most if left is None else min(most, left))
 
 

@@ -11,6 +11,7 @@ from client.gateway.structured.call_formats import CallFormat, Hole, MarkOrHole,
 from client.gateway.structured.schemas import TYPES, ArgumentTypes, Schema
 
 NAME_CHARS_MAX = 64
+"""Fixed by OpenAI's interface: maximum characters of a function's name."""
 NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{NAME_CHARS_MAX}}}(?![A-Za-z0-9_.-])")
 """The names that functions may have."""
 ID = re.compile(r"[0-9A-Za-z_.:-]{1,64}(?![0-9A-Za-z_.:-])")

@@ -18,7 +18,7 @@ from client.gateway.structured.schemas import (
     properties_of,
 )
 from client.gateway.structured.text_patterns import ANYTHING, patterns_of
-from dht.messages.session import GRAMMAR_BYTES_MAX
+from dht.messages.session import SESSION_BOUNDS
 
 NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
 REFERENCES = ("$dynamicRef", "$recursiveRef", "$ref")
@@ -83,7 +83,7 @@ class _CallsGrammar:
         self._opened = opened
         self._says_at_once = channels.says_at_once if form.in_channel and channels else ""
         self._rules: list[str] = []
-        self._left = GRAMMAR_BYTES_MAX
+        self._left = SESSION_BOUNDS.grammar_bytes_max
         longest = sorted(marks, key=len, reverse=True)
         self._special = re.compile("(" + "|".join(map(re.escape, longest)) + ")") if marks else None
 

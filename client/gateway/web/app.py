@@ -21,7 +21,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from client.errors import no_route_text
-from client.gateway.answering.answers import RETRY_AFTER_S, Answers
+from client.gateway.answering.answers import Answers
 from client.gateway.answering.job import Job
 from client.gateway.answering.models import GatewayModels
 from client.gateway.answering.service import CompletionService
@@ -298,7 +298,7 @@ class Gateway:
         request[ASKED].account.begin(self._config.now_s())
         body = await self._body(request)
         if self.draining:
-            raise unavailable("this gateway is stopping", RETRY_AFTER_S)
+            raise unavailable("this gateway is stopping")
         async with self._answers.admitted(self._who(request)):
             yield body
 
@@ -414,7 +414,7 @@ class Gateway:
         address = self._party(request)
         if self._uploads[address] >= self._config.uploads_per_address_max:
             reason = f"{self._uploads[address]} unfinished requests come from {address}"
-            raise too_many(reason, RETRY_AFTER_S)
+            raise too_many(reason)
         self._uploads[address] += 1
         try:
             async with asyncio.timeout(self._config.body_s):
@@ -531,7 +531,7 @@ class Gateway:
         nobody holds or answers for: peers are pinged, so this needs no request that fails."""
         route = self._swarm.view.answering_route(asyncio.get_running_loop().time())
         if isinstance(route, NoRoute):
-            raise unavailable(no_route_text(route), RETRY_AFTER_S)
+            raise unavailable(no_route_text(route))
         return _json({"status": "ok", "stages": len(route)})
 
     async def _show_metrics(self, request: web.Request) -> web.Response:

@@ -10,7 +10,7 @@ from client.gateway.keys import Account
 from client.gateway.protocols.answer_bodies import Usage
 
 HUNG_UP = 499
-"""The status of a request whose client did not wait."""
+"""Fixed by nginx's usage: the status of a request whose client did not wait."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,18 +7,26 @@ from dataclasses import dataclass, replace
 from coordinator.evaluation.explain.graph import CutEdge, PlacementGraph, graph_of
 from dht.messages.types import Assignment, PlannerNode, Problem, fits, layer_ranges
 
-EQUAL = 1e-6
-"""Relative difference below which two flows are the same: capacities are whole units."""
-LOSSES_MAX = 3
-"""Maximum losses that are named."""
-TRIED_MAX = 12
-"""Maximum losses that are tried, those that may cost the most first: each is a maximum flow."""
-LOSS_MIN = 0.05
-"""Minimum share of the flow that a named loss costs."""
-KINDS_MAX = 6
-"""Maximum kinds of peers of which one more is tried."""
-GAIN_MIN = 0.01
-"""Minimum gain, as a share of the flow, that is named."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeakPointsConfig:
+    """How many weak points are tried and named, and from which share of the flow on."""
+
+    equal: float = 1e-6
+    """Relative difference below which two flows are the same: capacities are whole units."""
+    losses_max: int = 3
+    """Maximum losses that are named."""
+    tried_max: int = 12
+    """Maximum losses that are tried, those that may cost the most first: each is a maximum flow."""
+    loss_min: float = 0.05
+    """Minimum share of the flow that a named loss costs."""
+    kinds_max: int = 6
+    """Maximum kinds of peers of which one more is tried."""
+    gain_min: float = 0.01
+    """Minimum gain, as a share of the flow, that is named."""
+
+
+WEAK_POINTS = WeakPointsConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +86,9 @@ def weak_points(problem: Problem, assignments: Sequence[Assignment]) -> WeakPoin
         return WeakPoints(layers=problem.model.layers, missing=missing)
     flow = asked.tokens_per_s()
     sums = [sum(asked.carries[peer] for peer in each) for each in asked.holders]
-    narrow = layer_ranges(at for at, rate in enumerate(sums) if rate <= flow * (1 + EQUAL))
+    narrow = layer_ranges(
+        at for at, rate in enumerate(sums) if rate <= flow * (1 + WEAK_POINTS.equal)
+    )
     sets = {asked.holders[at] for start, end in narrow for at in range(start, end)}
     holders = sets.pop() if len(sets) == len(narrow) == 1 else ()
     return WeakPoints(
@@ -100,23 +110,25 @@ def _worst(asked: PlacementGraph, flow: float) -> tuple[Loss, ...]:
     that cannot be among the worst are not tried."""
     found: list[Loss] = []
     needed = asked.on_all_routes()
-    for peer in sorted(needed)[:LOSSES_MAX]:
+    for peer in sorted(needed)[: WEAK_POINTS.losses_max]:
         alone = layer_ranges(at for at, each in enumerate(asked.holders) if each == (peer,))
         found.append(Loss(peer_id=peer, share=1.0, layers=alone))
     bounds = {peer: most for peer, most in asked.through().items() if peer not in needed}
     order = sorted(bounds, key=lambda peer: (-bounds[peer], peer))
-    for peer in order[:TRIED_MAX]:
+    for peer in order[: WEAK_POINTS.tried_max]:
         worst = _worst_of(found)
-        if flow <= 0 or (len(worst) == LOSSES_MAX and worst[-1].share >= bounds[peer] / flow):
+        if flow <= 0 or (
+            len(worst) == WEAK_POINTS.losses_max and worst[-1].share >= bounds[peer] / flow
+        ):
             break
         share = max(0.0, 1 - asked.without(peer).tokens_per_s() / flow)
-        if share >= LOSS_MIN:
+        if share >= WEAK_POINTS.loss_min:
             found.append(Loss(peer_id=peer, share=share))
     return tuple(_worst_of(found))
 
 
 def _worst_of(found: Sequence[Loss]) -> list[Loss]:
-    return sorted(found, key=lambda loss: -loss.share)[:LOSSES_MAX]
+    return sorted(found, key=lambda loss: -loss.share)[: WEAK_POINTS.losses_max]
 
 
 def _best_gain(asked: PlacementGraph, at: tuple[int, int], flow: float) -> Gain | None:
@@ -129,7 +141,7 @@ def _best_gain(asked: PlacementGraph, at: tuple[int, int], flow: float) -> Gain 
             kinds.setdefault(node.tokens_per_s, node)
     rate = end - start - 1
     for node in sorted(kinds.values(), key=lambda n: (-n.tokens_per_s[rate], n.peer_id))[
-        :KINDS_MAX
+        : WEAK_POINTS.kinds_max
     ]:
         larger, name = with_twin(problem, node)
         twin = Assignment(peer_id=name, start=start, end=end)
@@ -138,7 +150,7 @@ def _best_gain(asked: PlacementGraph, at: tuple[int, int], flow: float) -> Gain 
         found.append(Gain(like=node.peer_id, share=share))
     found.reverse()  # of those that bring as much, the slowest
     best = max(found, key=lambda gain: round(gain.share, 6), default=None)
-    return best if best is not None and GAIN_MIN <= best.share < math.inf else None
+    return best if best is not None and WEAK_POINTS.gain_min <= best.share < math.inf else None
 
 
 def with_twin(problem: Problem, node: PlannerNode) -> tuple[Problem, str]:

@@ -18,6 +18,7 @@ import numpy as np
 from coordinator.evaluation.max_flow import upper_bound
 from coordinator.planning.heuristics.heuristics import span_limits
 from coordinator.planning.heuristics.peer_regions import regions
+from coordinator.planning.search.config import SEARCH
 from dht.messages.types import Assignment, PlannerNode, Problem
 
 T = TypeVar("T")
@@ -26,14 +27,6 @@ FLOWS = tuple(0.85**step for step in range(18))
 """The ladder of target flows, as shares of the bound."""
 FLOWS_FIRST = FLOWS[1::4]
 """A coarser ladder for the first pass."""
-ALONE_MAX = 3
-"""Maximum single chains yielded per pass."""
-ORDERED_REGIONS_MAX = 3
-"""Maximum regions that are tried in every order; more are tried in one order only."""
-SETS_MAX = 24
-"""Maximum sets of peers over which chains are looked for."""
-HOLDERS = 2
-"""Minimum peers per stage in the chains that give each layer a second holder."""
 NONE = -(10**6)
 
 Chain = tuple[Assignment, ...]
@@ -73,7 +66,7 @@ def chains_by_dp(
                 worth = judge((chain,), least)
                 if worth > least:
                     best[peers] = worth, chain
-        for chosen in sorted(best, key=lambda chosen: -best[chosen][0])[:ALONE_MAX]:
+        for chosen in sorted(best, key=lambda chosen: -best[chosen][0])[: SEARCH.alone_max]:
             yield (best[chosen][1],)
 
 
@@ -89,7 +82,7 @@ def _sets(problem: Problem, region_of: Mapping[str, int]) -> list[frozenset[str]
     )
     sets = [every, *simple, *(every - s for s in simple)]
     sets += [a | b for a, b in combinations(simple, 2)]
-    return [peers for peers in dict.fromkeys(sets) if peers][:SETS_MAX]
+    return [peers for peers in dict.fromkeys(sets) if peers][: SEARCH.sets_max]
 
 
 def _ladder(
@@ -102,7 +95,7 @@ def _ladder(
     bound = upper_bound(replace(problem, nodes=tuple(nodes), links=()))
     for order in orders(nodes, region_of):
         row = Row(problem, order)
-        for peers_min in (1, HOLDERS):
+        for peers_min in (1, SEARCH.holders):
             for step in steps:
                 chain = row.chain(bound * step, peers_min)
                 if chain is not None:
@@ -114,7 +107,7 @@ def orders(
 ) -> Iterator[tuple[PlannerNode, ...]]:
     """Orders of the peers by region; within one, largest first, and large and small in turn."""
     present = sorted({region_of[node.peer_id] for node in nodes})
-    several = len(present) <= ORDERED_REGIONS_MAX
+    several = len(present) <= SEARCH.ordered_regions_max
     for turn in permutations(present) if several else [tuple(present)]:
         large_first: list[PlannerNode] = []
         mixed: list[PlannerNode] = []

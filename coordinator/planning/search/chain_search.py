@@ -13,30 +13,13 @@ from coordinator.evaluation.max_flow import flow_parts
 from coordinator.planning.search import local_moves
 from coordinator.planning.search.chain_dp import Chain, Chains, chains_by_dp
 from coordinator.planning.search.chain_judge import Judge
+from coordinator.planning.search.config import SEARCH
 from coordinator.planning.search.full_load import at_full_load
 from coordinator.planning.search.generation import Generation, GenerationConfig, Searched
 from coordinator.planning.search.objective import Objective
 from coordinator.planning.search.short_rings import short_rings
 from dht.messages.types import Assignment, FlowEdge
 
-MOVES_MAX = 2_000
-"""Maximum moves of one improvement without a clock."""
-STALE_MIN = 800
-STALE_PER_PEER = 60
-"""Moves in a row without gain that end an improvement, per peer; ``STALE_MIN`` is the minimum."""
-CANDIDATES_MAX = 300
-"""Maximum chains that are made without a clock."""
-REFINED = 3
-"""Number of the best candidates that are improved by moves."""
-TIMES_MIN = 3
-"""Minimum chains judged, however late it is."""
-ROWS_SHARE = 0.4
-"""Share of the time that is gone when the dynamic program over sets of peers ends."""
-COLUMNS_SHARE = 0.7
-"""Share of the time that is gone when column generation ends and moves by the estimate begin."""
-RINGS = 3
-"""Number of the quickest rings around which other chains are packed, where the speed of one answer
-counts; for each of ``HELD_SHARES``."""
 HELD_SHARES = (1.0, 0.75)
 """Shares of the most layers that their peers can hold: with all, little KV room is left."""
 BY_DP, BY_COLUMNS = "chains by dp", "chains by OR-Tools"
@@ -77,20 +60,20 @@ def search(
     objective = Objective(judge)
     made: dict[Chains, float] = {chains: judge(chains) for chains in seeds if chains}
     at_load = at_full_load(judge.problem, judge.service, judge.token_s(made))
-    rows_end = until(spent, ROWS_SHARE, CANDIDATES_MAX)
+    rows_end = until(spent, SEARCH.sets_share, SEARCH.candidates_max)
     for chains in chains_by_dp(at_load, judge=judge, go_on=rows_end):
         made[chains] = judge(chains)
     best = [Found(objective(chains), chains) for chains in made]
     generation = Generation(judge, seed=seed)
     at_load = at_full_load(judge.problem, judge.service, judge.token_s(made))
-    turns_end = until(spent, COLUMNS_SHARE, GenerationConfig().turns_max, 0)
+    turns_end = until(spent, SEARCH.columns_share, GenerationConfig().turns_max, 0)
     generated = generation.generated(at_load, turns_end, _rings(objective))
     best += [Found(objective(chains), chains, BY_COLUMNS) for chains in generated]
     best.sort(key=lambda found: -found.value)
     refined = []
     began = 0.0 if spent is None else spent()
-    for turn, found in enumerate(_distinct(best)[:REFINED], start=1):
-        share = began + (1 - began) * turn / REFINED
+    for turn, found in enumerate(_distinct(best)[: SEARCH.refined], start=1):
+        share = began + (1 - began) * turn / SEARCH.refined
         moved = improved(found.chains, judge, objective, seed=seed, share=share, spent=spent)
         refined.append(replace(moved, planner=found.planner))
     if chosen := generation.chosen():
@@ -102,7 +85,7 @@ def search(
 def _rings(objective: Objective) -> list[Chain]:
     """The quickest rings, where the speed of one answer counts."""
     shares = HELD_SHARES if objective.weight else ()
-    each = (short_rings(objective.times, RINGS, share) for share in shares)
+    each = (short_rings(objective.times, SEARCH.rings, share) for share in shares)
     return list(dict.fromkeys(ring for found in each for _, ring in found))
 
 
@@ -129,14 +112,17 @@ def improved(
         chains,
         judge=objective,
         seed=seed,
-        go_on=until(spent, share, MOVES_MAX, 0),
-        stale_max=max(STALE_MIN, STALE_PER_PEER * len(judge.problem.nodes)),
+        go_on=until(spent, share, SEARCH.moves_max, 0),
+        stale_max=max(SEARCH.stale_least, SEARCH.stale_per_peer * len(judge.problem.nodes)),
     )
     return Found(value, better, refined=True)
 
 
 def until(
-    spent: Callable[[], float] | None, share: float, times_max: int, times_min: int = TIMES_MIN
+    spent: Callable[[], float] | None,
+    share: float,
+    times_max: int,
+    times_min: int = SEARCH.judged_least,
 ) -> Callable[[int], bool]:
     """A function that says whether to go on after a number of tries.
 

@@ -16,18 +16,16 @@ from coordinator.evaluation.estimate import chains_bound, row_bytes_per_token
 from coordinator.evaluation.max_flow import upper_bound
 from coordinator.evaluation.shared_uplinks import Way, shared_uplinks
 from coordinator.planning.heuristics.peer_regions import regions
-from coordinator.planning.search.chain_dp import FLOWS, HOLDERS, Chain, Chains, Row, orders
+from coordinator.planning.search.chain_dp import FLOWS, Chain, Chains, Row, orders
 from coordinator.planning.search.chain_judge import Judge
 from coordinator.planning.search.columns import Master
+from coordinator.planning.search.config import SEARCH
 from coordinator.planning.search.local_moves import improve_by_moves
 from dht.messages.types import PlannerNode, Problem
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-FAILED_CHARACTERS_MAX = 200
-"""Maximum length of what is said of a failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +135,7 @@ class Generation:
             return work()
         except Exception as error:  # whatever a solver raises: the others' chains must count
             logger.exception("OR-Tools failed; heuristics and moves go on")
-            self._failed = f"{type(error).__name__}: {error}"[:FAILED_CHARACTERS_MAX]
+            self._failed = f"{type(error).__name__}: {error}"[: SEARCH.failed_characters_max]
             return otherwise
 
     def _turns(
@@ -209,7 +207,7 @@ class Generation:
 
     def _price(self, master: Master, row: Row, flows: Sequence[float]) -> None:
         prices = self._with_tolls(master.prices(), master.tolls)
-        for peers_min in (1, HOLDERS):
+        for peers_min in (1, SEARCH.holders):
             for flow in flows:
                 chain = row.cheapest(flow, prices, peers_min)
                 if chain is not None and master.offer(chain, self._judge.guess(chain)):

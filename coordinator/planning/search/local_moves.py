@@ -10,12 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.planning.search.chain_dp import Chains
+from coordinator.planning.search.config import SEARCH
 from dht.messages.types import Assignment, PlannerNode, Problem, fits
-
-KICKS = 2
-"""Maximum moves made at once when single moves stop helping."""
-PATIENCE = 120
-"""Moves in a row without gain before up to ``KICKS`` are made at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +49,7 @@ def improve_by_moves(
         tried += 1
         since += 1
         candidate: Layout | None = best
-        for _ in range(1 if stale < PATIENCE else rng.randint(1, KICKS)):
+        for _ in range(1 if stale < SEARCH.patience else rng.randint(1, SEARCH.kicks)):
             candidate = _moved(candidate, sorted(nodes), rng) if candidate else None
         if candidate is None or candidate == best or not _fits(problem, nodes, candidate):
             continue

@@ -16,7 +16,7 @@ from coordinator.evaluation.max_flow import (
     round_trips_s,
 )
 from coordinator.evaluation.shared_uplinks import Way, shared_uplinks
-from coordinator.policies.admission.rules import HEADROOM_SHARE
+from coordinator.policies.admission.config import ADMISSION
 from coordinator.policies.batching.scheduler import LIMIT_ROWS
 from coordinator.problem.service import Curve, Service
 from dht.messages.types import Assignment, Problem
@@ -210,7 +210,7 @@ class RingRates:
         """Requests for whose KV a peer has room."""
         layers = self._problem.model.layers
         tokens = self._machines[a.peer_id].kv.of(a.start, a.end, layers) / (a.end - a.start)
-        return (1 - HEADROOM_SHARE) * max(0.0, tokens) / self._load.kv_tokens
+        return (1 - ADMISSION.headroom_share) * max(0.0, tokens) / self._load.kv_tokens
 
     def _links_s(self, stages: Stages, shares: Sequence[Sequence[float]]) -> float:
         """Mean time on links of one token around the ring."""

@@ -14,15 +14,10 @@ import numpy as np
 from coordinator.evaluation.one_answer import AnswerTimes
 from coordinator.planning.heuristics.heuristics import span_limits, spans_max
 from coordinator.planning.search.chain_dp import Chain
-from dht.messages.session import STAGES_MAX
+from coordinator.planning.search.config import SEARCH
+from dht.messages.session import SESSION_BOUNDS
 from dht.messages.types import Assignment, PlannerNode, Problem, fits
 
-FIRSTS_MAX = 6
-"""Maximum peers from which rings begin, the quickest per layer first: a ring may begin at any of
-its peers with room for the embedding."""
-SLACK = 1.5
-"""Paths are followed up to this multiple of the quickest ring so far: layers that move to the
-quicker peers may make them the quickest."""
 _Table = Any
 """A numpy array."""
 
@@ -60,7 +55,7 @@ def short_rings(
         paths = _Paths(times, names, limits)
         firsts = [at for at in range(len(names)) if limits[at].first]
         firsts.sort(key=lambda at: times.stage_s(names[at], limits[at].first) / limits[at].first)
-        for first in firsts[:FIRSTS_MAX]:
+        for first in firsts[: SEARCH.firsts_max]:
             for peers, lengths in paths.of(first):
                 keep(peers, lengths)
     return sorted(found.values(), key=lambda ring: ring[0])[:count]
@@ -117,7 +112,7 @@ class _Paths:
         closing_s = np.array([self._times.closing_s(name, names[first]) for name in names])
         best_s = math.inf
         found: list[tuple[int, ...]] = []
-        for _ in range(STAGES_MAX - 1):
+        for _ in range(SESSION_BOUNDS.stages_max - 1):
             live = np.flatnonzero(np.isfinite(took_s).any(axis=1))
             if not len(live):
                 break
@@ -126,14 +121,14 @@ class _Paths:
             tails, reach = reach.argmin(axis=1), reach.min(axis=1)
             ended = reach + self._end_s[live] + closing_s[None]
             at, head = divmod(int(ended.argmin()), count)
-            if ended[at, head] < SLACK * best_s:
+            if ended[at, head] < SEARCH.ring_slack * best_s:
                 best_s = min(best_s, float(ended[at, head]))
                 found.append((*paths[int(live[at]), int(tails[at, head])], head))
             grown_s = reach + self._run_s[None]
             took_s = np.full((layers, count), math.inf)
             before, paths = paths, {}
             next_on = np.zeros_like(on_path)
-            rows, heads = np.nonzero(grown_s < SLACK * best_s)
+            rows, heads = np.nonzero(grown_s < SEARCH.ring_slack * best_s)
             for row, head in zip(rows.tolist(), heads.tolist(), strict=True):
                 level = int(live[row])
                 to = min(layers - 1, level + int(self._middle[head]))

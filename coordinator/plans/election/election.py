@@ -16,10 +16,6 @@ from coordinator.plans.versions import rank
 from dht.messages.types import NO_VERSION, LeaseRecord, PlanVersion
 from dht.records.directory import LIFETIME_S, RecordKind
 
-TERM_MAX = 1 << 48
-"""Maximum term on the wire; :mod:`coordinator.plans.versions` bounds terms far below."""
-
-
 LEASE_S = LIFETIME_S[RecordKind.LEASE]
 """Time for which a lease lives once it was stored."""
 RENEW_S = LEASE_S / 3
@@ -33,12 +29,23 @@ cannot reach each other would take the lead from one another for ever.
 """
 FENCE_S = 2 * RENEW_S
 """Time without a stored lease after which a leader stops acting: another may be elected."""
-STAGGER_S = 5.0
-"""Time that a candidate waits per rank, so that mostly one of them tries."""
-STAGGER_MAX_S = 60.0
-"""Maximum of that time: candidates that do not exist take places in the succession, too."""
-CATCH_UP_S = 20.0
-"""Minimum time between two moves of a leader's term past a higher one: claims may be false."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectionConfig:
+    """How candidates and leaders wait for each other; times in seconds."""
+
+    stagger_s: float = 5.0
+    """Time that a candidate waits per rank, so that mostly one of them tries."""
+    stagger_max_s: float = 60.0
+    """Maximum of that time: candidates that do not exist take places in the succession, too."""
+    catch_up_s: float = 20.0
+    """Minimum time between two moves of a leader's term past a higher one: claims may be false."""
+    term_max: int = 1 << 48
+    """Maximum term on the wire; :mod:`coordinator.plans.versions` bounds terms far below."""
+
+
+ELECTION = ElectionConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +85,7 @@ class ElectionView:
     silent: frozenset[str] = frozenset()
     dead: frozenset[str] = frozenset()
     distrusted: frozenset[str] = frozenset()
-    term_max: int = TERM_MAX
+    term_max: int = ELECTION.term_max
     elders: frozenset[str] = frozenset()
 
 
@@ -223,7 +230,7 @@ def _hold(
 
 
 def _must_catch_up(state: Election, observed: ElectionView, now_s: float) -> bool:
-    rested = state.caught_up_s is None or now_s - state.caught_up_s >= CATCH_UP_S
+    rested = state.caught_up_s is None or now_s - state.caught_up_s >= ELECTION.catch_up_s
     return state.term < observed.version.term < observed.term_max and rested
 
 
@@ -253,7 +260,7 @@ def _seek(
         distrusted=observed.distrusted - {state.peer_id},
     )
     place = 0 if followed else succession(term, itself).index(state.peer_id)
-    if now_s - since_s >= min(place * STAGGER_S, STAGGER_MAX_S):
+    if now_s - since_s >= min(place * ELECTION.stagger_s, ELECTION.stagger_max_s):
         effects.append(StoreLease(term=term))
         state = replace(state, term=term, seeking=True, stored_s=now_s)
     return state

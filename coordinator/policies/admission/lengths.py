@@ -8,17 +8,7 @@ charged by its own.
 
 from dataclasses import dataclass, field
 
-ANSWER_TOKENS = 240
-"""Assumed length of an answer while none has ended: the average that Helix assumes."""
-ANSWER_TOKENS_LEAST = 16
-"""Minimum estimate, in tokens. A session that comes back after it gave way is expected to run at
-least this many more."""
-ANSWERS_ASSUMED = 16
-"""Number of answers that the assumed length counts as: the first to end do not decide alone."""
-ANSWERS_MAX = 64
-"""Number of answers, about, over which each client's mean runs."""
-CLIENTS_MAX = 256
-"""Clients that are remembered; the one that was heard of longest ago is forgotten first."""
+from coordinator.policies.admission.config import ADMISSION
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,22 +26,22 @@ class AnswerLengths:
         self.heard += 1
         mean, answers = self.means.pop(client, (0.0, 0))
         self._sum -= mean
-        answers = min(answers + 1, ANSWERS_MAX)
+        answers = min(answers + 1, ADMISSION.answers_max)
         mean += (tokens - mean) / answers
         self.means[client] = (mean, answers)
         self._sum += mean
-        if len(self.means) > CLIENTS_MAX:
+        if len(self.means) > ADMISSION.clients_max:
             oldest = next(iter(self.means))
             self._sum -= self.means.pop(oldest)[0]
 
     @property
     def mean_tokens(self) -> float:
         """The mean over clients; the assumed length counts less with every answer."""
-        assumed = ANSWERS_ASSUMED / (ANSWERS_ASSUMED + self.heard)
+        assumed = ADMISSION.answers_assumed / (ADMISSION.answers_assumed + self.heard)
         seen = max(0.0, self._sum) / max(1, len(self.means))
-        return assumed * ANSWER_TOKENS + (1 - assumed) * seen
+        return assumed * ADMISSION.answer_tokens + (1 - assumed) * seen
 
     def estimate(self, client: str) -> int:
         """Expected tokens of the next answer of ``client``, at least the mean of all."""
         own = self.means.get(client, (0.0, 0))[0]
-        return max(ANSWER_TOKENS_LEAST, round(max(own, self.mean_tokens)))
+        return max(ADMISSION.answer_tokens_least, round(max(own, self.mean_tokens)))

@@ -16,10 +16,10 @@ more sessions, and four laws keep that fair:
   ordinary sessions leave it the room; a client with many of them is left no more than it may keep.
 
 A fifth law keeps one client from taking all. Where a session finds no room, the newest sessions of
-the client that has most here make room for it, as long as that client keeps ``CROWD_PART`` of all
-that is charged, and ``CROWD_TIMES`` what the newcomer's client would then have. A client's only
-session never makes room, nor do sessions of clients that have about as much as the newcomer's,
-because sessions that make room must be replayed.
+the client that has most here make room for it, as long as that client keeps
+``ADMISSION.crowd_part`` of all that is charged, and ``ADMISSION.crowd_times`` what the newcomer's
+client would then have. A client's only session never makes room, nor do sessions of clients that
+have about as much as the newcomer's, because sessions that make room must be replayed.
 
 The unit is a page on one layer. Sessions that run disjoint layers share nothing. Stages and the
 simulator both run this; the time is passed in.
@@ -29,18 +29,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from coordinator.policies.admission.config import ADMISSION
 from coordinator.policies.admission.lengths import AnswerLengths
 from coordinator.policies.admission.rules import Claim, claim_fits, takes_headroom
-
-RETURN_S = 30.0
-"""Time for which room is left for a session that gave way."""
-RETURNS_MAX = 256
-CROWD_PART = 0.125
-"""Share of what a stage's sessions are charged with that a client keeps, however many others
-come."""
-CROWD_TIMES = 2
-"""KV that a client keeps when its sessions make room, as a multiple of what the newcomer's client
-would then have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +235,7 @@ class KvRoom:
         """The share that another client keeps when its sessions make room for ``ask``."""
         expected = self._pages_of(self.expected_tokens(ask))
         would_have = shares[ask.client] + expected * len(self._span(ask))
-        return max(CROWD_TIMES * would_have, CROWD_PART * shares.total())
+        return max(ADMISSION.crowd_times * would_have, ADMISSION.crowd_part * shares.total())
 
     def fits_urgent(self, ask: KvAsk) -> bool:
         """Whether a session claims to be urgent, and would get its whole length for it."""
@@ -274,7 +265,7 @@ class KvRoom:
         charged = list(self._charged)
         for key, each in list(self._returns.items()):
             if each is mine:
-                self._returns[key] = replace(mine, until_s=now_s + RETURN_S)
+                self._returns[key] = replace(mine, until_s=now_s + ADMISSION.return_s)
                 break
             if now_s >= each.until_s:
                 del self._returns[key]
@@ -395,7 +386,7 @@ class KvRoom:
         known = holder.held * self.page_tokens
         wanted = min(holder.ask.most_tokens, known + self.lengths.estimate(holder.ask.client))
         self._returns[holder.ask.client, holder.ask.name] = _Return(
-            ask=holder.ask, promised=self._pages_of(wanted), until_s=now_s + RETURN_S
+            ask=holder.ask, promised=self._pages_of(wanted), until_s=now_s + ADMISSION.return_s
         )
-        if len(self._returns) > RETURNS_MAX:
+        if len(self._returns) > ADMISSION.returns_max:
             del self._returns[next(iter(self._returns))]

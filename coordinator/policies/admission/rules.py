@@ -11,47 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-HEADROOM_SHARE = 0.1
-"""Share of a stage's KV, and of its sessions, that ordinary sessions leave free."""
-CLAIM_SHARE = 0.75
-"""Share of the headroom that all sessions with one claim may take together. Nothing proves a claim:
-a client may say that its answer began elsewhere, and clients and peers to vouch for it cost
-nothing. So a crowd with one claim leaves room for those with the other."""
-QUEUE_SESSIONS_LEAST = 16
-"""Minimum number of sessions that a stage takes, however long its steps take: a slow peer is slow
-with one session, too."""
-QUEUE_WAIT_S = 0.2
-"""Decode time, in seconds, above which a stage is full: more sessions add no tokens, only waiting.
-Twice the time that prompts may take in a step (``DECODE_S_MAX``): a decode waits for the step that
-runs when it comes, and for its own."""
-UNTRIED_SESSIONS = 32
-"""Maximum number of untried sessions, as a client sees them, while few prompts end. A crowd comes
-faster than its tokens; its effect on other sessions shows with this many."""
-UNTRIED_S = 5.0
-"""Time from its open in which a session counts as untried whether or not rows of its prompt wait
-here; :func:`may_wait_s` adds to it."""
-PROMPT_TOKENS_PER_S = 20.0
-"""Pace below which a prompt waits for its client, not for the stages."""
-PROMPTS_WAIT_S = 10.0
-"""Time in which the prompts of the untried sessions should end, at the rate of late: beyond it a
-stage takes no more of them. They would hold KV and wait, and bring no more tokens."""
-RATE_S = 30.0
-"""Time over which a rate is counted."""
-RATE_MOST = 4096
-"""Maximum events that a rate is counted from."""
-REST_S = 10.0
-"""A session without progress for ``REST_S`` *rests*, and gives way to any that finds no room."""
-CROWD_REST_S = 1.0
-"""Like ``REST_S``, for a session that has run nothing, if the client that finds no room has fewer
-such sessions."""
-QUEUE_PLACES = 4
-"""Number of sessions that should have ended before a client refused for slow decodes comes back. A
-place that stays empty for a while costs no tokens there; every refusal does."""
-CROWD_S = 10.0
-"""A refused client counts as waiting for ``CROWD_S``."""
-CROWD_MAX = 256
-RETRY_LEAST_S = 0.5
-RETRY_MOST_S = 600.0
+from coordinator.policies.admission.config import ADMISSION
 
 
 class Claim(StrEnum):
@@ -74,7 +34,7 @@ class Holding:
     prompt_tokens: int = 0
     """Number of prompt tokens, which came at once and ran faster than the others will."""
     age_s: float
-    rest_s: float = REST_S
+    rest_s: float = ADMISSION.rest_s
     """Time without progress after which the session rests."""
 
     @property
@@ -112,10 +72,10 @@ class StageLoad:
 
 
 class RecentRate:
-    """How often something happened in the last ``RATE_S``."""
+    """How often something happened in the last ``ADMISSION.rate_s``."""
 
     def __init__(self) -> None:
-        self._at_s: deque[float] = deque(maxlen=RATE_MOST)
+        self._at_s: deque[float] = deque(maxlen=ADMISSION.rate_most)
 
     def add(self, now_s: float) -> None:
         """Count one event."""
@@ -123,16 +83,16 @@ class RecentRate:
 
     def per_s(self, now_s: float) -> float:
         """Events per second."""
-        while self._at_s and now_s - self._at_s[0] > RATE_S:
+        while self._at_s and now_s - self._at_s[0] > ADMISSION.rate_s:
             self._at_s.popleft()
-        return len(self._at_s) / RATE_S
+        return len(self._at_s) / ADMISSION.rate_s
 
 
 @dataclass(slots=True, kw_only=True)
 class TurnedAway:
     """Clients refused lately, which should not all come back at once for one place.
 
-    At most ``CROWD_MAX`` are remembered.
+    At most ``ADMISSION.crowd_max`` are remembered.
     """
 
     since_s: dict[str, float] = field(default_factory=dict)
@@ -145,7 +105,7 @@ class TurnedAway:
         """
         self.since_s.pop(client, None)
         for other, at_s in list(self.since_s.items()):  # oldest first
-            if now_s - at_s <= CROWD_S and len(self.since_s) < CROWD_MAX:
+            if now_s - at_s <= ADMISSION.crowd_s and len(self.since_s) < ADMISSION.crowd_max:
                 break
             del self.since_s[other]
         self.since_s[client] = now_s
@@ -165,12 +125,12 @@ class Demand:
 
     def wanted(self, now_s: float) -> int:
         """KV tokens still wanted."""
-        return self.tokens if now_s - self.at_s <= CROWD_S else 0
+        return self.tokens if now_s - self.at_s <= ADMISSION.crowd_s else 0
 
 
 def headroom(capacity: int) -> int:
     """How much of ``capacity``, in KV tokens or in sessions, ordinary sessions leave free."""
-    return int(capacity * HEADROOM_SHARE)
+    return int(capacity * ADMISSION.headroom_share)
 
 
 def takes_headroom(needed_tokens: int, free_tokens: int, held_tokens: int) -> bool:
@@ -191,7 +151,7 @@ def claim_fits(needed: int, free: int, held: int, claimed: int) -> bool:
     kept = headroom(free + held)
     taken = min(claimed, max(0, kept - free))
     cut = needed - max(0, free - kept)
-    return cut <= 0 or taken + cut <= CLAIM_SHARE * kept
+    return cut <= 0 or taken + cut <= ADMISSION.claim_share * kept
 
 
 def queue_is_long(load: StageLoad, decode_p95_s: float | None) -> bool:
@@ -205,19 +165,21 @@ def queue_is_long(load: StageLoad, decode_p95_s: float | None) -> bool:
 
 def decodes_wait(load: StageLoad, decode_p95_s: float | None) -> bool:
     """Whether decodes wait so long that one more session would only make them wait longer."""
-    is_slow = decode_p95_s is not None and decode_p95_s > QUEUE_WAIT_S
-    return is_slow and load.seen >= QUEUE_SESSIONS_LEAST
+    is_slow = decode_p95_s is not None and decode_p95_s > ADMISSION.queue_wait_s
+    return is_slow and load.seen >= ADMISSION.queue_sessions_least
 
 
 def prompts_wait(load: StageLoad) -> bool:
     """Whether one more prompt would only make the others wait longer."""
-    return load.untried >= max(UNTRIED_SESSIONS, PROMPTS_WAIT_S * load.prompts_per_s)
+    return load.untried >= max(
+        ADMISSION.untried_sessions, ADMISSION.prompts_wait_s * load.prompts_per_s
+    )
 
 
 def prompt_turn_s(load: StageLoad, turn: int) -> float:
     """Seconds until ``turn`` prompts should have ended where prompts wait."""
-    per_s = load.prompts_per_s or load.untried / PROMPTS_WAIT_S
-    return min(RETRY_MOST_S, max(RETRY_LEAST_S, turn / per_s))
+    per_s = load.prompts_per_s or load.untried / ADMISSION.prompts_wait_s
+    return min(ADMISSION.retry_most_s, max(ADMISSION.retry_least_s, turn / per_s))
 
 
 def first_to_give_way(resting: Iterable[tuple[str, str]]) -> list[str]:
@@ -237,7 +199,7 @@ def first_to_give_way(resting: Iterable[tuple[str, str]]) -> list[str]:
 def may_wait_s(ran_tokens: int) -> float:
     """Time from its open in which a session without a token counts as untried though no rows of it
     wait here: those that ran, ``ran_tokens``, may wait for links and other stages."""
-    return UNTRIED_S + ran_tokens / PROMPT_TOKENS_PER_S
+    return ADMISSION.untried_s + ran_tokens / ADMISSION.prompt_tokens_per_s
 
 
 def seen_by(client: str, clients: Iterable[str]) -> int:
@@ -258,9 +220,9 @@ def retry_after_s(needed_tokens: int, free_tokens: int, holding: Iterable[Holdin
     the refusal and may be gone at once.
     """
     if free_tokens >= needed_tokens:
-        return RETRY_LEAST_S
+        return ADMISSION.retry_least_s
     for session in sorted(holding, key=lambda session: session.left_s):
         free_tokens += session.kv_tokens
         if free_tokens >= needed_tokens:
-            return min(RETRY_MOST_S, max(RETRY_LEAST_S, session.left_s))
+            return min(ADMISSION.retry_most_s, max(ADMISSION.retry_least_s, session.left_s))
     return 0.0

@@ -58,17 +58,33 @@ class BatchLimits:
     run."""
 
 
-PREFILL_TOKENS_LEAST, PREFILL_TOKENS_MOST = 16, 512
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchingConfig:
+    """What a step may hold, and who waits for it."""
+
+    prefill_tokens_least: int = 16
+    prefill_tokens_most: int = 512
+    decode_s_max: float = 0.1
+    """Maximum time of a step that a decode waits for: ten tokens/s stay readable."""
+    background_quiet_s: float = 0.05
+    """Time without other work after which background work runs by itself: the next decode, which is
+    on its way round the other stages, would have to wait for it."""
+    urgent_steps: int = 2
+    """Maximum number of steps in a row in which urgent work goes first. The next one is in order of
+    arrival: whatever calls itself urgent, a third of the steps is as if nothing were."""
+
+
+BATCHING = BatchingConfig()
+
+
 LIMIT_ROWS = (1, 16, 32, 64, 128, 256, 512)
 """Rows of the steps whose times give a peer's limits where these are read off a curve."""
-DECODE_S_MAX = 0.1
-"""Maximum time of a step that a decode waits for: ten tokens/s stay readable."""
 
 
 def limits_of(
     layer_s: Mapping[int, float],
     layers: int,
-    decode_s_max: float = DECODE_S_MAX,
+    decode_s_max: float = BATCHING.decode_s_max,
     *,
     decode_s: Mapping[int, float] | None = None,
 ) -> BatchLimits:
@@ -77,11 +93,11 @@ def limits_of(
     ``layer_s``: seconds of one layer by number of rows of a prompt, ``decode_s`` by decodes (None:
     a step takes all decodes that wait). Other row counts are interpolated, or extrapolated from the
     two nearest points. On a machine too slow for the bound, prefill still gets
-    ``PREFILL_TOKENS_LEAST`` rows; otherwise a prompt would never end.
+    ``BATCHING.prefill_tokens_least`` rows; otherwise a prompt would never end.
     """
     points = sorted(layer_s.items())
-    best = PREFILL_TOKENS_LEAST
-    for rows in range(PREFILL_TOKENS_LEAST, PREFILL_TOKENS_MOST + 1):
+    best = BATCHING.prefill_tokens_least
+    for rows in range(BATCHING.prefill_tokens_least, BATCHING.prefill_tokens_most + 1):
         if layers * seconds_at(points, rows) > decode_s_max:
             break
         best = rows
@@ -95,16 +111,6 @@ def seconds_at(points: Sequence[tuple[int, float]], rows: int) -> float:
     above = next((i for i, (at, _) in enumerate(points) if at >= rows), len(points) - 1)
     (low, low_s), (high, high_s) = points[max(0, above - 1)], points[max(1, above)]
     return max(0.0, low_s + (rows - low) * (high_s - low_s) / (high - low))
-
-
-BACKGROUND_QUIET_S = 0.05
-"""Time without other work after which background work runs by itself: the next decode, which is on
-its way round the other stages, would have to wait for it."""
-
-
-URGENT_STEPS = 2
-"""Maximum number of steps in a row in which urgent work goes first. The next one is in order of
-arrival: whatever calls itself urgent, a third of the steps is as if nothing were."""
 
 
 class Scheduler(Generic[AnyWork]):
@@ -148,13 +154,13 @@ class Scheduler(Generic[AnyWork]):
         """Seconds until background work may run; None if nothing is queued."""
         if not self._queues:
             return None
-        return max(0.0, self._busy_s + BACKGROUND_QUIET_S - now_s)
+        return max(0.0, self._busy_s + BATCHING.background_quiet_s - now_s)
 
     def next_batch(self, now_s: float) -> list[AnyWork]:
         """Take the items of the next step from the queue; empty if none may run now.
 
         The first waiting prefill is always among them: the oldest urgent one, or the oldest, which
-        comes first in one step of ``URGENT_STEPS + 1`` at least, so every prefill gets its turn.
+        comes first in one step of ``urgent_steps + 1`` at least, so every prefill gets its turn.
         Background work adds at most one item, to a step that runs anyway or while the engine is
         quiet.
         """
@@ -168,7 +174,7 @@ class Scheduler(Generic[AnyWork]):
                 continue
             urgent = urgent or work.urgent
             (decodes if work.decodes else prefills).append(work)
-        urgent_first = urgent and self._urgent_steps < URGENT_STEPS
+        urgent_first = urgent and self._urgent_steps < BATCHING.urgent_steps
         if urgent_first:
             decodes.sort(key=_is_not_urgent)
             prefills.sort(key=_is_not_urgent)
@@ -182,7 +188,7 @@ class Scheduler(Generic[AnyWork]):
         if chosen:
             self._busy_s = now_s
             self._urgent_steps = self._urgent_steps + 1 if urgent_first else 0
-        if behind is not None and (chosen or now_s >= self._busy_s + BACKGROUND_QUIET_S):
+        if behind is not None and (chosen or now_s >= self._busy_s + BATCHING.background_quiet_s):
             chosen.append(behind)
         if chosen:
             self._micro.begins(decoding, now_s)

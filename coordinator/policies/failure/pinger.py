@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from dht.errors import NetworkError, PeerError
 from dht.messages import codec
-from dht.messages.peer import REQUESTS_MAX
+from dht.messages.peer import PEER_BOUNDS
 from dht.messages.session import Ping, Pong
 from dht.process.supervision import Supervisor, end_all
 from dht.transport.interface import PLAN_PROTOCOL, PROBE_PROTOCOL, Stream, Transport
@@ -147,7 +147,7 @@ class _Line:
                 await self.close()
 
     async def _ping(self, addresses: tuple[str, ...]) -> float:
-        if self._requests >= REQUESTS_MAX:
+        if self._requests >= PEER_BOUNDS.requests_max:
             await self.close()
         if self._stream is not None:
             try:

@@ -11,12 +11,20 @@ import math
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-BURST_S = 0.05
-"""Burst, in seconds at the rate: unused rate of this much time may be sent at once."""
-DEBT_S = 0.1
-"""Maximum debt of decodes, in seconds at the rate."""
-BURST_BYTES_MIN = 16 << 10
-"""Minimum burst and debt: one whole frame fits at the slowest rate."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketConfig:
+    """What may be sent at once above the rate."""
+
+    burst_s: float = 0.05
+    """Burst, in seconds at the rate: unused rate of this much time may be sent at once."""
+    debt_s: float = 0.1
+    """Maximum debt of decodes, in seconds at the rate."""
+    burst_bytes_least: int = 16 << 10
+    """Minimum burst and debt: one whole frame fits at the slowest rate."""
+
+
+BUCKET = BucketConfig()
 
 
 class Allowance:
@@ -31,9 +39,9 @@ class Allowance:
         if not rate_bytes_per_s > 0:
             raise ValueError(f"a rate of {rate_bytes_per_s} bytes/s")
         self.rate_bytes_per_s = rate_bytes_per_s
-        frame_us = BURST_BYTES_MIN / rate_bytes_per_s * 1e6
-        self._burst_us = max(BURST_S * 1e6, frame_us)
-        self._debt_us = max(DEBT_S * 1e6, frame_us)
+        frame_us = BUCKET.burst_bytes_least / rate_bytes_per_s * 1e6
+        self._burst_us = max(BUCKET.burst_s * 1e6, frame_us)
+        self._debt_us = max(BUCKET.debt_s * 1e6, frame_us)
         self._paid_at_us = -math.inf
 
     @property

@@ -8,7 +8,7 @@ peer's tokens/s are shared by its sessions.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from coordinator.policies.routing.quickest import HOP_S
+from coordinator.policies.routing.quickest import QUICKEST
 from coordinator.policies.routing.routes import NoRoute, replacement, route_from_records, stage_s
 from dht.messages.types import NodeRecord, RouteStage
 
@@ -46,7 +46,7 @@ def answer_s(route: Route, known: KnownPrefix, records: Mapping[str, NodeRecord]
         record, layers = records[stage.peer_id], stage.end - stage.start
         beside = 1 + record.sessions
         row_s = stage_s(record, layers)
-        token_s += HOP_S + row_s * beside
+        token_s += QUICKEST.hop_s + row_s * beside
         if record.prompt_layer_ns:
             chunk, near_ns, _ = record.prompt_layer_ns[-1]
             row_s = layers * near_ns / chunk / 1e9

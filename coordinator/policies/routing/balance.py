@@ -23,7 +23,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from zlib import crc32
 
-from coordinator.policies.routing.quickest import HOP_S
+from coordinator.policies.routing.quickest import QUICKEST
 from coordinator.policies.routing.routes import NoRoute
 from dht.messages.types import LinksRecord, NodeRecord, NodeState, RouteStage
 
@@ -147,7 +147,7 @@ class BalanceConfig:
     """Time limit of a move; a little longer than the session's owner allows."""
     bar_s: float = 30.0
     """Time for which a taker is not asked after a move to it missed its limit."""
-    slower_s: float = HOP_S
+    slower_s: float = QUICKEST.hop_s
     """Maximum time that a move which makes room may add to a token's way."""
     evening_slower_s: float = 0.002
     """The same of a move that only evens out: about what a step takes beside its layers."""
@@ -316,10 +316,10 @@ def detour_s(
     me: str, to: str, neighbours: Collection[str], rtt_s: Mapping[frozenset[str], float]
 ) -> float:
     """Seconds that a token's way is longer over ``to`` than over ``me``; a link that was not
-    measured counts as clients count it (``HOP_S``)."""
+    measured counts as clients count it (``QUICKEST.hop_s``)."""
 
     def hop_s(a: str, b: str) -> float:
-        return rtt_s.get(frozenset((a, b)), 2 * HOP_S) / 2
+        return rtt_s.get(frozenset((a, b)), 2 * QUICKEST.hop_s) / 2
 
     return sum(hop_s(to, peer) - hop_s(me, peer) for peer in neighbours)
 

@@ -10,29 +10,43 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 
-from dht.messages.session import STAGES_MAX
+from dht.messages.session import SESSION_BOUNDS
 from dht.messages.types import SOURCE, NodeRecord, RouteStage
 
 Ring = tuple[float, tuple[RouteStage, ...]]
 """Seconds per token of a route, and the route."""
 
-QUICKER_MIN = 0.8
-"""Maximum ratio of a ring's time to that of the route whose turn it is, to be taken instead."""
-HOP_S = 0.02
-"""Assumed time that one more stage costs a token, in seconds, where no link is known."""
-TRIES_MAX = 4
-"""Maximum searches for a ring, each without the peers that had too much to do on the one before."""
-PROMPT_TOKENS = 3.3
-"""Tokens of prompts for each of answers, as in Azure's conversations of 2023."""
-LOOKS_MAX = 10_000
-"""Maximum edges that one search looks at, over all first stages from which it begins."""
-LATE_TIMES, LATE_S = 3.0, 0.05
-"""A ring is late if a token takes this many times what its peers announced when it was taken, and
-these seconds longer: others may have joined since."""
-LATE_KEPT_S = 600.0
-"""Time for which peers of a late ring are not taken out of turn, unless another one is on time."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuickestConfig:
+    """When a quicker ring is taken out of turn, and how long a late one is not."""
+
+    quicker_share: float = 0.8
+    """Maximum ratio of a ring's time to that of the route whose turn it is, to be taken instead."""
+    hop_s: float = 0.02
+    """Assumed time that one more stage costs a token, in seconds, where no link is known."""
+    tries_max: int = 4
+    """Maximum searches for a ring, each without the peers that had too much to do on the one
+    before."""
+    prompt_tokens: float = 3.3
+    """Tokens of prompts for each of answers, as in Azure's conversations of 2023."""
+    looks_max: int = 10_000
+    """Maximum edges that one search looks at, over all first stages from which it begins."""
+    late_times: float = 3.0
+    """A ring is late if a token takes this many times what its peers announced when it was taken,
+    and these seconds longer: others may have joined since."""
+    late_s: float = 0.05
+    """A ring is late if a token takes this many times what its peers announced when it was taken,
+    and these seconds longer: others may have joined since."""
+    late_kept_s: float = 600.0
+    """Time for which peers of a late ring are not taken out of turn, unless another one is on
+    time."""
+
+
+QUICKEST = QuickestConfig()
 
 
 def token_s(record: NodeRecord, layers: int, sessions: int) -> float:
@@ -57,7 +71,7 @@ def token_s(record: NodeRecord, layers: int, sessions: int) -> float:
         share = (sessions - fewer) / (more - fewer) if at else 0.0
         layer_ns = before_ns + share * (after_ns - before_ns)
     for rows, near_ns, _ in record.prompt_layer_ns[-1:]:
-        layer_ns += (sessions - 1) * PROMPT_TOKENS * near_ns / rows
+        layer_ns += (sessions - 1) * QUICKEST.prompt_tokens * near_ns / rows
     return layers * layer_ns * 1e-9
 
 
@@ -112,7 +126,7 @@ class LatePeers:
     ) -> None:
         """Take in a token's time over ``peers``: each of them may be why it was late, and none if
         it was not."""
-        late = measured_s > LATE_TIMES * announced_s + LATE_S
+        late = measured_s > QUICKEST.late_times * announced_s + QUICKEST.late_s
         for peer_id in peers:
             if late:
                 self.failed(peer_id, now_s)
@@ -121,7 +135,7 @@ class LatePeers:
 
     def failed(self, peer_id: str, now_s: float) -> None:
         """A peer failed or refused: it is late, too."""
-        self._until_s[peer_id] = now_s + LATE_KEPT_S
+        self._until_s[peer_id] = now_s + QUICKEST.late_kept_s
 
     def at(self, now_s: float) -> frozenset[str]:
         """The late peers."""
@@ -168,7 +182,7 @@ class RingTimes:
         """Seconds from one stage to another."""
         if one.peer_id == other.peer_id:
             return 0.0
-        return self._rtt_s.get(frozenset((one.peer_id, other.peer_id)), 2 * HOP_S) / 2
+        return self._rtt_s.get(frozenset((one.peer_id, other.peer_id)), 2 * QUICKEST.hop_s) / 2
 
     def token_s(self, route: Sequence[RouteStage]) -> float:
         """Seconds of a token, from the first stage through all others and back to the first."""
@@ -189,7 +203,9 @@ def quicker(
     """The route to take where it is ``turn``'s turn: the quickest ring over peers that are not
     ``late``, if ``turn`` takes much longer."""
     ring = quickest(times.among(times.usable.keys() - late))
-    return turn if ring is None or ring[0] > QUICKER_MIN * times.token_s(turn) else ring[1]
+    return (
+        turn if ring is None or ring[0] > QUICKEST.quicker_share * times.token_s(turn) else ring[1]
+    )
 
 
 def light_ring(
@@ -203,7 +219,7 @@ def light_ring(
     They have no session, or their sessions and one more make no more tokens/s than they are
     ``given`` by the plan at full load. For the rest see :func:`quickest_ring`.
     """
-    for _ in range(TRIES_MAX):
+    for _ in range(QUICKEST.tries_max):
         ring = quickest_ring(edges, ends, times)
         if ring is None:
             return None
@@ -241,7 +257,7 @@ def quickest_ring(
     entries = sorted(stages_after(SOURCE, 0), key=lambda s: (times.run_s(s) / s.end, s.peer_id))
     found: Ring | None = None
     looks = sum(map(len, edges.values()))
-    for first in entries[: max(1, LOOKS_MAX // max(1, looks))]:
+    for first in entries[: max(1, QUICKEST.looks_max // max(1, looks))]:
         best: dict[str, Ring] = {first.peer_id: (times.run_s(first), (first,))}
         for peer_id in in_order:
             if peer_id not in best:
@@ -251,7 +267,7 @@ def quickest_ring(
                 whole_s = time_s + times.hop_s(stages[-1], first)
                 if found is None or whole_s < found[0]:
                     found = whole_s, stages
-            if len(stages) == STAGES_MAX:
+            if len(stages) == SESSION_BOUNDS.stages_max:
                 continue
             for stage in stages_after(peer_id, ends[peer_id]):
                 later_s = time_s + times.hop_s(stages[-1], stage) + times.run_s(stage)

@@ -20,12 +20,12 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import Generic, TypeVar
 
-from coordinator.policies.routing.quickest import HOP_S, Ring, RingTimes, light_ring
-from dht.messages.session import STAGES_MAX
+from coordinator.policies.routing.quickest import QUICKEST, Ring, RingTimes, light_ring
+from dht.messages.session import SESSION_BOUNDS
 from dht.messages.types import (
     NO_VERSION,
+    RECORD_BOUNDS,
     SOURCE,
-    TOKENS_PER_S_MAX,
     Assignment,
     ModelSpec,
     NodeRecord,
@@ -49,10 +49,13 @@ def all_of_it(record: NodeRecord) -> float:
 
 
 GOLDEN_SECTION = (5**0.5 - 1) / 2
-"""Part of the circle between two turns of a wheel: no other spreads any number of turns better."""
+"""Fixed by mathematics: part of the circle between two turns of a wheel. No other spreads any
+number of turns better."""
 SECOND_SECTION = 2**0.5 - 1
-"""The same for a wheel's second look; no multiple of the first, so that all pairs come up."""
+"""Fixed by mathematics: the same for a wheel's second look. It is no multiple of the first, so that
+all pairs come up."""
 ALMOST_ONE = 1.0 - 2**-53
+"""Fixed by float64: the largest number below 1."""
 FREER = 1.25
 """Minimum ratio of two names' freeness for one to take the other's turn: what peers announce is
 old, and small differences are none."""
@@ -184,7 +187,7 @@ class Router:
         choices = [self._choices(SOURCE, 0, usable, dead)]
         while choices:
             stage = next(choices[-1], None)
-            if stage is None or len(stages) == STAGES_MAX:
+            if stage is None or len(stages) == SESSION_BOUNDS.stages_max:
                 choices.pop()
                 if stages:  # nothing can follow the last stage: try its neighbours
                     dead.add(stages.pop().peer_id)
@@ -317,7 +320,7 @@ def announced_tokens_per_s(record: NodeRecord) -> float:
     held = record.end - record.start
     if not record.holds(record.start, record.end) or held > len(record.tokens_per_s):
         return 0.0
-    return min(TOKENS_PER_S_MAX, record.tokens_per_s[held - 1])
+    return min(RECORD_BOUNDS.tokens_per_s_max, record.tokens_per_s[held - 1])
 
 
 def _scarcest_tokens_per_s(nodes: Mapping[str, NodeRecord], layers: int) -> float:
@@ -359,8 +362,9 @@ def route_from_records(
 ) -> tuple[RouteStage, ...] | NoRoute:
     """The route with the least expected time per token, over what peers announce to serve.
 
-    A stage's time is 1 / T_j at the layers that it would run, plus ``HOP_S``, so fewer and faster
-    stages win. A route may enter a peer in the middle of its range and runs it to the range's end.
+    A stage's time is 1 / T_j at the layers that it would run, plus ``QUICKEST.hop_s``, so fewer and
+    faster stages win. A route may enter a peer in the middle of its range and runs it to the
+    range's end.
     """
     gaps = missing_layers(usable, layers)
     if gaps:
@@ -368,8 +372,8 @@ def route_from_records(
     stages = _quickest(usable, 0, layers)
     if stages is None:
         return NoRoute(reason="the peers that can be used do not join up to a route")
-    if len(stages) > STAGES_MAX:
-        return NoRoute(reason=f"every route needs more than {STAGES_MAX} stages")
+    if len(stages) > SESSION_BOUNDS.stages_max:
+        return NoRoute(reason=f"every route needs more than {SESSION_BOUNDS.stages_max} stages")
     return stages
 
 
@@ -387,7 +391,7 @@ def _quickest(
             if end <= layer or not record.holds(layer, end):
                 continue
             stage = RouteStage(peer_id=record.peer_id, start=layer, end=end)
-            total_s = time_s + HOP_S + stage_s(record, end - layer)
+            total_s = time_s + QUICKEST.hop_s + stage_s(record, end - layer)
             if end not in best or total_s < best[end][0]:
                 best[end] = (total_s, (*stages, stage))
     return best[last][1] if last in best else None
@@ -420,8 +424,8 @@ def replacement(
                 kept = [False] * len(route)
                 continue
             return route_from_records(usable, layers)
-        if len(mended) > STAGES_MAX:
-            return NoRoute(reason=f"every route needs more than {STAGES_MAX} stages")
+        if len(mended) > SESSION_BOUNDS.stages_max:
+            return NoRoute(reason=f"every route needs more than {SESSION_BOUNDS.stages_max} stages")
         return mended
 
 

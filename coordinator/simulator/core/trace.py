@@ -14,7 +14,22 @@ from dht.errors import UserError
 INPUT_TOKENS = (4, 2048)
 OUTPUT_TOKENS = (4, 1024)
 """Bounds within which Helix and MoLink keep a trace's requests (Helix §6.2)."""
-REQUESTS_MAX = 10_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceConfig:
+    """What made up traces are like, and how long they may be."""
+
+    requests_max: int = 10_000_000
+    together: float = 0.55
+    """Correlation of the two, each as a normally distributed number."""
+    span_s: float = 3.0
+    """Length of the spans in which Helix counts a trace's arrivals."""
+
+
+TRACES = TraceConfig()
+
+
 AT = (0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1)
 INPUT_QUANTILES = (
     7,
@@ -37,10 +52,6 @@ INPUT_QUANTILES = (
 )
 OUTPUT_QUANTILES = (7, 14, 52, 68, 87, 97, 115, 133, 157, 181, 217, 394, 407, 429, 463, 608, 1000)
 """Lengths in tokens of the Azure trace's prompts and answers, at the probabilities ``AT``."""
-TOGETHER = 0.55
-"""Correlation of the two, each as a normally distributed number."""
-SPAN_S = 3.0
-"""Length of the spans in which Helix counts a trace's arrivals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +83,8 @@ def read_trace(data: bytes) -> tuple[Request, ...]:
         raise UserError(
             f"not a trace (a CSV with arrival_s,input_tokens,output_tokens): {error!r}"
         ) from error
-    if not 0 < len(found) <= REQUESTS_MAX:
-        raise UserError(f"the trace has {len(found)} requests; give 1 to {REQUESTS_MAX}")
+    if not 0 < len(found) <= TRACES.requests_max:
+        raise UserError(f"the trace has {len(found)} requests; give 1 to {TRACES.requests_max}")
     for request in found:
         if request.input_tokens < 1 or request.output_tokens < 1 or not request.arrival_s >= 0:
             raise UserError(f"the trace has a request without tokens or time: {request}")
@@ -107,18 +118,18 @@ def resampled(
     """
     draw = random.Random(seed)  # noqa: S311
     last_s = max(request.arrival_s for request in trace)
-    counts = [0] * max(1, int(last_s // SPAN_S) + 1)
+    counts = [0] * max(1, int(last_s // TRACES.span_s) + 1)
     for request in trace:
-        counts[int(request.arrival_s // SPAN_S)] += 1
+        counts[int(request.arrival_s // TRACES.span_s)] += 1
     mean_tokens = sum(r.input_tokens + r.output_tokens for r in trace) / len(trace)
-    scale = SPAN_S * (tokens_per_s / mean_tokens) / (sum(counts) / len(counts))
+    scale = TRACES.span_s * (tokens_per_s / mean_tokens) / (sum(counts) / len(counts))
     found: list[Request] = []
     rest = 0.0
-    for span in range(int(duration_s // SPAN_S)):
+    for span in range(int(duration_s // TRACES.span_s)):
         wanted = counts[draw.randint(0, len(counts) - 1)] * scale + rest
         count = round(wanted)
         rest = wanted - count
-        for at_s in sorted((span + draw.random()) * SPAN_S for _ in range(count)):
+        for at_s in sorted((span + draw.random()) * TRACES.span_s for _ in range(count)):
             lengths = trace[draw.randint(0, len(trace) - 1)]
             found.append(
                 Request(
@@ -141,7 +152,7 @@ def typical(count: int = 1024, seed: int = 0) -> tuple[Request, ...]:
     found = []
     for _ in range(count):
         asked = draw.gauss(0, 1)
-        answered = TOGETHER * asked + math.sqrt(1 - TOGETHER**2) * draw.gauss(0, 1)
+        answered = TRACES.together * asked + math.sqrt(1 - TRACES.together**2) * draw.gauss(0, 1)
         found.append(
             Request(
                 arrival_s=0.0,

@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -13,17 +14,25 @@ from coordinator.simulator.core.swarm import Observer
 from coordinator.simulator.core.trace import Request
 from coordinator.simulator.runs.kv_peaks import KvPeaks
 
-WAITS_S = 5.0
-"""Maximum time that a session waits for KV where it is; then it gives way itself."""
-KNOCK_S = 0.5
-"""Interval at which refused requests try again: the least that a stage asks for."""
-SAMPLE_S = 1.0
-"""Interval at which KV use and sessions in flight are sampled."""
-BUCKET_S = 10.0
-STEP_S = 60.0
-"""Interval at which progress is told and a run looks whether it is over."""
-DRAIN_S = 4 * 3600.0
-"""Maximum time after ``end_s`` until the last request is served."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """When requests try again, and how a run is sampled; times in simulated seconds."""
+
+    waits_s: float = 5.0
+    """Maximum time that a session waits for KV where it is; then it gives way itself."""
+    knock_s: float = 0.5
+    """Interval at which refused requests try again: the least that a stage asks for."""
+    sample_s: float = 1.0
+    """Interval at which KV use and sessions in flight are sampled."""
+    bucket_s: float = 10.0
+    told_every_s: float = 60.0
+    """Interval at which progress is told and a run looks whether it is over."""
+    drain_s: float = 4 * 3600.0
+    """Maximum time after ``end_s`` until the last request is served."""
+
+
+RUN = RunConfig()
 
 
 class Simulation(Protocol):
@@ -139,7 +148,7 @@ class Run:
             if not session.waits:
                 self.waiting.pop(number, None)
                 self.engine.go_round(session)
-            elif self.engine.now_s - since_s > WAITS_S:
+            elif self.engine.now_s - since_s > RUN.waits_s:
                 self.lose(session)
 
     # Called by the engine
@@ -154,7 +163,7 @@ class Run:
     def token_done(self, session: SimulatedSession, now_s: float, issued_s: float) -> None:
         if self.start_s <= now_s <= self.end_s:
             self.decode_s.append(now_s - issued_s)
-            bucket = int(now_s / BUCKET_S)
+            bucket = int(now_s / RUN.bucket_s)
             self.tokens_by_bucket[bucket] = self.tokens_by_bucket.get(bucket, 0) + 1
         if session.left_tokens:
             self._account(session)
@@ -180,24 +189,24 @@ class Run:
         return True
 
     def measure(self, progress: Callable[[float], None] | None = None) -> SimulationReport:
-        """Run up to ``end_s`` and until all is done, for ``DRAIN_S`` more at most; returns the
+        """Run up to ``end_s`` and until all is done, for ``RUN.drain_s`` more at most; returns the
         report. ``progress`` is called with the share of the time up to ``end_s`` that is over."""
         engine, end_s = self.engine, self.end_s
         events = 0
         self.sample()
         while engine.now_s < end_s:
-            events += engine.run(min(end_s, engine.now_s + STEP_S), self)
+            events += engine.run(min(end_s, engine.now_s + RUN.told_every_s), self)
             if progress is not None:
                 progress(engine.now_s / end_s)
-        while not self.all_done and engine.now_s < end_s + DRAIN_S:
-            events += engine.run(engine.now_s + STEP_S, self)
+        while not self.all_done and engine.now_s < end_s + RUN.drain_s:
+            events += engine.run(engine.now_s + RUN.told_every_s, self)
         return self.report(events)
 
     def sample(self) -> None:
-        """Sample KV use and sessions now, and again every ``SAMPLE_S``."""
+        """Sample KV use and sessions now, and again every ``RUN.sample_s``."""
         self._kv_peaks.look(self.live.values(), self.engine.peers)
         self.live_samples.append(len(self.live))
-        self.engine.call_at(self.engine.now_s + SAMPLE_S, self.sample)
+        self.engine.call_at(self.engine.now_s + RUN.sample_s, self.sample)
 
     def report(self, events: int) -> SimulationReport:
         """The report of the run; ``events`` is the engine's number of events."""
@@ -217,7 +226,7 @@ class Run:
             simulated_s=self.engine.now_s,
             events=events,
             tokens_per_s_by_time=tuple(
-                (bucket * BUCKET_S, count / BUCKET_S)
+                (bucket * RUN.bucket_s, count / RUN.bucket_s)
                 for bucket, count in sorted(self.tokens_by_bucket.items())
             ),
             peers=peer_use(self.engine),
@@ -226,7 +235,7 @@ class Run:
 
 
 class Standing(Run):
-    """An endless line of requests: each tries every :data:`KNOCK_S` until a route has room."""
+    """An endless line of requests: each tries every ``RUN.knock_s`` until a route has room."""
 
     def __init__(
         self,
@@ -248,7 +257,7 @@ class Standing(Run):
         """Let the head of the line try again, as clients do that were refused."""
         self.let_on()
         self._feed()
-        self.engine.call_at(self.engine.now_s + KNOCK_S, self._knock)
+        self.engine.call_at(self.engine.now_s + RUN.knock_s, self._knock)
 
     def place(self, session: SimulatedSession, done_tokens: int) -> bool:
         """Place a session in the middle of its answer; False: there is no room."""
@@ -304,7 +313,7 @@ class Arrivals(Run):
         self.let_on()
         self.serve_line()
         if not self.all_done:
-            self.engine.call_at(self.engine.now_s + KNOCK_S, self._knock)
+            self.engine.call_at(self.engine.now_s + RUN.knock_s, self._knock)
 
     def serve_line(self) -> None:
         """Open waiting sessions, lost ones first, until one finds no route."""

@@ -30,7 +30,7 @@ from node.packed.packing import Packing, Parts
 COLUMNS_LEAST = 16
 """Minimum columns that share a scale."""
 WORD_BITS = 32
-"""Bits that are read at once of codes of 4 bits."""
+"""Fixed by int32: bits that are read at once of codes of 4 bits."""
 EXPONENT_MAX = 128
 """Maximum of scales that are exponents of two, as bytes: 2."""
 SCALE_MAX = 128.0

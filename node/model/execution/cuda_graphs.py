@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from node.attention.block_table import CHUNKS_MAX, BlockTable
-from node.attention.decode_table import TABLE_BYTES_MAX, DecodeRows
+from node.attention.decode_table import TABLE, DecodeRows
 from node.attention.mask_rules import MaskRule
 from node.attention.paged_attention import Step
 from node.model.inspection.argument_tracing import ArgumentOrigins, Constant
@@ -40,7 +40,7 @@ PAGES_COLUMNS_LEAST = 4096
 PAGES_COLUMNS_STEP = 8
 GRAPHS_MAX = 64
 """Maximum number of graphs, the last used; each holds its buffers and intermediate results."""
-BYTES_MAX = TABLE_BYTES_MAX
+BYTES_MAX = TABLE.table_bytes_max
 """Maximum bytes of keys and values that a graph's table, padding included, may copy per layer."""
 WARM_UPS = 3
 """Number of runs before a capture, in which libraries choose kernels and allocate workspaces."""

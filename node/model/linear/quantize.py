@@ -35,7 +35,9 @@ BLOCK = 64
 NUMBERS_MIN = 4096
 """Minimum numbers in a quantised matrix: small ones, as of routers, weigh nothing, decide much."""
 INT8_MAX = 127
+"""Fixed by int8."""
 UINT4_MAX = 15
+"""Fixed by four bits."""
 PIECE_NUMBERS = 1 << 18
 """Numbers that are packed at a time: what stays in a CPU's cache."""
 

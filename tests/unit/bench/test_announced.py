@@ -16,7 +16,7 @@ from bench.planner.announced import (
 from coordinator.commands.swarm_file import read_swarm
 from coordinator.problem.service import announced_service
 from dht.messages import codec
-from dht.messages.types import LAYER_TIMES_MAX, LINKS_MAX, fits
+from dht.messages.types import RECORD_BOUNDS, fits
 
 CLUSTERS = Path(__file__).parents[3] / "bench" / "data" / "helix" / "clusters"
 FIGURES_BYTES_MAX = 300
@@ -49,7 +49,7 @@ def test_a_planner_reads_the_tables_within_their_own_steps(model: str) -> None:
 
 def test_records_stay_small_and_carry_what_was_measured() -> None:
     for record in announced(*read_swarm(CLUSTERS / "single24.json", "70b")):
-        assert 8 <= len(record.decode_layer_ns) <= LAYER_TIMES_MAX
+        assert 8 <= len(record.decode_layer_ns) <= RECORD_BOUNDS.layer_times_max
         assert record.decode_layer_ns[-1][0] == 256
         assert record.up_bytes_per_s == 1e10
         none = dict.fromkeys(("decode_layer_ns", "prompt_layer_ns"), ())
@@ -60,7 +60,7 @@ def test_records_stay_small_and_carry_what_was_measured() -> None:
 
 def test_each_peer_tells_as_many_links_as_a_record_holds() -> None:
     told = announced_links(read_swarm(CLUSTERS / "het42.json", "70b")[0])
-    assert {len(record.links) for record in told.values()} == {LINKS_MAX}
+    assert {len(record.links) for record in told.values()} == {RECORD_BOUNDS.links_max}
     assert all(link.target == name for name, record in told.items() for link in record.links)
     first = {frozenset(link.source for link in record.links) for record in told.values()}
     assert len(first) > len(told) / 2, "peers probe different links"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from client.swarm.peer_texts import BYTES_MAX, LIST, checked, fetched_texts
+from client.swarm.peer_texts import LIST, TEXTS, checked, fetched_texts
 from dht.budget import TEXT_BYTES, TEXT_STREAMS, Budget
 from dht.checkpoints.hub import TOOL_USE_TEMPLATE
 from dht.checkpoints.model_files import root_of
@@ -19,7 +19,7 @@ from dht.checkpoints.text_files import digest_of, text_hashes
 from dht.errors import NetworkError
 from dht.messages import codec
 from dht.messages.peer import (
-    TEXT_PIECE_BYTES,
+    PEER_BOUNDS,
     TextFile,
     TextPiece,
     TextRequest,
@@ -35,7 +35,9 @@ from tests.unit.records import record_of
 WEIGHTS = digest_of({"model.safetensors": "0" * 64})
 
 
-def model_in(directory: Path, *, tokenizer_bytes: int = 3 * TEXT_PIECE_BYTES + 7) -> ServedTexts:
+def model_in(
+    directory: Path, *, tokenizer_bytes: int = 3 * PEER_BOUNDS.text_piece_bytes + 7
+) -> ServedTexts:
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text('{"model_type": "m", "torch_dtype": "float16"}')
     (directory / "tokenizer.json").write_bytes(bytes(range(256)) * (tokenizer_bytes // 256 + 1))
@@ -112,7 +114,9 @@ def test_a_list_names_no_other_files(name: str) -> None:
 
 def test_a_list_promises_no_more_than_is_taken() -> None:
     names = ("tokenizer.json", "tokenizer_config.json")
-    files = tuple(TextFile(name=n, size_bytes=BYTES_MAX // 2 + 1, sha256="0" * 64) for n in names)
+    files = tuple(
+        TextFile(name=n, size_bytes=TEXTS.bytes_max // 2 + 1, sha256="0" * 64) for n in names
+    )
     with pytest.raises(codec.MalformedError, match="more than"):
         checked(
             TextsFound(files=files, weights=WEIGHTS),
@@ -120,7 +124,7 @@ def test_a_list_promises_no_more_than_is_taken() -> None:
         )
 
 
-@pytest.mark.parametrize("body", [b"", b"x" * (TEXT_PIECE_BYTES + 1)])
+@pytest.mark.parametrize("body", [b"", b"x" * (PEER_BOUNDS.text_piece_bytes + 1)])
 def test_a_peer_that_sends_nothing_or_too_much_is_given_up(tmp_path: Path, body: bytes) -> None:
     texts = model_in(tmp_path / "model")
 
@@ -159,7 +163,7 @@ async def pieces_for_stranger(texts: ServedTexts, budget: Budget, streams: int) 
 
 def test_a_stranger_takes_no_more_text_than_its_share(tmp_path: Path) -> None:
     texts = model_in(tmp_path / "model")
-    slow = replace(TEXT_BYTES, per_s=1e-9, burst=3 * TEXT_PIECE_BYTES)
+    slow = replace(TEXT_BYTES, per_s=1e-9, burst=3 * PEER_BOUNDS.text_piece_bytes)
     budget = Budget(slow)
     assert asyncio.run(pieces_for_stranger(texts, budget, 2)) == 3
     assert budget.refused == {"text_bytes": 2}

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import jsonschema
 import pytest
 
 from coordinator.plan import main
+from coordinator.planning.placement import PLACEMENT
 from coordinator.planning.search.columns import Master
 from coordinator.problem.cluster_file import read_cluster
 from dht.errors import UserError
@@ -82,7 +84,9 @@ HELIX = {
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time goes by with the work that is done, so that a busy machine plans as well; trials, which
     do not look at the clock, are few."""
-    monkeypatch.setattr("coordinator.planning.placement.TRIALS_MAX", 1)
+    monkeypatch.setattr(
+        "coordinator.planning.placement.PLACEMENT", replace(PLACEMENT, trials_max=1)
+    )
     looks = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: next(looks) / 200)
     monkeypatch.setattr("coordinator.plan.time", clock)

@@ -3,9 +3,11 @@
 import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 
+from node.device.hardware import LENDING
 from node.plan import run
 
 
@@ -34,7 +36,7 @@ def test_a_model_is_placed_on_gpus_that_are_only_named(
 def test_what_is_missing_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("node.plan.GPU_SHARE", 5e-4)
+    monkeypatch.setattr("node.plan.LENDING", replace(LENDING, gpu_share=5e-4))
     assert planned(monkeypatch, "--gpus", "1x3060", "--model", "models/brook") == 2
     assert re.search(r"GiB more are needed: \d+ more 3060 would do", capsys.readouterr().err)
     assert planned(monkeypatch, "--gpus", "1x3061", "--model", "models/brook") == 2

@@ -11,7 +11,7 @@ import pytest
 from dht.errors import NetworkError, PeerError
 from dht.records.signed import RecordError
 from dht.transport.interface import Stream, Transport
-from dht.transport.streams import HEARD_LIMIT_S, PIPE_BYTES_MAX
+from dht.transport.streams import PIPES
 from testing.clock import run_virtual
 from testing.network import RETRY_S, LinkModel, MemoryNetwork, MemoryTransport
 
@@ -124,7 +124,7 @@ def test_a_slow_reader_holds_the_writer_back() -> None:
         async def read(stream: Stream) -> None:
             await go.wait()
             # More than the pipe holds, in one read.
-            got.append(len(await stream.read_exactly(4 * PIPE_BYTES_MAX)))
+            got.append(len(await stream.read_exactly(4 * PIPES.bytes_max)))
 
         await b.serve(ECHO, read)
         stream = await a.open_stream(b.peer_id, ECHO)
@@ -132,18 +132,18 @@ def test_a_slow_reader_holds_the_writer_back() -> None:
 
         async def write() -> None:
             nonlocal written
-            while written < 4 * PIPE_BYTES_MAX:
+            while written < 4 * PIPES.bytes_max:
                 stream.write(bytes(1 << 14))
                 written += 1 << 14
                 await stream.drain()
 
         task = asyncio.create_task(write())
         await asyncio.sleep(1)
-        assert written <= PIPE_BYTES_MAX + (1 << 14)
+        assert written <= PIPES.bytes_max + (1 << 14)
         go.set()
         await task
         await asyncio.sleep(1)
-        assert got == [4 * PIPE_BYTES_MAX]
+        assert got == [4 * PIPES.bytes_max]
 
     virtual(body())
 
@@ -258,7 +258,7 @@ def test_who_has_said_its_word_stays_until_it_is_heard(stays: bool) -> None:
         assert await stream.read_exactly(4) == b"word"
         with pytest.raises(NetworkError, match="closed"):
             await stream.read_exactly(1)
-        assert elapsed() - opened_s == pytest.approx(1.0 + (HEARD_LIMIT_S if stays else 0.0))
+        assert elapsed() - opened_s == pytest.approx(1.0 + (PIPES.heard_limit_s if stays else 0.0))
         heard = await a.open_stream(b.peer_id, ECHO)
         await heard.read_exactly(4)
         await heard.close()
@@ -279,11 +279,11 @@ def test_who_has_said_its_word_does_not_listen_for_ever() -> None:
         await b.serve(ECHO, say)
         stream = await a.open_stream(b.peer_id, ECHO)
         with contextlib.suppress(NetworkError):
-            while elapsed() < HEARD_LIMIT_S:
+            while elapsed() < PIPES.heard_limit_s:
                 stream.write(bytes(64 << 10))
                 await stream.drain()
                 await asyncio.sleep(0.1)
-        assert elapsed() < HEARD_LIMIT_S / 2
+        assert elapsed() < PIPES.heard_limit_s / 2
 
     virtual(body())
 

@@ -13,7 +13,7 @@ from client.answer.defaults import SamplingDefaults
 from client.answer.generation import GenerationOptions
 from client.generate import generation_options, parse
 from dht.errors import UserError
-from dht.messages.session import HISTORY_TOKENS_MAX
+from dht.messages.session import SESSION_BOUNDS
 from tests.unit.client.gateway.paper import SPEC
 
 
@@ -98,7 +98,7 @@ def test_a_models_own_sampling_is_taken_in_the_types_that_travel() -> None:
 
 def test_sampling_looks_back_no_further_than_an_open_can_carry() -> None:
     spec = replace(SPEC, context_tokens=1 << 20)
-    prompt = (1,) * HISTORY_TOKENS_MAX
+    prompt = (1,) * SESSION_BOUNDS.history_tokens_max
     options = GenerationOptions(presence_penalty=1.0, max_new_tokens=8)
     assert options.request(prompt, spec, ()).history_tokens_max == 8, "only at the answer"
     with pytest.raises(UserError, match="look at 262152 tokens here; 262144 at most"):

@@ -11,7 +11,7 @@ import aiohttp
 
 from client.answer.defaults import SamplingDefaults
 from client.answer.generation import AnswerRequest
-from client.gateway.answering.answers import WAIT_S, Answers
+from client.gateway.answering.answers import ANSWERING, Answers
 from client.gateway.answering.models import GatewayModels, OpenModel
 from client.gateway.answering.service import CompletionService
 from client.gateway.metrics import Metrics
@@ -233,7 +233,7 @@ async def paper_gateway(
     chat_tokens: int | None = CHAT_TOKENS_DEFAULT,
     context_tokens: int = SPEC.context_tokens,
     others: Sequence[str] = (),
-    wait_s: float = WAIT_S,
+    wait_s: float = ANSWERING.wait_s,
     trials: GrammarTrials | None = None,
 ) -> AsyncIterator[PaperGateway]:
     """``trials``: who reads grammars; None: this process."""

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.health.drawing import (
-    BARS_DRAWN_MAX,
-    BOXES_DRAWN_MAX,
+    DRAWING,
     held_drawing,
     latency_drawing,
     nice_top,
@@ -116,7 +115,12 @@ def test_peers_are_bars_over_their_layers() -> None:
 
 
 def test_many_peers_share_bars_and_the_most_shared_are_drawn() -> None:
-    same = held_drawing([peer(n, n % 2, 8) for n in range(BOXES_DRAWN_MAX + 2)], 8)
-    assert [bar["label"] for bar in same["bars"]] == [f"{BOXES_DRAWN_MAX // 2 + 1} peers"] * 2
+    same = held_drawing([peer(n, n % 2, 8) for n in range(DRAWING.boxes_drawn_max + 2)], 8)
+    assert [bar["label"] for bar in same["bars"]] == [
+        f"{DRAWING.boxes_drawn_max // 2 + 1} peers"
+    ] * 2
     every = held_drawing([peer(n, n, 100) for n in range(60)], 100)
-    assert (len(every["bars"]), every["left_out"]) == (BARS_DRAWN_MAX, 60 - BARS_DRAWN_MAX)
+    assert (len(every["bars"]), every["left_out"]) == (
+        DRAWING.bars_drawn_max,
+        60 - DRAWING.bars_drawn_max,
+    )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.evaluation.flow_shares import FULL, Shares, within_room
+from coordinator.evaluation.flow_shares import FLOW_SHARES, Shares, within_room
 from dht.messages.types import SINK, SOURCE
 
 STAGES = (("a", "b"), ("c", "d", "e"))
@@ -52,7 +52,7 @@ def test_no_peer_takes_more_than_its_room_while_others_have_some(
     before = {
         name: requests * share / room[name] for name, share in arriving(shares(weights)).items()
     }
-    assert max(over.values()) <= max(FULL, *before.values()) * (1 + 1e-9)
+    assert max(over.values()) <= max(FLOW_SHARES.full, *before.values()) * (1 + 1e-9)
     if fill <= 0.5:
         assert max(over.values()) < 1.2
 

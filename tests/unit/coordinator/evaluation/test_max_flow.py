@@ -10,6 +10,7 @@ from hypothesis import given
 
 from coordinator.evaluation import max_flow
 from coordinator.evaluation.max_flow import (
+    FLOW,
     balanced_flow,
     capacities,
     follows,
@@ -231,7 +232,7 @@ class TestManyPeers:
         problem, spans = self.large(seed)
         all_pairs = len(capacities(problem, spans).edges)
         whole = solve_flow(problem, spans).flow_tokens_per_s
-        monkeypatch.setattr(max_flow, "PAIRS_MAX", 20 * len(spans))
+        monkeypatch.setattr(max_flow, "FLOW", replace(FLOW, pairs_max=20 * len(spans)))
         limits = capacities(problem, spans)
         assert len(limits.edges) < min(all_pairs / 2, 22 * len(spans))
         held = {a.peer_id: a for a in spans}
@@ -254,7 +255,7 @@ class TestManyPeers:
         problem = Problem(
             model=model(2), nodes=tuple(node(n, [10.0]) for n in names), links=(*far, *near)
         )
-        monkeypatch.setattr(max_flow, "PAIRS_MAX", 1)
+        monkeypatch.setattr(max_flow, "FLOW", replace(FLOW, pairs_max=1))
         limits = capacities(problem, spans).edges
         assert all((f"a{at}", f"b{99 - at}") in limits for at in range(100))
 
@@ -263,7 +264,7 @@ class TestManyPeers:
     ) -> None:
         problem, spans = self.large(0)
         plan = plan_of(problem, spans)
-        monkeypatch.setattr(max_flow, "PAIRS_MAX", 1)
+        monkeypatch.setattr(max_flow, "FLOW", replace(FLOW, pairs_max=1))
         pairs = capacities(problem, spans).edges
         assert any((edge.tail, edge.head) not in pairs for edge in plan.edges)
         assert not check_plan(plan, problem)

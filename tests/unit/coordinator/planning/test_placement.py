@@ -24,8 +24,8 @@ from coordinator.evaluation.plan_check import check_plan, uncovered
 from coordinator.planning import placement, solve
 from coordinator.planning.heuristics import heuristics
 from coordinator.planning.placement import (
-    CELLS_ABOVE,
     HEURISTICS,
+    PLACEMENT,
     NoPlacementError,
     Placement,
     adoptable,
@@ -40,7 +40,7 @@ from coordinator.planning.solve import SolveAnswer, SolveRequest, gain_of, solve
 from coordinator.plans.transition import TransitionConfig
 from coordinator.problem.service import announced_service
 from coordinator.simulator.judge import judge
-from dht.messages.types import ANSWER_WEIGHT_MAX, Assignment, Plan, PlanVersion, Problem
+from dht.messages.types import RECORD_BOUNDS, Assignment, Plan, PlanVersion, Problem
 from tests.examples import examples
 from tests.unit.coordinator.problems import (
     SOLVERS,
@@ -498,8 +498,8 @@ class TestSettled:
 
 
 class TestManyCells:
-    """Beyond ``CELLS_ABOVE`` peers, what is kept flows inside the cells that there are, and after a
-    change only cells that lost a layer are planned anew."""
+    """Beyond ``PLACEMENT.cells_above`` peers, what is kept flows inside the cells that there are,
+    and after a change only cells that lost a layer are planned anew."""
 
     @staticmethod
     def swarm(sites: int = 8) -> Problem:
@@ -580,7 +580,9 @@ class TestManyCells:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As in a swarm that is too large for a flow over all peers."""
-        monkeypatch.setattr(placement, "WHOLE_PEERS_MAX", CELLS_ABOVE)
+        monkeypatch.setattr(
+            placement, "PLACEMENT", replace(PLACEMENT, whole_peers_max=PLACEMENT.cells_above)
+        )
         problem, plan = self.first()
         cells = flow_parts(plan.edges)
         new = tuple(node(f"new-{at}", steady(20, 4), memory_bytes=400) for at in range(4))
@@ -636,9 +638,11 @@ class TestLightLoad:
             replace(node(p, steady(4000, 7), memory_bytes=room), kv_tokens_min=1024) for p in "abcd"
         )
         problem = Problem(model=spec, nodes=peers, default_rtt_s=rtt_s)
-        first = solve_request(replace(request(problem), answer_weight=ANSWER_WEIGHT_MAX)).best
+        first = solve_request(
+            replace(request(problem), answer_weight=RECORD_BOUNDS.answer_weight_max)
+        ).best
         assert first is not None
-        assert first.answer_weight == ANSWER_WEIGHT_MAX
+        assert first.answer_weight == RECORD_BOUNDS.answer_weight_max
         assert Counter((a.start, a.end) for a in first.assignments) == {(0, 4): 2, (4, 8): 2}
 
     def test_an_idle_swarm_is_planned_for_speed_and_a_full_one_for_throughput(self) -> None:
@@ -649,7 +653,7 @@ class TestLightLoad:
             one_answer_s=0.05,
         )
         full = replace(idle, flow_tokens_per_s=100.0, planner="long", one_answer_s=0.1)
-        weights = {"long": 0.0, "short": ANSWER_WEIGHT_MAX}
+        weights = {"long": 0.0, "short": RECORD_BOUNDS.answer_weight_max}
         for best, weight in weights.items():
             found = [replace(p, answer_weight=weight) for p in (idle, full)]
             assert choose(found).planner == best
@@ -663,7 +667,7 @@ class TestLightLoad:
             flow_tokens_per_s=100.0,
             planner="greedy",
             one_answer_s=0.1,
-            answer_weight=ANSWER_WEIGHT_MAX,
+            answer_weight=RECORD_BOUNDS.answer_weight_max,
         )
         little = replace(greedy, planner="quick", flow_tokens_per_s=91.0, one_answer_s=0.01)
         much = replace(little, planner="quicker", flow_tokens_per_s=89.0)

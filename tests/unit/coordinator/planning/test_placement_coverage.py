@@ -22,7 +22,7 @@ from coordinator.planning.heuristics.heuristics import (
 )
 from coordinator.planning.placement import (
     HEURISTICS,
-    VALUE_WITHIN,
+    PLACEMENT,
     NoPlacementError,
     Placement,
     best_placement,
@@ -32,7 +32,7 @@ from coordinator.planning.placement import (
 )
 from coordinator.problem.service import announced_service
 from dht.messages.types import (
-    LAYER_SIZES_MAX,
+    RECORD_BOUNDS,
     PlanVersion,
     Problem,
     fits,
@@ -150,7 +150,7 @@ def test_many_kinds_of_layers_are_rounded_up(make):
     plain = make.problem([(300, 1.0)]).model
     spec = with_layer_bytes(plain, range(1, 101))
     assert spec.layer_bytes == 100
-    assert len(spec.layer_sizes) <= LAYER_SIZES_MAX
+    assert len(spec.layer_sizes) <= RECORD_BOUNDS.layer_sizes_max
     counted = [spec.layer_sizes[kind] for kind in spec.layer_kinds]
     assert all(0 <= n - size < 7 for n, size in zip(counted, range(1, 101), strict=True))
     alike = with_layer_bytes(spec, [7, 7, 7])
@@ -197,7 +197,7 @@ def test_without_any_time_it_serves_what_reviewers_ask_for(make, seed):
     assert anew is not None
     edges = solve_flow(problem, anew).edges
     yardstick = estimate(problem, anew, edges, service).tokens_per_s
-    assert best.value >= VALUE_WITHIN * yardstick
+    assert best.value >= PLACEMENT.value_within * yardstick
 
 
 def test_the_exact_program_finds_the_best_of_a_small_case(make):

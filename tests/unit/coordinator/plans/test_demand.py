@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.plans.demand import Demand, DemandConfig, planned_for, weight_at
-from dht.messages.types import ANSWER_WEIGHT_MAX, SINK, SOURCE, FlowEdge, NodeRecord, Plan, Problem
+from dht.messages.types import RECORD_BOUNDS, SINK, SOURCE, FlowEdge, NodeRecord, Plan, Problem
 from tests.unit.coordinator.problems import model as toy
 from tests.unit.coordinator.problems import node, plan_of, record, span, steady
 
@@ -43,7 +43,7 @@ def measured(plan: Plan = PLAN, until_s: int = 3000, **tokens_per_s: float) -> D
 
 
 def test_a_new_swarm_counts_as_idle() -> None:
-    assert Demand().answer_weight(None) == ANSWER_WEIGHT_MAX == weight_at(0.0)
+    assert Demand().answer_weight(None) == RECORD_BOUNDS.answer_weight_max == weight_at(0.0)
 
 
 def test_a_coordinator_that_knows_too_little_keeps_the_plans_figure() -> None:
@@ -53,7 +53,12 @@ def test_a_coordinator_that_knows_too_little_keeps_the_plans_figure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "weight"), [(0.0, ANSWER_WEIGHT_MAX), (10.0, 0.75 * ANSWER_WEIGHT_MAX), (60.0, 0.0)]
+    ("rate", "weight"),
+    [
+        (0.0, RECORD_BOUNDS.answer_weight_max),
+        (10.0, 0.75 * RECORD_BOUNDS.answer_weight_max),
+        (60.0, 0.0),
+    ],
 )
 def test_the_weight_falls_with_what_last_stages_sampled(rate: float, weight: float) -> None:
     demand = measured(b=rate)
@@ -88,5 +93,5 @@ def test_what_a_peer_did_before_it_started_again_does_not_count_twice() -> None:
 
 def test_what_a_plan_is_for_is_said_in_words() -> None:
     assert "full swarm" in planned_for(0.0)
-    assert "idle swarm" in planned_for(ANSWER_WEIGHT_MAX)
-    assert "some load" in planned_for(ANSWER_WEIGHT_MAX / 2)
+    assert "idle swarm" in planned_for(RECORD_BOUNDS.answer_weight_max)
+    assert "some load" in planned_for(RECORD_BOUNDS.answer_weight_max / 2)

@@ -8,18 +8,15 @@ from hypothesis import strategies as st
 
 from coordinator.planning import placement
 from coordinator.planning.solve import SolveRequest, solve_request
-from coordinator.problem.from_records import (
-    LINK_BYTES_PER_S_MIN,
-    TOKENS_PER_S_MAX,
-    TOKENS_PER_S_MIN,
-    problem_of,
-)
-from dht.messages.types import RATE_MAX, Link, LinksRecord, PlanVersion, Problem
+from coordinator.problem.config import ASSUMED
+from coordinator.problem.from_records import TOKENS_PER_S_MAX, problem_of
+from dht.messages.types import RECORD_BOUNDS, Link, LinksRecord, PlanVersion, Problem
 from tests.examples import examples
 from tests.unit.coordinator.problems import ends_after, model, record
 
 RATES = st.one_of(
-    st.sampled_from([0.0, 5e-324, 1e-300, 1.0, 1e6, RATE_MAX]), st.floats(0.0, RATE_MAX)
+    st.sampled_from([0.0, 5e-324, 1e-300, 1.0, 1e6, RECORD_BOUNDS.rate_max]),
+    st.floats(0.0, RECORD_BOUNDS.rate_max),
 )
 MODEL = model(6)
 
@@ -69,9 +66,9 @@ def test_whatever_peers_announce_there_is_a_plan(
     rates: list[float], bandwidths: list[float]
 ) -> None:
     problem = drawn_problem(rates, bandwidths)
-    assert all(link.bandwidth_bytes_per_s >= LINK_BYTES_PER_S_MIN for link in problem.links)
+    assert all(link.bandwidth_bytes_per_s >= ASSUMED.link_bytes_per_s_min for link in problem.links)
     assert all(
-        TOKENS_PER_S_MIN <= rate <= TOKENS_PER_S_MAX
+        ASSUMED.tokens_per_s_min <= rate <= TOKENS_PER_S_MAX
         for node in problem.nodes
         for rate in node.tokens_per_s
     )

@@ -8,14 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.planning.placement import best_placement
-from coordinator.problem.from_records import LINK_BYTES_PER_S_MIN, problem_of
-from coordinator.problem.service import (
-    CONTEXT_TYPICAL,
-    SLOW_MAX,
-    announced_service,
-    service_from_rates,
-)
-from dht.messages.types import LAYER_TIMES_MAX, NANOSECONDS_MAX, NodeState, Problem, fits
+from coordinator.problem.config import ASSUMED
+from coordinator.problem.from_records import problem_of
+from coordinator.problem.service import announced_service, service_from_rates
+from dht.messages.types import RECORD_BOUNDS, NodeState, Problem, fits
 from tests.examples import examples
 from tests.unit.coordinator.problems import model, node, record, steady
 
@@ -66,9 +62,11 @@ def test_rates_that_fall_for_want_of_room_slow_no_measured_layer() -> None:
 
 TRIPLES = st.lists(
     st.tuples(
-        st.integers(1, 1 << 20), st.integers(0, NANOSECONDS_MAX), st.integers(0, NANOSECONDS_MAX)
+        st.integers(1, 1 << 20),
+        st.integers(0, RECORD_BOUNDS.nanoseconds_max),
+        st.integers(0, RECORD_BOUNDS.nanoseconds_max),
     ),
-    max_size=LAYER_TIMES_MAX,
+    max_size=RECORD_BOUNDS.layer_times_max,
     unique_by=lambda each: each[0],
 )
 
@@ -83,8 +81,10 @@ def test_no_announced_time_falls_with_rows_or_context(times, rows: list[float]) 
         assert curve.at(few) <= curve.at(few, 1000) * (1 + 1e-9)
         assert curve.at(few, 1000) <= curve.at(many, 1000) * (1 + 1e-9) < math.inf
     for count, _, _ in times:
-        each_s = made.decode.at(count, CONTEXT_TYPICAL) / count
-        assert 0.001 * (1 - 1e-9) <= each_s <= 2 * 0.001 * SLOW_MAX, "within the rates' bounds"
+        each_s = made.decode.at(count, ASSUMED.context_typical) / count
+        assert 0.001 * (1 - 1e-9) <= each_s <= 2 * 0.001 * ASSUMED.slow_max, (
+            "within the rates' bounds"
+        )
 
 
 def test_times_reach_the_planner_with_the_record() -> None:
@@ -98,7 +98,7 @@ def test_times_reach_the_planner_with_the_record() -> None:
     found = problem_of(announced.model, {"a": announced}, {}).nodes[0]
     assert found.decode_layer_ns == MEASURED
     assert found.prompt_layer_ns == ((8, 1, 2),)
-    assert (found.up_bytes_per_s, found.down_bytes_per_s) == (1e6, LINK_BYTES_PER_S_MIN)
+    assert (found.up_bytes_per_s, found.down_bytes_per_s) == (1e6, ASSUMED.link_bytes_per_s_min)
     silent = problem_of(announced.model, {"a": record("a", 0, 0)}, {}).nodes[0]
     assert (silent.up_bytes_per_s, silent.down_bytes_per_s) == (None, None)
 
@@ -137,8 +137,13 @@ def test_rates_are_at_most_what_the_times_allow() -> None:
 
 
 def test_announced_times_are_bounded_by_the_rates() -> None:
-    made = machine(decode_layer_ns=((1, NANOSECONDS_MAX, 0), (16, 0, NANOSECONDS_MAX)))
-    assert made.decode.at(1) == pytest.approx(0.001 * SLOW_MAX)
+    made = machine(
+        decode_layer_ns=(
+            (1, RECORD_BOUNDS.nanoseconds_max, 0),
+            (16, 0, RECORD_BOUNDS.nanoseconds_max),
+        )
+    )
+    assert made.decode.at(1) == pytest.approx(0.001 * ASSUMED.slow_max)
 
 
 def test_the_ends_take_room_at_the_ends_alone_and_no_span_that_fits_lacks_its_minimum() -> None:

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from itertools import permutations
 
-from coordinator.problem.unmeasured import PEERS_MAX, with_guesses
+from coordinator.problem.config import ASSUMED
+from coordinator.problem.unmeasured import with_guesses
 from dht.messages.types import Link
 
 NEAR, FAR = (1e9, 0.002), (1e7, 0.1)
@@ -78,6 +79,6 @@ def test_pairs_without_two_witnesses_get_none() -> None:
 
 
 def test_of_many_peers_nothing_is_guessed() -> None:
-    names = [f"p{number}" for number in range(PEERS_MAX + 1)]
+    names = [f"p{number}" for number in range(ASSUMED.guessed_peers_max + 1)]
     known = tuple(link(a, b, NEAR) for a in names[:5] for b in names[5:10])
     assert with_guesses(names, known) == known

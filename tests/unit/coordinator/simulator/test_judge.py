@@ -13,9 +13,7 @@ from coordinator.problem.service import Curve, Workload, service_from_rates
 from coordinator.simulator.clients import Clients
 from coordinator.simulator.core.trace import Request, typical
 from coordinator.simulator.judge import (
-    RUN_S_MAX,
-    SETTLE_SHARE,
-    VIRTUAL_S,
+    TRIAL,
     judge,
     midway,
     profiles_of,
@@ -39,8 +37,8 @@ def test_a_run_lasts_until_enough_tokens_count() -> None:
     problem, profiles, held, _ = saturated()
     service = service_of(problem, profiles, Workload(requests_max=1), hub=False)
     alone = estimate(problem, held, plan_of(problem, held).edges, service).tokens_per_s
-    lasts_s = 20_000 / (1 - SETTLE_SHARE) / alone
-    assert VIRTUAL_S < lasts_s < RUN_S_MAX
+    lasts_s = 20_000 / (1 - TRIAL.settle_share) / alone
+    assert TRIAL.virtual_s < lasts_s < TRIAL.run_s_max
     found = judge(problem, service, held, tokens=20_000)
     assert found == judge(problem, service, held, virtual_s=lasts_s)
 

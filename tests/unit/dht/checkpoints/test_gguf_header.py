@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -124,7 +125,9 @@ def test_a_name_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_header_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_header, "HEADER_BYTES_MAX", 1 << 17)
+    monkeypatch.setattr(
+        gguf_header, "HEADER_BOUNDS", replace(gguf_header.HEADER_BOUNDS, bytes_max=1 << 17)
+    )
     raw = b"GGUF" + struct.pack("<IQQ", 3, 0, 4000)
     raw += b"".join(struct.pack("<Q8sIQ", 8, b"%08d" % n, 8, 64) + b"x" * 64 for n in range(4000))
     with pytest.raises(ValueError, match="more than 131072 bytes"):

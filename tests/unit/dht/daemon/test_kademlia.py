@@ -13,7 +13,7 @@ from dht.budget import DHT_FOUND_BYTES, DHT_STORE_BYTES, Budget, Limit, RateLimi
 from dht.daemon import lean_hivemind
 from dht.identity.peer_id import Identity
 from dht.messages.codec import MalformedError
-from dht.records.signed import RECORDS_A_TURN, RecordGuard, sign_record
+from dht.records.signed import KEEPING, RecordGuard, sign_record
 
 lean_hivemind.prepare_hivemind()
 
@@ -244,7 +244,7 @@ def test_others_get_the_loop_between_entries() -> None:
         counting.cancel()
 
     asyncio.run(body())
-    assert turns >= len(PEOPLE) // RECORDS_A_TURN
+    assert turns >= len(PEOPLE) // KEEPING.records_a_turn
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dht.identity.dialling import DialRule, Scope, scope_of_given, scope_of_host
 from dht.identity.peer_id import Identity
-from dht.messages.types import ADDRESSES_MAX
+from dht.messages.types import RECORD_BOUNDS
 
 ALICE, BOB, RELAY = (Identity(bytes([n]) * 32).peer_id for n in range(3))
 PUBLIC, LOCAL, MACHINE = "/ip4/1.1.1.1/tcp/5", "/ip4/192.168.1.7/tcp/5", "/ip4/127.0.0.1/tcp/5"
@@ -152,8 +152,8 @@ def test_what_is_never_dialled_for_a_stranger(address: str) -> None:
 
 def test_few_addresses_of_a_peer_are_dialled() -> None:
     told = tuple(full(f"/ip4/1.1.1.1/tcp/{port}") for port in range(100))
-    assert DialRule().admitted(ALICE, told) == told[:ADDRESSES_MAX]
-    told = (*[full("/dns4/example.org/tcp/5")] * ADDRESSES_MAX, full(PUBLIC))
+    assert DialRule().admitted(ALICE, told) == told[: RECORD_BOUNDS.addresses_max]
+    told = (*[full("/dns4/example.org/tcp/5")] * RECORD_BOUNDS.addresses_max, full(PUBLIC))
     assert DialRule().admitted(ALICE, told) == (), "of the first that were told"
 
 

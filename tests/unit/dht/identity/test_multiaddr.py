@@ -13,7 +13,7 @@ from dht.identity.multiaddr import (
     tcp_address,
 )
 from dht.identity.peer_id import Identity
-from dht.messages.types import ADDRESSES_MAX
+from dht.messages.types import RECORD_BOUNDS
 
 ALICE, BOB = Identity(b"a" * 32).peer_id, Identity(b"b" * 32).peer_id
 
@@ -79,7 +79,7 @@ def test_addresses_through_relays_name_the_relay_and_the_peer() -> None:
         "/p2p-circuit/p2p/",
     )
     assert circuits_of(BOB, told) == (f"{relay}/p2p-circuit",)
-    assert circuits_of(BOB, told[:1] * ADDRESSES_MAX + told) == (), "bounded"
+    assert circuits_of(BOB, told[:1] * RECORD_BOUNDS.addresses_max + told) == (), "bounded"
     assert split_circuit(f"{relay}/p2p-circuit") == (ALICE, "/ip4/1.2.3.4/tcp/5")
     assert split_circuit("/ip4/1.2.3.4/tcp/5") is None
 

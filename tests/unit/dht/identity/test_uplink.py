@@ -12,7 +12,7 @@ from dht.errors import UserError
 from dht.identity.peer_id import Identity, is_peer_id
 from dht.identity.uplink import claim_of, is_true, load_or_create_secret
 from dht.messages import codec
-from dht.messages.types import ADDRESSES_MAX, LAYER_TIMES_MAX
+from dht.messages.types import RECORD_BOUNDS
 from tests.unit.records import record_of
 
 SECRET = bytes(range(32))
@@ -42,13 +42,13 @@ def test_a_claim_leaves_room_for_all_else_that_a_record_says() -> None:
     plain = record_of(
         ONE,
         tokens_per_s=(1.5,) * 128,
-        decode_layer_ns=((1, 1_400_000, 1_410_000),) * LAYER_TIMES_MAX,
-        prompt_layer_ns=((32, 1_400_000, 1_400_000),) * LAYER_TIMES_MAX,
-        addresses=(f"/ip4/100.100.100.100/tcp/31337/p2p/{ONE}",) * ADDRESSES_MAX,
+        decode_layer_ns=((1, 1_400_000, 1_410_000),) * RECORD_BOUNDS.layer_times_max,
+        prompt_layer_ns=((32, 1_400_000, 1_400_000),) * RECORD_BOUNDS.layer_times_max,
+        addresses=(f"/ip4/100.100.100.100/tcp/31337/p2p/{ONE}",) * RECORD_BOUNDS.addresses_max,
     )
     claim = replace(claim_of(SECRET, "net", ONE), up_bytes_per_s=1.5)
     whole = codec.encode(replace(plain, uplink=claim))
-    assert len(whole) <= codec.RECORD_BYTES_MAX
+    assert len(whole) <= codec.FRAME_BOUNDS.record_bytes_max
     assert len(whole) - len(codec.encode(plain)) == 161, "docs/protocol.md says so"
 
 

@@ -7,13 +7,13 @@ import pytest
 from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
 from dht.light.transport import LightTransport
-from dht.messages.types import ADDRESSES_MAX
+from dht.messages.types import RECORD_BOUNDS
 from dht.transport.config import TransportConfig
 from dht.transport.interface import RECORDS_PROTOCOL
 
 OWN = Identity(b"o" * 32)
 ALICE, BOB = Identity(b"a" * 32).peer_id, Identity(b"b" * 32).peer_id
-GIVEN = tuple(f"/ip4/10.0.0.{number}/tcp/1" for number in range(1, ADDRESSES_MAX + 3))
+GIVEN = tuple(f"/ip4/10.0.0.{number}/tcp/1" for number in range(1, RECORD_BOUNDS.addresses_max + 3))
 
 
 class Dialled:
@@ -59,7 +59,7 @@ async def test_what_others_tell_is_checked_and_bounded(helper: bool) -> None:
 
     assert await dialled_for(BOB, bare, helper=helper) == ()
     assert await dialled_for(BOB, odd, helper=helper) == ()
-    assert await dialled_for(BOB, full, helper=helper) == bare[:ADDRESSES_MAX]
+    assert await dialled_for(BOB, full, helper=helper) == bare[: RECORD_BOUNDS.addresses_max]
     # One bare address does not displace those that name the peer.
     assert await dialled_for(BOB, (bare[5], full[0]), helper=helper) == bare[:1]
 

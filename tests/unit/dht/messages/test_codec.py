@@ -32,7 +32,7 @@ from dht.messages.peer import (
     TextsRequest,
 )
 from dht.messages.session import (
-    DRAFT_TOKENS_MAX,
+    SESSION_BOUNDS,
     ActivationItem,
     Activations,
     Delivered,
@@ -52,11 +52,8 @@ from dht.messages.session import (
     Tokens,
 )
 from dht.messages.types import (
-    LAYER_TIMES_MAX,
-    NANOSECONDS_MAX,
-    PEERS_MAX,
-    PLAN_BYTES_MAX,
     PLAN_EDGES_MAX,
+    RECORD_BOUNDS,
     Assignment,
     DeviceSpec,
     FlowEdge,
@@ -473,9 +470,9 @@ def test_this_version_stays_as_it_is(message: Any, golden: str) -> None:
         {"decode_layer_ns": [[0, 1, 1]]},
         {"decode_layer_ns": [[1, -1, 1]]},
         {"decode_layer_ns": [[1, 1.5, 2]]},
-        {"decode_layer_ns": [[1, 1, NANOSECONDS_MAX + 1]]},
+        {"decode_layer_ns": [[1, 1, RECORD_BOUNDS.nanoseconds_max + 1]]},
         {"decode_layer_ns": [[1, 1]]},
-        {"prompt_layer_ns": [[rows, 1, 1] for rows in range(1, LAYER_TIMES_MAX + 2)]},
+        {"prompt_layer_ns": [[rows, 1, 1] for rows in range(1, RECORD_BOUNDS.layer_times_max + 2)]},
         {"up_bytes_per_s": -1.0},
         {"up_bytes_per_s": math.nan},
         {"down_bytes_per_s": math.inf},
@@ -551,7 +548,7 @@ def test_what_is_refused(envelope: Any, reason: str) -> None:
     assert isinstance(caught.value, PeerError)
 
 
-MORE = DRAFT_TOKENS_MAX + 1
+MORE = SESSION_BOUNDS.draft_tokens_max + 1
 
 
 @pytest.mark.parametrize(
@@ -680,7 +677,7 @@ def test_frames_follow_one_another(frames: list[tuple[Any, bytes]]) -> None:
 @pytest.mark.parametrize(
     ("total", "envelope"),
     [
-        (codec.FRAME_BYTES_MAX + 1, 10),
+        (codec.FRAME_BOUNDS.bytes_max + 1, 10),
         (0xFFFFFFFF, 10),
         (100, 0),
         (100, 97),
@@ -699,7 +696,7 @@ def test_odd_lengths_are_refused_before_reading(total: int, envelope: int) -> No
 
 def test_a_frame_over_the_limit_is_never_made() -> None:
     with pytest.raises(ValueError, match="the limit is"):
-        codec.encode_frame(Ping(nonce=1), bytes(codec.FRAME_BYTES_MAX))
+        codec.encode_frame(Ping(nonce=1), bytes(codec.FRAME_BOUNDS.bytes_max))
 
 
 @given(st.binary(max_size=300))
@@ -712,9 +709,13 @@ def test_any_bytes_are_a_frame_an_end_or_malformed(data: bytes) -> None:
 
 
 def test_a_plan_of_the_most_peers_fits_and_a_head_cannot_promise_more() -> None:
-    peers = [f"{at:052d}" for at in range(PEERS_MAX)]
+    peers = [f"{at:052d}" for at in range(RECORD_BOUNDS.peers_max)]
     edges = tuple(
-        FlowEdge(tail=peers[at % PEERS_MAX], head=peers[at // PEERS_MAX], tokens_per_s=1 / 3)
+        FlowEdge(
+            tail=peers[at % RECORD_BOUNDS.peers_max],
+            head=peers[at // RECORD_BOUNDS.peers_max],
+            tokens_per_s=1 / 3,
+        )
         for at in range(PLAN_EDGES_MAX)
     )
     plan = Plan(
@@ -742,11 +743,14 @@ def test_a_plan_of_the_most_peers_fits_and_a_head_cannot_promise_more() -> None:
         waves=tuple((peer,) for peer in peers),
     )
     body = codec.encode(plan)
-    assert codec.decode_as(Plan, body, limit_bytes=PLAN_BYTES_MAX) == plan
+    assert codec.decode_as(Plan, body, limit_bytes=RECORD_BOUNDS.plan_bytes_max) == plan
     head = PlanHead(
-        peer_id="p", version=plan.version, sha256="0" * 64, size_bytes=PLAN_BYTES_MAX + 1
+        peer_id="p",
+        version=plan.version,
+        sha256="0" * 64,
+        size_bytes=RECORD_BOUNDS.plan_bytes_max + 1,
     )
     with pytest.raises(PeerError):
         codec.decode(codec.encode(head))
-    within = replace(head, size_bytes=PLAN_BYTES_MAX)
+    within = replace(head, size_bytes=RECORD_BOUNDS.plan_bytes_max)
     assert codec.decode(codec.encode(within)) == within

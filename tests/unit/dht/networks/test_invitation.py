@@ -13,9 +13,8 @@ from dht.errors import UserError
 from dht.identity.multiaddr import is_loopback, split
 from dht.identity.peer_id import Identity
 from dht.networks.invitation import (
-    ADDRESSES_MAX,
+    INVITATION_BOUNDS,
     SCHEME,
-    TEXT_MAX,
     Invitation,
     invitation_to,
     is_name,
@@ -76,9 +75,9 @@ def test_what_is_said_is_read(network: str, told: list[str], model: str, fingerp
     assert made.model == model
     elsewhere = {split(each)[0] for each in told if not is_loopback(each)}
     kept = [each for each in told if not is_loopback(each) or split(each)[0] not in elsewhere]
-    assert made.addresses == tuple(kept[:ADDRESSES_MAX])
+    assert made.addresses == tuple(kept[: INVITATION_BOUNDS.addresses_max])
     assert made.fingerprint == (fingerprint[:32] if model else "")
-    assert len(text) <= TEXT_MAX
+    assert len(text) <= INVITATION_BOUNDS.text_max
     assert text.isascii()
     assert set(text) <= set(
         SCHEME + "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"

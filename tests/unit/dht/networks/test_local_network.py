@@ -10,11 +10,8 @@ from dht.errors import UserError
 from dht.identity.peer_id import Identity, short_name
 from dht.networks.invitation import Invitation, text_of
 from dht.networks.local_network import (
-    HEARD_MAX,
-    NAME_MAX,
-    PART_MAX,
+    LOCAL_NETWORK,
     SERVICE,
-    TXT_BYTES_MAX,
     Instances,
     Offer,
     chosen,
@@ -38,7 +35,9 @@ def read(
     said: Invitation, instance: str = f"{PEERS[0]}.{SERVICE}", name: bytes = b"pc", size: int = 0
 ) -> Offer:
     text = text_of(said).encode()
-    parts = [text[n : n + PART_MAX] for n in range(0, len(text), PART_MAX)]
+    parts = [
+        text[n : n + LOCAL_NETWORK.part_max] for n in range(0, len(text), LOCAL_NETWORK.part_max)
+    ]
     properties = {b"i%d" % n: part for n, part in enumerate(parts)}
     return read_offer(instance, size, {b"name": name, **properties})
 
@@ -65,7 +64,7 @@ def test_names_of_any_letters_fit_a_record(name: str, network: str) -> None:
     assert read_offer(f"{PEERS[0]}.{SERVICE}", 0, properties) == made
     lengths = [len(key) + 2 + len(value or b"") for key, value in properties.items()]
     assert max(lengths) <= 256
-    assert sum(lengths) <= TXT_BYTES_MAX
+    assert sum(lengths) <= LOCAL_NETWORK.txt_bytes_max
 
 
 def test_only_private_addresses_are_told() -> None:
@@ -97,11 +96,18 @@ def test_a_made_up_offer_is_none() -> None:
         read(said, f"{PEERS[1]}.{SERVICE}")
     with pytest.raises(ValueError, match="another peer"):
         read(replace(said, addresses=(*said.addresses, f"{PRIVATE[0]}/p2p/{PEERS[1]}")))
-    for name in (b"", b" pc", b"a\x1b]0;", "\u202epc".encode(), b"\xff", b"x" * (NAME_MAX + 1)):
+    for name in (
+        b"",
+        b" pc",
+        b"a\x1b]0;",
+        "\u202epc".encode(),
+        b"\xff",
+        b"x" * (LOCAL_NETWORK.name_max + 1),
+    ):
         with pytest.raises(ValueError, match=r"name|utf-8"):
             read(said, name=name)
     with pytest.raises(ValueError, match="bytes"):
-        read(said, size=TXT_BYTES_MAX + 1)
+        read(said, size=LOCAL_NETWORK.txt_bytes_max + 1)
     whole = encoded(offer(model="m" * 128))
     assert b"i1" in whole
     for key, value in ((b"i0", None), (b"i1", b""), (b"i2", b"A"), (b"i0", b"\xff"), (b"i4", b"=")):
@@ -135,10 +141,10 @@ def test_a_flood_of_instances_takes_bounded_room() -> None:
     names = [f"{Identity(number.to_bytes(32)).peer_id}.{SERVICE}" for number in range(200)]
     for name in names:
         heard.add(name)
-    assert heard.names == tuple(names[:HEARD_MAX])
+    assert heard.names == tuple(names[: LOCAL_NETWORK.heard_max])
     heard.remove(names[0])
     heard.add(names[-1])
-    assert heard.names == (*names[1:HEARD_MAX], names[-1])
+    assert heard.names == (*names[1 : LOCAL_NETWORK.heard_max], names[-1])
 
 
 def test_offers_of_one_network_and_model_come_together() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
-from dht.networks.local_network import HEARD_MAX, SERVICE, Offer, offer_of_peer, txt_of
+from dht.networks.local_network import LOCAL_NETWORK, SERVICE, Offer, offer_of_peer, txt_of
 from dht.networks.mdns import advertise, look
 
 GROUP, PORT = "224.0.0.251", 5353
@@ -137,7 +137,7 @@ def test_a_thousand_made_up_services_cost_bounded_room_and_time(
         asked.clear()
         found = {each.peer_id for each in look(0.5, 0.5)}
         assert not found & flood  # what is told is another peer's
-        assert len(asked) <= HEARD_MAX
-        if len(asked) == HEARD_MAX:
+        assert len(asked) <= LOCAL_NETWORK.heard_max
+        if len(asked) == LOCAL_NETWORK.heard_max:
             return
     raise AssertionError("the flood was not heard")

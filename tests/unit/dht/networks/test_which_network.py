@@ -10,7 +10,7 @@ from dht.command_line import Parser, add_model, add_swarm, settle_swarm
 from dht.errors import NetworkError, UserError
 from dht.identity.peer_id import Identity
 from dht.networks.invitation import invitation_to, text_of
-from dht.networks.local_network import OFFERS_MAX, Offer
+from dht.networks.local_network import LOCAL_NETWORK, Offer
 from dht.networks.remembered import Remembered, remember
 from node.owner.reporter import Reporter
 from node.peer import join_options
@@ -261,8 +261,8 @@ def test_local_says_where_nobody_or_more_than_one_is_found(
     with pytest.raises(NetworkError):
         settled("--local", "--network", "n99")
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == OFFERS_MAX + 2
-    assert said[-1] == f"… and {102 - OFFERS_MAX} more, which are left aside"
+    assert len(said) == LOCAL_NETWORK.offers_max + 2
+    assert said[-1] == f"… and {102 - LOCAL_NETWORK.offers_max} more, which are left aside"
 
 
 def test_join_local_founds_where_nobody_is_found(

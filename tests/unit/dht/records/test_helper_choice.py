@@ -2,7 +2,7 @@
 
 import random
 
-from dht.records.helper_choice import KNOWN_MAX, ROTATE_S, Helpers
+from dht.records.helper_choice import CHOOSING, Helpers
 
 
 def helpers(given: str = "", learnt: str = "", seed: int = 1) -> Helpers:
@@ -16,16 +16,16 @@ def helpers(given: str = "", learnt: str = "", seed: int = 1) -> Helpers:
 def test_one_of_the_owners_is_always_asked() -> None:
     known = helpers(given="ab", learnt="".join(chr(65 + i) for i in range(26)))
     for round_ in range(20):
-        first, second = known.pair(round_ * 2 * ROTATE_S)
+        first, second = known.pair(round_ * 2 * CHOOSING.rotate_s)
         assert first == "a"
         assert second != "a"
 
 
 def test_the_second_stays_for_a_while_and_then_changes() -> None:
     known = helpers(given="a", learnt="bcdefgh")
-    seconds = [known.pair(now_s)[1] for now_s in range(0, int(ROTATE_S), 10)]
+    seconds = [known.pair(now_s)[1] for now_s in range(0, int(CHOOSING.rotate_s), 10)]
     assert len(set(seconds)) == 1
-    later = {known.pair(n * (ROTATE_S + 1))[1] for n in range(1, 40)}
+    later = {known.pair(n * (CHOOSING.rotate_s + 1))[1] for n in range(1, 40)}
     assert later == set("bcdefgh")
 
 
@@ -54,7 +54,7 @@ def test_a_flood_of_records_does_not_push_out_those_that_are_known() -> None:
     known = helpers(given="a", learnt="b")
     known.learn({"b": ("at b",)} | {f"sybil{i}": ("x",) for i in range(5000)})
     assert known.addresses("b") == ("at b",)
-    assert len(known._known) == 1 + KNOWN_MAX
+    assert len(known._known) == 1 + CHOOSING.known_max
 
 
 def test_where_nobody_is_spoken_of_any_more_those_named_last_stay() -> None:

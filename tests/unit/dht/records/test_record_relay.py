@@ -29,10 +29,10 @@ from dht.messages.peer import (
 )
 from dht.messages.session import Ping, Pong
 from dht.records.client import RecordClient
-from dht.records.helper import ANSWER_BYTES_MAX, LOOKED_AT_BYTES, RecordHelper
-from dht.records.signed import RECORDS_A_TURN, RecordError, RecordGuard, sign_record
+from dht.records.helper import HELPING, RecordHelper
+from dht.records.signed import KEEPING, RecordError, RecordGuard, sign_record
 from dht.transport.interface import RECORDS_PROTOCOL, Stream
-from dht.transport.requests import SEND_LIMIT_S
+from dht.transport.requests import REQUESTS_ON_STREAMS
 from testing.clock import run_virtual
 from testing.network import MemoryNetwork, MemoryTransport
 
@@ -208,13 +208,13 @@ def test_others_get_the_loop_between_a_helpers_records() -> None:
 
         world = World(helpers=1)
         forged = world.signed(ALICE, b"forged")[:-1] + b"\x05"
-        await world.full[0].serve(RECORDS_PROTOCOL, hiding([forged] * 100 * RECORDS_A_TURN))
+        await world.full[0].serve(RECORDS_PROTOCOL, hiding([forged] * 100 * KEEPING.records_a_turn))
         await world.read(KEY)  # which connects
         world.client.rejected = 0
         counting, before = asyncio.create_task(count()), turns
         await world.read(KEY)
         counting.cancel()
-        assert turns - before >= world.client.rejected // RECORDS_A_TURN == 100
+        assert turns - before >= world.client.rejected // KEEPING.records_a_turn == 100
 
     within(body)
 
@@ -317,7 +317,7 @@ def test_nothing_is_sent_twice_and_long_answers_come_in_parts() -> None:
         world.helpers[0]._answer = noted  # type: ignore[assignment, method-assign]
         assert len(await world.read(KEY)) == 400
         assert len(answers) == 2
-        assert all(sum(map(len, a.records)) <= ANSWER_BYTES_MAX for a in answers)
+        assert all(sum(map(len, a.records)) <= HELPING.answer_bytes_max for a in answers)
         assert len(await world.read(KEY)) == 400
         assert answers[-1].records == ()
 
@@ -375,7 +375,7 @@ def test_records_that_are_looked_at_count_though_the_asker_has_them() -> None:
     """To leave out 4,096 known records under each of 16 equal keys took 23 ms, and was free."""
 
     async def body() -> None:
-        limits = Budget(replace(RECORD_BYTES, per_s=0.0, burst=35.0 * LOOKED_AT_BYTES))
+        limits = Budget(replace(RECORD_BYTES, per_s=0.0, burst=35.0 * HELPING.looked_at_bytes))
         world = World(helpers=1, limits=limits)
         for number in range(10):
             world.put(Identity(number.to_bytes(32, "big")), b"x")
@@ -514,7 +514,7 @@ def test_who_never_reads_loses_the_stream() -> None:
         assert helper._streams.total == RECORD_STREAMS.in_all
         await helper.serve(DeafStream("one more"))  # nobody is idle who could give way
         assert helper.budget.refused["record_streams"] == 1
-        await asyncio.sleep(SEND_LIMIT_S)
+        await asyncio.sleep(REQUESTS_ON_STREAMS.send_limit_s)
         assert all(task.done() for task in tasks)
         assert all(stream.closed for stream in deaf)
         assert helper.counters["streams_stuck"] == RECORD_STREAMS.in_all

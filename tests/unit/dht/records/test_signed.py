@@ -14,7 +14,7 @@ from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.records.directory import LIFETIME_S, RecordKind
 from dht.records.signed import (
-    FORGET_EVERY_S,
+    KEEPING,
     SIGNED_BYTES_MAX,
     RecordError,
     RecordGuard,
@@ -115,9 +115,9 @@ def test_place_and_author_must_match() -> None:
 
 
 def test_size_is_bounded() -> None:
-    open_record(signed(payload=bytes(codec.RECORD_BYTES_MAX)), now_unix_s=NOW_S)
+    open_record(signed(payload=bytes(codec.FRAME_BOUNDS.record_bytes_max)), now_unix_s=NOW_S)
     with pytest.raises(ValueError, match="limit is 4096"):
-        signed(payload=bytes(codec.RECORD_BYTES_MAX + 1))
+        signed(payload=bytes(codec.FRAME_BOUNDS.record_bytes_max + 1))
     with pytest.raises(RecordError, match="limit"):
         open_record(bytes(SIGNED_BYTES_MAX + 1), now_unix_s=NOW_S)
     with pytest.raises(RecordError, match="limit"):
@@ -190,7 +190,7 @@ def test_the_dead_are_forgotten_though_there_is_room() -> None:
     guard = RecordGuard()
     for number, person in enumerate(people(300)):
         guard.admit(signed(person, left_s=number + 20), now_unix_s=NOW_S + number)
-        assert len(guard) <= 20 + FORGET_EVERY_S + 1
+        assert len(guard) <= 20 + KEEPING.forget_every_s + 1
     assert len(guard) >= 20
 
 
@@ -230,7 +230,7 @@ def test_a_record_that_its_author_brings_himself_is_his() -> None:
 
 
 def test_bytes_are_bounded_under_a_key_and_over_all() -> None:
-    big = bytes(codec.RECORD_BYTES_MAX)
+    big = bytes(codec.FRAME_BOUNDS.record_bytes_max)
     crowd = people(30)
     guard = RecordGuard(key_bytes_max=20_000, total_bytes_max=30_000)
     taken = 0
@@ -368,4 +368,4 @@ def test_a_guard_whose_clock_was_set_back_goes_on_forgetting() -> None:
     guard.forget_expired(NOW_S + 8 * 3600)
     for number, person in enumerate(people(300)):
         guard.admit(signed(person, left_s=number + 20), now_unix_s=NOW_S + number)
-        assert len(guard) <= 20 + FORGET_EVERY_S + 1
+        assert len(guard) <= 20 + KEEPING.forget_every_s + 1

@@ -92,7 +92,7 @@ def test_every_way_gives_the_same(
     if rows is None:
         assert scattered
         assert not tables_only
-        assert len(lengths) * max(lengths) > module.PADDED_SHARE_MAX * sum(lengths)
+        assert len(lengths) * max(lengths) > module.TABLE.padded_share_max * sum(lengths)
         return
     torch.manual_seed(sum(lengths))
     keys, values = torch.randn(2, size, KV_HEADS, WIDTH)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dht.errors import UserError
-from node.device.hardware import GPU_SHARE, machine_of
+from node.device.hardware import LENDING, machine_of
 
 FREE = 10 << 30
 ONES = torch.ones
@@ -51,7 +51,7 @@ def test_a_gpu_lends_a_share_of_what_is_free(gpus: Callable[..., None]) -> None:
     gpus()
     machine = machine_of(1, None)
     assert machine.torch_device == "cuda:1"
-    assert machine.lend_bytes == int(FREE * GPU_SHARE)
+    assert machine.lend_bytes == int(FREE * LENDING.gpu_share)
     assert (machine.dtype, machine.hint, machine.driver_name) == ("bfloat16", "", "GPU-abc")
     assert machine_of(1, 9.5).lend_bytes == int(9.5 * (1 << 30))
     with pytest.raises(UserError, match=r"has 10.0 GiB free, of which 95% can be lent"):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from node.device.hardware import CPU_SHARE, machine_of
+from node.device.hardware import LENDING, machine_of
 from node.device.limits import cores, cpu_quota, memory_limit
 
 GIB = 1 << 30
@@ -148,5 +148,5 @@ def test_an_rlimit_bounds_what_is_lent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits[kind], 0))
     machine = machine_of(None, None)
     assert machine.free_bytes == 2 * GIB
-    assert machine.lend_bytes == int(2 * GIB * CPU_SHARE)
+    assert machine.lend_bytes == int(2 * GIB * LENDING.cpu_share)
     assert "ulimit" in machine.limited_by

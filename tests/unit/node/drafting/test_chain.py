@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dht.messages.session import Sampling
-from node.drafting.chain import ROWS_MAX, DraftChain, ModelDrafts
-from node.drafting.pace import MODEL_GRADE, PLAIN_EVERY, DraftOffer, DraftPace
+from node.drafting.chain import DraftChain, ModelDrafts
+from node.drafting.config import DRAFTING
+from node.drafting.pace import MODEL_GRADE, DraftOffer, DraftPace
 from node.drafting.session_drafts import SessionDrafts, Wait
 from node.drafting.suffix import SuffixDrafter
 
@@ -46,7 +47,7 @@ class Runner:
             chain, told = self._jobs[0]
             if chain.goes_on:
                 token_ids, draws = chain.rows()
-                assert len(token_ids) <= ROWS_MAX
+                assert len(token_ids) <= DRAFTING.chain_rows_max
                 assert 0 <= chain.ran <= len(self.rows), "rows are lacking"
                 self.rows[chain.ran :] = token_ids
                 chain.ran += len(token_ids)
@@ -179,6 +180,6 @@ def test_the_drafter_that_earns_more_is_taken() -> None:
     assert pace.choose([slow], 0.0)[1] == 0
     unknown = DraftOffer(grade=MODEL_GRADE, ready=2, most=MOST)
     assert pace.choose([unknown], 0.0)[1] == 2, "what is there already costs no time"
-    for _ in range(PLAIN_EVERY):
+    for _ in range(DRAFTING.plain_every):
         pace.took(0.1, 2)
     assert pace.choose([model], 0.0)[1] == 0

@@ -1,13 +1,18 @@
 """A head drafts as many tokens as have a fair chance, and one at least."""
 
-from node.drafting.head_pace import DRAFTS_MAX, HeadPace
+from node.drafting.config import DRAFTING
+from node.drafting.head_pace import HeadPace
 
 
 def test_it_drafts_more_where_it_is_right_and_one_where_it_is_not() -> None:
     pace = HeadPace()
     begun = pace.count
-    assert 1 < begun < DRAFTS_MAX
-    for right, count in ((True, DRAFTS_MAX), (False, 1), (True, DRAFTS_MAX)):
+    assert 1 < begun < DRAFTING.head_drafts_max
+    for right, count in (
+        (True, DRAFTING.head_drafts_max),
+        (False, 1),
+        (True, DRAFTING.head_drafts_max),
+    ):
         for _ in range(40):
             pace.told((7, 8, 9))
             pace.came((7, 8, 9) if right else (6, 8, 9))

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.drafting.config import DRAFTING
 from node.drafting.drafter import GRADES
-from node.drafting.pace import PLAIN_EVERY, DraftOffer, DraftPace, StepCost
+from node.drafting.pace import DraftOffer, DraftPace, StepCost
 from node.drafting.session_drafts import SessionDrafts, Source, Wait
 from node.drafting.suffix import SuffixDrafter
 
@@ -73,7 +74,7 @@ def test_what_is_foretold_again_is_drafted_again() -> None:
 
 def test_a_plain_round_is_timed_now_and_then() -> None:
     pace = DraftPace(plain_s=0.1)
-    for _ in range(PLAIN_EVERY):
+    for _ in range(DRAFTING.plain_every):
         assert chosen(pace, MOST, GRADES - 1, 0.0) > 0
         pace.took(0.1, MOST)
     assert chosen(pace, MOST, GRADES - 1, 0.0) == 0

@@ -3,8 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.drafting.config import DRAFTING
 from node.drafting.drafter import Draft
-from node.drafting.suffix import GRADE_TOKENS, MATCH_LEAST, SuffixDrafter
+from node.drafting.suffix import GRADE_TOKENS, SuffixDrafter
 
 texts = st.integers(1, 4).flatmap(lambda n: st.lists(st.integers(0, n), max_size=60))
 
@@ -36,7 +37,7 @@ def test_it_proposes_what_followed_the_longest_earlier_occurrence(
     assert drafter.known == len(tokens)
     length, end = longest_earlier(tokens)
     draft = drafter.propose(most)
-    if length < MATCH_LEAST:
+    if length < DRAFTING.match_least:
         assert draft == Draft()
     else:
         assert draft.token_ids == continued(tokens, end, most)

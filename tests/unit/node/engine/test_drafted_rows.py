@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from dht.messages.logprobs import unpack_scores
-from dht.messages.session import DRAFT_TOKENS_MAX, Sampling
+from dht.messages.session import SESSION_BOUNDS, Sampling
 from node.engine.engine import Engine
 from node.sampling.token_history import TokenHistory
 from tests.unit.node.engine.test_engine import FAMILIES, LAYERS, VOCAB, make, prompt_of, through
@@ -38,7 +38,7 @@ def answer(
     """Tokens, scores, and rounds; what is drafted comes from ``told``, with faults."""
     rng = random.Random(len(told))
     for engine in engines:
-        assert engine.kv.reserve("s", len(prompt) + NEW + DRAFT_TOKENS_MAX) is None
+        assert engine.kv.reserve("s", len(prompt) + NEW + SESSION_BOUNDS.draft_tokens_max) is None
     history = TokenHistory(prompt)
     tokens: list[int] = []
     scores: list[bytes] = []
@@ -52,7 +52,7 @@ def answer(
         tokens += result.token_ids
         scores += result.scores
         position, ids = len(prompt) + len(tokens) - 1, (tokens[-1],)
-        most = min(rng.randrange(DRAFT_TOKENS_MAX + 1), NEW - len(tokens) - 1)
+        most = min(rng.randrange(SESSION_BOUNDS.draft_tokens_max + 1), NEW - len(tokens) - 1)
         right = told[len(tokens) : len(tokens) + most]
         drafts = tuple((n + (rng.random() < 0.15)) % VOCAB for n in right)
     for engine in engines:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dht.errors import UserError
-from dht.messages.session import DRAFT_TOKENS_MAX, Sampling
+from dht.messages.session import SESSION_BOUNDS, Sampling
 from node.engine.engine import Engine
 from node.engine.head_drafts import HeadDrafts
 from node.engine.work_item import Features, WorkItem, WorkResult
@@ -58,7 +58,7 @@ class Ring:
 
     def open(self, tokens: int) -> None:
         for engine in self.engines:
-            assert engine.kv.reserve("s", tokens + DRAFT_TOKENS_MAX) is None
+            assert engine.kv.reserve("s", tokens + SESSION_BOUNDS.draft_tokens_max) is None
         self.heads.open("s", tokens)
 
     def free(self) -> None:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-from dht.messages.session import DRAFT_TOKENS_MAX, Sampling
+from dht.messages.session import SESSION_BOUNDS, Sampling
 from node.engine.engine import Engine, EngineConfig
 from node.engine.head_drafts import HeadDrafts
 from node.engine.work_item import WorkItem, WorkResult
@@ -161,7 +161,7 @@ def answer(
     tokens: list[int] = []
     told = Told(())
     for engine in engines:
-        assert engine.kv.reserve("s", len(prompt) + NEW + DRAFT_TOKENS_MAX) is None
+        assert engine.kv.reserve("s", len(prompt) + NEW + SESSION_BOUNDS.draft_tokens_max) is None
     if heads is not None:
         heads.open("s", len(prompt) + NEW)
     drafts: tuple[int, ...] = ()

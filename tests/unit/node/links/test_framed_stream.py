@@ -3,6 +3,7 @@
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,7 +91,8 @@ async def test_prefill_waits_for_credit_that_the_reader_holds_back() -> None:
 async def test_a_reader_that_gives_no_credit_breaks_the_link_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(framed_stream, "STALLED_S", 0.05)
+    hasty = replace(framed_stream.SENDING, stalled_s=0.05)
+    monkeypatch.setattr(framed_stream, "SENDING", hasty)
     near, _ = stream_pair("near", "far")
     sender = LinkSender(near, LinkScheduler())
     sender.send(*rows("long-prompt", 0, 40_000))

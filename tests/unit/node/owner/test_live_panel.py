@@ -16,15 +16,7 @@ from dht.identity.peer_id import Identity
 from dht.messages.types import DeviceSpec, Link, NodeState
 from node.device.hardware import Machine, at_most
 from node.owner.contribution import Contribution, load, save
-from node.owner.live_panel import (
-    STRIP_CELLS_MAX,
-    Figures,
-    OwnerPanel,
-    elapsed_text,
-    holders,
-    sentence,
-    strip,
-)
+from node.owner.live_panel import PANEL, Figures, OwnerPanel, elapsed_text, holders, sentence, strip
 from node.owner.reporter import Reporter
 from node.peer.join_file import as_flags
 from node.peer.join_options import join_parser
@@ -119,7 +111,7 @@ def test_a_strip_of_any_model_and_a_panel_of_any_width_have_no_torn_line(
     end = data.draw(st.integers(start + 1, layers))
     figures = replace(FIGURES, start=start, end=end, layers=layers, held=(1,) * layers)
     cells = strip(figures).plain
-    assert len(cells) == min(layers, STRIP_CELLS_MAX)
+    assert len(cells) == min(layers, PANEL.strip_cells_max)
     assert "█" in cells
     assert set(cells) <= {"█", "▄"}
     lines = shown(figures, width).splitlines()

@@ -9,7 +9,7 @@ import pytest
 
 from dht.command_line import EXIT_DONE, EXIT_MACHINE
 from node import alive
-from node.owner.own_health import STALE_S, WRITE_S, HealthKeeper, health_file, why_unwell
+from node.owner.own_health import HEALTH, HealthKeeper, health_file, why_unwell
 from testing.clock import run_virtual
 
 
@@ -28,14 +28,14 @@ async def test_it_follows_what_the_peer_says(
 
     assert alive_code(identity, monkeypatch) == EXIT_MACHINE, "there is no peer"
     keeping = asyncio.create_task(HealthKeeper(path, lambda: troubles[0]).run())
-    await asyncio.sleep(WRITE_S / 2)
+    await asyncio.sleep(HEALTH.write_s / 2)
     assert alive_code(identity, monkeypatch) == EXIT_DONE
     troubles[0] = "others do not see it"
-    await asyncio.sleep(WRITE_S)
+    await asyncio.sleep(HEALTH.write_s)
     assert why_unwell(path, time.monotonic()) == "others do not see it"
     assert alive_code(identity, monkeypatch) == EXIT_MACHINE
     troubles[0] = ""
-    await asyncio.sleep(WRITE_S)
+    await asyncio.sleep(HEALTH.write_s)
     assert alive_code(identity, monkeypatch) == EXIT_DONE
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
@@ -47,7 +47,7 @@ def test_a_peer_that_stands_still_is_not_well(tmp_path: Path) -> None:
     HealthKeeper(path)._write()
     now_s = time.monotonic()
     assert not why_unwell(path, now_s)
-    assert "said nothing" in why_unwell(path, now_s + STALE_S + 1)
+    assert "said nothing" in why_unwell(path, now_s + HEALTH.stale_s + 1)
     assert "said nothing" in why_unwell(path, now_s - 60), "the machine has started since"
     path.write_bytes(b"no JSON")
     assert why_unwell(path, now_s)
@@ -70,7 +70,7 @@ def test_a_second_process_with_one_identity_leaves_the_file_to_the_peer_that_run
 
     async def scenario() -> None:
         second = asyncio.create_task(HealthKeeper(path).run())
-        await asyncio.sleep(WRITE_S)
+        await asyncio.sleep(HEALTH.write_s)
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -89,7 +90,7 @@ def test_products_are_those_of_the_stored_numbers(name: str, count: int) -> None
     made = operand_of(stored, CPU)
     assert isinstance(made.packing, OperandPacking)
     assert made.shape == stored.shape
-    assert made.held_bytes <= operand.BYTES_MAX * stored.held_bytes
+    assert made.held_bytes <= operand.OPERAND.bytes_max * stored.held_bytes
     assert error(exact(made), exact(stored)) < ROUNDING
     rows = torch.randn(count, INS, generator=torch.Generator().manual_seed(1)).bfloat16()
     rows += 0.5  # rows need not be zero on average, and offsets must not spoil them
@@ -141,7 +142,7 @@ def test_sizes_are_known_without_numbers() -> None:
 
 def test_large_matrices_are_brought_over_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = operand_of(blocks("Q4_K"), CPU)
-    monkeypatch.setattr(operand, "MADE_NUMBERS", 1)
+    monkeypatch.setattr(operand, "OPERAND", replace(operand.OPERAND, made_numbers=1))
     pieces = operand_of(blocks("Q4_K"), CPU)
     assert all(torch.equal(part, pieces.parts[name]) for name, part in whole.parts.items())
 

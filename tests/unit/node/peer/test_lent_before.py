@@ -13,7 +13,7 @@ import pytest
 from dht.errors import UserError
 from node.peer import join_options, lent_before
 from node.peer.gpu_peers import flags_of
-from node.peer.lent_before import IN_WORDS, PORT_DEFAULT, Limits, keep_lent, port_of
+from node.peer.lent_before import IN_WORDS, LENT_BEFORE, Limits, keep_lent, port_of
 from node.peer.naming import machine_name, settle_name
 
 Parse = Callable[[str], Namespace]
@@ -118,7 +118,11 @@ def test_the_port_stays_and_peers_of_one_machine_have_one_each(
     arguments = parse("--cpu --host 127.0.0.1")
     assert arguments.port is None
     port = port_of(arguments)
-    assert PORT_DEFAULT <= port.number < PORT_DEFAULT + lent_before.PORTS_TRIED
+    assert (
+        LENT_BEFORE.port_default
+        <= port.number
+        < LENT_BEFORE.port_default + lent_before.LENT_BEFORE.ports_tried
+    )
     other = port_of(Namespace(**{**vars(arguments), "identity": tmp_path / "other.key"}))
     assert other.number > port.number, "it starts at the same time"
     arguments.port = other.number

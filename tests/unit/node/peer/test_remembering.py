@@ -11,7 +11,7 @@ import pytest
 
 from dht.errors import NetworkError
 from dht.identity.dialling import DialRule
-from dht.messages.types import ADDRESSES_MAX, NodeState
+from dht.messages.types import RECORD_BOUNDS, NodeState
 from dht.networks.remembered import VARIABLE, Remembered, remember
 from dht.records.directory import Directory
 from node.owner.reporter import Reporter
@@ -38,7 +38,7 @@ def test_a_founder_keeps_its_own_address_first_and_those_of_others_behind() -> N
     assert alone == OWN
     met = tuple(f"/ip4/10.0.1.{n}/tcp/1/p2p/p{n}" for n in range(20))
     kept = addresses_to_keep(OWN, (), met, founded=True)
-    assert kept == (OWN[0], *met[: ADDRESSES_MAX - 1])
+    assert kept == (OWN[0], *met[: RECORD_BOUNDS.addresses_max - 1])
     assert founded_by("me", alone)
     assert founded_by("me", kept)
 

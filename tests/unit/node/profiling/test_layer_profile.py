@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,7 +80,8 @@ def test_rates_fall_with_layers_whatever_was_measured(seconds: list[float]) -> N
 
 def test_one_quiet_moment_is_enough(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Timings are the least of several: a slow machine with one fast step counts as fast."""
-    monkeypatch.setattr(layer_profile, "TIMING_BUDGET_S", 1.0)
+    longer = replace(layer_profile.PROFILING, timing_budget_s=1.0)
+    monkeypatch.setattr(layer_profile, "PROFILING", longer)
     now, calls = 0.0, 0
 
     def clock() -> float:
@@ -108,7 +110,8 @@ def test_points_are_those_that_the_context_and_the_pages_allow() -> None:
 def test_a_real_engine_is_timed_at_every_point_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layer_profile, "DECODE_S_MAX", math.inf)  # a busy machine stalls as well
+    patient = replace(layer_profile.BATCHING, decode_s_max=math.inf)  # a busy machine stalls
+    monkeypatch.setattr(layer_profile, "BATCHING", patient)
     directory = make_llama(tmp_path, hidden=64, layers=3, vocab=64, context_tokens=1536)
     engine = engine_of(directory)
     measured = measure(engine)

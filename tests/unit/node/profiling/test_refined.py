@@ -8,15 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.profiling.layer_fit import LayerFit, Line, announced
-from node.profiling.refined import (
-    MOVE_MAX,
-    STEPS_MIN,
-    TOLD_APART,
-    WINDOW_S,
-    RefinedFit,
-    RefinedTimes,
-    StepSeen,
-)
+from node.profiling.refined import MOVE_MAX, REFINED, RefinedFit, RefinedTimes, StepSeen
 
 MEASURED = LayerFit(
     (
@@ -41,8 +33,8 @@ class Serving:
 
     def minute(self, seen: list[StepSeen]) -> float:
         """The announced time of 16 rows, as a multiple of the measured one."""
-        self.times.take(seen, self.now_s + WINDOW_S / 2)
-        self.now_s += WINDOW_S
+        self.times.take(seen, self.now_s + REFINED.window_s / 2)
+        self.now_s += REFINED.window_s
         self.times.take((), self.now_s)
         return self.times.decode_times[1][1] / announced(MEASURED)[1][1]
 
@@ -51,13 +43,13 @@ def test_a_machine_that_is_slower_for_long_says_so() -> None:
     peer = Serving()
     factors = [peer.minute(steps(1.5, 100)) for _ in range(40)]
     assert factors[0] == 1, "a minute changes nothing that is told"
-    assert 1.5 / TOLD_APART / 1.01 < factors[-1] <= 1.5 * 1.01
+    assert 1.5 / REFINED.told_apart / 1.01 < factors[-1] <= 1.5 * 1.01
     told = sorted(set(factors))
-    assert all(b / a > TOLD_APART * 0.99 for a, b in itertools.pairwise(told))
+    assert all(b / a > REFINED.told_apart * 0.99 for a, b in itertools.pairwise(told))
     assert len(told) < 6
     for _ in range(60):
         back = peer.minute(steps(1.0, 100))
-    assert back < TOLD_APART * 1.01
+    assert back < REFINED.told_apart * 1.01
 
 
 def test_outliers_few_steps_and_one_busy_minute_change_nothing() -> None:
@@ -65,7 +57,7 @@ def test_outliers_few_steps_and_one_busy_minute_change_nothing() -> None:
     for _ in range(10):
         assert peer.minute(steps(1.0, 60) + steps(1000.0, 50)) == 1
     for _ in range(10):
-        assert peer.minute(steps(5.0, STEPS_MIN - 1)) == 1
+        assert peer.minute(steps(5.0, REFINED.steps_least - 1)) == 1
     assert peer.minute(steps(5.0, 1000)) == 1
 
 
@@ -76,16 +68,16 @@ def test_sizes_that_never_ran_follow_the_nearest_that_did() -> None:
     times = peer.times.decode_times
     for told, measured in zip(times, announced(MEASURED), strict=True):
         for ns, measured_ns in zip(told[1:], measured[1:], strict=True):
-            assert ns == pytest.approx(2 * measured_ns, rel=TOLD_APART - 1 + 0.02)
+            assert ns == pytest.approx(2 * measured_ns, rel=REFINED.told_apart - 1 + 0.02)
 
 
 def test_prompts_are_refined_by_chunks_alone() -> None:
     times = RefinedTimes(MEASURED, MEASURED)
     chunk = StepSeen(decodes=False, rows=16, context_tokens=0, layers=2, seconds=2 * 2 * 2e-3)
     for minute in range(60):
-        times.take([chunk] * 50, (minute + 1) * (WINDOW_S + 1))
+        times.take([chunk] * 50, (minute + 1) * (REFINED.window_s + 1))
     assert times.decode_times == announced(MEASURED)
-    assert times.prompt_times[1][1] == pytest.approx(4e6, rel=TOLD_APART - 1 + 0.02)
+    assert times.prompt_times[1][1] == pytest.approx(4e6, rel=REFINED.told_apart - 1 + 0.02)
     assert RefinedTimes(MEASURED, None).prompt_times == ()
 
 

@@ -16,7 +16,7 @@ from dht.grammars.trial import limits
 from dht.grammars.trials import GrammarTrials, TrialLimits
 from dht.messages.session import RefusalCode, Sampling
 from node.sampling.grammar import GrammarError, GrammarState
-from node.sampling.grammars import WORKED_TOKENS, Grammars
+from node.sampling.grammars import GRAMMARS, Grammars
 from node.sampling.penalties import SamplingRow
 from node.sampling.sampler import draw_rows
 from node.sampling.token_history import TokenHistory
@@ -274,7 +274,7 @@ async def test_who_was_answered_here_is_read_before_a_crowd_of_strangers(
         return ""
 
     monkeypatch.setattr(GrammarTrials, "_try", held)
-    for at in range(WORKED_TOKENS + 1):
+    for at in range(GRAMMARS.worked_tokens + 1):
         state = await grammars.state("client", sampling('start: "x"+'), ())
         state.add(at)
     crowd = [

@@ -8,7 +8,8 @@ from typing import cast
 
 import pytest
 
-from coordinator.policies.admission.rules import CROWD_REST_S, RATE_S, REST_S, UNTRIED_S, StageLoad
+from coordinator.policies.admission.config import ADMISSION
+from coordinator.policies.admission.rules import StageLoad
 from dht.budget import Parties
 from dht.messages.session import Priority
 from dht.transport.frame_sender import FrameSender
@@ -40,19 +41,23 @@ def test_a_finished_answer_holds_nothing_and_counts_against_nobody() -> None:
     assert side.table.load("a", now_s=0.0) == load
     seen_by_another = replace(load, seen=1, own=0, own_urgent=0, untried=1)
     assert side.table.load("b", now_s=0.0) == seen_by_another
-    assert side.table.load("a", now_s=UNTRIED_S) == replace(load, untried=0)
+    assert side.table.load("a", now_s=ADMISSION.untried_s) == replace(load, untried=0)
     one.session.done_position = 1
-    assert side.table.load("a", now_s=UNTRIED_S) == replace(load, untried=1), "its prompt runs"
-    assert side.table.load("a", now_s=REST_S) == replace(load, untried=0), "it is sent slowly"
+    assert side.table.load("a", now_s=ADMISSION.untried_s) == replace(load, untried=1), (
+        "its prompt runs"
+    )
+    assert side.table.load("a", now_s=ADMISSION.rest_s) == replace(load, untried=0), (
+        "it is sent slowly"
+    )
     prompt_tokens = one.session.open.prompt_tokens
     for done, untried in ((prompt_tokens, 1), (prompt_tokens + 1, 0)):
         one.session.done_position = done
-        known = side.table.load("a", now_s=UNTRIED_S)
+        known = side.table.load("a", now_s=ADMISSION.untried_s)
         assert known.untried == untried, "the first token comes with the row behind the prompt"
     one.session.done_position = 1
-    assert side.table.load("a", now_s=REST_S, busy=lambda key: key == one.session.kv_key) == (
-        replace(load, untried=1)
-    ), "its rows wait for the engine"
+    assert side.table.load(
+        "a", now_s=ADMISSION.rest_s, busy=lambda key: key == one.session.kv_key
+    ) == (replace(load, untried=1)), "its rows wait for the engine"
     assert side.table.load("a", 0.0, without=[one]) == StageLoad(
         sessions=1, seen=1, own=1, own_urgent=1, urgent=1, untried=1
     )
@@ -83,25 +88,25 @@ def test_free_identities_of_one_address_have_one_client_s_share() -> None:
 def test_a_session_waits_for_stages_and_links_and_not_for_a_slow_client() -> None:
     live = Table().add("one", "a")
     session, prompt_tokens = live.session, live.session.open.prompt_tokens
-    assert live.waits(UNTRIED_S - 0.1), "it has just come"
-    assert not live.waits(UNTRIED_S)
+    assert live.waits(ADMISSION.untried_s - 0.1), "it has just come"
+    assert not live.waits(ADMISSION.untried_s)
     live.backlog.append((0, b""))
-    assert live.waits(REST_S), "its rows wait for the link"
+    assert live.waits(ADMISSION.rest_s), "its rows wait for the link"
     live.backlog.clear()
     session.inputs = [7]
-    assert live.waits(REST_S), "as does its prompt"
+    assert live.waits(ADMISSION.rest_s), "as does its prompt"
     session.start_at(1)
-    assert not live.waits(UNTRIED_S), "what was kept has not run here"
+    assert not live.waits(ADMISSION.untried_s), "what was kept has not run here"
     session.done_position = prompt_tokens
-    assert live.waits(UNTRIED_S), "its last row may wait for other stages"
+    assert live.waits(ADMISSION.untried_s), "its last row may wait for other stages"
     session.open = replace(session.open, max_new_tokens=1)
-    assert not live.waits(UNTRIED_S), "no row comes behind this prompt"
+    assert not live.waits(ADMISSION.untried_s), "no row comes behind this prompt"
 
 
 def test_the_rate_of_prompts_that_end_is_part_of_the_load() -> None:
     side = Table()
     side.table.prompt_ended(1.0)
-    assert side.table.load("a", now_s=2.0) == StageLoad(prompts_per_s=1 / RATE_S)
+    assert side.table.load("a", now_s=2.0) == StageLoad(prompts_per_s=1 / ADMISSION.rate_s)
 
 
 def test_sessions_without_progress_rest_unless_the_engine_has_work_of_them() -> None:
@@ -118,9 +123,9 @@ def test_sessions_without_progress_rest_unless_the_engine_has_work_of_them() -> 
         found = side.table.resting(now_s, lambda key: key == busy.session.kv_key, client)
         return [live.session.key for live in found]
 
-    assert resting(REST_S - 0.1) == []
-    assert resting(REST_S) == ["a1", "a0", "b0"]
-    assert resting(REST_S + 1.0) == ["a1", "a0", "b0", "fresh"]
+    assert resting(ADMISSION.rest_s - 0.1) == []
+    assert resting(ADMISSION.rest_s) == ["a1", "a0", "b0"]
+    assert resting(ADMISSION.rest_s + 1.0) == ["a1", "a0", "b0", "fresh"]
 
 
 def test_of_who_has_more_sessions_that_have_run_nothing_they_rest_sooner() -> None:
@@ -134,13 +139,13 @@ def test_of_who_has_more_sessions_that_have_run_nothing_they_rest_sooner() -> No
     def resting(now_s: float, client: str) -> list[str]:
         return [live.session.key for live in side.table.resting(now_s, lambda _: False, client)]
 
-    assert resting(CROWD_REST_S - 0.1, "new") == []
-    assert resting(CROWD_REST_S, "new") == ["crowd 2", "crowd 1", "crowd 0"]
-    assert resting(CROWD_REST_S, "other") == ["crowd 2", "crowd 1", "crowd 0"]
-    assert resting(CROWD_REST_S, "crowd") == [], "not before its own"
+    assert resting(ADMISSION.crowd_rest_s - 0.1, "new") == []
+    assert resting(ADMISSION.crowd_rest_s, "new") == ["crowd 2", "crowd 1", "crowd 0"]
+    assert resting(ADMISSION.crowd_rest_s, "other") == ["crowd 2", "crowd 1", "crowd 0"]
+    assert resting(ADMISSION.crowd_rest_s, "crowd") == [], "not before its own"
     waits = side.table.holdings(0.2, lambda _: 1, "new")
     assert sorted(each.left_s for each in waits if not each.ran_tokens) == pytest.approx(
-        [CROWD_REST_S - 0.2] * 3 + [REST_S - 0.2]
+        [ADMISSION.crowd_rest_s - 0.2] * 3 + [ADMISSION.rest_s - 0.2]
     )
 
 

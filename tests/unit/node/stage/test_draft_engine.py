@@ -10,7 +10,7 @@ from dht.errors import UserError
 from dht.messages.session import Sampling
 from node.drafting.chain import ModelDrafts
 from node.engine.work_item import WorkItem
-from node.stage.draft_engine import SESSIONS_MAX, DraftEngine, draft_model_bytes, found_beside
+from node.stage.draft_engine import DRAFT_ENGINE, DraftEngine, draft_model_bytes, found_beside
 from node.weights.store import WeightStore
 from tests.unit.node.engine.test_engine import LAYERS, Family, make, only, prompt_of
 
@@ -90,7 +90,7 @@ async def test_it_draws_what_comes_and_begins_again_where_something_else_came(
 
 async def test_sessions_and_tokens_are_bounded(llama: Family) -> None:
     drafts = await prepared(llama)
-    names = [str(number) for number in range(SESSIONS_MAX)]
+    names = [str(number) for number in range(DRAFT_ENGINE.sessions_max)]
     assert all(drafts.open(name, 100) for name in names)
     assert not drafts.open("more", 100)
     drafts.free("0")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from node.engine.work_item import WorkItem
 from node.sessions.session import StageSession, StageState
 from node.sessions.session_table import CopiedRows
-from node.stage.moving import REST_ROWS, KvCopyOut, Rebuild, Way
+from node.stage.moving import MOVING, KvCopyOut, Rebuild, Way
 from tests.unit.node.sessions.test_session import make_open
 
 
@@ -53,7 +53,7 @@ def test_pieces_arrive_in_order_and_the_copy_catches_up(
             assert target.take_kv(piece.position, piece.tokens)
         assert plan.took(target.next_position)
     assert plan.is_warm(written)
-    assert written - target.next_position <= REST_ROWS
+    assert written - target.next_position <= MOVING.rest_rows
 
 
 def test_what_was_never_sent_cannot_have_been_taken() -> None:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from client.answer.generation import GenerationOptions
-from client.gateway.answering.answers import PIECES_QUEUED_MAX, ChoiceTask
+from client.gateway.answering.answers import ANSWERING, ChoiceTask
 from client.gateway.keys import plain_keys
 from client.gateway.web.app import CHAT_FILES, GatewayConfig
 from client.gateway.web.callers import hosts_of
@@ -135,18 +135,20 @@ def test_a_slow_reader_gets_the_newest_word_on_the_route() -> None:
         async with paper_gateway() as gateway:
             swarm = gateway.swarm
             swarm.serve({"birch": (0, 4), "attic": (4, 8), "kestrel": (0, 4)})
-            options = GenerationOptions(max_new_tokens=PIECES_QUEUED_MAX + 9, temperature=0.0)
+            options = GenerationOptions(
+                max_new_tokens=ANSWERING.pieces_queued_max + 9, temperature=0.0
+            )
             task = ChoiceTask(index=0, prompt_ids=(5,), options=options, tells_route=True)
             async with aclosing(gateway.answers.parts(swarm, [task])) as parts:
                 got = [await anext(parts)]
                 # With the first two words on the route, so many pieces fill the queue.
-                swarm.loses_at = PIECES_QUEUED_MAX - 1
+                swarm.loses_at = ANSWERING.pieces_queued_max - 1
                 await until(lambda: swarm.losses == 1)
                 got += [part async for part in parts]
             told = [part.route for part in got if part.route is not None]
             states = [(each.state.value, each.failovers) for each in told]
             assert states == [("opening", 0), ("running", 0), ("running", 1)]
-            assert sum(len(part.piece.token_ids) for part in got) == PIECES_QUEUED_MAX + 9
+            assert sum(len(part.piece.token_ids) for part in got) == ANSWERING.pieces_queued_max + 9
 
     asyncio.run(scenario())
 

@@ -9,13 +9,7 @@ from hypothesis import given
 
 from coordinator.evaluation.explain import graph as graphs
 from coordinator.evaluation.explain.graph import graph_of
-from coordinator.evaluation.explain.weak_points import (
-    KINDS_MAX,
-    LOSS_MIN,
-    LOSSES_MAX,
-    TRIED_MAX,
-    weak_points,
-)
+from coordinator.evaluation.explain.weak_points import WEAK_POINTS, weak_points
 from coordinator.evaluation.explain.words import sentences
 from coordinator.evaluation.max_flow import capacities, solve_flow
 from dht.messages.types import SINK, SOURCE, Assignment, Problem
@@ -62,7 +56,9 @@ def test_the_graph_says_what_trying_every_loss_says(case: tuple[Problem, Spans])
     if flow < 1e-3:
         return
     shares = {a.peer_id: 1 - carried(problem, _without(spans, a)) / flow for a in spans}
-    worst = sorted((s for s in shares.values() if s >= LOSS_MIN), reverse=True)[:LOSSES_MAX]
+    worst = sorted((s for s in shares.values() if s >= WEAK_POINTS.loss_min), reverse=True)[
+        : WEAK_POINTS.losses_max
+    ]
     assert [each.share for each in found.losses] == pytest.approx(worst, abs=1e-5)
     for loss in found.losses:
         assert loss.share == pytest.approx(shares[loss.peer_id], abs=1e-5)
@@ -201,4 +197,4 @@ def test_two_thousand_peers_are_asked_as_a_path_whatever_they_hold() -> None:
     assert found.tokens_per_s > 0
     assert not asked.has_links
     assert max(tried) <= layers + 1, "no edge for each pair of peers, nor for each peer"
-    assert len(tried) <= 1 + TRIED_MAX + KINDS_MAX
+    assert len(tried) <= 1 + WEAK_POINTS.tried_max + WEAK_POINTS.kinds_max

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from coordinator.plans.election.election import (
-    STAGGER_MAX_S,
-    STAGGER_S,
+    ELECTION,
     Elected,
     Election,
     ElectionView,
@@ -52,7 +51,7 @@ def test_candidates_wait_their_turn():
         state = Election(peer_id=peer)
         state, effects = step(state, observed(), 0.0)
         assert bool(effects) == (place == 0)
-        _, effects = step(state, observed(), place * STAGGER_S)
+        _, effects = step(state, observed(), place * ELECTION.stagger_s)
         assert effects == (StoreLease(term=1),)
 
 
@@ -61,7 +60,7 @@ def test_a_crowd_of_candidates_holds_nobody_up_for_longer_than_the_limit():
     crowd = replace(observed(), candidates=frozenset(["a", *map(str, range(1000))]))
     state, effects = step(Election(peer_id="a"), crowd, 0.0)
     assert effects == ()
-    _, effects = step(state, crowd, STAGGER_MAX_S)
+    _, effects = step(state, crowd, ELECTION.stagger_max_s)
     assert effects == (StoreLease(term=1),)
 
 

@@ -1,16 +1,12 @@
 """The estimate of an answer's length."""
 
-from coordinator.policies.admission.lengths import (
-    ANSWER_TOKENS,
-    ANSWER_TOKENS_LEAST,
-    CLIENTS_MAX,
-    AnswerLengths,
-)
+from coordinator.policies.admission.config import ADMISSION
+from coordinator.policies.admission.lengths import AnswerLengths
 
 
 def test_the_assumed_length_fades_as_answers_end() -> None:
     lengths = AnswerLengths()
-    assert lengths.estimate("a") == ANSWER_TOKENS
+    assert lengths.estimate("a") == ADMISSION.answer_tokens
     for client in ("a", "b"):
         for _ in range(400):
             lengths.ended(client, 100)
@@ -32,7 +28,7 @@ def test_one_client_is_one_voice_and_is_charged_by_its_own_answers() -> None:
 
 def test_strangers_neither_fill_memory_nor_bring_the_estimate_to_nothing() -> None:
     lengths = AnswerLengths()
-    for n in range(3 * CLIENTS_MAX):
+    for n in range(3 * ADMISSION.clients_max):
         lengths.ended(f"stranger {n}", 0)
-    assert len(lengths.means) == CLIENTS_MAX
-    assert lengths.estimate("a") == ANSWER_TOKENS_LEAST
+    assert len(lengths.means) == ADMISSION.clients_max
+    assert lengths.estimate("a") == ADMISSION.answer_tokens_least

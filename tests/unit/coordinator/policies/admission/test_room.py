@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from coordinator.policies.admission.lengths import ANSWER_TOKENS
-from coordinator.policies.admission.room import RETURN_S, KvAsk, KvRoom
-from coordinator.policies.admission.rules import CLAIM_SHARE, HEADROOM_SHARE, Claim
+from coordinator.policies.admission.config import ADMISSION
+from coordinator.policies.admission.room import KvAsk, KvRoom
+from coordinator.policies.admission.rules import Claim
 from tests.examples import examples
 from tests.unit.coordinator.policies.admission.accounts import check_room
 
@@ -67,12 +67,12 @@ def let_in(room: KvRoom, *names: str, tokens: int) -> None:
 
 
 def test_sessions_are_let_in_by_their_expected_length_up_to_the_high_water_mark() -> None:
-    room = room_of(10 * (10 + ANSWER_TOKENS))
+    room = room_of(10 * (10 + ADMISSION.answer_tokens))
     came = 0
     while room.admit(ask_of(f"s{came}"), 0.0) is None:
         came += 1
     assert came == 9, "of ten; by their whole lengths it would be two"
-    assert room.charged_tokens <= (1 - HEADROOM_SHARE) * room.capacity_tokens
+    assert room.charged_tokens <= (1 - ADMISSION.headroom_share) * room.capacity_tokens
 
 
 def test_one_that_exceeds_the_pool_alone_is_refused_and_one_that_fills_it_is_not() -> None:
@@ -161,7 +161,7 @@ def test_room_is_left_for_a_while_only() -> None:
     let_in(room, "a", "b", "c", tokens=366)
     room.give_way("c", 1.0)
     room.free("b")
-    assert room.admit(ask_of("new"), 1.0 + RETURN_S) is None
+    assert room.admit(ask_of("new"), 1.0 + ADMISSION.return_s) is None
 
 
 def test_two_that_gave_way_do_not_keep_each_other_out() -> None:
@@ -178,16 +178,16 @@ def test_urgent_sessions_take_the_headroom_and_no_more_than_their_share() -> Non
     let_in(room, *(f"s{n}" for n in range(7)), tokens=285)
     assert room.untaken_tokens < 10, "they borrow the headroom"
     assert room.admit(ask_of("more"), 0.0) is not None
-    kept = HEADROOM_SHARE * 2000
+    kept = ADMISSION.headroom_share * 2000
     assert room.admit(ask_of("high", 10, 140, claim=Claim.HIGH), 0.0) is None
     assert made_to_grow(room, "high", 140) == ["s6"]
-    over = int((1 + CLAIM_SHARE) * kept)
+    over = int((1 + ADMISSION.claim_share) * kept)
     assert room.admit(ask_of("again", 10, over, claim=Claim.HIGH), 0.0) is not None
 
 
 def room_of_crowd(sessions: int, most_tokens: int = 1000) -> KvRoom:
     """A full stage: one client's sessions after somebody's oldest one."""
-    room = room_of(10 * (10 + ANSWER_TOKENS))
+    room = room_of(10 * (10 + ADMISSION.answer_tokens))
     assert room.admit(ask_of("oldest"), 0.0) is None
     for n in range(sessions):
         assert room.admit(ask_of(f"crowd {n}", 10, most_tokens, client="crowd"), 0.0) is None
@@ -219,7 +219,7 @@ def test_a_client_that_is_gone_leaves_little_room_to_its_returns() -> None:
 
 
 def test_who_has_about_as_much_makes_no_room() -> None:
-    room = room_of(10 * (10 + ANSWER_TOKENS))
+    room = room_of(10 * (10 + ADMISSION.answer_tokens))
     for n in range(9):
         assert room.admit(ask_of(f"s{n}", client=f"client {n // 2}"), 0.0) is None
     assert room.admit(ask_of("new"), 0.0) is not None
@@ -227,19 +227,21 @@ def test_who_has_about_as_much_makes_no_room() -> None:
 
 
 def test_neither_the_oldest_nor_an_urgent_session_makes_room() -> None:
-    room = room_of(10 * (10 + ANSWER_TOKENS))
+    room = room_of(10 * (10 + ADMISSION.answer_tokens))
     for n in range(9):
         assert room.admit(ask_of(f"crowd {n}", client="crowd"), 0.0) is None
     high = ask_of("crowd high", 10, 140, client="crowd", claim=Claim.HIGH)
     assert room.admit(high, 0.0) is None
-    wide = ask_of("wide", 10 * ANSWER_TOKENS, 10 * ANSWER_TOKENS, client="other")
+    wide = ask_of(
+        "wide", 10 * ADMISSION.answer_tokens, 10 * ADMISSION.answer_tokens, client="other"
+    )
     assert room.who_makes_room(wide, 0.0) == [], "all of the crowd's would not do"
     two = ask_of("two", 20, client="other")
     assert room.who_makes_room(two, 0.0) == ["crowd 8", "crowd 7"]
 
 
 def test_sessions_on_other_layers_make_no_room() -> None:
-    room = room_of(20 * (10 + ANSWER_TOKENS))
+    room = room_of(20 * (10 + ADMISSION.answer_tokens))
     assert room.admit(ask_of("oldest"), 0.0) is None
     for n in range(17):
         for layers in ((0, 2), (2, 4)):

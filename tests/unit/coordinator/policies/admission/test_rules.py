@@ -6,19 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.policies.admission.config import ADMISSION
 from coordinator.policies.admission.rules import (
-    CROWD_MAX,
-    CROWD_S,
-    HEADROOM_SHARE,
-    PROMPTS_WAIT_S,
-    QUEUE_SESSIONS_LEAST,
-    QUEUE_WAIT_S,
-    RATE_MOST,
-    RATE_S,
-    REST_S,
-    RETRY_LEAST_S,
-    RETRY_MOST_S,
-    UNTRIED_SESSIONS,
     Holding,
     RecentRate,
     StageLoad,
@@ -49,7 +38,7 @@ def test_the_session_that_ends_first_with_enough_decides() -> None:
     assert retry_after_s(8, 0, [later, soon]) == pytest.approx(1.0)
     assert retry_after_s(11, 0, [later, soon]) == pytest.approx(25.0)
     assert retry_after_s(11, 1, [later, soon]) == pytest.approx(1.0)
-    assert retry_after_s(5, 5, [later]) == RETRY_LEAST_S
+    assert retry_after_s(5, 5, [later]) == ADMISSION.retry_least_s
 
 
 def test_a_prompt_that_ran_fast_does_not_make_the_rest_look_fast() -> None:
@@ -61,8 +50,8 @@ def test_a_prompt_that_ran_fast_does_not_make_the_rest_look_fast() -> None:
 
 def test_a_session_that_has_run_nothing_begins_or_gives_way() -> None:
     fresh = Holding(kv_tokens=500, ran_tokens=0, age_s=2.0)
-    assert fresh.left_s == REST_S - 2.0
-    assert replace(fresh, age_s=2 * REST_S).left_s == 0.0
+    assert fresh.left_s == ADMISSION.rest_s - 2.0
+    assert replace(fresh, age_s=2 * ADMISSION.rest_s).left_s == 0.0
 
 
 def test_who_rests_with_most_sessions_gives_way_first() -> None:
@@ -81,7 +70,7 @@ def test_bounds_and_order(needed: int, free: int, holding: list[Holding]) -> Non
     if free + sum(h.kv_tokens for h in holding) < needed:
         assert after_s == 0.0
     else:
-        assert RETRY_LEAST_S <= after_s <= RETRY_MOST_S
+        assert ADMISSION.retry_least_s <= after_s <= ADMISSION.retry_most_s
         assert retry_after_s(needed, free + 1, holding) <= after_s
 
 
@@ -90,10 +79,10 @@ def test_who_is_turned_away_does_not_come_back_with_all_the_others() -> None:
     turns = [crowd.turn(f"client {n}", 0.01 * n) for n in range(10)]
     assert turns == [1, 1, 1, 2, 2, 3, 3, 4, 4, 5]
     assert crowd.turn("client 3", 0.2) == 5, "one client is one, however often it asks"
-    assert crowd.turn("client 3", 0.2 + CROWD_S + 0.1) == 1
-    for n in range(3 * CROWD_MAX):
+    assert crowd.turn("client 3", 0.2 + ADMISSION.crowd_s + 0.1) == 1
+    for n in range(3 * ADMISSION.crowd_max):
         crowd.turn(f"stranger {n}", 20.0)
-    assert len(crowd.since_s) <= CROWD_MAX
+    assert len(crowd.since_s) <= ADMISSION.crowd_max
 
 
 @given(capacity=st.integers(1, 10_000), sizes=st.lists(st.integers(1, 2_000), max_size=30))
@@ -101,7 +90,7 @@ def test_ordinary_sessions_leave_the_headroom_free(capacity: int, sizes: list[in
     held = 0
     for size in sizes:
         if size <= capacity - held and not takes_headroom(size, capacity - held, held):
-            assert held == 0 or capacity - held - size >= int(HEADROOM_SHARE * capacity)
+            assert held == 0 or capacity - held - size >= int(ADMISSION.headroom_share * capacity)
             held += size
 
 
@@ -113,14 +102,14 @@ def test_a_session_as_long_as_all_kv_is_served_by_a_stage_that_holds_nothing() -
 
 
 def test_slow_decodes_send_ordinary_sessions_elsewhere_where_many_are_served() -> None:
-    few = QUEUE_SESSIONS_LEAST - 1
+    few = ADMISSION.queue_sessions_least - 1
     assert not queue_is_long(StageLoad(sessions=500, seen=few), 4.0)
-    assert queue_is_long(StageLoad(sessions=500, seen=few + 1), QUEUE_WAIT_S + 0.1)
-    assert not queue_is_long(StageLoad(sessions=500, seen=500), QUEUE_WAIT_S - 0.1)
+    assert queue_is_long(StageLoad(sessions=500, seen=few + 1), ADMISSION.queue_wait_s + 0.1)
+    assert not queue_is_long(StageLoad(sessions=500, seen=500), ADMISSION.queue_wait_s - 0.1)
 
 
 def test_a_crowd_is_not_let_in_before_it_shows_what_it_costs() -> None:
-    most = UNTRIED_SESSIONS
+    most = ADMISSION.untried_sessions
     assert not queue_is_long(StageLoad(sessions=most - 1, untried=most - 1), None)
     assert queue_is_long(StageLoad(sessions=most, untried=most), None)
     assert not queue_is_long(StageLoad(sessions=200, untried=0), None)
@@ -128,8 +117,8 @@ def test_a_crowd_is_not_let_in_before_it_shows_what_it_costs() -> None:
 
 def test_no_more_prompts_are_let_in_than_end_in_some_seconds() -> None:
     """More of them would hold KV and wait; however many decode, their tokens come no sooner."""
-    per_s = 2 * UNTRIED_SESSIONS / PROMPTS_WAIT_S
-    most = 2 * UNTRIED_SESSIONS
+    per_s = 2 * ADMISSION.untried_sessions / ADMISSION.prompts_wait_s
+    most = 2 * ADMISSION.untried_sessions
     for untried, is_long in ((most - 1, False), (most, True)):
         load = StageLoad(sessions=900, untried=untried, prompts_per_s=per_s)
         assert queue_is_long(load, 0.01) == is_long
@@ -138,22 +127,22 @@ def test_no_more_prompts_are_let_in_than_end_in_some_seconds() -> None:
 def test_who_is_refused_for_prompts_comes_back_when_as_many_have_ended() -> None:
     load = StageLoad(sessions=64, untried=64, prompts_per_s=4.0)
     assert prompt_turn_s(load, 20) == 5.0
-    assert prompt_turn_s(load, 1) == RETRY_LEAST_S
+    assert prompt_turn_s(load, 1) == ADMISSION.retry_least_s
     none_ended = replace(load, prompts_per_s=0.0)
-    assert prompt_turn_s(none_ended, 64) == PROMPTS_WAIT_S
-    assert prompt_turn_s(none_ended, 1 << 20) == RETRY_MOST_S
+    assert prompt_turn_s(none_ended, 64) == ADMISSION.prompts_wait_s
+    assert prompt_turn_s(none_ended, 1 << 20) == ADMISSION.retry_most_s
 
 
 def test_a_rate_counts_what_happened_of_late() -> None:
     rate = RecentRate()
     for at_s in range(60):
         rate.add(float(at_s))
-    assert rate.per_s(59.0) == pytest.approx(31 / RATE_S)
-    assert rate.per_s(59.0 + RATE_S / 2) == pytest.approx(16 / RATE_S)
-    assert rate.per_s(59.0 + 2 * RATE_S) == 0.0
-    for _ in range(2 * RATE_MOST):
+    assert rate.per_s(59.0) == pytest.approx(31 / ADMISSION.rate_s)
+    assert rate.per_s(59.0 + ADMISSION.rate_s / 2) == pytest.approx(16 / ADMISSION.rate_s)
+    assert rate.per_s(59.0 + 2 * ADMISSION.rate_s) == 0.0
+    for _ in range(2 * ADMISSION.rate_most):
         rate.add(200.0)
-    assert rate.per_s(200.0) == RATE_MOST / RATE_S
+    assert rate.per_s(200.0) == ADMISSION.rate_most / ADMISSION.rate_s
 
 
 def test_who_has_few_sessions_sees_few_of_others() -> None:

@@ -7,15 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.policies.batching.scheduler import (
-    BACKGROUND_QUIET_S,
-    PREFILL_TOKENS_LEAST,
-    PREFILL_TOKENS_MOST,
-    URGENT_STEPS,
-    BatchLimits,
-    Scheduler,
-    limits_of,
-)
+from coordinator.policies.batching.scheduler import BATCHING, BatchLimits, Scheduler, limits_of
 
 
 @dataclass(frozen=True)
@@ -137,7 +129,7 @@ def test_urgent_work_without_end_leaves_a_share_of_the_steps(
 
     ran, fair = turns(flags), turns([False] * len(flags))
     for session in fair:
-        assert ran[session] >= fair[session] // (URGENT_STEPS + 1) - 1
+        assert ran[session] >= fair[session] // (BATCHING.urgent_steps + 1) - 1
 
 
 @given(arrivals, limits)
@@ -191,7 +183,9 @@ def test_any_measurement_gives_usable_limits(
     seconds: dict[int, float], layers: int, bound_s: float
 ) -> None:
     chosen = limits_of(seconds, layers, bound_s)
-    assert PREFILL_TOKENS_LEAST <= chosen.prefill_tokens_max <= PREFILL_TOKENS_MOST
+    assert (
+        BATCHING.prefill_tokens_least <= chosen.prefill_tokens_max <= BATCHING.prefill_tokens_most
+    )
 
 
 def test_background_work_rides_along_and_runs_alone_only_when_it_is_quiet() -> None:
@@ -201,9 +195,11 @@ def test_background_work_rides_along_and_runs_alone_only_when_it_is_quiet() -> N
     scheduler.add(Work("other", 8, 4, background=True))
     scheduler.add(Work("decodes", 1, 5))
     assert [w.session for w in scheduler.next_batch(1.0)] == ["decodes", "moves"]
-    assert scheduler.next_batch(1.0 + BACKGROUND_QUIET_S / 2) == []
-    assert scheduler.wait_s(1.0 + BACKGROUND_QUIET_S / 2) == pytest.approx(BACKGROUND_QUIET_S / 2)
-    quiet_s = 1.0 + BACKGROUND_QUIET_S
+    assert scheduler.next_batch(1.0 + BATCHING.background_quiet_s / 2) == []
+    assert scheduler.wait_s(1.0 + BATCHING.background_quiet_s / 2) == pytest.approx(
+        BATCHING.background_quiet_s / 2
+    )
+    quiet_s = 1.0 + BATCHING.background_quiet_s
     assert [w.number for w in scheduler.next_batch(quiet_s)] == [1]
     assert [w.number for w in scheduler.next_batch(quiet_s)] == [2]
     scheduler.add(Work("decodes", 1, 6))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.policies.failure.pinger import BY_CLIENTS, BY_PEERS, Pinger, answering
-from dht.messages.peer import REQUESTS_MAX
+from dht.messages.peer import PEER_BOUNDS
 from dht.transport.interface import Stream
 from node.links.probe import ProbeServer
 from testing.clock import run_virtual
@@ -88,9 +88,9 @@ def test_a_kept_stream_carries_many_pings_and_is_opened_again_where_the_peer_end
         (peer,) = await peers_of(network, 1)
         pinger = Pinger(transport, replace(BY_PEERS, protocol=BY_CLIENTS.protocol))
         pinger.watch({peer.peer_id: ()})
-        await asyncio.sleep(REQUESTS_MAX * BY_PEERS.every_s - 1)
+        await asyncio.sleep(PEER_BOUNDS.requests_max * BY_PEERS.every_s - 1)
         assert opened == 1
-        await asyncio.sleep(REQUESTS_MAX * BY_PEERS.every_s)
+        await asyncio.sleep(PEER_BOUNDS.requests_max * BY_PEERS.every_s)
         assert opened == 2
         assert pinger.state_of(peer.peer_id).misses == 0
         await pinger.close()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coordinator.policies.links.token_bucket import BURST_S, DEBT_S, Allowance, MonthlyUse
+from coordinator.policies.links.token_bucket import BUCKET, Allowance, MonthlyUse
 
 RATE = 1e6
 
@@ -27,16 +27,16 @@ def test_whoever_waits_as_told_keeps_the_rate(sends: list[tuple[int, bool, int]]
         assert allowance.wait_us(now_us, urgent=urgent) == 0
         allowance.spend(size, now_us)
         spent += size
-        slack = RATE * (BURST_S + DEBT_S) + 20_000
+        slack = RATE * (BUCKET.burst_s + BUCKET.debt_s) + 20_000
         assert spent <= RATE * now_us / 1e6 + slack
 
 
 def test_decodes_go_on_while_prefill_waits() -> None:
     allowance = Allowance(RATE)
-    allowance.spend(int(RATE * BURST_S) + 10_000, 0)
+    allowance.spend(int(RATE * BUCKET.burst_s) + 10_000, 0)
     assert allowance.wait_us(0, urgent=True) == 0
     assert allowance.wait_us(0) == pytest.approx(10_000, rel=0.01)
-    allowance.spend(int(RATE * DEBT_S), 0)
+    allowance.spend(int(RATE * BUCKET.debt_s), 0)
     assert 0 < allowance.wait_us(0, urgent=True) < allowance.wait_us(0)
 
 

@@ -8,10 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.policies.routing.quickest import (
-    HOP_S,
-    LATE_KEPT_S,
-    LOOKS_MAX,
-    PROMPT_TOKENS,
+    QUICKEST,
     LatePeers,
     OwnSessions,
     RingTimes,
@@ -60,7 +57,9 @@ def test_prompts_of_sessions_that_follow_each_other_cost_time_too():
     peer = replace(Make.record("a", 0, 4), decode_layer_ns=TIMES)
     thinks = replace(peer, prompt_layer_ns=((64, 6400, 6400), (100, 50_000, 50_000)))
     assert token_s(thinks, 4, 1) == token_s(peer, 4, 1)
-    assert token_s(thinks, 4, 4) == pytest.approx(4 * (1200 + 3 * PROMPT_TOKENS * 500) * 1e-9)
+    assert token_s(thinks, 4, 4) == pytest.approx(
+        4 * (1200 + 3 * QUICKEST.prompt_tokens * 500) * 1e-9
+    )
 
 
 class TestOwnSessions:
@@ -128,7 +127,7 @@ def test_a_token_waits_for_every_stage_and_every_hop_of_its_ring():
     near = RingTimes(usable, {}, {frozenset("ab"): 0.1})
     assert near.token_s(route) == pytest.approx(0.1 + 4 * 1e-6 + 4 * 3e-6)
     unknown = RingTimes(usable, {"b": 1}, {})
-    assert unknown.token_s(route) == pytest.approx(2 * HOP_S + 4 * 1e-6 + 4 * 2 * 3e-6)
+    assert unknown.token_s(route) == pytest.approx(2 * QUICKEST.hop_s + 4 * 1e-6 + 4 * 2 * 3e-6)
     alone = RingTimes({"a": record("a")}, {}, {})
     assert alone.token_s((stage("a", 0, 8),)) == pytest.approx(8e-6), "no hop to itself"
 
@@ -175,7 +174,7 @@ def test_a_search_looks_at_a_bounded_number_of_links():
     found = quickest_ring(edges, ends, Counted(usable, {}, {}))
     assert found is not None
     assert [stage.peer_id for stage in found[1]] == ["0-0", "3-0", "5-0"]
-    assert 60 * 60 < Counted.looks <= LOOKS_MAX
+    assert 60 * 60 < Counted.looks <= QUICKEST.looks_max
 
 
 def test_peers_of_a_late_ring_are_late_until_another_is_on_time():
@@ -186,7 +185,7 @@ def test_peers_of_a_late_ring_are_late_until_another_is_on_time():
     assert late.at(3.0) == {"liar"}
     late.failed("other", 3.0)
     assert late.at(4.0) == {"liar", "other"}
-    assert late.at(LATE_KEPT_S + 3.0) == set()
+    assert late.at(QUICKEST.late_kept_s + 3.0) == set()
 
 
 def test_a_ring_is_light_until_its_peers_carry_what_the_plan_gives_them():

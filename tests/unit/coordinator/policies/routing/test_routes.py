@@ -20,7 +20,7 @@ from coordinator.policies.routing.routes import (
     route_from_records,
 )
 from dht.messages.types import (
-    RATE_MAX,
+    RECORD_BOUNDS,
     Assignment,
     NodeRecord,
     NodeState,
@@ -126,7 +126,9 @@ class TestWheel:
         assert list(Wheel[str](0.9).order({"b": 0.0, "a": 0.0, "c": 1.0})) == ["c", "a", "b"]
         assert list(Wheel[str]().order({})) == []
 
-    @given(st.lists(st.floats(0, RATE_MAX), min_size=1, max_size=6), st.integers(0, 1000))
+    @given(
+        st.lists(st.floats(0, RECORD_BOUNDS.rate_max), min_size=1, max_size=6), st.integers(0, 1000)
+    )
     @examples(100)
     def test_any_weights_give_each_name_once(self, numbers: list[float], turns: int) -> None:
         weights = {str(index): weight for index, weight in enumerate(numbers)}
