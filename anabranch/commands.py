@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from anabranch.own_parts import ShadowedWarning
+from anabranch.standard_streams import prepare_streams
 
 COMMAND = "anabranch"
 
@@ -52,9 +53,26 @@ COMMANDS = {
 def main() -> int:
     """Run the command that the arguments name; returns the exit code."""
     warnings.showwarning = _in_one_line
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # not every system writes UTF-8
-            stream.reconfigure(errors="replace")
+    prepare_streams()
+    try:
+        code = _main()
+        sys.stdout.flush()
+    except OSError as error:
+        return _of_streams(error)
+    return code
+
+
+def _of_streams(error: OSError) -> int:
+    """The exit code where this module's own words could not be written, told as commands do."""
+    from dht.command_line import exit_code_of
+
+    def again() -> int:
+        raise error
+
+    return exit_code_of(again)
+
+
+def _main() -> int:
     name, *rest = sys.argv[1:] or ["--help"]
     if name in COMMANDS:
         return _run(name, rest)

@@ -324,7 +324,7 @@ async def _serve(
     from node.peer.inviting import invite, refuse_other_weights, warn_of_silent
     from node.peer.own_figures import OwnFigures, first_record
     from node.peer.peer import Peer, PeerConfig, report_stats
-    from node.peer.plan_follower import FollowConfig
+    from node.peer.plan_follower import FollowConfig, PeerCore
     from node.peer.remembering import remember_network, remember_served
     from node.stage.server import StageConfig, StageServer
 
@@ -383,13 +383,15 @@ async def _serve(
     use = use_of(arguments)
     pinned = pinned_to(arguments, transport.peer_id, spec)
     peer = Peer(
-        transport=transport,
-        directory=directory,
-        engine=engine,
-        stage=stage,
-        coordinator=coordinator,
-        plans=plans,
-        reporter=reporter,
+        PeerCore(
+            transport=transport,
+            directory=directory,
+            engine=engine,
+            stage=stage,
+            coordinator=coordinator,
+            plans=plans,
+            reporter=reporter,
+        ),
         record=record,
         config=PeerConfig(
             follow=FollowConfig(pinned=pinned),

@@ -10,15 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from coordinator.plans.store import PlanStore
 from coordinator.policies.routing.balance import BalanceConfig
-from coordinator.runtime import Coordinator
 from dht.budget import SHARES, Budget
 from dht.errors import MachineError, NetworkError
 from dht.messages.types import NodeRecord, NodeState, Reach
 from dht.process.supervision import PartFunction, Supervisor, beside
-from dht.records.directory import Directory
-from dht.transport.interface import Transport
 from node.links.measured_links import MeasuredLinks
 from node.links.probe import ProbeServer
 from node.links.reachability import ReachKeeper, ReachServer
@@ -30,7 +26,7 @@ from node.peer.announcer import Announcer
 from node.peer.balancer import Balancer
 from node.peer.clock_watch import jump_text
 from node.peer.link_keeper import LinkKeeper
-from node.peer.plan_follower import FollowConfig, PlanFollower
+from node.peer.plan_follower import FollowConfig, PeerCore, PlanFollower
 from node.peer.self_check import SelfChecker
 from node.stage.layer_check import LayerCheckServer
 from node.stage.local_engine import LocalEngine
@@ -80,14 +76,8 @@ class Peer:
 
     def __init__(
         self,
+        core: PeerCore,
         *,
-        transport: Transport,
-        directory: Directory,
-        engine: LocalEngine,
-        stage: StageServer,
-        coordinator: Coordinator,
-        plans: PlanStore,
-        reporter: Reporter,
         record: NodeRecord,
         config: PeerConfig,
         measured: MeasuredLinks,
@@ -100,13 +90,13 @@ class Peer:
         announcer's."""
         self._parts = parts or Supervisor()
         self._budget = budget or Budget()
-        self._transport = transport
-        self._directory = directory
-        self._engine = engine
-        self._stage = stage
-        self._coordinator = coordinator
-        self._plans = plans
-        self._reporter = reporter
+        self._transport = transport = core.transport
+        self._directory = directory = core.directory
+        self._engine = engine = core.engine
+        self._stage = stage = core.stage
+        self._coordinator = core.coordinator
+        self._plans = core.plans
+        self._reporter = reporter = core.reporter
         self._config = config
         self._machine = machine if config.use.watches else None
         self._leaving = asyncio.Event()
@@ -121,17 +111,7 @@ class Peer:
             refined=refined,
             on_jump=self._note_jump,
         )
-        self._follower = PlanFollower(
-            transport=transport,
-            directory=directory,
-            engine=engine,
-            stage=stage,
-            coordinator=coordinator,
-            plans=plans,
-            reporter=reporter,
-            announcer=self._announcer,
-            config=config.follow,
-        )
+        self._follower = PlanFollower(core, self._announcer, config.follow)
         self._introduced = False
         """Whether this peer has announced itself."""
         self._measured = measured

@@ -72,35 +72,36 @@ class FollowConfig:
     """Layers that this peer serves whatever the plan says."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerCore:
+    """What all tasks of a peer work with; one of each in a process."""
+
+    transport: Transport
+    directory: Directory
+    engine: LocalEngine
+    stage: StageServer
+    coordinator: Coordinator
+    plans: PlanStore
+    reporter: Reporter
+
+
 class PlanFollower:
     """Moves this peer to other layers: fetches, waits for its turn, makes room, loads."""
 
-    def __init__(
-        self,
-        *,
-        transport: Transport,
-        directory: Directory,
-        engine: LocalEngine,
-        stage: StageServer,
-        coordinator: Coordinator,
-        plans: PlanStore,
-        reporter: Reporter,
-        announcer: Announcer,
-        config: FollowConfig,
-    ) -> None:
-        self._transport = transport
-        self._directory = directory
-        self._engine = engine
-        self._stage = stage
-        self._coordinator = coordinator
-        self._plans = plans
-        self._reporter = reporter
+    def __init__(self, core: PeerCore, announcer: Announcer, config: FollowConfig) -> None:
+        self._transport = core.transport
+        self._directory = core.directory
+        self._engine = core.engine
+        self._stage = core.stage
+        self._coordinator = core.coordinator
+        self._plans = core.plans
+        self._reporter = core.reporter
         self._announcer = announcer
         self._config = config
-        self._checker = LayerChecker(transport, engine)
+        self._checker = LayerChecker(core.transport, core.engine)
         self._moving = asyncio.Lock()
         """Held while layers change, and while this peer waits for its turn."""
-        self._rng = random.Random(transport.peer_id)  # noqa: S311  when to look is no secret
+        self._rng = random.Random(core.transport.peer_id)  # noqa: S311  when to look is no secret
         self._patience = Patience(config.waits)
         self._leaving = False
         """Whether this peer is about to give up its layers."""

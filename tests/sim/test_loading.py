@@ -12,7 +12,7 @@ from dht.messages.types import Assignment, NodeState, Plan, PlanVersion
 from dht.records.directory import Directory
 from node.owner.reporter import Reporter
 from node.peer.announcer import Announcer
-from node.peer.plan_follower import UNTOLD_S, FollowConfig, PlanFollower
+from node.peer.plan_follower import UNTOLD_S, FollowConfig, PeerCore, PlanFollower
 from tests.sim.paper_swarm import NETWORK, SPEC, PaperEngine, PaperPeer, answer_of, paper_swarm
 from tests.sim.test_self_help import LoadingEngine
 
@@ -40,15 +40,13 @@ def follower_of(peer: PaperPeer, out: io.StringIO | None = None) -> tuple[PlanFo
         "stage": peer.stage,
     }
     announcer = Announcer(**shared, record=record, every_s=15.0)
-    follower = PlanFollower(
+    core = PeerCore(
         **shared,
         coordinator=None,  # type: ignore[arg-type]  # it is asked where nobody leads
         plans=PlanStore(peer.transport, shared["directory"]),
         reporter=Reporter(json_log=False, out=out or io.StringIO()),
-        announcer=announcer,
-        config=FollowConfig(),
     )
-    return follower, announcer
+    return PlanFollower(core, announcer, FollowConfig()), announcer
 
 
 def plan_of(counter: int, *assignments: Assignment) -> Plan:

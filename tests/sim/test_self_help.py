@@ -34,6 +34,7 @@ from node.links.measured_links import MeasuredLinks
 from node.owner.idle_policy import Seen, UseConfig
 from node.owner.reporter import Reporter
 from node.peer.peer import LooksAtMachine, Peer, PeerConfig
+from node.peer.plan_follower import PeerCore
 from node.stage.server import StageConfig, StageServer
 from testing.network import MemoryNetwork, MemoryTransport
 from tests.sim.paper_swarm import LAYERS, NETWORK, SPEC, PaperEngine, PaperSwarm, answer_of
@@ -168,7 +169,7 @@ class World:
         config = CoordinatorConfig(coordinators=leaders)
         record = record_of(transport, layers, rate, self.fall)
         engine_of_any: Any = engine  # as much of a LocalEngine as a peer needs
-        peer = Peer(
+        core = PeerCore(
             transport=transport,
             directory=directory,
             engine=engine_of_any,
@@ -185,6 +186,9 @@ class World:
             ),
             plans=plans,
             reporter=Reporter(json_log=False, out=out),
+        )
+        peer = Peer(
+            core,
             record=record,
             config=PeerConfig(use=UseConfig(idle_only=machine is not None)),
             machine=machine,

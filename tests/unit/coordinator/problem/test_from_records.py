@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from coordinator.planning import placement
 from coordinator.planning.solve import SolveRequest, solve_request
 from coordinator.problem.config import ASSUMED
-from coordinator.problem.from_records import TOKENS_PER_S_MAX, problem_of
+from coordinator.problem.from_records import problem_of
 from dht.messages.types import RECORD_BOUNDS, Link, LinksRecord, PlanVersion, Problem
 from tests.examples import examples
 from tests.unit.coordinator.problems import ends_after, model, record
@@ -68,7 +68,7 @@ def test_whatever_peers_announce_there_is_a_plan(
     problem = drawn_problem(rates, bandwidths)
     assert all(link.bandwidth_bytes_per_s >= ASSUMED.link_bytes_per_s_min for link in problem.links)
     assert all(
-        ASSUMED.tokens_per_s_min <= rate <= TOKENS_PER_S_MAX
+        ASSUMED.tokens_per_s_min <= rate <= RECORD_BOUNDS.tokens_per_s_max
         for node in problem.nodes
         for rate in node.tokens_per_s
     )

@@ -27,7 +27,7 @@ from node.profiling.layer_profile import (
     CHUNK_CONTEXTS,
     CHUNKS,
     CONTEXTS,
-    POINT_TOKENS_MAX,
+    PROFILING,
     EngineLayer,
     best_rate,
     feasible,
@@ -99,7 +99,7 @@ def test_one_quiet_moment_is_enough(directory: Path, monkeypatch: pytest.MonkeyP
 
 def test_points_are_those_that_the_context_and_the_pages_allow() -> None:
     grid = {(b, c) for b in BATCHES for c in CONTEXTS} | set(CHECKS)
-    everything = {(b, c) for b, c in grid if b * c <= POINT_TOKENS_MAX}
+    everything = {(b, c) for b, c in grid if b * c <= PROFILING.point_tokens_max}
     assert set(points_within(1 << 20, 16, 1 << 20)) == everything
     assert max(everything) == (256, 1)
     assert set(points_within(1 << 20, 16, 512)) == {p for p in everything if p[1] <= 512}
