@@ -54,9 +54,6 @@ logger = logging.getLogger(__name__)
 REFUSED_S = 3.0
 """An attempt to enter that fails sooner was refused; a later one met peers that were too busy, or
 nobody, and is made again."""
-PIECE_TOKENS_MAX = 256
-"""Maximum tokens of a piece: a peer may bring 65,536 at once, whose text and calls take seconds to
-read. Others have the event loop between pieces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +64,9 @@ class SwarmConfig(ReaderConfig):
     fingerprint: str = ""
     """Fingerprint of the model, or its first 16 digits or more. Empty: the model's files say which
     it is, or else the first of the named peers that serves it."""
+    piece_tokens_max: int = 256
+    """Maximum tokens of a piece: a peer may bring 65,536 at once, whose text and calls take seconds
+    to read. Others have the event loop between pieces."""
 
 
 class Swarm:
@@ -419,7 +419,7 @@ class Generation:
         log = session.controller.log
         tokenizer, stops = swarm.text.tokenizer, self._stops
         detokenizer = Detokenizer(tokenizer) if tokenizer is not None else None
-        told = 0
+        told, most = 0, swarm.config.piece_tokens_max
         tokens = session.tokens()
         try:
             while True:
@@ -429,10 +429,10 @@ class Generation:
                 if token_ids is None:
                     break
                 self._times_s.append(loop.time())
-                for at in range(0, max(1, len(token_ids)), PIECE_TOKENS_MAX):
+                for at in range(0, max(1, len(token_ids)), most):
                     if at:
                         await asyncio.sleep(0)
-                    some = token_ids[at : at + PIECE_TOKENS_MAX]
+                    some = token_ids[at : at + most]
                     text = detokenizer.push(some) if detokenizer is not None else ""
                     shown = stops.push(text)
                     self._text.append(shown)

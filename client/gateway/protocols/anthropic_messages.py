@@ -2,7 +2,7 @@
 
 import json
 from contextlib import suppress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -196,7 +196,7 @@ def _brought(part: Any) -> str:
     if isinstance(part, str):
         return part
     with suppress(msgspec.ValidationError):
-        return msgspec.convert(part, ResultBlock).text
+        return cast(str, msgspec.convert(part, ResultBlock).text)
     if isinstance(part, dict) and "type" in part:
         return Part(type=str(part["type"])).told
     return msgspec.json.encode(part).decode()

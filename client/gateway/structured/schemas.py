@@ -4,6 +4,7 @@ A schema is a stranger's: each place in it is looked at once, however many refer
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urljoin
 
@@ -42,11 +43,22 @@ ANNOTATIONS = frozenset(
 """Keywords that say nothing of a value."""
 
 
-STEPS_A_PLACE = 32
-"""Steps from the root for which a place counts as one more: each question walks them again."""
-CHARS_A_PLACE = 1024
-"""Characters of a URI for which it counts as one place more: URIs grow with each ``$id`` on the
-way, and one that is long is a part of all those below it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaConfig:
+    """How much of a stranger's schema is looked at, and what counts as a place in it."""
+
+    steps_a_place: int = 32
+    """Steps from the root for which a place counts as one more: each question walks them again."""
+    chars_a_place: int = 1024
+    """Characters of a URI for which it counts as one place more: URIs grow with each ``$id`` on the
+    way, and one that is long is a part of all those below it."""
+    read_places_max: int = 256
+    """Places that are looked at for the type of one argument; beyond, it may be any."""
+    arguments_max: int = 1024
+    """Arguments of one answer whose types are looked up; those of any more may be any."""
+
+
+SCHEMAS = SchemaConfig()
 
 
 class TooManyPlaces(Exception):
@@ -76,13 +88,13 @@ class SchemaDocument:
 
     def _spend(self, path: Path, more: int = 0) -> None:
         """Count a look at ``path``, and ``more`` places. Raises TooManyPlaces."""
-        self._left -= 1 + len(path) // STEPS_A_PLACE + more
+        self._left -= 1 + len(path) // SCHEMAS.steps_a_place + more
         if self._left < 0:
             raise TooManyPlaces
 
     def _joined(self, base: str, reference: str) -> str:
         """The URI that ``reference`` stands for within ``base``. Raises TooManyPlaces."""
-        self._spend((), (len(base) + len(reference)) // CHARS_A_PLACE)
+        self._spend((), (len(base) + len(reference)) // SCHEMAS.chars_a_place)
         try:
             return urljoin(base, reference)
         except ValueError:
@@ -104,7 +116,7 @@ class SchemaDocument:
             to = resource
         elif fragment.startswith("/"):
             steps = unquote(fragment[1:]).split("/")
-            self._spend((), len(steps) // STEPS_A_PLACE)
+            self._spend((), len(steps) // SCHEMAS.steps_a_place)
             to = (*resource, *(step.replace("~1", "/").replace("~0", "~") for step in steps))
         else:
             to = self._resources().get(f"{uri}#{unquote(fragment)}")
@@ -129,7 +141,7 @@ class SchemaDocument:
             ahead: list[tuple[Path, Schema, str]] = [((), self.root, "")]
             while ahead:
                 path, schema, uri = ahead.pop()
-                self._spend(path, len(uri) // CHARS_A_PLACE)
+                self._spend(path, len(uri) // SCHEMAS.chars_a_place)
                 if (name := _id_of(schema)) is not None:
                     uri = self._joined(uri, name)
                     self._named.setdefault(uri, path)
@@ -343,12 +355,6 @@ def _is_rewritten(schema: Schema) -> bool:
     return False
 
 
-READ_PLACES_MAX = 256
-"""Places of a schema that are looked at for the type of one argument; beyond, it may be any."""
-ARGUMENTS_MAX = 1024
-"""Arguments of one answer whose types are looked up; those of any more may be any."""
-
-
 class ArgumentTypes:
     """The types of functions' arguments, each looked up once."""
 
@@ -361,11 +367,15 @@ class ArgumentTypes:
         """The JSON types that an argument may have; None: any."""
         schema = self._parameters.get(function)
         known = (function, key)
-        if schema is None or (known not in self._known and len(self._known) >= ARGUMENTS_MAX):
+        if schema is None or (
+            known not in self._known and len(self._known) >= SCHEMAS.arguments_max
+        ):
             return None
         if known not in self._known:
             try:
-                self._known[known] = SchemaDocument(schema, READ_PLACES_MAX).types_of_property(key)
+                self._known[known] = SchemaDocument(
+                    schema, SCHEMAS.read_places_max
+                ).types_of_property(key)
             except TooManyPlaces:
                 self._known[known] = None
         return self._known[known]

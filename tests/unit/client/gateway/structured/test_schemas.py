@@ -21,7 +21,7 @@ from client.gateway.structured.calls import calls_in
 from client.gateway.structured.calls_grammar import calls_grammar
 from client.gateway.structured.grammar import of_schema
 from client.gateway.structured.schemas import (
-    ARGUMENTS_MAX,
+    SCHEMAS,
     ArgumentTypes,
     LostReference,
     SchemaDocument,
@@ -231,11 +231,11 @@ def test_a_look_at_a_deep_place_or_a_long_uri_counts_as_several(schema: Any) -> 
 
 def test_an_answer_has_a_bounded_number_of_arguments_looked_up() -> None:
     types = ArgumentTypes({"f": an_object({"x": {"type": "string"}})})
-    for at in range(ARGUMENTS_MAX):
+    for at in range(SCHEMAS.arguments_max):
         types.of("f", f"y{at}")
     assert types.of("f", "x") is None
     assert types.of("f", "y0") is None
-    assert len(types._known) == ARGUMENTS_MAX
+    assert len(types._known) == SCHEMAS.arguments_max
 
 
 def test_circles_end() -> None:
