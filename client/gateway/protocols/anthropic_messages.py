@@ -194,7 +194,8 @@ def _brought(part: Any) -> str:
     if part is None or isinstance(part, str):
         return part or ""
     with suppress(msgspec.ValidationError):
-        return msgspec.convert(part, ResultBlock).text
+        text: str = msgspec.convert(part, ResultBlock).text
+        return text
     if isinstance(part, dict) and "type" in part:
         return Part(type=str(part["type"])).told
     return msgspec.json.encode(part).decode()

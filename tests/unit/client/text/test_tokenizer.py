@@ -18,6 +18,7 @@ from client.answer.generation import GenerationOptions
 from client.text.tokenizer import (
     UNFINISHED_TOKENS_MAX,
     Detokenizer,
+    ModelText,
     Tokenizer,
 )
 from dht.errors import UserError
@@ -259,3 +260,10 @@ def test_special_tokens_that_only_other_files_name_are_special(file: str, tmp_pa
         assert tokenizer.encode(text) == tuple(theirs.encode(text)), text
     assert tokenizer.encode("a<e>") == (0, 1)
     assert tokenizer.decode((0, 1, 2, 3)) == "a"
+
+
+def test_bytes_are_no_prompt() -> None:
+    text = ModelText(name="brook", tokenizer=None, stop_token_ids=())
+    with pytest.raises(UserError, match="these are bytes; decode them first"):
+        text.prompt_ids(b"One morning")
+    assert text.prompt_ids([1, 2]) == (1, 2)
