@@ -84,7 +84,7 @@ def error_of(body: Any) -> dict[str, Any]:
             CHAT,
             {"messages": HI, "response_format": {"type": "x"}},
             "response_format.type",
-            "Invalid enum value 'x'",
+            "'x' is not supported here; 'json_object'",
         ),
         (
             CHAT,
