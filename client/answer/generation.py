@@ -4,7 +4,7 @@ Pure: no clock, no sockets.
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from math import inf
@@ -158,7 +158,9 @@ class GenerationOptions:
         if token_ids is None:
             raise UserError(f"stop_token_ids is {self.stop_token_ids!r}; it takes token ids")
         object.__setattr__(self, "stop_token_ids", token_ids)
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop: tuple[object, ...] = (self.stop,)
+        if isinstance(self.stop, Iterable) and not isinstance(self.stop, str):
+            stop = tuple(self.stop)
         if not all(isinstance(each, str) for each in stop):
             raise UserError(f"stop is {self.stop!r}; it takes strings")
         object.__setattr__(self, "stop", stop)

@@ -517,7 +517,10 @@ def _meant(
 
     Raises UserError.
     """
-    typed = [initial_peers] if isinstance(initial_peers, str) else list(initial_peers)
+    try:
+        typed = [initial_peers] if isinstance(initial_peers, str) else list(initial_peers)
+    except TypeError:
+        raise UserError(f"{initial_peers!r} is no invitation and no list of addresses") from None
     arguments = argparse.Namespace(
         invitation=None,
         initial_peers=typed,

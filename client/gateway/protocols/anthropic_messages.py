@@ -2,7 +2,7 @@
 
 import json
 from contextlib import suppress
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -196,7 +196,8 @@ def _brought(part: Any) -> str:
     if isinstance(part, str):
         return part
     with suppress(msgspec.ValidationError):
-        return cast(str, msgspec.convert(part, ResultBlock).text)
+        text: str = msgspec.convert(part, ResultBlock).text
+        return text
     if isinstance(part, dict) and "type" in part:
         return Part(type=str(part["type"])).told
     return msgspec.json.encode(part).decode()

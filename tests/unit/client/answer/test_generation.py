@@ -34,6 +34,7 @@ from tests.unit.client.gateway.paper import SPEC
         ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "tokens in logit_bias is 1025"),
         ({"stop_token_ids": "12"}, "it takes token ids"),
         ({"stop_token_ids": 12}, "stop_token_ids is 12; it takes token ids"),
+        ({"stop": 5}, "stop is 5; it takes strings"),
         ({"stop_token_ids": range(33)}, "the number of stop_token_ids is 33"),
     ],
 )

@@ -95,6 +95,9 @@ def test_a_program_may_say_an_invitation_addresses_or_nothing(
     assert meant(ADDRESS, ADDRESS, model="m") == ([ADDRESS], "m", "anabranch", "")
     assert meant(ADDRESS) == ([ADDRESS], "", "anabranch", "")
     assert said == []
+    for none in (None, 5):
+        with pytest.raises(UserError, match=f"{none} is no invitation and no list of addresses"):
+            meant(none)  # type: ignore[arg-type]
     assert meant(invitation) == ([ADDRESS], "brook", "lab", "ab" * 16)
     assert meant(invitation, model="org/other") == ([ADDRESS], "org/other", "lab", "")
     with pytest.raises(UserError, match="network lab"):

@@ -18,6 +18,7 @@ from client.answer.generation import GenerationOptions
 from client.text.tokenizer import (
     UNFINISHED_TOKENS_MAX,
     Detokenizer,
+    ModelText,
     Tokenizer,
 )
 from dht.errors import UserError
@@ -285,3 +286,8 @@ def test_the_newer_list_of_special_tokens_goes_before_the_older_one(tmp_path: Pa
         assert tokenizer is not None
         found = [text for text in ("<old>", "<new>") if tokenizer.id_of(text) is not None]
         assert found == known
+def test_bytes_are_no_prompt() -> None:
+    text = ModelText(name="brook", tokenizer=None, stop_token_ids=())
+    with pytest.raises(UserError, match="these are bytes; decode them first"):
+        text.prompt_ids(b"One morning")
+    assert text.prompt_ids([1, 2]) == (1, 2)
