@@ -286,6 +286,8 @@ def test_the_newer_list_of_special_tokens_goes_before_the_older_one(tmp_path: Pa
         assert tokenizer is not None
         found = [text for text in ("<old>", "<new>") if tokenizer.id_of(text) is not None]
         assert found == known
+
+
 def test_bytes_are_no_prompt() -> None:
     text = ModelText(name="brook", tokenizer=None, stop_token_ids=())
     with pytest.raises(UserError, match="these are bytes; decode them first"):
