@@ -222,8 +222,8 @@ class StageStreams:
                     await sender.room()
             finally:
                 reader.close()
+                self._stage.upstream_lost(peer_id, sender)  # before anything that may be cancelled
                 await end_all((crediting,))
-                self._stage.upstream_lost(peer_id, sender)
 
     async def _pong(self, stream: Stream, ping: Ping, sender: FrameSender) -> None:
         await self._turn(stream, PINGS)
