@@ -242,9 +242,10 @@ def _check(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if value is not None and not math.isfinite(value):
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be a finite number")
+    most = 1e9
     for flag, least in (("max_up", 1), ("max_down", 1), ("monthly_cap", 0.001)):
         value = getattr(arguments, flag)
-        if value is not None and not least <= value < (most := 1e9):
+        if value is not None and not least <= value < most:
             name = flag.replace("_", "-")
             limits = f"at least {least:g}" if value < least else f"between {least:g} and {most:g}"
             raise UserError(f"--{name} is {value:g}; it must be {limits}")
