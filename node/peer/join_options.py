@@ -247,7 +247,7 @@ def _check(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, flag)
         if value is not None and not least <= value < most:
             name = flag.replace("_", "-")
-            limits = f"at least {least:g}" if value < least else f"between {least:g} and {most:g}"
+            limits = f"between {least:g} and {most:g}" if value >= most else f"at least {least:g}"
             raise UserError(f"--{name} is {value:g}; it must be {limits}")
     if len(arguments.name or "") > LENT_BEFORE.name_max:
         raise UserError(
