@@ -140,39 +140,46 @@ def test_peers_of_two_pid_namespaces_share_a_temporary_directory(tmp_path: Path)
         shutil.rmtree(shared, ignore_errors=True)
 
 
-ATTEMPTS = 3
+HELD_IMPORT = """
+import pathlib, sys, time
+
+class Holding:
+    def find_spec(self, name, path=None, target=None):
+        if name == "hivemind":
+            pathlib.Path({begun!r}).touch()
+            while not pathlib.Path({goes_on!r}).exists():
+                time.sleep(0.01)
+
+sys.meta_path.insert(0, Holding())
+"""
+"""A ``sitecustomize`` by which an import waits until it may go on."""
 
 
 @pytest.mark.netns
 @pytest.mark.skipif(NO_ROOT is not None, reason=str(NO_ROOT))
 def test_sigterm_ends_a_peer_that_is_pid_1_while_it_still_imports(tmp_path: Path) -> None:
-    for attempt in range(ATTEMPTS):
-        said = _ended_by_sigterm(tmp_path / str(attempt))
-        if "listening" not in said:
-            break  # else the machine was so busy that the signal came after the imports
-    assert "listening" not in said, "it ended before it had joined"
-
-
-def _ended_by_sigterm(directory: Path) -> str:
-    """What a peer in a PID namespace of its own said, which got SIGTERM once it heeded that."""
-    directory.mkdir()
-    place = Place(directory=directory, own_pids=True)
+    begun, goes_on = tmp_path / "begun", tmp_path / "goes on"
+    held = HELD_IMPORT.format(begun=str(begun), goes_on=str(goes_on))
+    (tmp_path / "sitecustomize.py").write_text(held)
+    place = Place(directory=tmp_path / "peer", own_pids=True)
     join = [sys.executable, "-m", "node.join", "--model", str(MODEL), "--cpu", "--json-log"]
     process = subprocess.Popen(
-        [*place.command, *join, "--identity", str(directory / "id.key"), "--host", "127.0.0.1"],
+        [*place.command, *join, "--identity", str(tmp_path / "id.key"), "--host", "127.0.0.1"],
         cwd=ROOT,
-        env={**os.environ, "ANABRANCH_MEMORY": ""},
+        env={**os.environ, "ANABRANCH_MEMORY": "", "PYTHONPATH": str(tmp_path)},
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        until(lambda: heeds(child_of(process.pid), signal.SIGINT), "Python has not begun")
+        until(begun.exists, "no import has begun")
         until(lambda: heeds(child_of(process.pid), signal.SIGTERM), "SIGTERM is not heeded")
         os.kill(child_of(process.pid), signal.SIGTERM)
-        return process.communicate(timeout=LIMIT_S)[1]
+        goes_on.touch()
+        said = process.communicate(timeout=LIMIT_S)[1]
     finally:
         process.kill()
         process.wait()
+    assert "listening" not in said, "it ended before it had joined"
 
 
 class Meeting:
