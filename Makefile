@@ -9,7 +9,7 @@ LENT := .venv-join
 SITE := .venv-docs
 
 .PHONY: demo join quick test fuzz guided light-test wheel-test docs-site docs-serve swarm lint format \
-	lock clean bench gpu-check
+	lock clean bench gpu-check gpu-swarm
 
 demo: $(READY)  ## three peers hold one model together; drafts; one is killed in mid-sentence
 	$(BIN)/python -m bench.demo
@@ -104,6 +104,10 @@ bench: $(READY)  ## speed of local swarms against one process; writes bench/resu
 
 gpu-check: $(READY)  ## all that only a GPU can show, in parts; writes bench/results/gpu_check.json
 	$(BIN)/python -m bench.gpu.check
+
+SWARM ?=
+gpu-swarm: $(READY)  ## a swarm of peers on one GPU; SWARM="--only one killed"; writes bench/results/gpu_swarm.json
+	$(BIN)/python -m bench.gpu.swarm --out bench/results/gpu_swarm.json $(SWARM)
 
 $(READY): pyproject.toml locks/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any
 
 from bench.families.large_models import LARGE
+from bench.gpu.floors import impossible
 from bench.report import flat, of
 
 Row = dict[str, Any]
@@ -148,7 +149,7 @@ def gpu_shapes(parts: Row) -> list[Row]:
 
 
 def gpu_steps(parts: Row) -> Iterator[Row]:
-    """Each shape's steps, with the µs that a layer takes in each."""
+    """Each shape's steps, with the µs that a layer takes in each; None for what cannot be."""
     for name in (name for name in parts if name.startswith("engine")):
         for row in gpu_shapes({name: parts[name]}):
             shape = row["shape"] + " without kernels" * ("without" in name)
@@ -158,11 +159,16 @@ def gpu_steps(parts: Row) -> Iterator[Row]:
                     told
                 ):
                     continue
-                layers = {
-                    key.replace("tokens_per_s", "us"): 1e6 * tokens / rate
-                    for key, rate in told.items()
-                    if key.endswith("layer_tokens_per_s")
-                }
+                layers = {}
+                for key, rate in told.items():
+                    if not key.endswith("layer_tokens_per_s"):
+                        continue
+                    within_us = told.get("kernels_us", 0.0) if key.startswith("layer") else 0.0
+                    times_us = 1e6 * tokens / rate, told["floor_us"], within_us
+                    refused = impossible(*(each / 1e6 for each in times_us))
+                    layers[key.replace("tokens_per_s", "us")] = None if refused else times_us[0]
+                if layers.get("layer_us", 0.0) is None:  # which the share follows from
+                    layers["share_of_matrix_rate"] = None
                 yield {"shape": shape, "step": step, **told, **layers}
 
 

@@ -170,13 +170,15 @@ class LocalSwarm:
         *,
         environment: dict[str, str] | None = None,
         extra: Sequence[str] = (),
+        device: Sequence[str] = ("--cpu",),
         start: Start = spawned,
     ) -> None:
-        """``extra`` are options of every peer; ``start`` starts a process, as `spawned` does."""
+        """``extra`` are options of every peer, ``device`` those that say what it computes on;
+        ``start`` starts a process, as `spawned` does."""
         self.model = model
         self.peers: list[LocalPeer] = []
         self._environment = environment or {}
-        self._extra = tuple(extra)
+        self._extra = (*device, *extra)
         self._start = start
         self._directory = tempfile.TemporaryDirectory(prefix="anabranch-")
 
@@ -216,7 +218,7 @@ class LocalSwarm:
             initial = [peer.address for peer in self.peers if peer.process.poll() is None][:2]
         among = ["--models", *map(str, models), "--yes"]
         which = among if models else ["--model", str(self.model)]
-        command = [*run_on, python, "-m", "node.join", *which, "--cpu"]
+        command = [*run_on, python, "-m", "node.join", *which]
         command += ["--json-log", "--name", name, "--host", host]
         command += ["--identity", str(self.directory / f"{name}.key")]
         command += [] if memory_gib is None else ["--memory", f"{memory_gib:.9f}"]

@@ -12,12 +12,13 @@ import heapq
 import json
 import os
 import select
+import shutil
 import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ def why_not() -> str | None:
         return "needs root, to make network namespaces"
     if not Path("/dev/net/tun").exists():
         return "needs /dev/net/tun"
+    if shutil.which("ip") is None:
+        return "needs the command ip"
     name = f"anabranch-try-{os.getpid()}"  # others may try at the same time
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
     if made.returncode != 0:
@@ -73,6 +76,10 @@ class WanLab:
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
         """``argv`` to be run on that host."""
         return ["ip", "netns", "exec", self.names[host], *argv]
+
+    def inside(self, host: int) -> AbstractContextManager[None]:
+        """Let this thread, and what it starts, be on that host until the context ends."""
+        return inside(self.names[host])
 
     @contextmanager
     def stages(
@@ -176,24 +183,31 @@ class WanLab:
             subprocess.run(["ip", "netns", "del", name], check=False)
 
 
-def open_tun(namespace: str, address: str) -> int:
-    """A TUN device with ``address`` in a namespace; returns its file descriptor."""
+@contextmanager
+def inside(namespace: str) -> Iterator[None]:
+    """Let this thread, and what it starts, be in a namespace until the context ends."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def enter(descriptor: int) -> None:
         if libc.setns(descriptor, CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), "setns")
 
-    home = os.open("/proc/self/ns/net", os.O_RDONLY)
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     there = os.open(f"/var/run/netns/{namespace}", os.O_RDONLY)
     enter(there)
     try:
-        tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-        fcntl.ioctl(tun, TUNSETIFF, struct.pack("16sH14x", b"wan0", IFF_TUN_NO_PI))
+        yield
     finally:
         enter(home)
         os.close(home)
         os.close(there)
+
+
+def open_tun(namespace: str, address: str) -> int:
+    """A TUN device with ``address`` in a namespace; returns its file descriptor."""
+    with inside(namespace):
+        tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        fcntl.ioctl(tun, TUNSETIFF, struct.pack("16sH14x", b"wan0", IFF_TUN_NO_PI))
     for arguments in (
         ["addr", "add", f"{address}/24", "dev", "wan0"],
         ["link", "set", "wan0", "mtu", str(MTU), "txqueuelen", "1000", "up"],

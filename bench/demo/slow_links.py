@@ -1,10 +1,12 @@
 """Makes connections to local peers as slow as those between towns, by passing them on late.
 
 A peer listens at one port and announces another (``node.join --announce``), where
-:class:`SlowLinks` takes connections and holds back every byte, in both directions.
+:class:`SlowLinks` takes connections and holds back every byte, in both directions. Each direction
+of a connection may also have a rate.
 """
 
 import asyncio
+import math
 import socket
 import threading
 from collections import deque
@@ -22,10 +24,11 @@ def free_port() -> int:
 class _End(asyncio.Protocol):
     """One end of a connection that is passed on: what comes here leaves late at the other end."""
 
-    def __init__(self, one_way_s: float, ends: "set[_End]", other: "_End | None" = None) -> None:
-        """``ends`` holds all that are open."""
-        self._one_way_s = one_way_s
-        self._ends = ends
+    def __init__(self, links: "SlowLinks", other: "_End | None" = None) -> None:
+        self._links = links
+        self._ends = links.ends
+        self._free_at_s = 0.0
+        """When all that came so far has gone out at the link's rate."""
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[bytes | None] = deque()
         """What came, in order; None: the end."""
@@ -44,12 +47,14 @@ class _End(asyncio.Protocol):
         self._pass_on(None)
 
     def _pass_on(self, data: bytes | None) -> None:
+        loop, links = asyncio.get_running_loop(), self._links
         self._waiting.append(data)
-        asyncio.get_running_loop().call_later(self._one_way_s, self._leave)
+        self._free_at_s = max(loop.time(), self._free_at_s) + len(data or b"") / links.bytes_per_s
+        loop.call_at(self._free_at_s + links.one_way_s, self._leave)
 
     def _leave(self) -> None:
         if self.other is None and self in self._ends:  # the other end is still being dialled
-            asyncio.get_running_loop().call_later(self._one_way_s, self._leave)
+            asyncio.get_running_loop().call_later(self._links.one_way_s, self._leave)
             return
         data = self._waiting.popleft()
         if self.other is None:
@@ -75,19 +80,21 @@ class _End(asyncio.Protocol):
 class SlowLinks:
     """Passes connections on, from a thread of its own; use as a context manager."""
 
-    def __init__(self, round_trip_s: float) -> None:
-        self._one_way_s = round_trip_s / 2
+    def __init__(self, round_trip_s: float, bytes_per_s: float = math.inf) -> None:
+        self.one_way_s = round_trip_s / 2
+        self.bytes_per_s = bytes_per_s
+        self.ends: set[_End] = set()
+        """All ends that are open."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._dialling: set[asyncio.Task[None]] = set()
         self._servers: list[asyncio.Server] = []
-        self._ends: set[_End] = set()
 
     def before(self, port: int) -> int:
         """A port at which connections to ``port`` of this machine arrive late."""
 
         def taken() -> _End:
-            here = _End(self._one_way_s, self._ends)
+            here = _End(self)
             task = self._loop.create_task(self._dial(here, port))
             self._dialling.add(task)
             task.add_done_callback(self._dialling.discard)
@@ -101,7 +108,7 @@ class SlowLinks:
         return asyncio.run_coroutine_threadsafe(listen(), self._loop).result()
 
     async def _dial(self, here: _End, port: int) -> None:
-        there = _End(self._one_way_s, self._ends, here)
+        there = _End(self, here)
         try:
             await self._loop.create_connection(lambda: there, HOST, port)
         except OSError:
@@ -115,8 +122,8 @@ class SlowLinks:
         for task in list(self._dialling):
             task.cancel()
         await asyncio.gather(*self._dialling, return_exceptions=True)
-        while self._ends:
-            for end in list(self._ends):
+        while self.ends:
+            for end in list(self.ends):
                 end.abort()
             await asyncio.sleep(0.01)
 

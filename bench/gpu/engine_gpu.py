@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
+from bench.gpu.floors import impossible
 from bench.report import parser_of, provenance, write
 from node.device.tensors import wait_for
 from node.engine.engine import Engine, EngineConfig, WorkItem
@@ -378,6 +379,8 @@ def chosen_share(config: Any) -> float:
     return config.num_experts_per_tok / experts if experts else 1.0
 
 
+LAYER_TRIES = 3
+"""Times that a layer is timed at most: one that cannot be right is timed again."""
 LAYER_SHARE_LEAST = 0.02
 """Minimum share of a layer in what runs with one layer: less is noise."""
 
@@ -711,7 +714,9 @@ def _batching_points(
             key = "batching_with_graphs" if graphs else "batching"
             try:
                 clean(str(side.device))
-                figures = batching_point(side, batch, context, plan, until_s, graphs=graphs)
+                floor_s = told["floor_us"] / 1e6
+                point = batch, context
+                figures = batching_point(side, point, plan, until_s, floor_s, graphs=graphs)
             except Exception as error:  # noqa: BLE001 - as above
                 told[key] = reason(error)
             else:
@@ -722,14 +727,21 @@ def _batching_points(
 
 
 def batching_point(
-    side: BatchingSide, batch: int, context: int, plan: Plan, until_s: float, *, graphs: bool
+    side: BatchingSide,
+    point: Point,
+    plan: Plan,
+    until_s: float,
+    floor_s: float,
+    *,
+    graphs: bool,
 ) -> dict[str, float]:
     """One point of decoding in continuous batching."""
+    batch, context = point
 
     def decode_s(layers: int) -> tuple[float, float]:
         return side.step_s(layers, batch, context, until_s, graphs=graphs), 0.0
 
-    layer_s, beside_s = layer_and_beside(decode_s, plan.layers)
+    layer_s, beside_s = layer_and_beside(decode_s, plan.layers, floor_s)
     return {
         "batching_layer_tokens_per_s": round(batch / layer_s, 1),
         "batching_beside_layers_ms": round(1e3 * beside_s, 3),
@@ -808,7 +820,9 @@ def measure(
         name = f"decode_{batch}_{context}"
         floor_s = engine.step_bytes(batch, context) / bytes_per_s
         try:
-            layer_s, beside_s = layer_and_beside(decode_s, plan.layers)
+            layer_s, beside_s = layer_and_beside(
+                decode_s, plan.layers, floor_s, lambda seen=seen: seconds_in(seen[-1])
+            )
         except StepError as error:  # one point less, not all of them
             found[name] = str(error)
             yield found
@@ -819,10 +833,10 @@ def measure(
             "times_floor": round(layer_s / floor_s, 2),
             "beside_layers_ms": round(1e3 * beside_s, 3),
         }
-        if (each := seen[0]) is not None:
+        if (each := seen[-1]) is not None:
             found[name] |= each.figures(floor_s, listed=(batch, context) in plan.listed)
         if eager is not None:
-            found[name] |= eager_figures(eager, batch, context, plan)
+            found[name] |= eager_figures(eager, (batch, context), plan, floor_s)
         yield found
     for tokens in plan.prefills:
         rates = bytes_per_s, flops_per_s
@@ -834,23 +848,38 @@ def measure(
         yield found
 
 
+def seconds_in(kernels: Kernels | None) -> float:
+    """Seconds of a layer's kernels; 0 where they are unknown."""
+    return 0.0 if kernels is None else kernels.seconds
+
+
 def layer_and_beside(
-    took_s: Callable[[int], tuple[float, float]], layers: int
+    took_s: Callable[[int], tuple[float, float]],
+    layers: int,
+    floor_s: float,
+    kernels_s: Callable[[], float] = lambda: 0.0,
 ) -> tuple[float, float]:
     """Seconds of a layer, and of what a step takes beside its layers, from steps over one layer and
     over all. ``took_s`` takes the number of layers and tells seconds within and beside them.
+    ``kernels_s`` is asked afterwards for the seconds of a layer's kernels.
 
-    Raises StepError where the difference is no more than what the times vary by.
+    Raises StepError where, time after time, the difference is no more than what the times vary by,
+    or less than a layer can take.
     """
-    (one_s, beside_s), (all_s, _) = took_s(1), took_s(layers)
-    layer_s = (all_s - one_s) / (layers - 1)
-    if layer_s < LAYER_SHARE_LEAST * one_s:
-        raise StepError("it varies by more than a layer takes")
-    return layer_s, one_s - layer_s + beside_s
+    why = ""
+    for _ in range(LAYER_TRIES):
+        (one_s, beside_s), (all_s, _) = took_s(1), took_s(layers)
+        layer_s = (all_s - one_s) / (layers - 1)
+        if layer_s < LAYER_SHARE_LEAST * one_s:
+            why = "it varies by more than a layer takes"
+        elif not (why := impossible(layer_s, floor_s, kernels_s())):
+            return layer_s, one_s - layer_s + beside_s
+    raise StepError(why)
 
 
-def eager_figures(eager: EagerSide, batch: int, context: int, plan: Plan) -> dict[str, float]:
+def eager_figures(eager: EagerSide, point: Point, plan: Plan, floor_s: float) -> dict[str, float]:
     """One point of decoding on the other side; nothing where its scores do not fit the device."""
+    batch, context = point
     at = torch.device(eager.device)
 
     def decode_s(layers: int) -> tuple[float, float]:
@@ -858,7 +887,7 @@ def eager_figures(eager: EagerSide, batch: int, context: int, plan: Plan) -> dic
         return seconds_of(eager.decoder(batch, context), at, plan.rounds), 0.0
 
     try:
-        layer_s, beside_s = layer_and_beside(decode_s, plan.layers)
+        layer_s, beside_s = layer_and_beside(decode_s, plan.layers, floor_s)
     except (torch.OutOfMemoryError, StepError):
         return {}
     return {
@@ -879,7 +908,10 @@ def prefill_figures(
         return parts_of(lambda: engine.prefill(tokens, layers), engine, plan.rounds)
 
     try:
-        layer_s, beside_s = layer_and_beside(prefill_s, plan.layers)
+        seen = kernels_of(lambda: engine.prefill(tokens, plan.layers), plan.layers)
+        layer_s, beside_s = layer_and_beside(
+            prefill_s, plan.layers, floor_s, lambda: seconds_in(seen)
+        )
     except StepError as error:
         return str(error)
     figures: dict[str, Any] = {
@@ -889,7 +921,6 @@ def prefill_figures(
         "layer_tokens_per_s": round(tokens / layer_s, 1),
         "beside_layers_ms": round(1e3 * beside_s, 3),
     }
-    seen = kernels_of(lambda: engine.prefill(tokens, plan.layers), plan.layers)
     if seen is not None:
         figures |= seen.figures(floor_s, listed=True)
     if eager is None:
@@ -900,7 +931,7 @@ def prefill_figures(
         return seconds_of(lambda: eager.prefill(tokens), engine.device, plan.rounds), 0.0
 
     try:
-        layer_s, _ = layer_and_beside(eager_s, plan.layers)
+        layer_s, _ = layer_and_beside(eager_s, plan.layers, floor_s)
     except StepError:
         return figures
     return figures | {"eager_layer_tokens_per_s": round(tokens / layer_s, 1)}

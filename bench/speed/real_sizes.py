@@ -116,14 +116,15 @@ class Written:
     """Share of the experts that a row chooses; 1 without experts."""
 
 
-def written(size: Size, directory: Path) -> Written:
-    """Write the model: one random layer under every layer's name."""
+def written(size: Size, directory: Path, device: str = "cpu") -> Written:
+    """Write the model: one random layer, drawn by ``device``, under every layer's name."""
     one = make_layers(
-        directory / "one", size.shape, 1, CONTEXT_TOKENS, vocab=size.vocab, tied=size.tied
+        directory / "one", size.shape, 1, CONTEXT_TOKENS, device, vocab=size.vocab, tied=size.tied
     )
     dense, routed = _layer(one, torch.Tensor.numel)
     if size.packed:
-        write(one, formats(128, (128, 128))[size.packed], directory / "packed")
+        made = formats(128, (128, 128))[size.packed]
+        write(one, made, directory / "packed", device=device)
         one = directory / "packed"
     dense_bytes, routed_bytes = _layer(one, lambda part: part.numel() * part.itemsize)
     whole = _repeated(one, size.layers, directory / "whole")
