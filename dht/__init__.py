@@ -3,6 +3,16 @@
 import os
 import signal
 import threading
+from types import FrameType
+
+
+def _as_if_interrupted(_: int, frame: FrameType | None) -> None:
+    """Do what SIGINT does; what is started in the background of a shell ignores that."""
+    interrupt = signal.getsignal(signal.SIGINT)
+    if not callable(interrupt):
+        raise KeyboardInterrupt
+    interrupt(signal.SIGINT, frame)
+
 
 # Before anything imports transformers, which would ask a hub for kernels and run them.
 os.environ["USE_HUB_KERNELS"] = "0"
@@ -14,4 +24,4 @@ if (
     and threading.current_thread() is threading.main_thread()
     and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 ):
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, _as_if_interrupted)

@@ -157,14 +157,18 @@ sys.meta_path.insert(0, Holding())
 
 @pytest.mark.netns
 @pytest.mark.skipif(NO_ROOT is not None, reason=str(NO_ROOT))
-def test_sigterm_ends_a_peer_that_is_pid_1_while_it_still_imports(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shell", ["exec", "trap '' INT; exec"], ids=["", "in the background"])
+def test_sigterm_ends_a_peer_that_is_pid_1_while_it_still_imports(
+    tmp_path: Path, shell: str
+) -> None:
     begun, goes_on = tmp_path / "begun", tmp_path / "goes on"
     held = HELD_IMPORT.format(begun=str(begun), goes_on=str(goes_on))
     (tmp_path / "sitecustomize.py").write_text(held)
     place = Place(directory=tmp_path / "peer", own_pids=True)
     join = [sys.executable, "-m", "node.join", "--model", str(MODEL), "--cpu", "--json-log"]
+    join += ["--identity", str(tmp_path / "id.key"), "--host", "127.0.0.1"]
     process = subprocess.Popen(
-        [*place.command, *join, "--identity", str(tmp_path / "id.key"), "--host", "127.0.0.1"],
+        [*place.command, "sh", "-c", f'{shell} "$@"', "sh", *join],
         cwd=ROOT,
         env={**os.environ, "ANABRANCH_MEMORY": "", "PYTHONPATH": str(tmp_path)},
         stderr=subprocess.PIPE,
