@@ -38,10 +38,11 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in {Union, UnionType} else (hint,)
 
 
+_BOUNDED = get_type_hints(Sampling, include_extras=True)
 BOUNDS = {
-    name: _bounds(hint)
-    for name, hint in get_type_hints(Sampling, include_extras=True).items()
-    if {int, float} & {*_kinds(get_type_hints(Sampling)[name])}
+    name: _bounds(_BOUNDED[name])
+    for name, hint in get_type_hints(Sampling).items()
+    if {int, float} & {*_kinds(hint)}
 }
 """The bounds of each number that peers get, as the wire has them."""
 

@@ -50,7 +50,7 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def rate(seconds_each: float | None) -> str:
-    """Tokens/s of something that takes so long for each: ``24.4``; a dash without a value."""
+    """Tokens/s, as ``24.4``, where one takes ``seconds_each``; a dash without a value."""
     return f"{1 / seconds_each:.3g}" if seconds_each else "–"
 
 

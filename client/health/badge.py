@@ -17,7 +17,7 @@ class BadgeSizes:
     font: int = 11
     pad: int = 7
     char_width: float = 6.4
-    """Of a usual character at this size; ``textLength`` makes the text exactly as wide."""
+    """Width of a usual character at this size; ``textLength`` makes the text exactly as wide."""
 
 
 SIZES = BadgeSizes()

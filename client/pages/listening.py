@@ -6,7 +6,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from dht.errors import UserError
+from dht.errors import UserError, reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +34,9 @@ async def listen(runner: web.AppRunner, host: str, port: int) -> int:
     try:
         await site.start()
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
         raise UserError(
-            f"cannot listen at {host} port {port}: {reason}; choose another with --host and --port"
+            f"cannot listen at {host} port {port}: {reason_of(error)};"
+            " choose another with --host and --port"
         ) from None
     address = runner.addresses[0]
     return int(address[1])

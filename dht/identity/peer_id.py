@@ -16,7 +16,7 @@ import base58
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from dht.errors import UserError
+from dht.errors import UserError, reason_of
 from dht.process.secret_file import check_private, write_private
 
 fcntl: Any
@@ -77,7 +77,7 @@ class Identity:
                 raise
         except OSError as error:
             raise UserError(
-                f"cannot use identity file {file}: {error.strerror or error}; give another path"
+                f"cannot use identity file {file}: {reason_of(error)}; give another path"
                 " with --identity FILE"
             ) from error
         return cls(seed, path=file, lock=lock)

@@ -13,7 +13,7 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from dht.errors import UserError
+from dht.errors import UserError, reason_of
 from dht.identity.peer_id import KEY_BYTES, Identity, verify
 from dht.messages.types import UplinkClaim
 from dht.process.secret_file import check_private, write_private
@@ -32,7 +32,7 @@ def load_or_create_secret(path: Path) -> bytes:
             secret = opened.read(KEY_BYTES + 1)
     except OSError as error:
         raise UserError(
-            f"cannot use uplink file {path}: {error.strerror or error}; give another path with"
+            f"cannot use uplink file {path}: {reason_of(error)}; give another path with"
             " --uplink FILE"
         ) from error
     check_private(path, "uplink file")

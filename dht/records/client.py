@@ -341,7 +341,7 @@ class RecordClient:
     def _mind_clock(self, peer_id: str, theirs_unix_s: float) -> None:
         if self._on_time is not None:
             where = self._given.get(peer_id)
-            host = None if where is None else host_of(where[0]) if where else ""
+            host = None if where is None else host_of(next(iter(where), ""))
             self._on_time(peer_id, theirs_unix_s, host)
         apart_s = theirs_unix_s - self._now()
         if abs(apart_s) > CLOCK_S and not self._warned:

@@ -2,7 +2,7 @@
 
 import socket
 
-from dht.errors import UserError
+from dht.errors import UserError, reason_of
 
 
 def check_free(address: str) -> None:
@@ -24,6 +24,6 @@ def check_free(address: str) -> None:
             probe.listen(1)
         except OSError as error:
             raise UserError(
-                f"cannot listen on {parts[1]} port {parts[3]}: {error.strerror or error};"
+                f"cannot listen on {parts[1]} port {parts[3]}: {reason_of(error)};"
                 " give another port"
             ) from error

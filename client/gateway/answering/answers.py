@@ -27,7 +27,7 @@ class AnswersConfig:
     wait_s: float = 30.0
     """Time for a turn, where nobody says: as for missing layers."""
     spare_share: int = 4
-    """One part of so many of the limit of requests is there beside it for those who have none."""
+    """Divisor of the limit of requests: that part more is kept for those who have none here."""
     pieces_queued_max: int = 64
     """Pieces that wait for a slow reader before the answers wait, too."""
 

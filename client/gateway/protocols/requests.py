@@ -61,7 +61,7 @@ class RequestConfig:
     chat_tokens_least: int = 1024
     """What such an answer gets room for even where peers announce less."""
     free_share: int = 4
-    """Such an answer gets one part of so many of the KV room that peers have free: KV is reserved
+    """Divisor of the KV room that peers have free: such an answer gets that part. KV is reserved
     for all of it at every stage, and others come, too."""
 
 
@@ -306,8 +306,8 @@ def _check_sizes(shape: msgspec.Struct) -> None:
 
 
 def _mended(body: bytes) -> bytes:
-    """The same JSON with U+FFFD for each half of a character alone. Programs that cut a text after
-    so many UTF-16 units send these, and then with every later turn of the conversation."""
+    """The same JSON with U+FFFD for each half of a character alone. Programs that cut a text at
+    a number of UTF-16 units send these, and then with every later turn of the conversation."""
     return _HALF_ALONE.sub(rb"\\ufffd", body)
 
 
