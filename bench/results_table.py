@@ -17,6 +17,7 @@ import jinja2
 from bench import report, results_figures, results_stale
 from bench.papers import report as papers
 from bench.papers.recipes import RECIPES
+from coordinator.policies.admission.config import ADMISSION
 from testing.local_swarm import ROOT
 
 RESULTS, TEMPLATES = ROOT / "bench" / "results", ROOT / "bench" / "reports"
@@ -52,7 +53,7 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     made.filters |= {"f": report.figure, "table": _table}
-    made.globals |= {"median": statistics.median}
+    made.globals |= {"median": statistics.median, "ADMISSION": ADMISSION}
     for module in (report, results_figures, results_stale, papers):
         made.globals |= {n: each for n, each in vars(module).items() if not n.startswith("_")}
     return made

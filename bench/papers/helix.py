@@ -39,6 +39,18 @@ RULES = {
     **LADDER,
 }
 SEARCH_S = (1.0, 3.0, 10.0, 30.0)
+CURVE_S = 1200.0
+"""Time in which a curve's requests arrive; its second half is measured."""
+CURVE = (0.25, 0.5, 0.75, 0.9)
+"""Decoded tokens/s that arrive, as shares of what Helix serves under full load."""
+CURVES = {
+    ("single24", "70b"): (1.1, 2.0),
+    ("geo24", "70b"): (1.1, 2.0, 3.5),
+    ("het42", "70b"): (1.1, 1.5),
+    ("single24", "30b"): (1.1, 1.5),
+    ("geo24", "30b"): (1.1, 2.0),
+}
+"""Shares that ours serves besides, up to most of its own full load."""
 
 
 def figures(report: SimulationReport, took_s: float) -> Row:
@@ -117,6 +129,38 @@ def at_their_times(
         "planned_s": planned_s(cluster, model) if placement == "ours" else None,
         **figures(report, time.process_time() - started_s),
     }
+
+
+def on_curve(cluster: str, model: str, placement: str, rules: str, share: float) -> Row:
+    """One point of prompt time against tokens/s: requests that arrive at a share of the decoded
+    tokens/s that Helix serves under full load."""
+    trace = azure()
+    decoded = sum(r.output_tokens for r in trace)
+    total = decoded + sum(r.input_tokens for r in trace)
+    rate = share * helix_serves(cluster, model)
+    arrivals = resampled(trace, tokens_per_s=rate * total / decoded, duration_s=CURVE_S, seed=0)
+    found = find(cluster, model, placement)
+    started_s = time.process_time()
+    report = online(*found, arrivals, RULES[rules], warm_up_s=CURVE_S / 2, measured_s=CURVE_S / 2)
+    return {
+        "cluster": cluster,
+        "model": model,
+        "placement": placement,
+        "share": share,
+        "arriving_tokens_per_s": rate,
+        **RULES[rules].names(),
+        **figures(report, time.process_time() - started_s),
+    }
+
+
+def helix_serves(cluster: str, model: str) -> float:
+    """Published decoded tokens/s of Helix's best plan and its scheduler under full load."""
+    if model == "30b":
+        known = published_sums()[f"{cluster}/helix"]
+    else:
+        known = artifact(f"{cluster.removesuffix('24')}_{model}_helix")
+    assert known is not None, f"nothing was published for {cluster}/{model}"
+    return known
 
 
 def after_seconds(cluster: str, model: str, limit_s: float) -> Row:
@@ -287,6 +331,30 @@ def _ablation() -> Sequence[Job]:
     return jobs
 
 
+def _curve() -> Sequence[Job]:
+    """Both sides up to most of Helix's full load where it has one plan, ours from there on."""
+    return [
+        Job(
+            key=f"{cluster}/{model} {placement}, {share:g}",
+            call=on_curve,
+            arguments={
+                "cluster": cluster,
+                "model": model,
+                "placement": placement,
+                "rules": rules,
+                "share": share,
+            },
+            cost_s=20.0 * share,
+        )
+        for (cluster, model), more in CURVES.items()
+        for placement, rules, shares in (
+            ("helix", "helix", CURVE if model == "70b" else ()),
+            ("ours", "living", (*CURVE, *more)),
+        )
+        for share in shares
+    ]
+
+
 def _search() -> Sequence[Job]:
     return [
         Job(
@@ -320,6 +388,11 @@ RECIPES = (
         name="helix-online-70b",
         title="Helix §6.3-6.5: LLaMA 70B, requests at their own times",
         jobs=_online_70b,
+    ),
+    Recipe(
+        name="helix-curve",
+        title="Prompt times at the same tokens/s, ours and Helix's",
+        jobs=_curve,
     ),
     Recipe(
         name="helix-schedulers", title="Helix §6.7: schedulers over one placement", jobs=_schedulers

@@ -10,6 +10,7 @@ Recipe = dict[str, Any]
 Row = dict[str, Any]
 
 COMPARED = ("helix-offline-70b", "helix-offline-30b", "helix-online-70b")
+CURVE = "helix-curve"
 WANTED = {"single24/70b": 1.10, "geo24/70b": 1.6, "het42/70b": 1.10}
 """How many times the best published tokens/s is asked for; 1 elsewhere."""
 FAITHFUL = 0.05
@@ -167,7 +168,12 @@ def moves_worth(recipe: Recipe) -> list[Row]:
 
 
 def verdict(recipes: Sequence[Recipe]) -> tuple[list[Row], list[Row]]:
-    """Ours against the best that was published: under full load, and at the same arrivals."""
+    """Ours against the best that was published: under full load, and at the same arrivals.
+
+    Prompts are compared where ours serves as many tokens/s as theirs does under full load.
+    """
+    points = [row for recipe in recipes if recipe["recipe"] == CURVE for row in recipe["rows"]]
+    recipes = [recipe for recipe in recipes if recipe["recipe"] in COMPARED]
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in compared(recipes):
         if "_sub_" not in row["cluster"]:
@@ -179,7 +185,8 @@ def verdict(recipes: Sequence[Recipe]) -> tuple[list[Row], list[Row]]:
         if not theirs or not mine:
             continue
         if mode == "full load":
-            full.append(_full(cluster, theirs, mine[0]))
+            here = [r for r in points if f"{r['cluster']}/{r['model']}" == cluster]
+            full.append(_full(cluster, theirs, mine[0], here))
         else:
             timed += [_timed(cluster, mode, other, mine[0]) for other in theirs]
     return full, timed
@@ -210,14 +217,29 @@ def least_speed(recipes: Sequence[Recipe]) -> float:
     )
 
 
-def _full(cluster: str, theirs: Sequence[Row], mine: Row) -> Row:
+def _full(cluster: str, theirs: Sequence[Row], mine: Row, points: Sequence[Row]) -> Row:
     best = max(theirs, key=lambda row: row["tokens_per_s"])
     wanted = WANTED.get(cluster, 1.0)
     ratio = mine["tokens_per_s"] / best["tokens_per_s"]
+    as_many = [
+        row
+        for row in (*points, mine)
+        if row["placement"] == "ours" and row["tokens_per_s"] >= best["tokens_per_s"]
+    ]
+    equal = min(as_many, key=lambda row: row["tokens_per_s"], default=mine)
     failed = ["fewer tokens/s than wanted"] * (ratio < wanted)
-    failed += ["prompts are slower"] * (mine["prompt_s"] >= best["prompt_s"])
-    figures = {"cluster": cluster, "best": best, "mine": mine, "ratio": ratio, "wanted": wanted}
-    return {**figures, "said": _said(failed)}
+    failed += ["prompts are slower at their tokens/s"] * (equal["prompt_s"] >= best["prompt_s"])
+    figures = {"cluster": cluster, "best": best, "mine": mine, "equal": equal}
+    return {**figures, "ratio": ratio, "wanted": wanted, "said": _said(failed)}
+
+
+def curve(recipe: Recipe) -> list[Row]:
+    """A line for each load of a cluster, with Helix's plan and scheduler beside ours."""
+    rows: dict[tuple[str, str, float], Row] = {}
+    for row in recipe["rows"]:
+        key = row["cluster"], row["model"], row["share"]
+        rows.setdefault(key, {**row, "helix": {}, "ours": {}})[row["placement"]] = row
+    return list(rows.values())
 
 
 def _timed(cluster: str, mode: str, other: Row, mine: Row) -> Row:

@@ -234,10 +234,10 @@ def row(name: str, before: dict[str, Any] | None = None) -> dict[str, Any]:
     """One cluster; the rivals' figures are those of the row ``before``, if there is one."""
     each = case(name)
     plans = live(each.known, CoordinatorConfig())
-    found = {
-        what: figures(each, plan)
-        for what, plan in (("first", plans.first), ("thorough", plans.thorough))
-    }
+    first, thorough = plans.first, plans.thorough
+    found = {"first": figures(each, first)}
+    is_same = (first.assignments, first.edges) == (thorough.assignments, thorough.edges)
+    found["thorough"] = found["first"] if is_same else figures(each, thorough)
     plan = plans.adopted
     ours = found["first" if plan is plans.first else "thorough"]
     known = before or rivals_of(each)

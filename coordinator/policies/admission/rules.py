@@ -177,8 +177,13 @@ def prompts_wait(load: StageLoad) -> bool:
 
 
 def prompt_turn_s(load: StageLoad, turn: int) -> float:
-    """Seconds until ``turn`` prompts should have ended where prompts wait."""
-    per_s = load.prompts_per_s or load.untried / ADMISSION.prompts_wait_s
+    """Seconds until ``turn`` prompts should have ended where prompts wait.
+
+    The rate of late counts once as many ended as wait: before a crowd few came, so few ended.
+    """
+    per_s = load.prompts_per_s
+    if per_s * ADMISSION.rate_s < load.untried:
+        per_s = load.untried / ADMISSION.prompts_wait_s
     return min(ADMISSION.retry_most_s, max(ADMISSION.retry_least_s, turn / per_s))
 
 

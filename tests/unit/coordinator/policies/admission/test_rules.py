@@ -131,6 +131,8 @@ def test_who_is_refused_for_prompts_comes_back_when_as_many_have_ended() -> None
     none_ended = replace(load, prompts_per_s=0.0)
     assert prompt_turn_s(none_ended, 64) == ADMISSION.prompts_wait_s
     assert prompt_turn_s(none_ended, 1 << 20) == ADMISSION.retry_most_s
+    few_came_before = replace(load, prompts_per_s=1 / ADMISSION.rate_s)
+    assert prompt_turn_s(few_came_before, 64) == ADMISSION.prompts_wait_s
 
 
 def test_a_rate_counts_what_happened_of_late() -> None:
