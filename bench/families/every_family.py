@@ -2,9 +2,10 @@
 
 Nobody can name them all, and new ones come with every release. So each class that
 ``AutoModelForCausalLM`` knows is made small by its own configuration, filled with random weights,
-and asked for eight greedy tokens behind a prompt in two chunks. What matters is the last column:
-a model is served as ``transformers`` runs it, or refused by name, never served wrongly. A class
-that cannot be made small this way is said to be unknown. Each runs in a process of its own.
+and asked, in two stages, for eight greedy tokens behind a prompt in two chunks. What matters is the
+last column: a model is served as ``transformers`` runs it, or refused by name, never served
+wrongly. A class that cannot be made small this way is said to be unknown. Each runs in a process of
+its own.
 
 ``--joined``: contexts are of 4,096 tokens, and a family is served only if two ``node.join`` measure
 and load it and answer for it together, too (:mod:`bench.families.joined`). ``--out`` is written
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 SEED = 0
 LAYERS, NEW_TOKENS, LIMIT_S = 4, 8, 300
 CONTEXT_JOINED, ASK_LIMIT_S = 4096, 600
+CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_target_positions")
 PROMPT = (3, 17, 25, 9, 44, 100, 7, 61, 5, 30) * 4
 FIRST_CHUNK = 13
 SPREAD = 0.08
@@ -52,7 +54,7 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), 96),
     **dict.fromkeys(("decoder_ffn_dim", "encoder_ffn_dim"), 96),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 32),
-    **dict.fromkeys(("max_position_embeddings", "n_positions"), 256),
+    **dict.fromkeys(CONTEXT_NAMES, 256),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1),
     "num_key_value_heads": 2,
@@ -246,38 +248,52 @@ def greedy(directory: Path) -> list[int]:
     return [int(token) for token in seen[0, len(PROMPT) :]]
 
 
-def opened(directory: Path) -> "Engine":
-    """An engine that holds all layers. Raises UserError where the model is refused."""
+def stages_of(directory: Path) -> list["Engine"]:
+    """Engines that hold half of the layers each, or one for a single layer. Raises UserError where
+    the model is refused."""
     from node.engine.engine import Engine, EngineConfig
     from node.weights.store import WeightStore
 
     store = WeightStore.open(str(directory))
-    engine = Engine(EngineConfig(store=store, name="small", memory_bytes=MEMORY_BYTES))
-    engine.load(0, engine.spec.layers)
-    return engine
+    config = EngineConfig(store=store, name="small", memory_bytes=MEMORY_BYTES)
+    first = Engine(config)
+    layers = first.spec.layers
+    if layers == 1:
+        first.load(0, layers)
+        return [first]
+    first.load(0, layers // 2)
+    last = Engine(config)
+    last.load(layers // 2, layers)
+    return [first, last]
 
 
 def answered(directory: Path) -> list[int]:
-    """What the engine answers. Raises UserError where the model is refused."""
-    return answer_of(opened(directory))
+    """What the engines answer. Raises UserError where the model is refused."""
+    return answer_of(stages_of(directory))
 
 
-def answer_of(engine: "Engine") -> list[int]:
-    """What an engine that holds all layers answers."""
+def answer_of(stages: Sequence["Engine"]) -> list[int]:
+    """What engines that hold all layers together answer."""
     from dht.messages.session import Sampling
     from node.engine.work_item import WorkItem
 
-    refused = engine.kv.reserve("a", len(PROMPT) + NEW_TOKENS)
-    assert refused is None, refused
+    for engine in stages:
+        refused = engine.kv.reserve("a", len(PROMPT) + NEW_TOKENS)
+        assert refused is None, refused
     out: list[int] = []
 
     def run(position: int, token_ids: tuple[int, ...], *, drawn: bool) -> None:
-        item = WorkItem(
-            session="a", start=0, end=engine.spec.layers, position=position, token_ids=token_ids,
-            sampling=Sampling() if drawn else None,
-        )  # fmt: skip
-        [result] = engine.step([item])
-        assert result.error is None, result.error
+        hidden = None
+        for engine in stages:
+            start, end = engine.held
+            item = WorkItem(
+                session="a", start=start, end=end, position=position,
+                token_ids=token_ids if start == 0 else None, hidden=hidden,
+                sampling=Sampling() if drawn and engine is stages[-1] else None,
+            )  # fmt: skip
+            [result] = engine.step([item])
+            assert result.error is None, result.error
+            hidden = result.hidden
         if drawn:
             assert result.token_id is not None
             out.append(result.token_id)
@@ -315,15 +331,15 @@ def outcome_in(
     except Exception as error:  # noqa: BLE001 - whatever its code says to such a configuration
         return UNKNOWN, line_of(error), 0
     try:
-        engine = opened(files)
-        given = answer_of(engine)
+        stages = stages_of(files)
+        given = answer_of(stages)
     except UserError as error:
         return REFUSED, str(error).rpartition("cannot be served yet: ")[2], 0
     except Exception as error:  # noqa: BLE001 - this is what is looked for
         return FAILED, line_of(error), 0
     if given != expected:
         return WRONG, f"{given} instead of {expected}", 0
-    return SAME, "", engine.spec.layers
+    return SAME, "", stages[0].spec.layers
 
 
 def line_of(error: BaseException) -> str:
@@ -372,7 +388,7 @@ def _one(arguments: argparse.Namespace) -> list[Any]:
     """What a process of its own tells of one family."""
     if arguments.into is None:
         return list(outcome(arguments.one))
-    SMALL.update(dict.fromkeys(("max_position_embeddings", "n_positions"), CONTEXT_JOINED))
+    SMALL.update(dict.fromkeys(CONTEXT_NAMES, CONTEXT_JOINED))
     return list(outcome_in(arguments.into, lambda files: (files, made(arguments.one, files))))
 
 

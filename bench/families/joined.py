@@ -2,7 +2,8 @@
 
 Each peer holds half of the layers. Asked are a long prompt, one that goes on from its beginning in
 the KV that was kept of it, and several at a time, which draft. What an answer should be is what one
-forward of ``transformers`` without a cache, over the prompt and that answer, gives at each place.
+forward of ``transformers`` without a cache, over the prompt and that answer, gives at each place,
+up to the first token that stands for padding: some families count its place only with a cache.
 """
 
 import asyncio
@@ -101,7 +102,9 @@ def strayed(directory: Path, answers: Sequence[Sequenced]) -> str:
 
     family = auto_class(library_config(directory))
     model = family.from_pretrained(directory, dtype=torch.float32).eval()
-    for prompt, answer in dict.fromkeys(answers):
+    padding = model.config.get_text_config().pad_token_id
+    for prompt, whole in dict.fromkeys(answers):
+        answer = whole[: whole.index(padding) + 1] if padding in whole else whole
         seen = torch.tensor([prompt + answer])
         with torch.no_grad():
             logits = model(input_ids=seen, use_cache=False).logits[0, len(prompt) - 1 : -1].float()

@@ -216,13 +216,15 @@ class ModelLayout:
         )
 
     def _layer_bytes(self) -> Iterator[int]:
-        """Bytes of each layer; those of equal tensors are counted once."""
+        """Bytes of each layer, and of what a stage needs wherever it begins; those of equal tensors
+        are counted once."""
         known: dict[object, int] = {}
+        beside = sum(map(self._part_bytes, self.structure.everywhere))
         for index in range(len(self.layers)):
             kind = self.layer_kind(index)
             if kind not in known:
                 known[kind] = self._part_bytes(f"{self.layers_name}.{index}", self.quantize)
-            yield known[kind]
+            yield known[kind] + beside
 
     def layer_kind(self, index: int) -> object:
         """The same for layers of equal tensors."""
@@ -414,7 +416,7 @@ class LoadedRange:
     def _beside(self, start: int, end: int) -> list[str]:
         """Modules beside the layers that ``[start, end)`` needs."""
         structure = self._layout.structure
-        before = structure.before if start == 0 else ()
+        before = structure.before if start == 0 else structure.everywhere
         behind = structure.behind if end == len(self._layout.layers) else ()
         return [*before, *behind]
 

@@ -23,8 +23,9 @@ class AdmissionConfig:
     comes, and for its own."""
     untried_sessions: int = 16
     """Maximum number of untried sessions, as a client sees them, while few prompts end. A crowd
-    comes faster than its tokens; its effect on other sessions shows with this many. With 32, Helix's
-    24 peers in three regions served 5% more under full load, and prompts took twice as long."""
+    comes faster than its tokens; its effect on other sessions shows with this many. With 32,
+    Helix's 24 peers in three regions served 5% more under full load, and prompts took twice as
+    long."""
     untried_s: float = 5.0
     """Time from its open in which a session counts as untried whether or not rows of its prompt
     wait here; :func:`may_wait_s` adds to it."""

@@ -94,6 +94,8 @@ class StandIn(nn.Module):
     def __init__(self, part: nn.Module, device: torch.device) -> None:
         super().__init__()
         self.__dict__["part"] = copy.deepcopy(part).to("meta")
+        self.shift = 0.0
+        """Another number makes other output of the same input: it shows where the output goes."""
         self._device = device
         dtype = next(part.parameters()).dtype
         # A model asks its weights for its device.
@@ -127,7 +129,7 @@ class StandIn(nn.Module):
                     seed = seed + weight * numbers
             elif isinstance(value, int | float):
                 seed = seed + weight * value
-        return torch.sin(seed[..., None] + channel).to(dtype)
+        return torch.sin(seed[..., None] + channel + self.shift).to(dtype)
 
 
 def _spreads(shape: torch.Size, rows: torch.Size) -> bool:

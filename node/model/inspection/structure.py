@@ -36,7 +36,14 @@ from node.model.inspection.layer_traits import (
     traits_of,
 )
 from node.model.inspection.session_inspection import SessionFlow, SessionInspection, Unservable
-from node.model.inspection.skeleton import Heard, LayerFunction, PartCall, Skeleton, blank_input
+from node.model.inspection.skeleton import (
+    Heard,
+    LayerFunction,
+    PartCall,
+    Skeleton,
+    StandIn,
+    blank_input,
+)
 from node.model.lean_transformers import without_compiler
 
 TOKENS = 3
@@ -72,6 +79,9 @@ class ModelStructure:
     """Parts with weights that run after the layers, in order; the last one is the head."""
     plain_entry: bool
     plain_tail: bool
+    everywhere: tuple[str, ...] = ()
+    """Those of ``before`` that go by positions alone and make arguments of layers: every stage
+    needs them."""
     sources: tuple[LayerSource, ...] = ()
     calls: tuple[ArgumentOrigins, ...] = ()
     """Arguments of each layer, if ``packed``."""
@@ -253,10 +263,10 @@ class _Inspection:
     def _cache(self, tokens: int) -> Any:
         return None if self._packed else LookingCache(tokens, self._states_per_layer)
 
-    def _heard(self, skeleton: Skeleton, seed: int = 0, start: int = 0) -> Heard:
+    def _heard(self, skeleton: Skeleton, seed: int = 0, start: int = 0, first_id: int = 0) -> Heard:
         with torch.inference_mode():
             return skeleton.run(
-                token_ids=torch.arange(TOKENS)[None],
+                token_ids=torch.arange(first_id, first_id + TOKENS)[None],
                 positions=_positions(start, TOKENS),
                 cache=self._cache(TOKENS),
                 answer=_noisy(seed),
@@ -291,6 +301,7 @@ class _Inspection:
             width=self._width,
             before=before,
             behind=behind,
+            everywhere=tuple(filter(self._is_everywhere, before)) if flow else (),
             plain_entry=self._plain_entry(before),
             plain_tail=self._form.shape == (1, self._width) and self._plain_tail(behind),
             sources=sources,
@@ -325,6 +336,24 @@ class _Inspection:
         if not before or not behind:
             raise Unservable("it has no embedding or no LM head")
         return tuple(before), tuple(behind)
+
+    def _is_everywhere(self, name: str) -> bool:
+        """Whether a part's output goes by positions alone, and reaches layers beside their rows."""
+        part = self._skeleton.module(name)
+        assert isinstance(part, StandIn)  # noqa: S101 - no part has weights yet
+        part.shift = 1.0
+        try:
+            shifted = self._heard(self._skeleton)
+        finally:
+            part.shift = 0.0
+        other_ids = self._heard(self._skeleton, first_id=TOKENS)
+        [one], [other] = (
+            [call.output for call in heard.parts if call.name == name]
+            for heard in (self._first, other_ids)
+        )
+        rows = zip(self._first.layers, shifted.layers, strict=True)
+        is_same_rows = all(same(a.hidden, b.hidden) for a, b in rows)
+        return same(one, other) and is_same_rows and not _same_arguments(self._first, shifted)
 
     def _part_calls(self) -> list[PartCall]:
         return [call for call in self._first.parts if call.name in self._skeleton.parts]
