@@ -50,6 +50,8 @@ class RequestConfig:
     """Characters that take as long as a message alone."""
     prompts_max: int = 256
     choices_max: int = 16
+    answers_max: int = 256
+    """Maximum answers of one request: its choices of all its prompts."""
     stops_max: int = 16
     stop_chars_max: int = 1024
     salt_chars_max: int = 256
