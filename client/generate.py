@@ -13,7 +13,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from client.answer.generation import NEW_TOKENS_DEFAULT, Answer, GenerationOptions, PrefixCache
+from client.answer.generation import (
+    FLAGS,
+    NEW_TOKENS_DEFAULT,
+    Answer,
+    GenerationOptions,
+    PrefixCache,
+)
 from client.pages.clean import name_in
 from client.remembering import remember_swarm, settled_swarm
 from client.text.chat_prompt import chat_template_of
@@ -75,30 +81,17 @@ def add_generation(
     def add(name: str, **named: Any) -> None:
         (parser.add_argument if name in USUAL else parser.add_rare)(f"--{name}", **named)
 
-    numbers: tuple[tuple[str, type, str, str], ...] = (
-        ("max-new-tokens", int, "N", f"maximum length of the answer ({length})"),
-        ("min-new-tokens", int, "N", "no end of the answer before N tokens"),
-        ("temperature", float, "T", f"0 is greedy ({temperature})"),
-        ("top-k", int, "K", "sample among the K likeliest tokens"),
-        ("top-p", float, "P", "sample among the likeliest that make up P"),
-        ("min-p", float, "P", "leave out what is less likely than P × the likeliest"),
-        ("repetition-penalty", float, "R", "above 1: fewer tokens of prompt and answer again"),
-        ("presence-penalty", float, "P", "taken from logits of tokens in the answer"),
-        ("frequency-penalty", float, "P", "the same, for each time that they occur"),
-        ("seed", int, "N", "same seed, same answer (default: drawn)"),
-        ("logprobs", int, "N", "log probabilities, with N alternatives each"),
-        ("prompt-logprobs", int, "N", "the same for the prompt's tokens"),
-        ("cache-salt", str, "TEXT", "reuse only KV of your requests with this salt"),
-        ("grammar", str, "LARK", "the answer follows this grammar, such as 'start: %%json {}'"),
-    )
     add(
         "priority",
         choices=tuple(Priority),
         default=argparse.SUPPRESS,
         help="high may use memory that full peers keep free, and is run first (normal)",
     )
-    for name, type_, metavar, text in numbers:
-        add(name, type=type_, default=argparse.SUPPRESS, metavar=metavar, help=text)
+    said = {"max_new_tokens": length, "temperature": temperature}
+    for option, (kind, flag) in FLAGS.items():
+        text = f"{flag.help} ({said[option]})" if option in said else flag.help
+        name = option.replace("_", "-")
+        add(name, type=kind, default=argparse.SUPPRESS, metavar=flag.metavar, help=text)
     repeated: tuple[tuple[str, str, str], ...] = (
         ("logit-bias", "ID:BIAS", "added to a token's logit; may be repeated"),
         ("stop", "TEXT", "end before this text; may be repeated"),

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import fields
 from typing import Any
 
 from client.swarm.swarm import Swarm, SwarmConfig
@@ -21,15 +22,12 @@ def settled_swarm(
 ) -> AbstractAsyncContextManager[Swarm]:
     """The swarm that a command's settled arguments mean, for ``async with``.
 
-    ``options`` are further fields of :class:`client.swarm.swarm.SwarmConfig`. Entering raises as
-    :meth:`client.swarm.swarm.Swarm.connect` does.
+    Arguments with the name of a field of :class:`client.swarm.swarm.SwarmConfig` are that field;
+    ``options`` are further ones. Entering raises as :meth:`client.swarm.swarm.Swarm.connect` does.
     """
-    config = SwarmConfig(
-        network=arguments.network,
-        transport=arguments.transport,
-        fingerprint=arguments.fingerprint,
-        **options,
-    )
+    given = vars(arguments)
+    named = {each.name: given[each.name] for each in fields(SwarmConfig) if each.name in given}
+    config = SwarmConfig(**named, **options)
     return Swarm.connect(
         arguments.initial_peers, model=arguments.model, config=config, on_status=on_status
     )

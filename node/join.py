@@ -26,6 +26,7 @@ from node.peer.join_options import (
     parse,
     pinned_to,
     relays_for_others,
+    said_by_owner,
     uplink_claim,
     use_of,
     wanted_models,
@@ -314,9 +315,7 @@ async def _serve(
     from coordinator.plans.store import PlanStore
     from coordinator.policies.routing.balance import BalanceConfig
     from coordinator.runtime import Coordinator, CoordinatorConfig
-    from dht.networks.connecting import chosen_transport
     from dht.records.directory import Directory
-    from dht.transport.config import TransportKind
     from node.links.measured_links import MeasuredLinks
     from node.owner.contribution_watch import ContributionWatch
     from node.owner.machine_watch import MachineWatch
@@ -372,13 +371,11 @@ async def _serve(
         on_event=partial(_told, reporter),
         parts=parts,
     )
+    own_figures = OwnFigures(engine, stage, directory.nodes_last_read, gpu=machine.driver_name)
     record = replace(
         first_record(transport.peer_id, engine, machine),
-        name=arguments.name,
-        light=chosen_transport(arguments.transport) is TransportKind.LIGHT,
-        relays=relays_for_others(arguments),
         joined_unix_s=transport.now(),
-        uplink=arguments.uplink_claim,
+        **said_by_owner(arguments),
     )
     use = use_of(arguments)
     pinned = pinned_to(arguments, transport.peer_id, spec)
@@ -400,7 +397,7 @@ async def _serve(
         ),
         measured=measured,
         machine=MachineWatch(use, gpu=arguments.gpu is not None),
-        refined=OwnFigures(engine, stage, directory.nodes_last_read).refined,
+        refined=own_figures.refined,
         parts=parts,
         budget=budget,
     )
@@ -412,7 +409,7 @@ async def _serve(
         lambda: stage.helped,
         reporter,
         path,
-        gpu=machine.driver_name,
+        lambda: own_figures.sensors,
     )
 
     def leave() -> None:
@@ -420,7 +417,8 @@ async def _serve(
         peer.leave()
 
     with on_interrupt(leave):
-        await peer.run(watch.run, *_works_beside(arguments, transport, directory, peer, reporter))
+        works = _works_beside(arguments, transport, directory, peer, reporter)
+        await peer.run(watch.run, own_figures.watch_sensors, *works)
 
 
 def _works_beside(

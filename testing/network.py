@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from coordinator.simulator.core.event_log import log_event
+from coordinator.simulator.core.clock import log_event
 from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
 from dht.messages.peer import SignedRecord

@@ -86,17 +86,17 @@ async def unread_pongs(target: Target) -> Sent:
 
 
 async def unfinished_frames(target: Target) -> Sent:
-    """Frames of 32 MiB in parts of 32 KiB that stop before their last one."""
+    """Frames of the largest size in parts of 32 KiB that stop before their last one."""
     identities = [await target.enter() for _ in range(PARTS_IDENTITIES)]
-    body = os.urandom(PART_BYTES)
+    body, most = os.urandom(PART_BYTES), codec.FRAME_BOUNDS.bytes_max
 
     async def begin(transport: Transport, peer_id: str) -> None:
         stream = await target.stream(transport, peer_id, HOP_PROTOCOL)
         try:
-            for step in range((32 << 20) // PART_BYTES - 1):
+            for step in range(most // PART_BYTES - 1):
                 for number in range(PARTS_BEGUN):
                     offset = step * PART_BYTES
-                    part = FramePart(number=number, offset=offset, total_bytes=32 << 20, slow=True)
+                    part = FramePart(number=number, offset=offset, total_bytes=most, slow=True)
                     await stream.say(part, body)
                     await stream.hear()
             await asyncio.sleep(target.left_s)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ class SamplingDefaults:
     def of(cls, generation_config: Mapping[str, Any]) -> "SamplingDefaults":
         """The defaults in a ``generation_config.json``; values that cannot be are left out."""
         found: dict[str, Any] = {}
-        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+        for name in (each.name for each in fields(cls)):
             value = generation_config.get(name)
             if value is None:
                 continue

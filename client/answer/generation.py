@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from math import inf
 from types import NoneType, UnionType
-from typing import Any, TypedDict, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from msgspec import Meta
 
@@ -47,6 +47,22 @@ BOUNDS = {
 """The bounds of each number that peers get, as the wire has them."""
 
 
+Given = TypeVar("Given")
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """How commands show an option of a number or a text: ``metavar`` stands for its value."""
+
+    metavar: str
+    help: str
+
+
+def _option(default: Given, metavar: str, help: str) -> Given:
+    """A field of :class:`GenerationOptions` that commands have as a flag of its name."""
+    return field(default=default, metadata={Flag: Flag(metavar, help)})
+
+
 class PrefixCache(StrEnum):
     """Who may use the KV that peers keep of a prompt."""
 
@@ -59,39 +75,43 @@ class PrefixCache(StrEnum):
 class GenerationOptions:
     """Options of one answer, under the names that ``transformers`` uses."""
 
-    max_new_tokens: int | None = None
+    max_new_tokens: int | None = _option(None, "N", "maximum length of the answer")
     """Maximum new tokens; None: 128, or the rest of the context if that is less."""
-    temperature: float = 0.0
+    temperature: float = _option(0.0, "T", "0 is greedy")
     """Temperature; 0: greedy."""
-    top_p: float = 1.0
-    top_k: int = 0
+    top_p: float = _option(1.0, "P", "sample among the likeliest that make up P")
+    top_k: int = _option(0, "K", "sample among the K likeliest tokens")
     """0 keeps all tokens."""
-    seed: int | None = None
+    seed: int | None = _option(None, "N", "same seed, same answer (default: drawn)")
     """Same seed, same answer. None draws one."""
     stop: str | Sequence[str] = ()
     """The answer ends before the first of these strings; they are not part of it."""
     ignore_eos: bool = False
     """Go on after end-of-text."""
-    min_new_tokens: int = 0
+    min_new_tokens: int = _option(0, "N", "no end of the answer before N tokens")
     """Minimum length of the answer: neither end-of-text nor ``stop_token_ids`` end it before."""
-    min_p: float = 0.0
+    min_p: float = _option(0.0, "P", "leave out what is less likely than P × the likeliest")
     """Leave out tokens less likely than this share of the likeliest; 0 keeps all."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = _option(
+        1.0, "R", "above 1: fewer tokens of prompt and answer again"
+    )
     """Above 1 makes tokens of prompt and answer less likely, below 1 likelier."""
-    presence_penalty: float = 0.0
+    presence_penalty: float = _option(0.0, "P", "taken from logits of tokens in the answer")
     """Penalty subtracted once from the logit of each token that the answer has, as with OpenAI."""
-    frequency_penalty: float = 0.0
+    frequency_penalty: float = _option(0.0, "P", "the same, for each time that they occur")
     """Penalty subtracted from a token's logit for each time that the answer has it, as with
     OpenAI."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Biases added to the logits of these token ids."""
     stop_token_ids: Sequence[int] = ()
     """Tokens that end the answer, besides end-of-text; the one that did is delivered last."""
-    logprobs: int | None = None
+    logprobs: int | None = _option(None, "N", "log probabilities, with N alternatives each")
     """Number of alternatives to give with each token's log probability; None gives neither."""
-    prompt_logprobs: int | None = None
+    prompt_logprobs: int | None = _option(None, "N", "the same for the prompt's tokens")
     """Number of alternatives with each prompt token's log probability; None gives neither."""
-    grammar: str = ""
+    grammar: str = _option(
+        "", "LARK", "the answer follows this grammar, such as 'start: %%json {}'"
+    )
     """Lark grammar in llguidance's dialect that the answer's text follows; empty: none."""
     priority: Priority = Priority.NORMAL
     """``high`` may use the room that full peers keep free for urgent requests, and is run first;
@@ -101,7 +121,7 @@ class GenerationOptions:
     prefix_cache: PrefixCache = PrefixCache.OWN
     """Who may go on from the KV that peers keep of this prompt: ``own`` requests of this client,
     ``shared`` with all clients, whose timing then tells that somebody sent it, or ``off``."""
-    cache_salt: str = ""
+    cache_salt: str = _option("", "TEXT", "reuse only KV of your requests with this salt")
     """Own requests with different salts share no KV."""
 
     def __post_init__(self) -> None:
@@ -298,6 +318,14 @@ _NUMBERS = {
     if (kinds := _kinds(hint))[0] in _CONVERTED
 }
 """The options that are numbers or flags, with the types that they allow."""
+
+
+FLAGS: Mapping[str, tuple[type, Flag]] = {
+    each.name: (_kinds(get_type_hints(GenerationOptions)[each.name])[0], each.metadata[Flag])
+    for each in fields(GenerationOptions)
+    if Flag in each.metadata
+}
+"""The options that commands have as flags of one value, with its type."""
 
 
 def _biases(given: object) -> dict[int, float] | None:

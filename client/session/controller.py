@@ -40,6 +40,7 @@ from client.session.events import (
     TellWait,
 )
 from coordinator.policies.routing.affinity import Route
+from coordinator.policies.routing.balance import BALANCE
 from coordinator.policies.routing.routes import NoRoute
 from dht.messages.session import NO_ROOM, OVERFLOWS, RefusalCode
 from dht.messages.types import RouteStage
@@ -116,7 +117,7 @@ class SessionController:
     move: Migration | None = None
     relieved_s: dict[str, float] = field(default_factory=dict)
     """When the wishes of stages for relief were heard, of late."""
-    move_s: float = 20.0
+    move_s: float = BALANCE.move_s
     """How long the new stages of a move may take to catch up."""
     copies: bool = True
     """Whether KV may be copied; not any more once a stage could not."""

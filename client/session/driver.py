@@ -96,11 +96,10 @@ class SessionDriver:
         wait_s: float,
         look: Callable[[], Awaitable[None]],
         on_status: StatusCallback,
-        config: SessionConfig | None = None,
     ) -> None:
         """``look`` reads the swarm's records into ``view`` anew; ``wait_s`` bounds how long an
         answer waits for a route or a token."""
-        self._config = config or SessionConfig()
+        self._config = SessionConfig()
         self._transport = transport
         self._view = view
         self._request = request

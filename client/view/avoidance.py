@@ -48,11 +48,13 @@ class AvoidConfig:
     """Time before a peer that failed is tried again, even where there is no other."""
 
 
+AVOIDING = AvoidConfig()
+
+
 class Avoidance:
     """The peers that one client avoids. Times are those of the caller's clock, in seconds."""
 
-    def __init__(self, config: AvoidConfig | None = None) -> None:
-        self._config = config or AvoidConfig()
+    def __init__(self) -> None:
         self._peers: dict[str, Avoided] = {}
         self._proven: dict[str, None] = {}
         self._crowded_until_s: dict[str, float] = {}
@@ -100,17 +102,17 @@ class Avoidance:
         """Avoid a peer for ``for_s``, twice as long each time in a row that it failed."""
         if full:
             later = {p: until_s for p, until_s in self._crowded_until_s.items() if until_s > now_s}
-            self._crowded_until_s = {**later, peer_id: now_s + self._config.crowded_s}
+            self._crowded_until_s = {**later, peer_id: now_s + AVOIDING.crowded_s}
         before = self._peers.get(peer_id)
         times = 1
         if not full:
             self._proven.pop(peer_id, None)
         if before is not None and not full:
             times = before.times + 1
-        factor = min(2 ** (times - 1), self._config.factor_max)
+        factor = min(2 ** (times - 1), AVOIDING.factor_max)
         self._peers[peer_id] = Avoided(
             until_s=now_s + factor * for_s,
-            again_s=now_s + min(factor * self._config.second_chance_s, factor * for_s),
+            again_s=now_s + min(factor * AVOIDING.second_chance_s, factor * for_s),
             joined_unix_s=joined_unix_s,
             times=times,
             full=full,
@@ -131,10 +133,10 @@ class Avoidance:
             if avoided is None:
                 continue
             if not avoided.full:
-                again_s = now_s + self._config.second_chance_s
+                again_s = now_s + AVOIDING.second_chance_s
                 self._peers[peer_id] = replace(avoided, again_s=again_s)
             elif now_s >= avoided.until_s:
-                self._peers[peer_id] = replace(avoided, until_s=now_s + self._config.try_s)
+                self._peers[peer_id] = replace(avoided, until_s=now_s + AVOIDING.try_s)
 
     def asked(self, peer_ids: Iterable[str]) -> None:
         """A new session waits for what these peers say."""
@@ -146,7 +148,7 @@ class Avoidance:
         self._unanswered += Counter()  # forgets those that nobody waits for
 
     def _is_crowded(self, peer_id: str, now_s: float) -> bool:
-        if self._unanswered[peer_id] < self._config.unanswered_max:
+        if self._unanswered[peer_id] < AVOIDING.unanswered_max:
             return False
         return now_s < self._crowded_until_s.get(peer_id, now_s)
 
@@ -159,7 +161,7 @@ class Avoidance:
             self._proven.pop(peer_id, None)
             self._proven[peer_id] = None
             self.forgive(peer_id, had_room=had_room)
-        while len(self._proven) > self._config.proven_max:
+        while len(self._proven) > AVOIDING.proven_max:
             del self._proven[next(iter(self._proven))]
 
     def forgive(self, peer_id: str, *, had_room: bool = False) -> None:
@@ -180,5 +182,5 @@ class Avoidance:
             if avoided is not None and avoided.full and avoided.until_s > now_s:
                 full.append(avoided.until_s - now_s)
             elif self._is_crowded(peer_id, now_s):
-                full.append(self._config.try_s)
+                full.append(AVOIDING.try_s)
         return min(full, default=0.0)

@@ -31,11 +31,13 @@ class BlameConfig:
     cases_max: int = 256
 
 
+BLAME = BlameConfig()
+
+
 class Blame:
     """The cases that one client remembers. Times are those of the caller's clock, in seconds."""
 
-    def __init__(self, config: BlameConfig | None = None) -> None:
-        self._config = config or BlameConfig()
+    def __init__(self) -> None:
         self._cases: dict[frozenset[str], Case] = {}
 
     def at_fault(self, suspects: tuple[str, ...], lives: Mapping[str, float], now_s: float) -> str:
@@ -59,12 +61,12 @@ class Blame:
         others = Counter(self._charges())
         case = Case(
             joined_unix_s={peer: lives[peer] for peer in suspects},
-            until_s=now_s + self._config.case_s,
+            until_s=now_s + BLAME.case_s,
             turns=Counter() if before is None else before.turns,
         )
         found = min(suspects, key=lambda peer: (-others[peer], case.turns[peer]))
         case.turns[found] += 1
-        if len(self._cases) >= self._config.cases_max:
+        if len(self._cases) >= BLAME.cases_max:
             del self._cases[next(iter(self._cases))]  # the oldest
         self._cases[key] = case
         return found

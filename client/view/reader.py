@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from client.errors import StatusCallback, UnavailableError
-from client.view.view import NO_PIN, SwarmView
+from client.view.view import NO_PIN, SwarmView, ViewConfig
 from coordinator.plans.catalogue.reading import network_models
 from coordinator.plans.catalogue.served import NAMED_MAX
 from coordinator.plans.followed import FollowedPlans
@@ -31,20 +31,14 @@ FIRST_READ_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReaderConfig:
+class ReaderConfig(ViewConfig):
     """How a client looks at the swarm. Times in seconds."""
 
     network: str = DEFAULT_NETWORK
-    poll_s: float = 2.0
-    """Time between two looks at the DHT while all is well."""
     links_s: float = 30.0
     """Time between two looks at the links that peers measured."""
     wait_s: float = 60.0
     """Time that an answer waits for missing layers before it gives up; 0 gives up at once."""
-    avoid_s: float = 15.0
-    """Time for which a peer that failed is avoided, unless it joins anew."""
-    busy_s: float = 1.0
-    """Time for which a peer without room is avoided."""
     pings_always: bool = False
     """Whether to ping before anything failed, too, so that a dead peer is known before a request
     fails."""
@@ -84,9 +78,7 @@ class SwarmReader:
         self.directory = Directory(transport, config.network, model_key(model_name))
         self._plans = FollowedPlans(transport, self.directory)
         self.view = SwarmView(
-            avoid_s=config.avoid_s,
-            busy_s=config.busy_s,
-            stale_s=2 * config.poll_s,
+            config,
             identity=transport.peer_id,
             pin=pin,
             is_silent=lambda peer_id: pinger.state_of(peer_id).silent,

@@ -44,8 +44,14 @@ from dht.records.directory import LIFETIME_S, RecordKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewConfig:
-    """What a client believes of peers, and how many it remembers."""
+    """What a client believes of peers, for how many seconds, and how many it remembers."""
 
+    poll_s: float = 2.0
+    """Time between two looks at the DHT while all is well."""
+    avoid_s: float = 15.0
+    """Time for which a peer that failed is avoided, unless it joins anew."""
+    busy_s: float = 1.0
+    """Time for which a peer without room is avoided where it does not say how long."""
     busy_most_s: float = 8.0
     """A peer without room is asked again after this long at the latest, whatever it expects."""
     misled_max: int = 256
@@ -56,8 +62,10 @@ class ViewConfig:
     here: enough that a faster one gets more turns and shows it, too little to draw all who are
     new."""
 
-
-VIEW = ViewConfig()
+    @property
+    def stale_s(self) -> float:
+        """Time for which a peer whose record was wrong is avoided: until it was read again."""
+        return 2 * self.poll_s
 
 
 TROUBLE_S = LIFETIME_S[RecordKind.NODES]
@@ -72,25 +80,19 @@ class SwarmView:
 
     def __init__(
         self,
+        config: ViewConfig,
         *,
-        avoid_s: float,
-        busy_s: float,
-        stale_s: float,
         identity: str = "",
         pin: ModelPin = NO_PIN,
         is_silent: Callable[[str], bool] = lambda peer_id: False,
         secret: bytes = b"",
     ) -> None:
-        """A peer that failed is avoided for ``avoid_s``, one without room for ``busy_s`` where it
-        does not say how long, one whose record was wrong for ``stale_s``.
+        """``identity``, the client's peer id, decides where among the routes it begins.
 
-        ``identity``, the client's peer id, decides where among the routes it begins. ``pin`` says
-        which of the models under its name is meant; ``is_silent`` tells whether a peer leaves pings
-        unanswered; ``secret`` is known to this client alone.
+        ``pin`` says which of the models under its name is meant; ``is_silent`` tells whether a peer
+        leaves pings unanswered; ``secret`` is known to this client alone.
         """
-        self._avoid_s = avoid_s
-        self._busy_s = busy_s
-        self._stale_s = stale_s
+        self._config = config
         self._is_silent = is_silent
         self._router = FollowedRouter(identity, self._freeness_of, self._credit_of)
         self.nodes: Mapping[str, NodeRecord] = {}
@@ -116,7 +118,7 @@ class SwarmView:
         """When a peer failed or could not be reached last."""
         self.prefixes = PrefixMemory(secret)
         """Where the KV of earlier prompts and answers is kept."""
-        self.misled: deque[str] = deque(maxlen=VIEW.misled_max)
+        self.misled: deque[str] = deque(maxlen=config.misled_max)
         """Peers that refused layers that their records announce, the newest last."""
         self.counters: Counter[str] = Counter()
 
@@ -250,7 +252,7 @@ class SwarmView:
             for peer_id in peers:
                 self._on_time.pop(peer_id, None)
                 self._on_time[peer_id] = None
-            while len(self._on_time) > VIEW.on_time_max:
+            while len(self._on_time) > self._config.on_time_max:
                 del self._on_time[next(iter(self._on_time))]
 
     @property
@@ -283,7 +285,7 @@ class SwarmView:
                 if self.spec is not None and record.model.serves_with(self.spec)
             }
             # Who named nobody has only the peers' word, and takes it.
-            held = believed(same, known, VIEW.believed_times) if self.pin.named else same
+            held = believed(same, known, self._config.believed_times) if self.pin.named else same
             self._believed = known, held
         return self._believed[1]
 
@@ -354,14 +356,14 @@ class SwarmView:
         if code is None or code == RefusalCode.UNREACHABLE:
             self._failed_s = now_s
         self._late.failed(peer_id, now_s)
-        full = False
+        config, full = self._config, False
         match code:
             case RefusalCode.NO_KV | RefusalCode.TOO_MANY:
-                for_s, full = min(retry_after_s or self._busy_s, VIEW.busy_most_s), True
+                for_s, full = min(retry_after_s or config.busy_s, config.busy_most_s), True
             case RefusalCode.NOT_HELD | RefusalCode.DRAINING:
-                for_s = self._stale_s
+                for_s = config.stale_s
             case _:
-                for_s = self._avoid_s
+                for_s = config.avoid_s
         if code == RefusalCode.NOT_HELD:
             self.misled.append(peer_id)
         record = self.nodes.get(peer_id)

@@ -96,14 +96,17 @@ class _Helix:
     links: tuple[tuple[int | str, int | str, Rate, Seconds], ...] = ()
 
 
+_UNLIMITED = StepLimits()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OwnProfile:
     prefill_s: Table
     decode_s: Table
     kv_entries: Entries | None = None
-    prefills_max: Count = 1 << 30
-    prefill_tokens_max: Count = 1 << 30
-    decodes_max: Count = 1 << 30
+    prefills_max: Count = _UNLIMITED.prefills_max
+    prefill_tokens_max: Count = _UNLIMITED.prefill_tokens_max
+    decodes_max: Count = _UNLIMITED.decodes_max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

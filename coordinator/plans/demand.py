@@ -27,6 +27,9 @@ class DemandConfig:
     """Differences of the weight that count: a plan is not made anew for less."""
 
 
+DEMAND = DemandConfig()
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
     tokens: int
@@ -37,8 +40,7 @@ class _Seen:
 class Demand:
     """The mean demand, from records as they come."""
 
-    def __init__(self, config: DemandConfig | None = None) -> None:
-        self._config = config or DemandConfig()
+    def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
         self._tokens = 0.0
         """Tokens that came, each counted less the longer ago that was."""
@@ -49,7 +51,7 @@ class Demand:
         """Count what came since the last look, by ``nodes`` as they are now."""
         if self._began_s is None:
             self._began_s = self._looked_s = now_s
-        self._tokens *= math.exp((self._looked_s - now_s) / self._config.window_s)
+        self._tokens *= math.exp((self._looked_s - now_s) / DEMAND.window_s)
         self._looked_s = now_s
         most = _given(plan) if plan is not None else {}
         seen, self._seen = self._seen, {}
@@ -66,7 +68,7 @@ class Demand:
                 continue  # when it did that is not known
             came = record.answer_tokens - before.tokens
             # Who was silent for long says all at once, and none of it is decayed yet.
-            limit = most.get(peer, 0.0) * min(now_s - before.at_s, self._config.window_s)
+            limit = most.get(peer, 0.0) * min(now_s - before.at_s, DEMAND.window_s)
             self._tokens += max(0.0, min(came, limit))
 
     def tokens_per_s(self) -> float | None:
@@ -74,9 +76,9 @@ class Demand:
         if self._began_s is None:
             return None
         known_s = self._looked_s - self._began_s
-        if known_s < self._config.known_after_s:
+        if known_s < DEMAND.known_after_s:
             return None
-        window_s = self._config.window_s
+        window_s = DEMAND.window_s
         return self._tokens / (window_s * -math.expm1(-known_s / window_s))
 
     def answer_weight(self, plan: Plan | None) -> float:
@@ -90,16 +92,14 @@ class Demand:
         if rate is None:
             return plan.answer_weight
         share = rate / max(plan.value_tokens_per_s, 1e-9)
-        weight = weight_at(share, self._config)
-        near = abs(weight - plan.answer_weight) < self._config.step
+        weight = weight_at(share)
+        near = abs(weight - plan.answer_weight) < DEMAND.step
         return plan.answer_weight if near else weight
 
 
-def weight_at(share: float, config: DemandConfig | None = None) -> float:
+def weight_at(share: float) -> float:
     """The weight of one answer's speed while ``share`` of what the swarm can serve is asked for."""
-    return RECORD_BOUNDS.answer_weight_max * max(
-        0.0, 1 - share / (config or DemandConfig()).full_share
-    )
+    return RECORD_BOUNDS.answer_weight_max * max(0.0, 1 - share / DEMAND.full_share)
 
 
 def _given(plan: Plan) -> dict[str, float]:

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from coordinator.plans.store import (
-    StoreConfig,
+    STORING,
     ask_body,
     decode_plan,
 )
@@ -31,10 +31,7 @@ PLANS_MAX = 8
 class FollowedPlans:
     """The plans that serving peers follow, by version."""
 
-    def __init__(
-        self, transport: Transport, directory: Directory, config: StoreConfig | None = None
-    ) -> None:
-        self._config = config or StoreConfig()
+    def __init__(self, transport: Transport, directory: Directory) -> None:
         self._transport = transport
         self._directory = directory
         self.plans: dict[PlanVersion, Plan] = {}
@@ -43,7 +40,7 @@ class FollowedPlans:
         """By a missing body's hash: how often it was asked for, and when it may be again."""
 
     async def refresh(self, nodes: Mapping[str, NodeRecord]) -> None:
-        """Fetch what the serving peers of ``nodes`` follow; takes ``StoreConfig.fetch_s`` at most.
+        """Fetch what the serving peers of ``nodes`` follow; takes ``STORING.fetch_s`` at most.
 
         Raises NetworkError when the DHT cannot be read.
         """
@@ -69,16 +66,15 @@ class FollowedPlans:
 
     async def _fetch(self, head: PlanHead, followers: list[str]) -> Plan | None:
         """Ask the author, or one of the followers the next time."""
-        holders = [head.peer_id, *followers[: self._config.holders_max]]
+        holders = [head.peer_id, *followers[: STORING.holders_max]]
         tried, _ = self._tries.get(head.sha256, (0, 0.0))
         rounds = (tried + 1) // len(holders)
-        config = self._config
-        longer_s = min(config.retry_max_s, config.retry_s * 2 ** min(rounds, 8))
+        longer_s = min(STORING.retry_max_s, STORING.retry_s * 2 ** min(rounds, 8))
         pause_s = longer_s if rounds else 0.0
         self._tries[head.sha256] = (tried + 1, asyncio.get_running_loop().time() + pause_s)
         holder = holders[tried % len(holders)]
         try:
-            async with asyncio.timeout(self._config.fetch_s):
+            async with asyncio.timeout(STORING.fetch_s):
                 body = await ask_body(self._transport, holder, head)
                 return await asyncio.to_thread(decode_plan, head, body, self._directory.model_key)
         except (NetworkError, PeerError, TimeoutError) as error:

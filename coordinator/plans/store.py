@@ -89,6 +89,9 @@ class StoreConfig:
     """Maximum heads that are remembered as refused."""
 
 
+STORING = StoreConfig()
+
+
 class PlanStore:
     """The newest plan this peer has seen and checked. Any peer may ask it for bodies.
 
@@ -107,9 +110,7 @@ class PlanStore:
         model: ModelSpec | None = None,
         coordinators: frozenset[str] = frozenset(),
         budget: Budget | None = None,
-        config: StoreConfig | None = None,
     ) -> None:
-        self._config = config or StoreConfig()
         self._transport = transport
         self._budget = budget or Budget()
         self._directory = directory
@@ -207,17 +208,17 @@ class PlanStore:
             head
             for head in newer
             if head.sha256 not in self._refused
-            and loop.time() >= self._retry.get(head.sha256, (0.0, self._config.retry_s))[0]
+            and loop.time() >= self._retry.get(head.sha256, (0.0, STORING.retry_s))[0]
         ]
-        for head in (await self._by_promise(due))[: self._config.heads_max]:
+        for head in (await self._by_promise(due))[: STORING.heads_max]:
             if await self._fetch(head, [head.peer_id]):
                 return
             if await self._fetch(head, await self._adopters(head)):
                 return
-            _, pause_s = self._retry.get(head.sha256, (0.0, self._config.retry_s))
+            _, pause_s = self._retry.get(head.sha256, (0.0, STORING.retry_s))
             self._retry[head.sha256] = (
                 loop.time() + pause_s,
-                min(self._config.retry_max_s, 2 * pause_s),
+                min(STORING.retry_max_s, 2 * pause_s),
             )
 
     def _may_plan(self, head: PlanHead) -> bool:
@@ -258,12 +259,12 @@ class PlanStore:
             if record.plan_version == head.version
             and peer_id not in {head.peer_id, self._transport.peer_id}
         ]
-        return sorted(having)[: self._config.holders_max]
+        return sorted(having)[: STORING.holders_max]
 
     async def _fetch(self, head: PlanHead, holders: list[str]) -> bool:
         for holder in holders:
             try:
-                async with asyncio.timeout(self._config.fetch_s):
+                async with asyncio.timeout(STORING.fetch_s):
                     body = await self._ask(holder, head)
             except (NetworkError, TimeoutError) as error:
                 self.counters["fetch_failed"] += 1
@@ -301,11 +302,11 @@ class PlanStore:
         self.counters[verdict.opinion] += 1
         now_s = asyncio.get_running_loop().time()
         looks, since_s = self._wanting.pop(head.peer_id, (0, now_s))
-        if looks + 1 >= self._config.looks_max and now_s - since_s >= WANTING_S[verdict.opinion]:
+        if looks + 1 >= STORING.looks_max and now_s - since_s >= WANTING_S[verdict.opinion]:
             self._refuse(head, verdict.reason, strikes=int(verdict.blames))
             return False
         self._wanting[head.peer_id] = (looks + 1, since_s)
-        while len(self._wanting) > self._config.refused_max:
+        while len(self._wanting) > STORING.refused_max:
             self._wanting.popitem(last=False)
         logger.info("not yet plan %s of %s: %s", head.version, head.peer_id, verdict.reason)
         return False
@@ -324,7 +325,7 @@ class PlanStore:
             if plan.version <= self.version:
                 return
             self._bodies[head.sha256] = body
-            while len(self._bodies) > self._config.bodies_max:
+            while len(self._bodies) > STORING.bodies_max:
                 self._bodies.popitem(last=False)
             self.newest, self.head = plan, head
             self.head_seen_s = asyncio.get_running_loop().time()
@@ -341,5 +342,5 @@ class PlanStore:
     def _remember(self, seen: OrderedDict[str, None], sha256: str) -> None:
         """Add a head's hash; the oldest of more than ``refused_max`` is forgotten."""
         seen[sha256] = None
-        while len(seen) > self._config.refused_max:
+        while len(seen) > STORING.refused_max:
             seen.popitem(last=False)

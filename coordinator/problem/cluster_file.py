@@ -23,7 +23,7 @@ number of layers that a GPU can hold, and links have one-way latencies.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -52,6 +52,8 @@ OWN_SCHEMA = "anabranch-cluster/1"
 
 Rates = Annotated[tuple[Rate, ...], Meta(max_length=RECORD_BOUNDS.layers_max)]
 LayerCount = Annotated[int, Meta(ge=1, le=RECORD_BOUNDS.layers_max)]
+_ASSUMED: dict[str, Any] = {each.name: each.default for each in fields(Problem)}
+"""What a problem assumes that says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,7 @@ class _Model:
     head_bytes: Count = 0
     kv_bytes_per_token_layer: Count = 0
     activation_bytes: Count
-    token_bytes: Count = 8
+    token_bytes: Count = _ASSUMED["token_bytes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +95,9 @@ class _Cluster:
     uplinks: Annotated[dict[ShortText, _Uplink], Meta(max_length=RECORD_BOUNDS.peers_max)] = field(
         default_factory=dict
     )
-    default_bandwidth_bytes_per_s: Rate = 12.5e6
-    default_rtt_s: Seconds = 0.05
-    client_bandwidth_bytes_per_s: Rate = 12.5e6
+    default_bandwidth_bytes_per_s: Rate = _ASSUMED["default_bandwidth_bytes_per_s"]
+    default_rtt_s: Seconds = _ASSUMED["default_rtt_s"]
+    client_bandwidth_bytes_per_s: Rate = _ASSUMED["client_bandwidth_bytes_per_s"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,9 +40,9 @@ class Workload:
     below 1."""
 
 
-def workload_within(context_tokens: int, workload: Workload | None = None) -> Workload:
-    """The workload, scaled down to fit a model's context where that is short."""
-    load = workload or Workload()
+def workload_within(context_tokens: int) -> Workload:
+    """The usual workload, scaled down to fit a model's context where that is short."""
+    load = Workload()
     scale = min(1.0, context_tokens / load.kv_tokens)
     return replace(
         load,

@@ -45,7 +45,6 @@ class ClientsConfig:
     """Number of clients that take turns; each draws its own routes."""
     most_new_tokens: int = 1024
     """Longest answer that a client asks for: the bound within which the papers keep a trace's."""
-    page_tokens: int = 16
     answers_known: int = 512
     """Number of answers that stages have seen in a run that begins in the middle."""
 
@@ -134,8 +133,7 @@ class Clients:
             self.rooms[name] = KvRoom(
                 start=a.start,
                 end=a.end,
-                pages=int(room_tokens / layers) // SIMULATED_CLIENTS.page_tokens,
-                page_tokens=SIMULATED_CLIENTS.page_tokens,
+                pages=int(room_tokens / layers) // ADMISSION.page_tokens,
                 lengths=self._lengths(),
             )
             self._untried[name], self._prompts[name] = {}, RecentRate()
@@ -261,7 +259,7 @@ class Clients:
 
     def decode(self, session: SimulatedSession, now_s: float) -> Growth:
         tokens = session.tokens_in_kv + 1
-        if tokens % SIMULATED_CLIENTS.page_tokens != 1 and session.number not in self._ungrown:
+        if tokens % ADMISSION.page_tokens != 1 and session.number not in self._ungrown:
             return GROWN
         return self.grow(session, tokens, now_s)
 

@@ -38,6 +38,9 @@ class BridgeConfig:
     """Time for which a closed stream waits for the other side to close it, before it is reset."""
 
 
+BRIDGE = BridgeConfig()
+
+
 class BridgedStream:
     """A :class:`dht.transport.interface.Stream` over a py-libp2p stream, run by :meth:`carry`."""
 
@@ -49,9 +52,7 @@ class BridgedStream:
         token: trio.lowlevel.TrioToken,
         *,
         remote_host: str = "",
-        config: BridgeConfig | None = None,
     ) -> None:
-        self._config = config or BridgeConfig()
         self._remote_peer_id = remote_peer_id
         self.remote_host = remote_host
         self._net = net_stream
@@ -120,7 +121,7 @@ class BridgedStream:
                 raise NetworkError(f"stream of peer {self._remote_peer_id} is gone: {why}")
             self._sent.clear()
             self._draining = True
-            if self._unsent_bytes <= self._config.unsent_bytes_max and self._broken is None:
+            if self._unsent_bytes <= BRIDGE.unsent_bytes_max and self._broken is None:
                 self._draining = False
                 return
             await self._sent.wait()
@@ -133,7 +134,7 @@ class BridgedStream:
         self._sent.set()
         self._in_trio(self._close_now)
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._config.close_limit_s):
+            async with asyncio.timeout(BRIDGE.close_limit_s):
                 while self._unsent_bytes and self._broken is None:
                     self._sent.clear()
                     self._draining = True
@@ -173,7 +174,7 @@ class BridgedStream:
                 if await self._send():
                     # All bytes have left, but a reset now could overtake them at the other side.
                     await self._net.close_write()
-                    with trio.move_on_after(self._config.goodbye_limit_s):
+                    with trio.move_on_after(BRIDGE.goodbye_limit_s):
                         while self._ended is None and self._broken is None:
                             await self._wait_for_more()
                 nursery.cancel_scope.cancel()
@@ -181,14 +182,14 @@ class BridgedStream:
             self._break(f"{type(error).__name__} {error}".strip())
         finally:
             self._break("it has ended")
-            with trio.move_on_after(self._config.goodbye_limit_s, shield=True), suppress(Exception):
+            with trio.move_on_after(BRIDGE.goodbye_limit_s, shield=True), suppress(Exception):
                 await self._net.reset()
 
     async def _receive(self) -> None:
         try:
             while True:
                 await self._wait_for_room()
-                data = await self._net.read(self._config.read_bytes)
+                data = await self._net.read(BRIDGE.read_bytes)
                 if not data:
                     break
                 self._received_bytes += len(data)
@@ -221,7 +222,7 @@ class BridgedStream:
 
     @property
     def _is_full(self) -> bool:
-        return self._unread_bytes > max(self._config.unread_bytes_max, self._wanted_bytes)
+        return self._unread_bytes > max(BRIDGE.unread_bytes_max, self._wanted_bytes)
 
     async def _send(self) -> bool:
         """Send written bytes until the stream is closed; returns False when it broke before."""
@@ -229,7 +230,7 @@ class BridgedStream:
         while self._broken is None:
             if self._outgoing:
                 if self._closed and give_up_s is None:
-                    give_up_s = trio.current_time() + self._config.flush_limit_s
+                    give_up_s = trio.current_time() + BRIDGE.flush_limit_s
                 await self._send_chunk(self._next_chunk(), give_up_s)
             elif self._closed:
                 return True
@@ -247,10 +248,10 @@ class BridgedStream:
 
     def _next_chunk(self) -> bytes:
         first = self._outgoing.popleft()
-        if len(first) >= self._config.chunk_bytes or not self._outgoing:
+        if len(first) >= BRIDGE.chunk_bytes or not self._outgoing:
             return first
         parts, size_bytes = [first], len(first)
-        while self._outgoing and size_bytes + len(self._outgoing[0]) <= self._config.chunk_bytes:
+        while self._outgoing and size_bytes + len(self._outgoing[0]) <= BRIDGE.chunk_bytes:
             parts.append(self._outgoing.popleft())
             size_bytes += len(parts[-1])
         return b"".join(parts)
@@ -271,7 +272,7 @@ class BridgedStream:
                 look_s = min(2 * look_s, WINDOW_LOOKS_S[1])
                 continue
             look_s = WINDOW_LOOKS_S[0]
-            size_bytes = min(len(view), max(1, muxed.send_window), self._config.chunk_bytes)
+            size_bytes = min(len(view), max(1, muxed.send_window), BRIDGE.chunk_bytes)
             # A cancelled half of a write would garble the connection for all its streams.
             with trio.CancelScope(shield=True):
                 await self._net.write(bytes(view[:size_bytes]))

@@ -25,10 +25,17 @@ class FrameBounds:
     """Bounds of what is read and decoded at once."""
 
     bytes_max: int = 32 << 20
+    """Maximum size of a frame; chunks of a prompt are made to fit (:attr:`chunk_bytes`)."""
     envelope_bytes_max: int = 8 << 20
     record_bytes_max: int = 4096
     piece_bytes: int = 256 << 10
     """Bytes of a frame that are read without asking whether there is room for them."""
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Maximum bytes of a chunk's rows at its first stage. A later stage may send nearly four
+        times as many: in float32, and with what a head takes of three layers in front of it."""
+        return self.bytes_max // 4
 
 
 FRAME_BOUNDS = FrameBounds()

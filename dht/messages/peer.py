@@ -24,6 +24,8 @@ class PeerBounds:
     text_bytes_max: int = 64 << 20
     """Maximum size of one of them; the largest tokenizers have 33 MB."""
     text_piece_bytes: int = 256 << 10
+    probe_bytes_max: int = 8 << 20
+    """Maximum bytes that one stream of probes may ask for; the budget bounds those of all."""
     keys_asked_max: int = 16
     """Maximum keys in one request for records: four kinds of records of four models."""
 
@@ -42,14 +44,14 @@ Sequence = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 class ProbeRequest:
     """Asks the other side to send ``size_bytes`` at once; the asker times their arrival."""
 
-    size_bytes: Annotated[int, Meta(ge=0, le=8 << 20)]
+    size_bytes: Annotated[int, Meta(ge=0, le=PEER_BOUNDS.probe_bytes_max)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeData:
     """The answer to a :class:`ProbeRequest`; the frame's body holds the bytes."""
 
-    size_bytes: Annotated[int, Meta(ge=0, le=8 << 20)]
+    size_bytes: Annotated[int, Meta(ge=0, le=PEER_BOUNDS.probe_bytes_max)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -202,7 +202,7 @@ class UplinkClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """A peer's announcement (lifetime 60 s, renewed)."""
+    """A peer's announcement."""
 
     peer_id: PeerId
     name: ShortText
@@ -276,7 +276,7 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRecord:
-    """A peer's entry in its network's directory of models (lifetime 5 min).
+    """A peer's entry in its network's directory of models.
 
     It outlives the peer's node record, so that a model that lost its holders is still known. It
     says that a model exists; what is served of it follows from the model's node records.
@@ -304,7 +304,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinksRecord:
-    """A peer's measurements of its directed links (lifetime 5 min).
+    """A peer's measurements of its directed links.
 
     It times links that end at it as their receiver, and derives those that start at it and were
     busy from acknowledged deliveries.
@@ -316,7 +316,7 @@ class LinksRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord:
-    """A candidate's claim to coordinate (lifetime 30 s)."""
+    """A candidate's claim to coordinate."""
 
     peer_id: PeerId
     term: Annotated[int, Meta(ge=0, le=1 << 48)]

@@ -10,6 +10,7 @@ are not nodes of the DHT: they ask full peers.
 import asyncio
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
@@ -30,46 +31,45 @@ from dht.transport.streams import StreamHandlers
 _log = logging.getLogger(__name__)
 
 
-class RecordAccess(Protocol):
+class RecordAccess(ABC):
     """Access to records by key and author."""
 
+    _asked: RecordClient
+
+    @abstractmethod
     async def store(self, key: str, value: bytes, expires_unix_s: float) -> bool:
         """Sign ``value`` and give it to other peers; returns whether any took it."""
-        ...
 
+    @abstractmethod
     async def get(self, key: str, *, latest: bool) -> Mapping[str, bytes]:
         """The newest payloads under ``key`` by author; with ``latest``, others are always asked.
 
         Raises NetworkError where no peer could be asked.
         """
-        ...
 
     async def greet(self) -> None:
         """Wait until one of the given peers answers. Raises NetworkError."""
-        ...
+        await self._asked.greet()
 
     @property
     def speak_otherwise(self) -> bool:
         """Whether some of the given peers speak another version of the wire, as far as asked."""
-        ...
+        return bool(self._asked.speak_otherwise)
 
     def contact(self, handlers: StreamHandlers) -> Contact:
         """When others last showed that they know this peer; ``handlers`` take their calls."""
-        ...
+        asked = self._asked
+        return Contact(
+            returned_s=asked.returned_s,
+            answered_s=asked.answered_s,
+            called_s=handlers.called_s,
+            known_s=max(asked.known_s, handlers.known_called_s),
+            others=asked.others,
+        )
 
     async def close(self) -> None:
         """End all tasks and streams."""
-        ...
-
-
-def _contact(asked: RecordClient, handlers: StreamHandlers) -> Contact:
-    return Contact(
-        returned_s=asked.returned_s,
-        answered_s=asked.answered_s,
-        called_s=handlers.called_s,
-        known_s=max(asked.known_s, handlers.known_called_s),
-        others=asked.others,
-    )
+        await self._asked.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class AccessConfig:
     """Maximum time that leaving waits for records on their way to the DHT."""
 
 
-class AskedRecords:
+class AskedRecords(RecordAccess):
     """The access of clients and light peers: each read and write asks two full peers."""
 
     def __init__(
@@ -144,19 +144,6 @@ class AskedRecords:
             await self._asked.read((key,))
         return await self._replica.read(key)
 
-    async def greet(self) -> None:
-        await self._asked.greet()
-
-    @property
-    def speak_otherwise(self) -> bool:
-        return bool(self._asked.speak_otherwise)
-
-    def contact(self, handlers: StreamHandlers) -> Contact:
-        return _contact(self._asked, handlers)
-
-    async def close(self) -> None:
-        await self._asked.close()
-
 
 class RecordDht(Protocol):
     """A full peer's operations in the DHT."""
@@ -173,7 +160,7 @@ class RecordDht(Protocol):
         ...
 
 
-class SharedRecords:
+class SharedRecords(RecordAccess):
     """The access of full peers: a node of the DHT that exchanges news with other full peers."""
 
     def __init__(
@@ -246,22 +233,12 @@ class SharedRecords:
             await asyncio.gather(self._dht.search(key), self._exchange((key,)))
         return await self._replica.read(key)
 
-    async def greet(self) -> None:
-        await self._asked.greet()
-
-    @property
-    def speak_otherwise(self) -> bool:
-        return bool(self._asked.speak_otherwise)
-
-    def contact(self, handlers: StreamHandlers) -> Contact:
-        return _contact(self._asked, handlers)
-
     async def close(self) -> None:
         if self._storing:
             await asyncio.wait(self._storing, timeout=self._config.storing_limit_s)
         for task in self._storing:
             task.cancel()
-        await self._asked.close()
+        await super().close()
 
     async def _put_own(self, record: SignedRecord, data: bytes) -> bool:
         now_s, lives_s = self._clock(), record.expires_unix_s - self.now()

@@ -47,6 +47,9 @@ class RelayServerConfig:
     """Interval at which bytes above the rate are tried again; meanwhile nothing is read."""
 
 
+RELAYING = RelayServerConfig()
+
+
 class RelayServer:
     """Answers the streams of :data:`dht.transport.interface.RELAY_PROTOCOL`."""
 
@@ -58,14 +61,12 @@ class RelayServer:
         offers: bool,
         metered: Callable[[Stream], Stream] = lambda stream: stream,
         pause: Callable[[], Awaitable[None]] = no_pause,
-        config: RelayServerConfig | None = None,
     ) -> None:
         """``offers``: whether this peer relays at all; without it everybody is refused.
 
         ``metered`` counts the bytes of the second half of a call; ``pause`` waits until bytes that
         are not urgent may leave, as the owner lends the connection.
         """
-        self._config = config or RelayServerConfig()
         self._transport = transport
         self._offers = offers
         self._metered = metered
@@ -79,7 +80,7 @@ class RelayServer:
 
     async def serve(self, stream: Stream) -> None:
         """Grant a slot, or carry one call until it ends."""
-        async with asyncio.timeout(self._config.answer_s):
+        async with asyncio.timeout(RELAYING.answer_s):
             request = hop_request(await read_message(stream))
         if request.kind == HopType.RESERVE:
             await self._answer(stream, self._reserve(stream.remote_peer_id), slot=True)
@@ -101,7 +102,7 @@ class RelayServer:
             return Status.DENIED
         if peer_id not in self._until_s and not self._slots.take(peer_id):
             return Status.FULL
-        self._until_s[peer_id] = asyncio.get_running_loop().time() + self._config.slot_s
+        self._until_s[peer_id] = asyncio.get_running_loop().time() + RELAYING.slot_s
         return Status.OK
 
     def _expire(self) -> None:
@@ -137,7 +138,7 @@ class RelayServer:
         opened = await self._transport.open_stream(called, RELAY_STOP_PROTOCOL)
         stream = self._metered(opened)
         try:
-            async with asyncio.timeout(self._config.answer_s):
+            async with asyncio.timeout(RELAYING.answer_s):
                 stream.write(stop_connect(peer_id_bytes(caller)))
                 await stream.drain()
                 if (status := status_of(await read_message(stream))) != Status.OK:
@@ -163,18 +164,18 @@ class RelayServer:
         clock = asyncio.get_running_loop()
         with suppress(NetworkError, TimeoutError):
             while True:
-                async with asyncio.timeout(self._config.idle_s):
-                    data = await source.read_some(self._config.chunk_bytes)
+                async with asyncio.timeout(RELAYING.idle_s):
+                    data = await source.read_some(RELAYING.chunk_bytes)
                 while not self._bytes.take_between(ends, len(data), clock.time()):  # noqa: ASYNC110
-                    await asyncio.sleep(self._config.wait_s)
+                    await asyncio.sleep(RELAYING.wait_s)
                 await self._pause()
                 sink.write(data)
-                async with asyncio.timeout(self._config.idle_s):
+                async with asyncio.timeout(RELAYING.idle_s):
                     await sink.drain()
 
     async def _answer(self, stream: Stream, status: int, *, slot: bool = False) -> None:
         granted = slot and status == Status.OK
-        until_s = int(self._transport.now() + self._config.slot_s) if granted else None
-        async with asyncio.timeout(self._config.answer_s):
+        until_s = int(self._transport.now() + RELAYING.slot_s) if granted else None
+        async with asyncio.timeout(RELAYING.answer_s):
             stream.write(with_status(HopType.STATUS, status, until_s))
             await stream.drain()

@@ -6,11 +6,19 @@ drew, it goes on; otherwise it begins again behind the first that differs.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from dht.messages.session import Sampling
 from node.drafting.config import DRAFTING
+
+NOT_DRAFTED_BY = frozenset(
+    {"repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "grammar",
+     "min_new_tokens", "stop_token_ids", "logprobs", "prompt_logprobs"}
+)  # fmt: skip
+"""Options of a session by which its drafts are not drawn: they look at the answer so far, or are
+no part of a draw."""
+_PLAIN = Sampling()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -59,16 +67,9 @@ class DraftChain:
 def draft_sampling(sampling: Sampling) -> Sampling:
     """The options by which drafts are drawn in a session.
 
-    With the session's own seed, a draft is more often the token that comes. Options that depend on
-    the answer so far are left out.
+    With the session's own seed, a draft is more often the token that comes.
     """
-    return Sampling(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-    )
+    return replace(sampling, **{name: getattr(_PLAIN, name) for name in NOT_DRAFTED_BY})
 
 
 class DraftRunner(Protocol):

@@ -14,6 +14,7 @@ from functools import cache, partial
 
 import torch
 
+from coordinator.policies.admission.config import ADMISSION
 from dht.errors import MachineError, UserError
 from dht.messages.session import OVERFLOWS
 from dht.messages.types import kv_tokens_least, layers_max, layers_text, stage_bytes
@@ -59,7 +60,7 @@ class EngineConfig:
     """``int8`` or ``int4`` for the layers' weights; see :mod:`node.model.linear.quantize`."""
     memory_bytes: int
     """Memory for weights and KV pages together."""
-    page_tokens: int = 16
+    page_tokens: int = ADMISSION.page_tokens
     threads: int | None = None
     kernels: bool = True
     """Whether to use our own kernels where the device can run them; see

@@ -11,13 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from node.kernels.trial import SEED, tried
+from node.kernels.trial import ERROR_MAX, SEED, tried
 from node.packed.packing import Packing, Parts
 from node.packed.tensor import PackedTensor, packed_weights
 
-ERROR_MAX = 0.02
-"""Maximum error of a product in a trial, relative to the norm of all; rounding to bfloat16 makes
-0.004."""
 TRIAL_OUTS = 256
 """Rows of a matrix that a trial multiplies by, at least."""
 TRIAL_ROWS = (1, 33, 129)

@@ -13,14 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from node.kernels.trial import SEED, TRIAL_TOKENS, TRIAL_WIDTH, alike, given_by, tried
+from node.kernels.trial import (
+    ERROR_MAX,
+    SEED,
+    TRIAL_TOKENS,
+    TRIAL_WIDTH,
+    alike,
+    given_by,
+    tried,
+)
 
 NAME = "apply_rotary_pos_emb"
 ON = "cuda"
 """Type of the devices on which the kernel runs."""
-ERROR_MAX = 0.02
-"""Maximum error, relative to the norm of the function's output for a head: some roundings to
-bfloat16, which the kernel does once."""
 
 Rotate = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Interface of :func:`node.kernels.triton.rotary.rotate_heads`."""

@@ -33,6 +33,9 @@ class TrafficConfig:
     """Maximum size of a message that is no body of anything."""
 
 
+TRAFFIC = TrafficConfig()
+
+
 class LentTraffic:
     """Counts the bytes of all streams and draws them from the owner's allowances."""
 
@@ -43,9 +46,7 @@ class LentTraffic:
         down: Allowance | None = None,
         month_bytes_max: float | None = None,
         month_file: Path | None = None,
-        config: TrafficConfig | None = None,
     ) -> None:
-        self.config = config or TrafficConfig()
         self.up = up or Allowance()
         self.down = down or Allowance()
         self.purposes: Mapping[str, int] = {}
@@ -85,7 +86,7 @@ class LentTraffic:
         ``small_bytes`` or less of a peer that is known: its pings go on being answered.
         """
         self._beside_bytes += size_bytes
-        if self.beside_left_bytes <= 0 and (size_bytes > self.config.small_bytes or not is_known()):
+        if self.beside_left_bytes <= 0 and (size_bytes > TRAFFIC.small_bytes or not is_known()):
             raise NetworkError("what this peer lends beside sessions is used for this month")
 
     async def wait_beside(self) -> None:
@@ -102,7 +103,7 @@ class LentTraffic:
             return math.inf
         more = self._beside_bytes - self._saved_beside_bytes
         used_bytes = self._beside.spent(more, time.time()).used_bytes
-        return self.config.beside_part * self.month_bytes_max - used_bytes
+        return TRAFFIC.beside_part * self.month_bytes_max - used_bytes
 
     def exhausted(self) -> str | None:
         """Why this peer lends nothing for the rest of the month, or None. Books the use so far."""

@@ -38,20 +38,22 @@ class RateConfig:
     """Ratio of a rate to the announced one from which on it is announced anew."""
 
 
+OWN_RATE = RateConfig()
+
+
 class OwnRate:
     """One machine's uplink, told of its links every so often."""
 
-    def __init__(self, config: RateConfig | None = None) -> None:
-        self._config = config or RateConfig()
+    def __init__(self) -> None:
         self._before: dict[str, LinkSeen] = {}
         self._before_s: float | None = None
         self._alone: dict[str, float] = {}
-        self._sums: deque[float] = deque(maxlen=self._config.sums_kept)
+        self._sums: deque[float] = deque(maxlen=OWN_RATE.sums_kept)
         self._told: float | None = None
 
     def look(self, links: Mapping[str, LinkSeen], now_s: float) -> None:
         """Take the links' totals; a window ends where ``window_s`` passed since the last one."""
-        if self._before_s is not None and now_s - self._before_s < self._config.window_s:
+        if self._before_s is not None and now_s - self._before_s < OWN_RATE.window_s:
             return
         if self._before_s is not None:
             self._end_window(links, now_s - self._before_s)
@@ -65,19 +67,19 @@ class OwnRate:
             if before is None or link.delivered_bytes < before.delivered_bytes:
                 continue  # a stream that began within the window
             rates[name] = (link.delivered_bytes - before.delivered_bytes) / took_s
-            if link.busy_us - before.busy_us >= self._config.busy * took_s * 1e6:
+            if link.busy_us - before.busy_us >= OWN_RATE.busy * took_s * 1e6:
                 busy.add(name)
         total = sum(rates.values())
-        if self._sums and total > self._config.told_apart * max(self._sums):
+        if self._sums and total > OWN_RATE.told_apart * max(self._sums):
             self._sums.clear()  # it carried more than it can: what was seen holds no longer
         if len(busy) == 1:
             (name,) = busy
             self._alone[name] = max(rates[name], self._alone.pop(name, 0.0))
-            while len(self._alone) > self._config.links_kept:
+            while len(self._alone) > OWN_RATE.links_kept:
                 del self._alone[next(iter(self._alone))]
         elif len(busy) > 1 and busy <= self._alone.keys():
             together = sum(rates[name] for name in busy)
-            if together < self._config.shared * sum(self._alone[name] for name in busy):
+            if together < OWN_RATE.shared * sum(self._alone[name] for name in busy):
                 self._sums.append(total)
 
     @property
@@ -91,7 +93,7 @@ class OwnRate:
         if (
             found is None
             or told is None
-            or max(found, told) > self._config.told_apart * min(found, told)
+            or max(found, told) > OWN_RATE.told_apart * min(found, told)
         ):
             self._told = found
         return self._told

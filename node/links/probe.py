@@ -46,8 +46,6 @@ class ProbeConfig:
     """Length of the timed end of a probe: the longer of these seconds and these round trips."""
     span_s: float = 0.04
     """Minimum span of the timed end with a meaningful rate: bursts come some milliseconds apart."""
-    served_bytes_max: int = 8 << 20
-    """Maximum bytes that one stream may ask for; the budget bounds those of all."""
     limit_s: float = 10.0
 
 
@@ -80,7 +78,7 @@ class ProbeServer:
                     await answer(stream, Pong(nonce=nonce))
                 case ProbeRequest(size_bytes=size_bytes):
                     asked_bytes += size_bytes
-                    if asked_bytes > PROBE.served_bytes_max:
+                    if asked_bytes > PEER_BOUNDS.probe_bytes_max:
                         raise codec.MalformedError(f"a probe of {asked_bytes} bytes")
                     if not self._may_send(stream.remote_peer_id, size_bytes):
                         await answer(stream, ProbeData(size_bytes=0))

@@ -25,15 +25,24 @@ from dht.transport.listener import GREETING, greets, identity_of
 from node.links.dial_back_findings import Findings
 from node.links.relay_slots import WATCH_EVERY_S, Relays
 
-ASKED = 3
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReachLimits:
-    """Limits of a dial-back server; times in seconds."""
+class ReachConfig:
+    """Limits of dial-backs, and how often a peer has itself dialled back; times in seconds."""
 
     dial_s: float = 4.0
     answer_s: float = 8.0
+    asked: int = 3
+    """Peers that are asked at a time."""
+    direct_every_s: float = 900.0
+    """While others get through."""
+    relayed_every_s: float = 60.0
+    """While a relay takes calls."""
+    unknown_every_s: float = 15.0
+    """Otherwise."""
+
+
+REACH = ReachConfig()
 
 
 class ReachServer:
@@ -42,11 +51,11 @@ class ReachServer:
     def __init__(
         self,
         transport: Transport,
-        limits: ReachLimits | None = None,
+        limits: ReachConfig = REACH,
         budget: Budget | None = None,
     ) -> None:
         self._transport = transport
-        self._limits = limits or ReachLimits()
+        self._limits = limits
         budget = budget or Budget()
         self._requests = budget.rate(REQUESTS)
         self._hosts = budget.rate(DIALS_BACK_TO)
@@ -136,7 +145,7 @@ async def ask_back(
 ) -> ReachAnswer | None:
     """Ask ``peer_id`` to dial this peer's ``port``; None if it does not answer."""
     try:
-        async with asyncio.timeout(ReachLimits().answer_s):
+        async with asyncio.timeout(REACH.answer_s):
             stream = await transport.open_stream(peer_id, REACH_PROTOCOL, addresses=where)
             try:
                 await codec.send_frame(stream, ReachRequest(port=port))
@@ -161,21 +170,13 @@ class ReachKeeper:
         on_change: Callable[[Reach, tuple[str, ...]], None],
         *,
         relays: Relays,
-        sure_every_s: float = 900.0,
-        else_every_s: float = 60.0,
-        unknown_every_s: float = 15.0,
     ) -> None:
-        """``on_change`` gets how others reach this peer, and at which addresses beside its own.
-
-        The peer is dialled back every ``sure_every_s`` while others get through, every
-        ``else_every_s`` while a relay takes calls, and otherwise every ``unknown_every_s``.
-        """
+        """``on_change`` gets how others reach this peer, and at which addresses beside its own."""
         self._transport = transport
         self._directory = directory
         self._on_change = on_change
         self._relays = relays
-        self._else_every_s = unknown_every_s
-        self._every_s = {Reach.DIRECT: sure_every_s, Reach.RELAYED: else_every_s}
+        self._every_s = {Reach.DIRECT: REACH.direct_every_s, Reach.RELAYED: REACH.relayed_every_s}
         self._looks = 0
         self._findings = Findings()
         self._told: tuple[Reach, tuple[str, ...]] = (Reach.UNKNOWN, ())
@@ -191,7 +192,7 @@ class ReachKeeper:
         """Ask for dial-backs at intervals until cancelled."""
         while True:
             await self.look()
-            await self._rest(self._every_s.get(self.reach, self._else_every_s))
+            await self._rest(self._every_s.get(self.reach, REACH.unknown_every_s))
 
     async def _rest(self, pause_s: float) -> None:
         """Wait until the next look. Relays are watched meanwhile; another replaces one that is
@@ -229,7 +230,7 @@ class ReachKeeper:
         # Other peers each time, in an order of this peer's own.
         others = sorted(nodes.keys() - {me}, key=lambda p: crc32(f"{self._looks}{me}{p}".encode()))
         async with asyncio.TaskGroup() as group:
-            for peer_id in others[:ASKED]:
+            for peer_id in others[: REACH.asked]:
                 group.create_task(self._note(peer_id, nodes[peer_id].addresses, port))
 
     async def _note(self, peer_id: str, where: tuple[str, ...], port: int) -> None:

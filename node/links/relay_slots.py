@@ -51,6 +51,9 @@ class RelayConfig:
     reserve_s: float = 6.0
 
 
+RELAY_SLOTS = RelayConfig()
+
+
 class Relays:
     """The slots that this peer holds at relays; :meth:`hold` renews them."""
 
@@ -58,13 +61,11 @@ class Relays:
         self,
         transport: Transport,
         introduce: Callable[[], Awaitable[bool]] | None = None,
-        config: RelayConfig | None = None,
     ) -> None:
         """``introduce`` tells the network that this peer is there, before relays are asked; it
         returns whether the network did not know before."""
         self._transport = transport
         self._introduce = introduce
-        self._config = config or RelayConfig()
         self._held: dict[str, tuple[tuple[str, ...], int]] = {}
         self._refused: set[str] = set()
 
@@ -87,8 +88,8 @@ class Relays:
             self._refused.clear()  # they get another chance at the next look
         new = self._introduce is not None and bool(free) and await self._introduce()
         for left in reversed(range(INTRODUCED_TRIES if new else 1)):
-            for relay_id in free[: self._config.tried_max]:
-                if len(self._held) >= self._config.relays:
+            for relay_id in free[: RELAY_SLOTS.tried_max]:
+                if len(self._held) >= RELAY_SLOTS.relays:
                     return
                 addresses = nodes[relay_id].addresses
                 if relay_id in self._held:
@@ -129,14 +130,14 @@ class Relays:
         if relay_id in able and await self._granted(relay_id, nodes[relay_id].addresses):
             me = self._transport.peer_id
             self._held[relay_id] = (circuit_addresses(relay_id, nodes[relay_id].addresses, me), 0)
-        elif misses + 1 < self._config.misses_max:
+        elif misses + 1 < RELAY_SLOTS.misses_max:
             self._held[relay_id] = (addresses, misses + 1)
         else:
             del self._held[relay_id]
 
     async def _granted(self, relay_id: str, addresses: tuple[str, ...]) -> bool:
         try:
-            async with asyncio.timeout(self._config.reserve_s):
+            async with asyncio.timeout(RELAY_SLOTS.reserve_s):
                 await reserve(self._transport, relay_id, addresses)
         except (NetworkError, PeerError, TimeoutError) as error:
             logger.info("no slot at relay %s: %s", relay_id, error)

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 from dht.messages.types import NodeState
-from node.device.nvidia import sensors
 from node.owner.contribution import Contribution, load, save
 from node.owner.live_panel import PANEL, Figures, OwnerPanel, contribution_text, sentence
 from node.owner.reporter import Reporter
@@ -20,7 +19,6 @@ class ContributionConfig:
 
     look_s: float = 2.0
     save_s: float = 60.0
-    sensors_s: float = 10.0
 
 
 CONTRIBUTION = ContributionConfig()
@@ -36,21 +34,19 @@ class ContributionWatch:
         helped: Callable[[], int],
         reporter: Reporter,
         path: Path,
-        gpu: str,
+        sensors: Callable[[], tuple[float | None, float | None]],
     ) -> None:
         """``look`` returns the peer's figures without those that the watch adds and those that
         ``with_others`` adds for a panel; ``helped`` returns the number of answers that it helped
-        with since the start; ``gpu`` is the driver's name of the GPU, empty if there is no driver
-        to ask."""
+        with since the start; ``sensors`` returns what :func:`node.device.nvidia.sensors` did."""
         self._look = look
         self._with_others = with_others
         self._helped = helped
         self._reporter = reporter
         self._path = path
         self._before = load(path)
-        self._gpu = gpu
+        self._sensors = sensors
         self._serving_s = 0.0
-        self._sensors: tuple[float | None, float | None] = (None, None)
 
     async def run(self) -> None:
         """Look and show at intervals; save the last state when cancelled."""
@@ -59,15 +55,11 @@ class ContributionWatch:
         last, last_s = self._look(), started_s
         rates: deque[float] = deque(maxlen=PANEL.rates_shown_max)
         saved_s = started_s
-        sensed_s = -CONTRIBUTION.sensors_s
         try:
             while True:
                 await asyncio.sleep(CONTRIBUTION.look_s)
                 now_s = loop.time()
-                if self._gpu and now_s - sensed_s >= CONTRIBUTION.sensors_s:
-                    sensed_s = now_s
-                    self._sensors = await asyncio.to_thread(sensors, self._gpu)
-                figures = self._look()
+                figures, (temperature_c, power_w) = self._look(), self._sensors()
                 passed_s = max(1e-3, now_s - last_s)
                 self._serving_s += passed_s if figures.state is NodeState.SERVING else 0.0
                 rates.append((figures.tokens - last.tokens) / passed_s)
@@ -79,8 +71,8 @@ class ContributionWatch:
                     down_bytes_per_s=(figures.down_bytes - last.down_bytes) / passed_s,
                     uptime_s=now_s - started_s,
                     lifetime=self._before.plus(figures.tokens, self._helped(), self._serving_s),
-                    temperature_c=self._sensors[0],
-                    power_w=self._sensors[1],
+                    temperature_c=temperature_c,
+                    power_w=power_w,
                 )
                 self._reporter.show(partial(self._panel, shown), partial(sentence, shown))
                 last, last_s = figures, now_s

@@ -6,7 +6,7 @@ import math
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dht.checkpoints.hub import HubId, local_path, served_name
 from dht.command_line import Parser, add_swarm, settle_swarm
@@ -392,6 +392,19 @@ def relays_for_others(arguments: argparse.Namespace) -> bool:
 
     unlimited = arguments.max_up is None and arguments.monthly_cap is None
     return unlimited and chosen_transport(arguments.transport) is TransportKind.DAEMON
+
+
+def said_by_owner(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of the peer's record that follow from its owner's options."""
+    from dht.networks.connecting import chosen_transport
+    from dht.transport.config import TransportKind
+
+    return {
+        "name": arguments.name,
+        "light": chosen_transport(arguments.transport) is TransportKind.LIGHT,
+        "relays": relays_for_others(arguments),
+        "uplink": arguments.uplink_claim,
+    }
 
 
 def has_gpu() -> bool:

@@ -54,6 +54,9 @@ class LinkKeepConfig:
     per_round: int = 8
 
 
+LINK_KEEPING = LinkKeepConfig()
+
+
 class LinkKeeper:
     """Keeps one peer's links measured and published."""
 
@@ -63,13 +66,11 @@ class LinkKeeper:
         directory: Directory,
         stage: StageServer,
         measured: MeasuredLinks,
-        config: LinkKeepConfig | None = None,
     ) -> None:
         """Probes are written to ``measured``."""
         self._transport = transport
         self._directory = directory
         self._stage = stage
-        self._config = config or LinkKeepConfig()
         self._measured = measured
         self._probed: dict[str, tuple[Link, float, float]] = {}
         """Each neighbour's last probe, the age up to which it is fresh, and when it was made by the
@@ -83,7 +84,7 @@ class LinkKeeper:
                 await self._round()
             except NetworkError as error:
                 logger.info("cannot measure links: %s", error)
-            await asyncio.sleep(self._config.every_s)
+            await asyncio.sleep(LINK_KEEPING.every_s)
 
     async def _round(self) -> None:
         me = self._transport.peer_id
@@ -97,7 +98,7 @@ class LinkKeeper:
         }
         missing = [peer_id for peer_id in nodes if peer_id not in fresh | {me: None}]
         missing = probe_order(me, missing)
-        room = min(self._config.per_round, RECORD_BOUNDS.links_max - len(fresh))
+        room = min(LINK_KEEPING.per_round, RECORD_BOUNDS.links_max - len(fresh))
         for peer_id in missing[: max(0, room)]:
             if self._stage.traffic.beside_left_bytes < PROBE.measure_bytes:
                 break  # what the owner lends is for answers
@@ -112,7 +113,7 @@ class LinkKeeper:
         changed = fresh != self._measured.links
         self._measured.links = fresh
         busy = self._busy(nodes)
-        due = now_s - self._published_s > self._config.publish_s
+        due = now_s - self._published_s > LINK_KEEPING.publish_s
         if (fresh or busy) and (changed or busy or due):
             newest = sorted(fresh.values(), key=lambda link: -link.measured_unix_s)
             links = (*busy, *newest)[: RECORD_BOUNDS.links_max]
@@ -123,7 +124,7 @@ class LinkKeeper:
         """The age up to which a new probe is fresh."""
         before = self._probed.get(link.source)
         if before is None or not is_steady(before[0], link):
-            return self._config.fresh_s
+            return LINK_KEEPING.fresh_s
         return min(2 * before[1], RECORD_BOUNDS.link_fresh_max_s)
 
     def _busy(self, nodes: Mapping[str, NodeRecord]) -> list[Link]:

@@ -3,16 +3,28 @@ refined while it serves."""
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from coordinator.policies.links.token_bucket import Allowance
 from dht.identity.uplink import is_true
 from dht.messages.types import NodeRecord, NodeState, UplinkClaim
 from node import VERSION
 from node.device.hardware import Machine
+from node.device.nvidia import sensors
 from node.links.own_rate import LinkSeen, OwnRate
 from node.stage.local_engine import LocalEngine
 from node.stage.server import StageServer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiguresConfig:
+    """How often a peer looks at itself."""
+
+    sensors_s: float = 10.0
+    """Seconds between two looks at the GPU's sensors, each of which starts a program."""
+
+
+FIGURES = FiguresConfig()
 
 
 def first_record(peer_id: str, engine: LocalEngine, machine: Machine) -> NodeRecord:
@@ -41,10 +53,20 @@ class OwnFigures:
         engine: LocalEngine,
         stage: StageServer,
         nodes: Callable[[], Mapping[str, NodeRecord]],
+        gpu: str = "",
     ) -> None:
-        """``nodes`` are the records of all peers, as last read."""
-        self._engine, self._stage, self._nodes = engine, stage, nodes
+        """``nodes`` are the records of all peers, as last read; ``gpu`` is the driver's name of the
+        GPU, empty if there is no driver to ask."""
+        self._engine, self._stage, self._nodes, self._gpu = engine, stage, nodes, gpu
         self._uplink = OwnRate()
+        self.sensors: tuple[float | None, float | None] = (None, None)
+        """The GPU's temperature and power, as :func:`node.device.nvidia.sensors` read them last."""
+
+    async def watch_sensors(self) -> None:
+        """Keep :attr:`sensors` fresh, if there is a driver."""
+        while self._gpu:
+            self.sensors = await asyncio.to_thread(sensors, self._gpu)
+            await asyncio.sleep(FIGURES.sensors_s)
 
     def refined(self, record: NodeRecord) -> NodeRecord:
         """``record`` with the figures known now. What the owner lends bounds the rates."""

@@ -15,6 +15,7 @@ from dht.budget import SHARES, Budget
 from dht.errors import MachineError, NetworkError
 from dht.messages.types import NodeRecord, NodeState, Reach
 from dht.process.supervision import PartFunction, Supervisor, beside
+from node.links.lent_traffic import TRAFFIC
 from node.links.measured_links import MeasuredLinks
 from node.links.probe import ProbeServer
 from node.links.reachability import ReachKeeper, ReachServer
@@ -291,7 +292,7 @@ class Peer:
         """Keep the month's count of traffic, and report what it was for."""
         traffic = self._stage.traffic
         while True:
-            await asyncio.sleep(traffic.config.save_every_s)
+            await asyncio.sleep(TRAFFIC.save_every_s)
             traffic.save()
             self._reporter.event("traffic", bytes=dict(traffic.purposes))
 

@@ -22,6 +22,7 @@ from coordinator.plans.move_waits import (
 from coordinator.plans.store import PlanStore
 from coordinator.policies.failure.asked import Asked, AskedConfig
 from coordinator.policies.failure.pinger import BY_PEERS, answers_ping
+from coordinator.policies.routing.balance import BALANCE
 from coordinator.problem.from_records import problem_of
 from coordinator.runtime import Coordinator
 from dht.errors import NetworkError
@@ -56,7 +57,7 @@ UNTOLD_S = 5.0
 class FollowConfig:
     """How a peer follows plans; times in seconds."""
 
-    move_s: float = 20.0
+    move_s: float = BALANCE.move_s
     """How long sessions on layers that a plan takes away may take to move elsewhere."""
     alone_s: float = 60.0
     """Time without a coordinator after which a peer without layers takes some by itself."""

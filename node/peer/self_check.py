@@ -111,14 +111,13 @@ class SelfChecker:
         serves: Callable[[], bool],
         again: Callable[[], None],
         reporter: Reporter,
-        check: SelfCheck | None = None,
     ) -> None:
         """``again`` announces everything once more."""
         self._transport = transport
         self._serves = serves
         self._again = again
         self._reporter = reporter
-        self._check = check or SelfCheck()
+        self._check = SelfCheck()
         self.trouble = ""
         """What is wrong now; empty where others see this peer."""
 

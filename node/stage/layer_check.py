@@ -129,13 +129,13 @@ class CheckConfig:
     remembered_max: int = 1024
 
 
+CHECKING = CheckConfig()
+
+
 class LayerChecker:
     """Knows which peers have shown that they hold layers that this peer holds, too."""
 
-    def __init__(
-        self, transport: Transport, engine: RunsLayers, config: CheckConfig | None = None
-    ) -> None:
-        self._config = config or CheckConfig()
+    def __init__(self, transport: Transport, engine: RunsLayers) -> None:
         self._transport = transport
         self._engine = engine
         self._rng = random.Random(transport.peer_id)  # noqa: S311  who is asked first is no secret
@@ -160,19 +160,19 @@ class LayerChecker:
         asked: list[NodeRecord] = []
         unknown: list[NodeRecord] = []
         for record in holders:
-            shown, at_s = self._seen.get(_name(record), (False, -self._config.retry_s))
+            shown, at_s = self._seen.get(_name(record), (False, -CHECKING.retry_s))
             if again:
                 if shown:
                     unknown.append(record)
-            elif shown and now_s - at_s < self._config.proven_s:
+            elif shown and now_s - at_s < CHECKING.proven_s:
                 found.add(record.peer_id)
                 left -= set(range(record.start, record.end))
-            elif shown or now_s - at_s >= self._config.retry_s:
+            elif shown or now_s - at_s >= CHECKING.retry_s:
                 unknown.append(record)
         self._rng.shuffle(unknown)
         for record in unknown:
             layers = set(range(record.start, record.end))
-            if left & layers and (again or len(asked) < self._config.asked_at_once):
+            if left & layers and (again or len(asked) < CHECKING.asked_at_once):
                 asked.append(record)
                 left -= layers if again else set()
         shows = await asyncio.gather(*(self._shows(record, mine) for record in asked))
@@ -181,7 +181,7 @@ class LayerChecker:
             self._seen[_name(record)] = shown, asyncio.get_running_loop().time()
             if shown:
                 found.add(record.peer_id)
-        while len(self._seen) > self._config.remembered_max:
+        while len(self._seen) > CHECKING.remembered_max:
             del self._seen[next(iter(self._seen))]
         return frozenset(found)
 
@@ -201,7 +201,7 @@ class LayerChecker:
             return False
         check = LayerCheck(nonce=nonce, start=start, end=start + count)
         try:
-            async with asyncio.timeout(self._config.answer_s):
+            async with asyncio.timeout(CHECKING.answer_s):
                 theirs = await self._ask(record, check, made.shape[1])
         except (NetworkError, PeerError, RowsError, TimeoutError) as error:
             logger.info("peer %s does not show its layers: %s", record.peer_id, error)

@@ -293,6 +293,12 @@ class StagePipeline(StagePart):
                     self._drafting.sent(live.drafting, len(session.drafts))
 
     def _chunk_tokens(self, live: Live) -> int:
+        """Rows of the session's next chunk, at most as many as a frame holds at every stage."""
+        return min(
+            self._quick_chunk_tokens(live), codec.FRAME_BOUNDS.chunk_bytes // self._shell.row_bytes
+        )
+
+    def _quick_chunk_tokens(self, live: Live) -> int:
         """Rows of the session's next chunk, from measured times of steps and the next link."""
         session = live.session
         if self._config.chunk_tokens is not None:

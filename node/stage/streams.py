@@ -63,6 +63,9 @@ class StreamConfig:
     """Longest pause within a frame that comes in parts."""
 
 
+READING = StreamConfig()
+
+
 class StageStreams:
     """Reads streams and hands their messages to a :class:`node.stage.server.StageServer`."""
 
@@ -71,10 +74,8 @@ class StageStreams:
         transport: Transport,
         stage: StageServer,
         budget: Budget | None = None,
-        config: StreamConfig | None = None,
     ) -> None:
         """``budget`` bounds what unfinished frames take."""
-        self._config = config or StreamConfig()
         self._transport = transport
         self._stage = stage
         self._budget = budget or Budget()
@@ -110,7 +111,7 @@ class StageStreams:
 
         A close alone frees a stage that is no longer on the session's route.
         """
-        frame = await self._read(stream, self._config.first_frame_s, codec.FRAME_BOUNDS.bytes_max)
+        frame = await self._read(stream, READING.first_frame_s, codec.FRAME_BOUNDS.bytes_max)
         open_ = frame.message
         if isinstance(open_, SessionClose):
             self._stage.close_for(open_, stream.remote_peer_id)
@@ -134,7 +135,7 @@ class StageStreams:
     async def _copy_kv(self, stream: Stream, order: KvCopy) -> None:
         """Copy a session's KV to another peer for its client, until done or the client is gone."""
         copying = asyncio.create_task(self._stage.copies.send(order, stream.remote_peer_id))
-        most = self._config.control_bytes_max
+        most = READING.control_bytes_max
         gone = asyncio.create_task(codec.read_frame(stream, limit_bytes=most))
         try:
             await asyncio.wait({copying, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -157,8 +158,8 @@ class StageStreams:
         """Handle one frame of a client's session; False when the client closes."""
         await sender.room()
         token_ids = min(open_.prompt_tokens, SESSION_BOUNDS.prompt_tokens_max)
-        longest = self._config.control_bytes_max + self._config.token_id_bytes_max * token_ids
-        frame = await self._read(stream, self._config.client_silence_s, longest)
+        longest = READING.control_bytes_max + READING.token_id_bytes_max * token_ids
+        frame = await self._read(stream, READING.client_silence_s, longest)
         mine = (open_.session, open_.attempt)
         match frame.message:
             case Prompt() as prompt if (prompt.session, prompt.attempt) == mine:
@@ -173,8 +174,9 @@ class StageStreams:
 
     async def _serve_tokens(self, stream: Stream) -> None:
         """Send the tokens of a session, whose last stage is here, to its client."""
-        config = self._config
-        attach = (await self._read(stream, config.first_frame_s, config.control_bytes_max)).message
+        attach = (
+            await self._read(stream, READING.first_frame_s, READING.control_bytes_max)
+        ).message
         if not isinstance(attach, TokensAttach):
             raise codec.MalformedError("a token stream starts with an attach")
         async with _sending(stream) as sender:
@@ -187,7 +189,7 @@ class StageStreams:
                 while True:
                     await sender.room()
                     frame = await self._read(
-                        stream, config.client_silence_s, config.control_bytes_max
+                        stream, READING.client_silence_s, READING.control_bytes_max
                     )
                     if not isinstance(frame.message, Ping):
                         raise codec.MalformedError("only pings follow an attach")
@@ -203,7 +205,7 @@ class StageStreams:
             held = asyncio.Event()
             crediting = asyncio.create_task(self._keep_crediting(reader, sender, held))
             try:
-                limit_s = self._config.first_frame_s
+                limit_s = READING.first_frame_s
                 while True:
                     async with asyncio.timeout(limit_s):
                         frame = await reader.read()
@@ -216,9 +218,7 @@ class StageStreams:
                     self._credit(reader, sender)
                     if reader.holds:
                         held.set()
-                    limit_s = (
-                        self._config.part_s if reader.unfinished else self._config.hop_silence_s
-                    )
+                    limit_s = READING.part_s if reader.unfinished else READING.hop_silence_s
                     await sender.room()
             finally:
                 reader.close()
@@ -233,7 +233,7 @@ class StageStreams:
         """Let others have the loop; for a while, where the peer sends too many of something."""
         now_s = asyncio.get_running_loop().time()
         within = self._budget.rate(limit).take(stream.remote_peer_id, 1, now_s)
-        await asyncio.sleep(0.0 if within else self._config.pause_s)
+        await asyncio.sleep(0.0 if within else READING.pause_s)
 
     def _credit(self, reader: LinkReader, sender: FrameSender) -> None:
         hold = self._stage.pipeline.behind or self._stage.traffic.down_exceeded
@@ -247,7 +247,7 @@ class StageStreams:
         """Give held-back credit as soon as this stage has caught up."""
         while True:
             await held.wait()
-            await asyncio.sleep(self._config.credit_s)
+            await asyncio.sleep(READING.credit_s)
             self._credit(reader, sender)
             if not reader.holds:
                 held.clear()

@@ -14,7 +14,7 @@ from hypothesis import given
 from client.health.app import Page, metrics_text
 from client.health.served import ServedTally
 from client.health.state import Probe, SeenPeer, SwarmSnapshot, build_state
-from client.view.view import SwarmView
+from client.view.view import SwarmView, ViewConfig
 from coordinator.evaluation.plan_check import check_shape
 from coordinator.planning.solve import SolveRequest, solve_request
 from coordinator.plans.announced_problem import announced_problem
@@ -275,7 +275,7 @@ def test_a_view_draws_routes_of_whatever_is_announced(drawn: Choices) -> None:
     peer = drawn.one_of(NAMES)
 
     def draw() -> None:
-        view = SwarmView(avoid_s=10.0, busy_s=1.0, stale_s=5.0, pin=PIN)
+        view = SwarmView(ViewConfig(avoid_s=10.0), pin=PIN)
         view.take_nodes(seen.nodes)
         if not check_shape(plan):
             view.take_plans({plan.version: plan})
@@ -338,7 +338,7 @@ def test_the_health_page_shows_whatever_is_announced(drawn: Choices) -> None:
         )
         for each in seen.nodes.values()
     )
-    view = SwarmView(avoid_s=10.0, busy_s=1.0, stale_s=5.0, pin=PIN)
+    view = SwarmView(ViewConfig(avoid_s=10.0), pin=PIN)
     view.take_nodes(seen.nodes)
     route = view.draw((), frozenset(), 1, 0.0)
 

@@ -35,7 +35,7 @@ from coordinator.plans.transition import (
 )
 from coordinator.plans.versions import believed, next_version, number_max, plausible, rank
 from coordinator.problem.from_records import problem_of
-from coordinator.simulator.core import event_log
+from coordinator.simulator.core.clock import log_event
 from dht.messages.types import (
     NO_VERSION,
     Assignment,
@@ -419,7 +419,7 @@ class World:
 
     def note(self, text: str) -> None:
         line = f"{self.now_s:.3f} {text}"
-        event_log.log_event(line)
+        log_event(line)
         self.trace.update(f"{line}\n".encode())
 
     # Running

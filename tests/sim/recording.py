@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.simulator.core.event_log import recorded
+from coordinator.simulator.core.clock import recorded
 
 EACH = 3
 """Every third test of a file is run: those of one file run much the same simulation."""

@@ -12,9 +12,17 @@ from client.session import attempt
 from dht.messages import codec
 from dht.messages.session import Prompt, SessionAccepted
 from dht.transport.interface import SESSION_PROTOCOL
+from node.engine.work_item import WorkItem
 from testing.clock import run_virtual
 from testing.network import LinkModel
-from tests.sim.paper_swarm import CONTEXT, PaperPeer, PaperSwarm, answer_of, paper_swarm
+from tests.sim.paper_swarm import (
+    CONTEXT,
+    PaperEngine,
+    PaperPeer,
+    PaperSwarm,
+    answer_of,
+    paper_swarm,
+)
 from tests.sim.test_hostile import open_for
 
 pytestmark = pytest.mark.sim
@@ -55,6 +63,22 @@ async def test_answers_are_right_and_everything_is_freed(
             assert answer.token_ids == answer_of(prompt, 20)
             assert answer.failovers == 0
         await until(lambda: held(swarm) == 0)
+
+
+@pytest.mark.virtual(limit_s=600)
+async def test_a_chunk_has_no_more_rows_than_a_frame_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
+        engine, sizes = swarm.peers[0].engine, list[int]()
+
+        def submit(item: WorkItem) -> None:
+            sizes.append(item.tokens)
+            PaperEngine.submit(engine, item)
+
+        monkeypatch.setattr(engine, "submit", submit)
+        monkeypatch.setattr(codec.FrameBounds, "chunk_bytes", 5 * 4)
+        answer = await client.generate(PROMPT, max_new_tokens=4)
+        assert answer.token_ids == answer_of(PROMPT, 4)
+        assert max(sizes) == 5
 
 
 @pytest.mark.virtual(limit_s=600)

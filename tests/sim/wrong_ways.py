@@ -8,6 +8,7 @@ from dht.identity.grant import grant
 from dht.messages import codec
 from dht.messages.kv import KvCopy, KvPages, KvTaken
 from dht.messages.peer import (
+    PEER_BOUNDS,
     LayerCheck,
     PlanRequest,
     ProbeData,
@@ -207,7 +208,7 @@ SILENCES = (
         OPEN, Told(SessionAccepted), [PING] * 12_000, Silence(70)), "streams_ended", 1),
     Way("pongs of a hop never read", HOP, ([PING] * 12_000, Silence(70)), "streams_ended", 1),
     Way("a probe never read", PROBE, (
-        ProbeRequest(size_bytes=8 << 20), Silence(30)), "TimeoutError", 1),
+        ProbeRequest(size_bytes=PEER_BOUNDS.probe_bytes_max), Silence(30)), "TimeoutError", 1),
 )  # fmt: skip
 HALF_CLOSED = (
     Way("ended after the open", SESSION, (OPEN, Told(SessionAccepted), CLOSE), "closed"),
@@ -216,8 +217,8 @@ HALF_CLOSED = (
     Way("a hop ended after the open", HOP, (RELAYED, Told(SessionAccepted), CLOSE), "paused"),
 )  # fmt: skip
 WRONG_WORDS = (
-    Way("a frame of 32 MiB and a byte", SESSION, (HUGE,), "malformed"),
-    Way("an attach of 32 MiB and a byte", LAST, (HUGE,), "malformed"),
+    Way("a frame a byte too long", SESSION, (HUGE,), "malformed"),
+    Way("an attach a byte too long", LAST, (HUGE,), "malformed"),
     Way("a version before this", HOP, (OLD_PING,), "malformed"),
     Way("an open for the second hop", SESSION, (MISPLACED,), "malformed"),
     Way("rows of another length", HOP, (rows(S, 0, 9, bytes(4)),), "malformed"),
@@ -227,8 +228,8 @@ WRONG_WORDS = (
         [part(number, 0, 9, b"abc") for number in range(9)],), "malformed"),
     Way("parts that contradict", HOP, (
         part(1, 0, 9, b"abc"), part(1, 3, 8, b"abc")), "malformed"),
-    Way("probes of 8 MiB and a byte", PROBE, (
-        ProbeRequest(size_bytes=8 << 20), [Told(ProbeData)] * 256,
+    Way("probes a byte too long", PROBE, (
+        ProbeRequest(size_bytes=PEER_BOUNDS.probe_bytes_max), [Told(ProbeData)] * 256,
         ProbeRequest(size_bytes=1)), "MalformedError"),
     Way("a check of five layers", LAYERS_PROTOCOL, (
         LayerCheck(nonce=bytes(16), start=0, end=5),), "MalformedError"),

@@ -31,6 +31,7 @@ from client.gateway.protocols.formats import format_grammar, is_free, tools_gram
 from client.gateway.protocols.messages import Function
 from client.gateway.protocols.requests import (
     CHAT_TOKENS_DEFAULT,
+    REQUEST,
     ChatRequest,
     CompletionRequest,
     StreamOptions,
@@ -74,7 +75,6 @@ class CompletionService:
         *,
         template: ChatTemplate | None,
         defaults: SamplingDefaults,
-        choices_max: int = 256,
         chat_tokens: int | None = CHAT_TOKENS_DEFAULT,
         trials: GrammarTrials | None = None,
     ) -> None:
@@ -84,7 +84,6 @@ class CompletionService:
         self._answers = answers
         self._template = template
         self._defaults = defaults
-        self._choices_max = choices_max
         self._chat_tokens = chat_tokens
         self._threads = TextThreads()
         tokenizer = swarm.text.tokenizer
@@ -286,10 +285,10 @@ class CompletionService:
             return [ids], [text]
         prompts = prompts_of(request)
         n = request.n or 1
-        if len(prompts) * n > self._choices_max:
+        if len(prompts) * n > REQUEST.answers_max:
             raise bad_request(
                 f"{len(prompts)} prompts with n {n} are {len(prompts) * n} answers;"
-                f" {self._choices_max} at most",
+                f" {REQUEST.answers_max} at most",
                 "n",
             )
         special = request.add_special_tokens is not False

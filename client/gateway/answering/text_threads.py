@@ -19,6 +19,9 @@ class ThreadsConfig:
     long_threads: int = 1
 
 
+THREADS = ThreadsConfig()
+
+
 class TextThreads:
     """Runs templates, tokenizers and writers of log probabilities, few at once.
 
@@ -26,10 +29,9 @@ class TextThreads:
     it begins is left out.
     """
 
-    def __init__(self, config: ThreadsConfig | None = None) -> None:
-        self._config = config = config or ThreadsConfig()
-        self._short = ThreadPoolExecutor(config.short_threads, "short texts")
-        self._long = ThreadPoolExecutor(config.long_threads, "long texts")
+    def __init__(self) -> None:
+        self._short = ThreadPoolExecutor(THREADS.short_threads, "short texts")
+        self._long = ThreadPoolExecutor(THREADS.long_threads, "long texts")
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
         """What ``work()`` returns or raises; ``size`` in characters or log probabilities.
@@ -38,5 +40,5 @@ class TextThreads:
         """
         if not size:
             return work()
-        pool = self._long if size >= self._config.long_size else self._short
+        pool = self._long if size >= THREADS.long_size else self._short
         return await asyncio.get_running_loop().run_in_executor(pool, work)

@@ -10,13 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from client.answer.defaults import SamplingDefaults
-from client.answer.generation import GenerationOptions, PrefixCache
+from client.answer.generation import PASSED_ON, GenerationOptions, PrefixCache
 from client.gateway.errors import bad_request, not_text
 from client.gateway.protocols.messages import (
     MESSAGES_MAX,
@@ -33,12 +33,8 @@ from dht.messages.session import (
     SESSION_BOUNDS,
     Alternatives,
     Bias,
-    MinP,
-    Penalty,
     Priority,
-    RepetitionPenalty,
-    Temperature,
-    TopP,
+    Sampling,
 )
 
 PROMPT_FIELDS = frozenset({"prompt", "messages", "input", "system", "instructions"})
@@ -54,6 +50,8 @@ class RequestConfig:
     """Characters that take as long as a message alone."""
     prompts_max: int = 256
     choices_max: int = 16
+    answers_max: int = 256
+    """Maximum answers of one request: its choices of all its prompts."""
     stops_max: int = 16
     stop_chars_max: int = 1024
     salt_chars_max: int = 256
@@ -129,7 +127,27 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     json_object: bool | None = None
 
 
-class Sampled(msgspec.Struct, kw_only=True):
+OTHERWISE = frozenset({"top_k", "min_new_tokens", "logprobs", "prompt_logprobs"})
+"""Options for peers that requests say by another name, or with other numbers."""
+ALIKE = tuple(name for name in PASSED_ON if name not in OTHERWISE)
+"""Options for peers that requests say as peers get them."""
+
+if TYPE_CHECKING:
+
+    class Passed(msgspec.Struct, kw_only=True):
+        """Those of the fields that translations of other interfaces name."""
+
+        temperature: float | None = None
+        top_p: float | None = None
+
+else:
+    _HINTS = get_type_hints(Sampling, include_extras=True)
+    Passed = msgspec.defstruct(
+        "Passed", [(name, _HINTS[name] | None, None) for name in ALIKE], kw_only=True
+    )
+
+
+class Sampled(Passed, kw_only=True):
     """What both kinds of requests have in common."""
 
     model: str | None = None
@@ -138,17 +156,11 @@ class Sampled(msgspec.Struct, kw_only=True):
     n: Choices | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=REQUEST.stops_max)] | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = None
     max_tokens: MostTokens | None = None
     max_completion_tokens: MostTokens | None = None
     # vLLM's
     top_k: int | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
     min_tokens: TokenCount | None = None
     stop_token_ids: Annotated[list[int], Meta(max_length=32)] | None = None
     ignore_eos: bool | None = None
@@ -443,19 +455,13 @@ def request_options(
 
     def chosen(name: str) -> Any:
         value = getattr(request, name)
-        return getattr(defaults, name) if value is None else value
+        return getattr(defaults, name, None) if value is None else value
 
     try:
         return GenerationOptions(
             max_new_tokens=max_new_tokens,
             min_new_tokens=request.min_tokens or 0,
-            temperature=chosen("temperature"),
-            top_p=chosen("top_p"),
             top_k=max(0, chosen("top_k")),  # vLLM's -1 is all
-            min_p=chosen("min_p"),
-            repetition_penalty=chosen("repetition_penalty"),
-            presence_penalty=request.presence_penalty or 0.0,
-            frequency_penalty=request.frequency_penalty or 0.0,
             logit_bias=_bias(request.logit_bias or {}),
             # vLLM's, and llama.cpp's: -1 is any.
             seed=None if request.seed in (None, -1) else request.seed & ((1 << 63) - 1),
@@ -470,6 +476,7 @@ def request_options(
             prefix_cache=PrefixCache(request.prefix_cache or PrefixCache.OWN),
             cache_salt=request.cache_salt or "",
             speculate=request.speculate is not False,
+            **{name: value for name in ALIKE if (value := chosen(name)) is not None},
         )
     except UserError as error:
         name = str(error).partition(" ")[0]

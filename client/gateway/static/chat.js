@@ -460,9 +460,9 @@ function readSettings() {
 }
 
 async function useSettings() {
-  const typed = find("temperature").value.trim(), degree = Number(typed);
+  const typed = find("temperature"), { rangeUnderflow, rangeOverflow } = typed.validity;
   chat.system = find("system").value.trim();
-  chat.temperature = typed && degree >= 0 && degree <= 2 ? degree : null;
+  chat.temperature = typed.value && !rangeUnderflow && !rangeOverflow ? Number(typed.value) : null;
   settings = { system: chat.system, temperature: chat.temperature, keeps: find("keeps").checked };
   try { localStorage.setItem(SETTINGS, JSON.stringify(settings)); } catch { /* for this page alone */ }
   find("set").classList.toggle("changed", Boolean(chat.system) || chat.temperature !== null);

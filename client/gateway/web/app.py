@@ -9,6 +9,7 @@ from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Callable,
+    Coroutine,
 )
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ from client.gateway.web.dialects import (
     RESPONSES,
     Dialect,
 )
-from client.gateway.web.openapi import document
+from client.gateway.web.openapi import Endpoint, document
 from client.gateway.web.request_log import HUNG_UP, Asked
 from client.pages.fixed import fixed_file, page_files
 from client.swarm.swarm import Swarm
@@ -135,37 +136,13 @@ class Gateway:
         )
         self._paths: dict[str, str] = {}
         """The path that an endpoint is documented with, by each that it has."""
-        for method, path, handler in (
-            ("POST", "/v1/chat/completions", self._chat),
-            ("POST", "/v1/completions", self._completions),
-            ("POST", "/v1/messages", self._messages),
-            ("POST", "/v1/messages/count_tokens", self._count_tokens),
-            ("POST", "/v1/responses", self._responses),
-            ("POST", "/v1/embeddings", self._embeddings),
-            ("POST", "/api/embed", self._embeddings),
-            ("POST", "/api/embeddings", self._embeddings),
-            ("GET", "/v1/models", self._models),
-            ("GET", "/v1/models/{model:.+}", self._model),
-            ("POST", "/api/chat", partial(self._generate, dialect=OLLAMA_CHATS)),
-            ("POST", "/api/generate", partial(self._generate, dialect=OLLAMA_TEXTS)),
-            ("POST", "/api/show", self._show),
-            ("GET", "/api/tags", self._tags),
-            ("GET", "/api/ps", self._tags),
-            ("GET", "/api/version", self._version),
-        ):
-            for alias in _aliases(path):
-                route = web.get if method == "GET" else web.post
-                resource = self.app.add_routes([route(alias, handler)])[0].resource
+        for endpoint, handler in ENDPOINTS:
+            route = web.get if endpoint.method == "GET" else web.post
+            for alias in _aliases(endpoint.path) if endpoint.is_api else [endpoint.path]:
+                resource = self.app.add_routes([route(alias, partial(handler, self))])[0].resource
                 assert resource is not None  # noqa: S101  it has a path
-                self._paths[resource.canonical] = path.replace(":.+", "")
-        self.app.add_routes(
-            [
-                web.get("/health", self._health),
-                web.get("/metrics", self._show_metrics),
-                web.get("/openapi.json", self._openapi),
-                *(web.get(path, self._chat_page) for path in CHAT_FILES),
-            ]
-        )
+                self._paths[resource.canonical] = endpoint.name
+        self.app.add_routes([web.get(path, self._chat_page) for path in CHAT_FILES])
 
     # Around every request
 
@@ -272,15 +249,6 @@ class Gateway:
 
     # Answers
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, CHATS)
-
-    async def _completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, COMPLETIONS)
-
-    async def _messages(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, MESSAGES)
-
     async def _count_tokens(self, request: web.Request) -> web.Response:
         async with self._admitted(request) as body:
             asked = anthropic_messages.prompt_of(
@@ -288,9 +256,6 @@ class Gateway:
             )
             async with self._served.use(asked.model) as model:
                 return _json({"input_tokens": await model.service.count(asked)})
-
-    async def _responses(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, RESPONSES)
 
     @asynccontextmanager
     async def _admitted(self, request: web.Request) -> AsyncIterator[bytes]:
@@ -544,7 +509,67 @@ class Gateway:
         return fixed_file(CHAT_FILES[request.path], request)
 
     async def _openapi(self, request: web.Request) -> web.Response:
-        return _json(document(with_keys=bool(self._keys)))
+        endpoints = (endpoint for endpoint, _ in ENDPOINTS)
+        return _json(document(endpoints, with_keys=bool(self._keys)))
+
+
+EndpointHandler = Callable[[Gateway, web.Request], Coroutine[Any, Any, web.StreamResponse]]
+
+
+_get, _post = partial(Endpoint, method="GET"), partial(Endpoint, method="POST")
+
+
+def _answers(path: str, summary: str, dialect: Dialect) -> tuple[Endpoint, EndpointHandler]:
+    """An endpoint that answers requests of a dialect."""
+
+    async def handle(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+        return await gateway._generate(request, dialect)
+
+    return _post(path=path, summary=summary, body=dialect.kind, streams=True), handle
+
+
+ENDPOINTS: tuple[tuple[Endpoint, EndpointHandler], ...] = (
+    _answers("/v1/chat/completions", "Answer a chat with the model's own chat template.", CHATS),
+    _answers("/v1/completions", "Continue text or token ids.", COMPLETIONS),
+    _answers("/v1/messages", "Answer a chat in Anthropic's form.", MESSAGES),
+    (
+        _post(
+            path="/v1/messages/count_tokens",
+            summary="Count the tokens of a chat's prompt.",
+            body=anthropic_messages.CountRequest,
+        ),
+        Gateway._count_tokens,
+    ),
+    _answers(
+        "/v1/responses",
+        "Answer items in the form of OpenAI's Responses; nothing is stored.",
+        RESPONSES,
+    ),
+    _answers("/api/chat", "Answer a chat in Ollama's form.", OLLAMA_CHATS),
+    _answers("/api/generate", "Answer a text in Ollama's form.", OLLAMA_TEXTS),
+    (_post(path="/api/show", summary="One model.", body=ollama.ShowRequest), Gateway._show),
+    (_get(path="/api/tags", summary="The models."), Gateway._tags),
+    (_get(path="/api/ps"), Gateway._tags),
+    (_get(path="/api/version", summary="Ollama's version."), Gateway._version),
+    (
+        _post(path="/v1/embeddings", summary="Refused: the model writes text."),
+        Gateway._embeddings,
+    ),
+    (_post(path="/api/embed"), Gateway._embeddings),
+    (_post(path="/api/embeddings"), Gateway._embeddings),
+    (_get(path="/v1/models", summary="The model that is served."), Gateway._models),
+    (_get(path="/v1/models/{model:.+}", summary="One model."), Gateway._model),
+    (
+        _get(path="/health", summary="Whether all layers are held, and which are not."),
+        Gateway._health,
+    ),
+    (
+        _get(path="/metrics", summary="Figures for Prometheus.", media="text/plain"),
+        Gateway._show_metrics,
+    ),
+    (_get(path="/openapi.json", summary="This document."), Gateway._openapi),
+)
+"""What is answered at which path, as routes and as the OpenAPI document."""
 
 
 def _aliases(path: str) -> list[str]:

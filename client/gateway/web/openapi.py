@@ -1,13 +1,11 @@
 """The gateway's own OpenAPI document, made from the structures that requests are parsed with."""
 
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-
-from client.gateway.protocols.anthropic_messages import CountRequest, MessagesRequest
-from client.gateway.protocols.ollama import OllamaChat, OllamaGenerate, ShowRequest
-from client.gateway.protocols.openai_responses import ResponsesRequest
-from client.gateway.protocols.requests import ChatRequest, CompletionRequest
 
 ERROR = {
     "type": "object",
@@ -42,7 +40,6 @@ OLLAMA_ERROR = {
     "required": ["error"],
     "properties": {"error": {"type": "string"}},
 }
-EVENTS = "text/event-stream"
 STATUSES = {
     "400": "The request is at fault; the message says how.",
     "401": "A key is missing or wrong.",
@@ -57,86 +54,60 @@ STATUSES = {
 }
 
 
-def document(*, with_keys: bool) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A path that the gateway answers at."""
+
+    method: str
+    path: str
+    summary: str = ""
+    """Empty: it is not documented."""
+    body: type[msgspec.Struct] | None = None
+    """The structure that requests are parsed with."""
+    media: str = "application/json"
+    streams: bool = False
+    """Whether the answer may come as a stream."""
+
+    @property
+    def name(self) -> str:
+        """The path as it is documented and counted."""
+        return self.path.replace(":.+", "")
+
+    @property
+    def is_api(self) -> bool:
+        """Whether programs call it, with a key where keys are asked."""
+        return self.path.startswith(("/v1/", "/api/"))
+
+    @property
+    def stream(self) -> str:
+        """The media type of the answer as a stream."""
+        return "application/x-ndjson" if self.path.startswith("/api/") else "text/event-stream"
+
+    @property
+    def error(self) -> str:
+        """The name of the component that errors have the form of."""
+        if self.path.startswith("/api/"):
+            return "OllamaError"
+        return "AnthropicError" if "messages" in self.path.split("/") else "Error"
+
+
+def document(endpoints: Iterable[Endpoint], *, with_keys: bool) -> dict[str, Any]:
     """The document; ``with_keys`` says that requests need a key."""
-    kinds = [ChatRequest, CompletionRequest, MessagesRequest, CountRequest, ResponsesRequest]
-    kinds += [OllamaChat, OllamaGenerate, ShowRequest]
-    (chat, completion, message, counted, asked, *others), components = (
-        msgspec.json.schema_components(
-            kinds,
-            ref_template="#/components/schemas/{name}",
-        )
+    told = [each for each in endpoints if each.summary]
+    kinds = list(dict.fromkeys(each.body for each in told if each.body is not None))
+    schemas, components = msgspec.json.schema_components(
+        kinds, ref_template="#/components/schemas/{name}"
     )
+    bodies = dict(zip(kinds, schemas, strict=True))
     components["OllamaError"] = OLLAMA_ERROR
     components["Error"] = ERROR
     components["AnthropicError"] = ANTHROPIC_ERROR
-    paths = {
-        "/v1/chat/completions": {
-            "post": _operation(
-                "Answer a chat with the model's own chat template.", body=chat, stream=EVENTS
-            )
-        },
-        "/v1/completions": {
-            "post": _operation("Continue text or token ids.", body=completion, stream=EVENTS)
-        },
-        "/v1/messages": {
-            "post": _operation(
-                "Answer a chat in Anthropic's form.",
-                body=message,
-                stream=EVENTS,
-                error="AnthropicError",
-            )
-        },
-        "/v1/messages/count_tokens": {
-            "post": _operation(
-                "Count the tokens of a chat's prompt.", body=counted, error="AnthropicError"
-            )
-        },
-        "/v1/responses": {
-            "post": _operation(
-                "Answer items in the form of OpenAI's Responses; nothing is stored.",
-                body=asked,
-                stream=EVENTS,
-            )
-        },
-        "/api/chat": {
-            "post": _operation(
-                "Answer a chat in Ollama's form.",
-                body=others[0],
-                stream="application/x-ndjson",
-                error="OllamaError",
-            )
-        },
-        "/api/generate": {
-            "post": _operation(
-                "Answer a text in Ollama's form.",
-                body=others[1],
-                stream="application/x-ndjson",
-                error="OllamaError",
-            )
-        },
-        "/api/show": {"post": _operation("One model.", body=others[2], error="OllamaError")},
-        "/api/tags": {"get": _operation("The models.", error="OllamaError")},
-        "/api/version": {"get": _operation("Ollama's version.", error="OllamaError")},
-        "/v1/embeddings": {"post": _operation("Refused: the model writes text.")},
-        "/v1/models": {"get": _operation("The model that is served.")},
-        "/v1/models/{model}": {
-            "get": {
-                **_operation("One model."),
-                "parameters": [
-                    {
-                        "name": "model",
-                        "in": "path",
-                        "required": True,
-                        "schema": {"type": "string", "minLength": 1},
-                    }
-                ],
-            }
-        },
-        "/health": {"get": _operation("Whether all layers are held, and which are not.")},
-        "/metrics": {"get": _operation("Figures for Prometheus.", media="text/plain")},
-        "/openapi.json": {"get": _operation("This document.")},
-    }
+    paths: dict[str, Any] = {}
+    for each in told:
+        body = None if each.body is None else bodies[each.body]
+        operation = paths.setdefault(each.name, {})[each.method.lower()] = _operation(each, body)
+        if with_keys and each.is_api:
+            operation["security"] = [{"key": []}]
     found: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
@@ -149,35 +120,28 @@ def document(*, with_keys: bool) -> dict[str, Any]:
     }
     if with_keys:
         found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        for path, methods in paths.items():
-            if path.startswith(("/v1/", "/api/")):
-                for operation in methods.values():
-                    operation["security"] = [{"key": []}]
     return found
 
 
-def _operation(
-    summary: str,
-    *,
-    body: dict[str, Any] | None = None,
-    stream: str = "",
-    media: str = "application/json",
-    error: str = "Error",
-) -> dict[str, Any]:
+def _operation(endpoint: Endpoint, body: dict[str, Any] | None) -> dict[str, Any]:
+    media = endpoint.media
     content: dict[str, Any] = {media: {"schema": {} if media != "text/plain" else _TEXT}}
-    if stream:
-        content[stream] = {}
-    shape = {"$ref": f"#/components/schemas/{error}"}
+    if endpoint.streams:
+        content[endpoint.stream] = {}
+    shape = {"$ref": f"#/components/schemas/{endpoint.error}"}
     failed = {"application/json": {"schema": shape}}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     for status, text in STATUSES.items():
         responses[status] = {"description": text, "content": failed}
-    operation: dict[str, Any] = {"summary": summary, "responses": responses}
+    operation: dict[str, Any] = {"summary": endpoint.summary, "responses": responses}
     if body is not None:
         operation["requestBody"] = {
             "required": True,
             "content": {"application/json": {"schema": body}},
         }
+    if names := re.findall(r"{(\w+)}", endpoint.name):
+        named = {"in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        operation["parameters"] = [{"name": name, **named} for name in names]
     return operation
 
 

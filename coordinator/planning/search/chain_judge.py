@@ -46,13 +46,15 @@ class JudgeConfig:
     bytes/s it says nothing of other chains."""
 
 
+JUDGING = JudgeConfig()
+
+
 class Judge:
     """The tokens/s of chains by the estimate, and a guess at them in a hundredth of the time."""
 
-    def __init__(self, problem: Problem, service: Service, config: JudgeConfig | None = None):
+    def __init__(self, problem: Problem, service: Service):
         self.problem = problem
         self.service = service
-        self._config = config or JudgeConfig()
         self._known: dict[Chain, _Judged] = {}
         self._ring_rates = RingRates(problem, service)
         self._rates: dict[Chain, float] = {}
@@ -109,7 +111,7 @@ class Judge:
         known = sum(self._known[chain].value for chain in chains if chain in self._known)
         new = [chain for chain in chains if chain not in self._known]
         for chain in new:
-            needed = max(0.0, least * self._config.gain_min - known) if len(new) == 1 else 0.0
+            needed = max(0.0, least * JUDGING.gain_min - known) if len(new) == 1 else 0.0
             judged = self._judged(chain, needed)
             if judged is None:
                 return 0.0
@@ -131,7 +133,7 @@ class Judge:
 
     def ratio(self, chain: Chain, value: float) -> float:
         """How many times its guess a chain turned out to serve, within ``ratio_max``."""
-        most = self._config.ratio_max
+        most = JUDGING.ratio_max
         guess = self.guess(chain)
         return min(most, max(1 / most, value / guess)) if guess > 0 else most
 
@@ -188,7 +190,7 @@ class Judge:
         served = estimate(self.problem, chain, edges, self.service, needed)
         if served.tokens_per_s < needed:
             return None
-        if len(self._known) >= self._config.remembered_max:
+        if len(self._known) >= JUDGING.remembered_max:
             self._known.clear()
             self._rates.clear()
         judged = self._known[chain] = _Judged(edges, served)
@@ -197,16 +199,15 @@ class Judge:
 
     def _learn(self, chain: Chain, value: float) -> None:
         """Correct the guesses by a chain that was judged."""
-        config = self._config
         if value <= 0 or self.guess(chain) <= 0:
             return
         ratio = self.ratio(chain, value)
         self._ratios.append(ratio)
         depth = _depth(chain)
-        self._ratio_at[depth] = self._ratio_at.get(depth, 1.0) * ratio**config.learning
+        self._ratio_at[depth] = self._ratio_at.get(depth, 1.0) * ratio**JUDGING.learning
         if len(self._ratios) % 8 == 0:
-            recent = sorted(self._ratios[-config.recent :])
-            self._margin = config.margin * recent[int(config.sure_share * (len(recent) - 1))]
+            recent = sorted(self._ratios[-JUDGING.recent :])
+            self._margin = JUDGING.margin * recent[int(JUDGING.sure_share * (len(recent) - 1))]
 
     def _bound(self, chain: Chain) -> float:
         """A bound on a chain's tokens/s that needs no flow: what its slowest stage could serve."""

@@ -33,6 +33,9 @@ class MasterConfig:
     no coefficients of 1e100."""
 
 
+MASTER = MasterConfig()
+
+
 def _nothing_shared(chain: Chain) -> Mapping[Way, float]:
     del chain
     return {}
@@ -46,14 +49,12 @@ class Master:
 
     def __init__(
         self,
-        config: MasterConfig | None = None,
         uses_per_token: Callable[[Chain], Mapping[Way, float]] = _nothing_shared,
     ) -> None:
         """``uses_per_token`` tells which share of each shared uplink one token/s of a chain takes
         (:meth:`coordinator.planning.search.chain_judge.Judge.uses_per_token`)."""
         from ortools.math_opt.python import mathopt  # which takes 0.4 s
 
-        self._config = config or MasterConfig()
         self._mathopt = mathopt
         self._program = mathopt.Model()
         self._program.objective.is_maximize = True
@@ -101,7 +102,7 @@ class Master:
         uses_per_token, before = self._uses_per_token(chain), self._uses.get(chain, {})
         if not uses_per_token and not before:
             return
-        worth, most = self.worth(chain, 0.0), self._config.uses_max
+        worth, most = self.worth(chain, 0.0), MASTER.uses_max
         self._uses[chain] = uses = {
             way: min(most, each * worth) for way, each in uses_per_token.items()
         }
@@ -169,9 +170,9 @@ class Master:
         taken = {chain: program.add_binary_variable() for chain in worths}
         peers: dict[str, list[Any]] = {}
         ways: dict[Way, list[Any]] = {}
-        parts, served = self._config.parts, {}
+        parts, served = MASTER.parts, {}
         for chain, variable in taken.items():
-            units = round(self._config.units * worths[chain] / most)
+            units = round(MASTER.units * worths[chain] / most)
             if uses := self._uses.get(chain):
                 # It may serve a part of its worth, where others pass the same uplinks.
                 served[chain] = some = program.add_integer_variable(lb=0, ub=parts)
@@ -188,7 +189,7 @@ class Master:
         for each in ways.values():
             program.add_linear_constraint(mathopt.fast_sum(each) <= parts)
         parameters = mathopt.SolveParameters(threads=1, random_seed=0)
-        parameters.cp_sat.max_deterministic_time = self._config.work_s
+        parameters.cp_sat.max_deterministic_time = MASTER.work_s
         result = mathopt.solve(program, mathopt.SolverType.CP_SAT, params=parameters)
         self._counted(result)
         values = result.variable_values

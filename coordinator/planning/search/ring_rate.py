@@ -37,6 +37,9 @@ class RingConfig:
     """Maximum share of a peer's, or a link's, time that is taken to be used."""
 
 
+RINGS = RingConfig()
+
+
 @dataclass(slots=True)
 class _Visit:
     """A peer's part in the ring; times are in seconds."""
@@ -64,10 +67,7 @@ class _Visit:
 class RingRates:
     """The rates of a problem's chains, in tokens/s."""
 
-    def __init__(
-        self, problem: Problem, service: Service, config: RingConfig | None = None
-    ) -> None:
-        self._config = config or RingConfig()
+    def __init__(self, problem: Problem, service: Service) -> None:
         load = service.workload
         self._problem, self._load, self._machines = problem, load, service.machines
         self._decode: dict[str, Curve] = {}
@@ -139,21 +139,20 @@ class RingRates:
     ) -> float:
         """The rate at which sessions and the time around the ring agree, in tokens/s; ``widest`` is
         the number of rows per second that the narrowest joint of two stages passes."""
-        config = self._config
         rows_per_token = self._load.input_tokens / self._load.output_tokens
         passes = widest / (1 + rows_per_token)  # tokens/s, with the rows of their prompts
         if passes <= 0:
             return 0.0
 
         def ring_s() -> float:
-            waits = 1 + config.wait_steps
+            waits = 1 + RINGS.wait_steps
             return links_s + sum(visit.share * visit.step_s * waits for visit in visits)
 
-        rate = most = min(sessions / ring_s(), config.fullest * passes)
-        for _ in range(config.turns):
-            slowest_s = max(v.at(rate, rows_per_token, config.fullest) for v in visits)
+        rate = most = min(sessions / ring_s(), RINGS.fullest * passes)
+        for _ in range(RINGS.turns):
+            slowest_s = max(v.at(rate, rows_per_token, RINGS.fullest) for v in visits)
             if math.isfinite(widest):
-                free = 1 - min(config.fullest, rate / passes)
+                free = 1 - min(RINGS.fullest, rate / passes)
                 slowest_s = max(slowest_s, 1 / widest) / free
             rate = (rate + min(most, sessions / (ring_s() + rows_per_token * slowest_s))) / 2
         return rate

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 class AdmissionConfig:
     """How full a stage may be, who waits, and for how long. Times in seconds."""
 
+    page_tokens: int = 16
+    """Tokens of a page of KV: what is given to a session, and charged to it, at once."""
     headroom_share: float = 0.1
     """Share of a stage's KV, and of its sessions, that ordinary sessions leave free."""
     claim_share: float = 0.75

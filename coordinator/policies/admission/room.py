@@ -95,7 +95,7 @@ class KvRoom:
     end: int
     pages: int
     """Pages that each layer has."""
-    page_tokens: int = 16
+    page_tokens: int = ADMISSION.page_tokens
     lengths: AnswerLengths = field(default_factory=AnswerLengths)
     give: Callable[[str, int], bool] = _always
     """Gives a session pages for its first tokens, and returns whether there were some; pages are

@@ -79,12 +79,14 @@ class MicroBatchConfig:
     """Turns without a decode after which a session no longer counts."""
 
 
+MICRO_BATCHES = MicroBatchConfig()
+
+
 class MicroBatches:
     """The limit on a stage's decodes, from its steps and its sessions' turns so far."""
 
-    def __init__(self, row_share: float, config: MicroBatchConfig | None = None) -> None:
+    def __init__(self, row_share: float) -> None:
         """``row_share``: as :func:`row_share_of` returns it."""
-        self._config = config or MicroBatchConfig()
         self._row_share = row_share
         self._parts = 1.0
         self._step_s: float | None = None
@@ -99,7 +101,7 @@ class MicroBatches:
         if self._began_s is not None:
             took_s, self._began_s = now_s - self._began_s, None
             mean_s = took_s if self._step_s is None else self._step_s
-            self._step_s = mean_s + self._config.step_share * (took_s - mean_s)
+            self._step_s = mean_s + MICRO_BATCHES.step_share * (took_s - mean_s)
         if not (self._row_share and self._step_s and self._turn_s):
             return math.inf
         if now_s - self._looked_s > self._turn_s:
@@ -108,20 +110,20 @@ class MicroBatches:
             return math.inf
         sessions = len(self._last)
         coming = sessions * self._step_s / self._turn_s
-        return math.ceil(max(1.0, sessions / self._parts, self._config.keeps_up * coming))
+        return math.ceil(max(1.0, sessions / self._parts, MICRO_BATCHES.keeps_up * coming))
 
     def _look(self, now_s: float, turn_s: float, step_s: float) -> None:
         """Choose the number of micro-batches by what the last turn's tokens waited."""
-        self._looked_s, since_s = now_s, now_s - self._config.gone_turns * turn_s
+        self._looked_s, since_s = now_s, now_s - MICRO_BATCHES.gone_turns * turn_s
         self._last = {key: at_s for key, at_s in self._last.items() if at_s > since_s}
         shares, self._shares = self._shares, []
         if not shares:  # not the last stage
             return
         waited = fmean(shares)
-        if waited > self._config.waits_high:
-            self._parts *= self._config.fewer
-        elif waited < self._config.waits_low:
-            self._parts += self._config.more
+        if waited > MICRO_BATCHES.waits_high:
+            self._parts *= MICRO_BATCHES.fewer
+        elif waited < MICRO_BATCHES.waits_low:
+            self._parts += MICRO_BATCHES.more
         best = math.sqrt(2 * self._row_share * len(self._last) * turn_s / step_s)
         self._parts = max(1.0, min(self._parts, best))
 
@@ -135,11 +137,11 @@ class MicroBatches:
                 self._shares.append(work.ring_s[1] / whole_s)
             if before_s is None:
                 continue
-            took_s = max(now_s - before_s, self._config.turn_s_min)
+            took_s = max(now_s - before_s, MICRO_BATCHES.turn_s_min)
             if self._turn_s is None:
                 self._turn_s = took_s
             else:
-                step = self._config.turn_step
+                step = MICRO_BATCHES.turn_step
                 self._turn_s *= step if took_s > self._turn_s else 1 / step
 
     def drop(self, session: Hashable) -> None:

@@ -15,7 +15,8 @@ from dht.transport.interface import PLAN_PROTOCOL, PROBE_PROTOCOL, Stream, Trans
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PingConfig:
-    """Whom pings ask, and when. A killed peer is silent after ``every_s`` and two ``again_s``."""
+    """Whom pings ask, and when. A killed peer is silent after ``every_s``, and an ``again_s`` for
+    each of its further misses."""
 
     protocol: str
     every_s: float

@@ -62,11 +62,13 @@ class DeliveryConfig:
     """Maximum number of frames in flight that are tracked; more than any window here allows."""
 
 
+DELIVERY = DeliveryConfig()
+
+
 class DeliveryEstimator:
     """One direction of one link, told of every frame that leaves and every acknowledgement."""
 
-    def __init__(self, config: DeliveryConfig | None = None) -> None:
-        self._config = config or DeliveryConfig()
+    def __init__(self) -> None:
         self._flight: deque[_Sent] = deque()
         self._first_sent_us = 0
         self._delivered_us = 0
@@ -102,17 +104,13 @@ class DeliveryEstimator:
     @property
     def base_rtt_us(self) -> int:
         """The minimum round trip of the last ten seconds; ``rtt_initial_us`` before the first."""
-        return self._config.rtt_initial_us if self._base_us is None else self._base_us
+        return DELIVERY.rtt_initial_us if self._base_us is None else self._base_us
 
     @property
     def bunch_bytes(self) -> int:
         """Bytes by which recent acknowledgements ran ahead of the rate: added to the window."""
-        most = self.bandwidth_bytes_per_s * self._config.bunch_us_max / 1e6
-        return (
-            int(min(self._bunches[0][1], most, self._config.bunch_bytes_max))
-            if self._bunches
-            else 0
-        )
+        most = self.bandwidth_bytes_per_s * DELIVERY.bunch_us_max / 1e6
+        return int(min(self._bunches[0][1], most, DELIVERY.bunch_bytes_max)) if self._bunches else 0
 
     @property
     def busy_us(self) -> int:
@@ -122,7 +120,7 @@ class DeliveryEstimator:
     @property
     def known(self) -> bool:
         """Whether the link was the limit for long enough to trust the estimate."""
-        return not self.starting and self._busy_us >= self._config.known_us
+        return not self.starting and self._busy_us >= DELIVERY.known_us
 
     @property
     def probing(self) -> bool:
@@ -133,14 +131,14 @@ class DeliveryEstimator:
     @property
     def starting(self) -> bool:
         """Whether the rate still grows: the link's limit was not reached yet."""
-        return self._flat_rounds < self._config.startup_rounds
+        return self._flat_rounds < DELIVERY.startup_rounds
 
     def sent(self, size_bytes: int, now_us: int, *, limited: bool) -> None:
         """Record a frame of ``size_bytes`` that left; ``limited``: nothing waits behind it."""
         if not self._flight:
             self._first_sent_us = self._delivered_us = now_us
         self.sent_bytes += size_bytes
-        if len(self._flight) < self._config.samples_max:
+        if len(self._flight) < DELIVERY.samples_max:
             self._flight.append(
                 _Sent(
                     end_bytes=self.sent_bytes,
@@ -188,7 +186,7 @@ class DeliveryEstimator:
         if self._base_us is None or rtt_us <= self._base_us:
             self._base_us, self._base_at_us = rtt_us, now_us
         if self._probe_bytes is None:
-            if now_us - self._base_at_us > self._config.base_rtt_life_us:
+            if now_us - self._base_at_us > DELIVERY.base_rtt_life_us:
                 self._start_probe()
             return
         if self._probe_emptied:
@@ -217,7 +215,7 @@ class DeliveryEstimator:
             self._bunches.pop()
         if not self._bunches or self._bunches[-1][0] < self._rounds:  # one per round: bounded
             self._bunches.append((self._rounds, ahead))
-        while self._rounds - self._bunches[0][0] > self._config.bunch_rounds:
+        while self._rounds - self._bunches[0][0] > DELIVERY.bunch_rounds:
             self._bunches.popleft()
 
     def _take_rate(self, rate: float, *, limited: bool) -> None:
@@ -227,7 +225,7 @@ class DeliveryEstimator:
             self._rates.pop()
         self._rates.append((self._busy_us, rate))
         life_us = max(
-            self._config.rounds * self.base_rtt_us, 2 * self.rtt_us, self._config.rate_life_us_min
+            DELIVERY.rounds * self.base_rtt_us, 2 * self.rtt_us, DELIVERY.rate_life_us_min
         )
         while len(self._rates) > 1 and self._busy_us - self._rates[0][0] > life_us:
             self._rates.popleft()
@@ -238,10 +236,10 @@ class DeliveryEstimator:
         self._rounds += 1
         if not self.starting:
             return
-        if self.bandwidth_bytes_per_s >= self._config.startup_growth * self._full_rate:
+        if self.bandwidth_bytes_per_s >= DELIVERY.startup_growth * self._full_rate:
             self._full_rate = self.bandwidth_bytes_per_s
             self._flat_rounds = 0
         elif self._full_rate:
             self._flat_rounds += 1
-            if self._flat_rounds == self._config.startup_rounds:
+            if self._flat_rounds == DELIVERY.startup_rounds:
                 self._start_probe()

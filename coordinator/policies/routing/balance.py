@@ -143,8 +143,8 @@ class BalanceConfig:
     """Minimum tokens left of a session's grant for it to move: one near its end stays."""
     stays_s: float = 30.0
     """Minimum time that a session stays after it moved here."""
-    limit_s: float = 25.0
-    """Time limit of a move; a little longer than the session's owner allows."""
+    move_s: float = 20.0
+    """How long the new stages of a move may take to catch up, as the session's owner allows."""
     bar_s: float = 30.0
     """Time for which a taker is not asked after a move to it missed its limit."""
     slower_s: float = QUICKEST.hop_s
@@ -153,6 +153,14 @@ class BalanceConfig:
     """The same of a move that only evens out: about what a step takes beside its layers."""
     lag_s: float = 20.0
     """Time for which a session given away counts at its receiver beside the receiver's record."""
+
+    @property
+    def limit_s(self) -> float:
+        """Time limit of a move at the peer that asked for it; a little longer than ``move_s``."""
+        return 1.25 * self.move_s
+
+
+BALANCE = BalanceConfig()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,11 +1,41 @@
-"""A virtual clock: calls at given times, in order."""
+"""A virtual clock: calls at given times, in order. What it does can be logged, one line for each
+event: two runs of one seed must give the same lines.
+"""
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
+from zlib import crc32
 
-from coordinator.simulator.core.event_log import listened, log_event
+Tell = Callable[[str], None]
+"""A callback for one line, without its line end."""
+_TOLD: ContextVar[Tell | None] = ContextVar("told", default=None)
+
+
+@contextmanager
+def recorded(tell: Tell) -> Iterator[None]:
+    """Call ``tell`` with the events of all simulations within the context."""
+    token = _TOLD.set(tell)
+    try:
+        yield
+    finally:
+        _TOLD.reset(token)
+
+
+def log_event(what: str, *details: object) -> None:
+    """Log one event. Bytes appear as their length and checksum, other details as text."""
+    tell = _TOLD.get()
+    if tell is not None:
+        tell(" ".join([what, *map(_text, details)]))
+
+
+def _text(detail: object) -> str:
+    if isinstance(detail, bytes | bytearray | memoryview):
+        return f"{len(detail)}:{crc32(detail):08x}"
+    return str(detail)
 
 
 class Clock:
@@ -26,7 +56,7 @@ class Clock:
 
     def pass_until(self, until_s: float) -> int:
         """Run all calls up to a time; returns their number."""
-        events, pop, noting = self._events, heapq.heappop, listened()
+        events, pop, noting = self._events, heapq.heappop, _TOLD.get() is not None
         count = 0
         while events and events[0][0] <= until_s:
             now_s, number, call, what = pop(events)

@@ -6,7 +6,6 @@ import gc
 import json
 import threading
 import tracemalloc
-from functools import partial
 from typing import Any
 
 import pytest
@@ -407,8 +406,7 @@ def test_a_body_of_many_small_things_is_refused_before_they_are_made(
 async def test_the_loop_goes_on_while_long_texts_are_tokenized(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = partial(text_threads.ThreadsConfig, long_size=50_000)
-    monkeypatch.setattr(text_threads, "ThreadsConfig", config)
+    monkeypatch.setattr(text_threads, "THREADS", text_threads.ThreadsConfig(long_size=50_000))
 
     async with paper_gateway() as gateway:
         swarm, begun, ends = gateway.swarm, threading.Semaphore(0), threading.Event()

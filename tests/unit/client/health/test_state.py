@@ -27,6 +27,7 @@ from client.health.words import told
 from client.pages.clean import clean_name
 from client.pages.fixed import CSP, SHARED
 from client.status import screen
+from coordinator.policies.failure.pinger import BY_CLIENTS
 from dht.messages.types import (
     Assignment,
     DeviceSpec,
@@ -47,6 +48,7 @@ from dht.process.supervision import Supervisor
 from testing import paper_health
 
 NOW_S = 1_800_000_000.0
+SILENT = BY_CLIENTS.silent_misses
 MODEL = ModelSpec(
     name="brook",
     root="f",
@@ -147,7 +149,7 @@ def test_a_lost_layer_says_which() -> None:
 
 def test_layers_that_are_being_loaded_are_told_apart() -> None:
     loading = [peer(n, 3, 8, state=NodeState.LOADING) for n in (1, 2)]
-    silent = peer(3, 0, 3, state=NodeState.LOADING, misses=3)
+    silent = peer(3, 0, 3, state=NodeState.LOADING, misses=SILENT)
     state = state_of(*loading, silent, peer(4, 0, 1))
     assert state["swarm"]["reasons"] == [
         "layers 1-2 are held by nobody that answers; layers 3-7 are being loaded by 2 peers"
@@ -158,11 +160,11 @@ def test_layers_that_are_being_loaded_are_told_apart() -> None:
 
 
 def test_a_ghost_does_not_count_but_one_lost_ping_is_none() -> None:
-    state = state_of(peer(0, 0, 4), peer(1, 4, 8, misses=3))
+    state = state_of(peer(0, 0, 4), peer(1, 4, 8, misses=SILENT))
     assert state["peers"][1]["flags"] == ["ghost"]
     assert state["layers"]["lost"] == [4, 5, 6, 7]
     assert "not answering: peer 1" in state["swarm"]["sentence"]
-    assert state_of(peer(0, 0, 4), peer(1, 4, 8, misses=2))["swarm"]["healthy"]
+    assert state_of(peer(0, 0, 4), peer(1, 4, 8, misses=SILENT - 1))["swarm"]["healthy"]
 
 
 def test_a_record_alone_is_no_sign_of_life() -> None:
@@ -172,14 +174,14 @@ def test_a_record_alone_is_no_sign_of_life() -> None:
 
     draining = NodeState.DRAINING
     assert of() == ("serving", True)
-    assert of(misses=2) == ("serving", True), "two pings may be lost"
-    assert of(misses=3) == ("silent", False)
+    assert of(misses=SILENT - 1) == ("serving", True), "some pings may be lost"
+    assert of(misses=SILENT) == ("silent", False)
     assert of(answered_unix_s=NOW_S - 31) == ("silent", False), "the page's pings hang"
     assert of(answered_unix_s=None) == ("unknown", False)
-    assert of(answered_unix_s=None, misses=3) == ("silent", False)
+    assert of(answered_unix_s=None, misses=SILENT) == ("silent", False)
     assert of(state=draining) == ("draining", False)
-    assert of(state=draining, misses=3) == ("gone", False), "it said that it leaves"
-    state = state_of(peer(0, 0, 8), peer(1, 0, 8, misses=3, answered_unix_s=NOW_S - 9))
+    assert of(state=draining, misses=SILENT) == ("gone", False), "it said that it leaves"
+    state = state_of(peer(0, 0, 8), peer(1, 0, 8, misses=SILENT, answered_unix_s=NOW_S - 9))
     assert state["swarm"]["sentence"].endswith(" 1 more does not answer.")
     assert [each["answered_s"] for each in state["peers"]] == [2.0, 9.0]
     page = Page(lambda: {}).render(state)
@@ -233,8 +235,11 @@ def test_a_peer_that_refuses_what_it_announces_lies() -> None:
 
 def test_people_are_told_what_a_peer_does_and_not_what_it_is_called() -> None:
     twice = (NOW_S - 60, NOW_S - 30)
-    peers = [peer(0, 0, 8), peer(1, 0, 8, refused_unix_s=twice), peer(2, 0, 8, misses=3)]
-    peers += [peer(3, 0, 8, misses=3, refused_unix_s=twice), peer(4, 0, 8, answered_unix_s=None)]
+    peers = [peer(0, 0, 8), peer(1, 0, 8, refused_unix_s=twice), peer(2, 0, 8, misses=SILENT)]
+    peers += [
+        peer(3, 0, 8, misses=SILENT, refused_unix_s=twice),
+        peer(4, 0, 8, answered_unix_s=None),
+    ]
     state = state_of(*peers)
     words = "announces layers that it does not answer for"
     assert [told(each) for each in state["peers"]] == [
@@ -358,7 +363,7 @@ def test_whose_loss_stops_answers_is_said_on_the_page() -> None:
 
 
 def test_who_is_not_believed_carries_nothing() -> None:
-    peers = [peer(0, 0, 8), peer(1, 0, 8, misses=3), peer(2, 0, 8, tokens_per_s=())]
+    peers = [peer(0, 0, 8), peer(1, 0, 8, misses=SILENT), peer(2, 0, 8, tokens_per_s=())]
     assert any("Without peer 0" in each for each in state_of(*peers)["weak_points"])
     assert state_of(peer(0, 0, 4))["weak_points"] == [], "what is lost is said first"
 

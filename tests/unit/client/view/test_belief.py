@@ -9,7 +9,7 @@ import pytest
 
 from client.view.belief import believed
 from client.view.reader import ReaderConfig, SwarmReader
-from client.view.view import VIEW
+from client.view.view import ViewConfig
 from coordinator.policies.routing.quickest import token_s
 from coordinator.policies.routing.routes import NoRoute
 from coordinator.problem.model_pin import ModelPin
@@ -19,6 +19,7 @@ from tests.unit.client.view.test_reader import Told
 from tests.unit.coordinator.conftest import Make
 
 FRESH = 40
+BELIEVED_TIMES = ViewConfig().believed_times
 
 
 def fast(peer_id, times, layer_ns=3_000_000):
@@ -35,36 +36,34 @@ def fast(peer_id, times, layer_ns=3_000_000):
 def test_nobody_counts_for_much_more_than_the_fastest_that_is_known(times):
     known, slow = fast("known", 1.0), fast("slow", 0.1)
     nodes = {r.peer_id: r for r in (known, slow, fast("liar", times))}
-    held = believed(nodes, {"known"}, VIEW.believed_times)
+    held = believed(nodes, {"known"}, BELIEVED_TIMES)
     assert held["known"] is known
     assert held["slow"] == slow
     for load in (1, 16):
         ratio = token_s(known, 8, load) / token_s(held["liar"], 8, load)
-        assert ratio == pytest.approx(VIEW.believed_times, rel=0.02)
-    assert held["liar"].tokens_per_s[7] == pytest.approx(
-        VIEW.believed_times * known.tokens_per_s[7]
-    )
+        assert ratio == pytest.approx(BELIEVED_TIMES, rel=0.02)
+    assert held["liar"].tokens_per_s[7] == pytest.approx(BELIEVED_TIMES * known.tokens_per_s[7])
     # Nor does it help to lie in one figure alone, or to be known under no name.
     one = replace(known, peer_id="liar", tokens_per_s=fast("liar", times).tokens_per_s)
-    again = believed({"known": known, "liar": one}, {"known"}, VIEW.believed_times)["liar"]
+    again = believed({"known": known, "liar": one}, {"known"}, BELIEVED_TIMES)["liar"]
     assert again.decode_layer_ns == known.decode_layer_ns
     assert again.tokens_per_s == held["liar"].tokens_per_s
     crowd = nodes | {f"liar {n}": fast(f"liar {n}", times) for n in range(20)}
-    assert believed(crowd, {"known"}, VIEW.believed_times)["liar"] == held["liar"]
+    assert believed(crowd, {"known"}, BELIEVED_TIMES)["liar"] == held["liar"]
 
 
 def test_who_is_known_is_believed_and_raises_what_others_may_say():
     nodes = {r.peer_id: r for r in (fast("t4", 1.0), fast("h100", 20.0), fast("other", 20.0))}
-    held = believed(nodes, {"t4", "h100"}, VIEW.believed_times)
+    held = believed(nodes, {"t4", "h100"}, BELIEVED_TIMES)
     assert held == nodes
 
 
 def test_where_nobody_is_known_the_slowest_stands_for_them():
     nodes = {r.peer_id: r for r in (fast("a", 1.0), fast("liar", 50.0))}
-    held = believed(nodes, {"not here"}, VIEW.believed_times)
+    held = believed(nodes, {"not here"}, BELIEVED_TIMES)
     assert held["a"] == nodes["a"]
-    assert held["liar"].tokens_per_s[0] == pytest.approx(VIEW.believed_times * 800.0)
-    assert believed({}, {"a"}, VIEW.believed_times) == {}
+    assert held["liar"].tokens_per_s[0] == pytest.approx(BELIEVED_TIMES * 800.0)
+    assert believed({}, {"a"}, BELIEVED_TIMES) == {}
 
 
 def first_routes(times, *, plans_with_it, on_time):
@@ -123,7 +122,7 @@ def route_over(view, peer_id):
 def test_whoever_says_it_is_fast_does_not_draw_all_that_are_new(times, plans_with_it):
     drawn = first_routes(times, plans_with_it=plans_with_it, on_time=False)
     # Its part of the plan's flow, or of what all announce, where it follows no plan.
-    share = VIEW.believed_times / (2 + VIEW.believed_times) if plans_with_it else 0.6
+    share = BELIEVED_TIMES / (2 + BELIEVED_TIMES) if plans_with_it else 0.6
     assert drawn["quick"] <= 1.3 * share * FRESH, drawn
     assert drawn["named"] >= 0.15 * FRESH, drawn
 

@@ -1,13 +1,13 @@
 """Laws of blame where several peers may have failed a session."""
 
-from client.view.view import SwarmView
+from client.view.view import SwarmView, ViewConfig
 from coordinator.policies.routing.routes import NoRoute
 from tests.unit.records import record_of
 
 
 def test_pings_clear_a_peer_that_was_blamed_for_its_dead_neighbours() -> None:
     silent: set[str] = set()
-    view = SwarmView(avoid_s=60.0, busy_s=1.0, stale_s=1.0, is_silent=silent.__contains__)
+    view = SwarmView(ViewConfig(avoid_s=60.0), is_silent=silent.__contains__)
     first = record_of("first", 0, 4)
     dead = {peer_id: record_of(peer_id, 4, 8) for peer_id in ("dead 0", "dead 1")}
     view.take_nodes({"first": first, "living": record_of("living", 4, 8)} | dead)
@@ -27,7 +27,7 @@ def test_pings_clear_a_peer_that_was_blamed_for_its_dead_neighbours() -> None:
 
 
 def test_a_peer_that_fails_with_several_stays_at_fault_while_all_of_them_answer() -> None:
-    view = SwarmView(avoid_s=60.0, busy_s=1.0, stale_s=1.0)
+    view = SwarmView(ViewConfig(avoid_s=60.0))
     view.take_nodes({peer_id: record_of(peer_id, 0, 8) for peer_id in ("liar", "one", "other")})
     view.at_fault(("one", "liar"), 1.0)
     assert view.at_fault(("other", "liar"), 1.0) == "liar"

@@ -1,13 +1,13 @@
 """What a caller is told of the peers that hold what it waits for."""
 
-from client.view.view import SwarmView
+from client.view.view import SwarmView, ViewConfig
 from dht.messages.session import RefusalCode
 from tests.unit.records import record_of
 
 
 def test_each_holder_of_what_is_missing_is_named_with_its_reason() -> None:
     silent: set[str] = set()
-    view = SwarmView(avoid_s=60.0, busy_s=1.0, stale_s=1.0, is_silent=silent.__contains__)
+    view = SwarmView(ViewConfig(avoid_s=60.0), is_silent=silent.__contains__)
     records = [
         record_of("a", 0, 4, name="Ada"),
         record_of("b", 4, 8, name="Bo"),

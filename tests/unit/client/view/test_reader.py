@@ -10,7 +10,7 @@ import pytest
 
 from client.errors import UnavailableError
 from client.view.reader import ReaderConfig, SwarmReader
-from client.view.view import SwarmView
+from client.view.view import SwarmView, ViewConfig
 from coordinator.plans.store import PlanStore
 from coordinator.plans.versions import rank
 from coordinator.policies.routing.routes import NoRoute
@@ -285,7 +285,7 @@ def test_absurd_records_neither_raise_nor_take_routes():
     rng = random.Random(3)
     rates = (0.0, 5e-324, 1e-300, 1.0, 1e15)
     for _ in range(300):
-        view = SwarmView(avoid_s=1.0, busy_s=1.0, stale_s=1.0)
+        view = SwarmView(ViewConfig(avoid_s=1.0))
         nodes = {"honest": Make.record("honest", 0, 8)}
         for number in range(rng.randrange(8)):
             name = f"absurd {number}"

@@ -16,14 +16,14 @@ from dht.messages.session import Ping
 from dht.transport.listener import GREETING
 from dht.transport.streams import stream_pair
 from node.links.dial_back_findings import is_public
-from node.links.reachability import ReachLimits, ReachServer, greeter, port_of
+from node.links.reachability import ReachConfig, ReachServer, greeter, port_of
 from node.peer.dry_run import reach_sentence
 from testing.network import MemoryNetwork
 from tests.unit.dht.transport.test_listener import certified
 from tests.unit.dht.transport.test_listener import peer as another_peer
 
 LOCAL = "127.0.0.1"
-LIMITS = ReachLimits(dial_s=0.5)
+LIMITS = ReachConfig(dial_s=0.5)
 ALICE = Identity(b"a" * 32).peer_id
 PUBLIC = "8.8.4.4"
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -38,7 +38,12 @@ class Peer:
     def __init__(self, path: Path, reporter: Reporter) -> None:
         self.figures, self.helped = START, 0
         self.watch = ContributionWatch(
-            lambda: self.figures, lambda shown: shown, lambda: self.helped, reporter, path, gpu=""
+            lambda: self.figures,
+            lambda shown: shown,
+            lambda: self.helped,
+            reporter,
+            path,
+            lambda: (None, None),
         )
 
     async def serve(self) -> None:

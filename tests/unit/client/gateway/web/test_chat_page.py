@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from client.answer.generation import GenerationOptions
+from client.answer.generation import BOUNDS, GenerationOptions
 from client.gateway.answering.answers import ANSWERING, ChoiceTask
 from client.gateway.keys import plain_keys
 from client.gateway.web.app import CHAT_FILES, GatewayConfig
@@ -49,6 +49,13 @@ def test_the_files_hold_nothing_that_the_policy_would_stop() -> None:
     hosts = set(re.findall(r"https?://[\w.]+", script))
     assert hosts == {"http://www.w3.org"}, "names of SVG and MathML, which nobody fetches"
     assert "localStorage" not in texts["/static/asking.js"], "a key lives as long as its tab"
+
+
+def test_the_page_asks_for_a_temperature_within_its_bounds() -> None:
+    bounds = BOUNDS["temperature"]
+    said = re.search(r'id="temperature" .*?min="(.*?)" max="(.*?)"', CHAT_FILES["/"].read_text())
+    assert said is not None
+    assert tuple(map(float, said.groups())) == (bounds.ge, bounds.le)
 
 
 def test_a_browser_that_has_a_file_is_not_sent_it_again() -> None:

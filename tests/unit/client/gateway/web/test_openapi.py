@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, Phase, given
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
-from client.gateway.web.app import GatewayConfig
+from client.gateway.web.app import ENDPOINTS, GatewayConfig
 from client.gateway.web.openapi import document
 from tests.examples import examples
 from tests.unit.client.gateway.beside import gateway_beside
 
 CASES = [
     (method, path, mode)
-    for path, methods in document(with_keys=False)["paths"].items()
+    for path, methods in document((each for each, _ in ENDPOINTS), with_keys=False)["paths"].items()
     for method, operation in methods.items()
     for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
     if mode is GenerationMode.POSITIVE or "requestBody" in operation  # else nothing can be wrong

@@ -40,9 +40,10 @@ def test_a_killed_and_a_frozen_peer_are_silent_soon_and_one_that_thaws_is_not() 
 
         network.freeze(frozen.peer_id)
         network.kill(killed.peer_id)
-        killed_s = BY_CLIENTS.every_s + 2 * BY_CLIENTS.again_s
+        misses = BY_CLIENTS.silent_misses
+        killed_s = BY_CLIENTS.every_s + (misses - 1) * BY_CLIENTS.again_s
         await until_silent(killed.peer_id, killed_s + 0.1)
-        await until_silent(frozen.peer_id, killed_s + 3 * BY_CLIENTS.answer_s)
+        await until_silent(frozen.peer_id, killed_s + misses * BY_CLIENTS.answer_s)
         assert pinger.state_of(well.peer_id).misses == 0
         network.thaw(frozen.peer_id)
         changed.clear()
