@@ -20,6 +20,9 @@ SMI_S = 2.0
 BESIDE = "ANABRANCH_BESIDE"
 """Environment variable of peers whose starter runs others beside them: all of them are no others'
 programs."""
+AHEAD_S = 5.0
+"""Time by which a terminal's may be ahead of the clock: the kernel writes its own ticks, and rounds
+them."""
 TERMINALS = ("/dev/tty[0-9]*", "/dev/pts/[0-9]*")
 
 
@@ -99,12 +102,18 @@ def _own() -> list[psutil.Process]:
 
 
 def _input_ago_s() -> float | None:
-    """Seconds since somebody typed at a terminal; None if there is no terminal."""
-    newest = 0.0
+    """Seconds since somebody typed at a terminal; None where no terminal tells.
+
+    A time that is still to come was written under another clock, which was set since: it would seem
+    to be now for as long as that clock was ahead.
+    """
+    now_s, newest_s = time.time(), 0.0
     for pattern in TERMINALS:
         for terminal in Path("/").glob(pattern.lstrip("/")):
             try:
-                newest = max(newest, terminal.stat().st_atime)
+                typed_s = terminal.stat().st_atime
             except OSError:
                 continue
-    return max(0.0, time.time() - newest) if newest else None
+            if typed_s <= now_s + AHEAD_S:
+                newest_s = max(newest_s, typed_s)
+    return max(0.0, now_s - newest_s) if newest_s else None
