@@ -47,6 +47,9 @@ a greeting on a busy machine and for what follows it."""
 LISTENS_S = 3.0
 """Time for a missing peer to take a connection."""
 ADDRESSES_PERIOD_S = 15.0
+SILENT_MAX = 4
+"""Questions in a row that a daemon may leave unanswered: it has well over a minute, and answers in
+milliseconds. They are counted, as a process that was stopped itself has heard nothing."""
 SOCKETS_PERIOD_S = 5.0
 """Period of looks at whether the daemon's sockets are there."""
 ALREADY_SET = "already set"
@@ -367,14 +370,24 @@ class HivemindTransport:
         self._dials = self._dials.seen_at(map(host_of, self._addresses))
 
     async def _keep_addresses(self) -> None:
-        """Read this peer's addresses again and again: port mappings and networks change."""
+        """Read this peer's addresses again and again: port mappings and networks change. End this
+        process where the daemon no longer answers it: the network would seem to be cut."""
+        silent = 0
         while True:
             await asyncio.sleep(ADDRESSES_PERIOD_S)
             try:
                 async with asyncio.timeout(OPEN_LIMIT_S):
                     await self._read_addresses()
-            except (NetworkError, TimeoutError) as error:
+                silent = 0
+            except NetworkError as error:
                 _log.debug("cannot read this peer's addresses: %s", error)
+            except TimeoutError:
+                silent += 1
+                if silent == SILENT_MAX:
+                    raise MachineError(
+                        f"the p2p daemon, process {self.daemon_pid}, no longer answers: it was"
+                        " stopped, or the machine has no memory left; start this peer again"
+                    ) from None
 
     async def _watch_sockets(self) -> None:
         """End this process where its daemon's sockets are gone: it would look alive and be deaf."""
