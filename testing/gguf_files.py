@@ -274,7 +274,10 @@ def _as_stored(architecture: str, name: str, array: np.ndarray, config: Any) -> 
         return array[:, 0]
     if name.endswith("A_log"):
         return -np.exp(array)
-    if ".h." in name and array.ndim > 1:  # GPT-2 keeps its matrices turned
+    if ".query_key_value." in name:  # all queries first, then all keys and all values
+        heads = array.reshape(config.num_attention_heads, 3, -1, *array.shape[1:])
+        return np.ascontiguousarray(heads.swapaxes(0, 1)).reshape(array.shape)
+    if architecture == "gpt2" and ".h." in name and array.ndim > 1:  # its matrices are turned
         return np.ascontiguousarray(array.T)
     return array
 
