@@ -82,8 +82,8 @@ class History:
             raise UserError(f"--data {path} cannot be used: {error}") from None
 
     async def _write(self, write: Callable[..., None], *given: Any) -> None:
-        """Run ``write`` in a thread. What cannot be kept now, as on a full disk, is only logged: the
-        page goes on to show how things are, with or without their past."""
+        """Run ``write`` in a thread. What cannot be kept now, as on a full disk, is only logged:
+        the page goes on to show how things are, with or without their past."""
         async with self._lock:
             try:
                 await asyncio.to_thread(write, *given)
