@@ -669,7 +669,7 @@ def on_interrupt(
     may both tell of it, and a second call means more. ``nohup`` has it ignored, and it stays so.
     """
     loop = asyncio.get_running_loop()
-    hang_up = getattr(signal, "SIGHUP", None)  # Windows has none
+    hang_up: Any = getattr(signal, "SIGHUP", None)  # Windows has none
     minds = signal.SIGTERM in numbers and hang_up and signal.getsignal(hang_up) is signal.SIG_DFL
     if minds:
         calls = iter((call,))

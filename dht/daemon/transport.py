@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import SystemRandom
@@ -47,13 +48,22 @@ a greeting on a busy machine and for what follows it."""
 LISTENS_S = 3.0
 """Time for a missing peer to take a connection."""
 ADDRESSES_PERIOD_S = 15.0
-SILENT_MAX = 4
-"""Questions in a row that a daemon may leave unanswered: it has well over a minute, and answers in
-milliseconds. They are counted, as a process that was stopped itself has heard nothing."""
 SOCKETS_PERIOD_S = 5.0
 """Period of looks at whether the daemon's sockets are there."""
 ALREADY_SET = "already set"
 """What the daemon says of a protocol that it has a handler for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SilenceConfig:
+    """When a daemon counts as standing still."""
+
+    silent_max: int = 4
+    """Questions in a row that it may leave unanswered: it has well over a minute, and answers in
+    milliseconds. They are counted, as a process that was stopped itself has heard nothing."""
+
+
+SILENCE = SilenceConfig()
 _log = logging.getLogger(__name__)
 
 
@@ -383,7 +393,7 @@ class HivemindTransport:
                 _log.debug("cannot read this peer's addresses: %s", error)
             except TimeoutError:
                 silent += 1
-                if silent == SILENT_MAX:
+                if silent == SILENCE.silent_max:
                     raise MachineError(
                         f"the p2p daemon, process {self.daemon_pid}, no longer answers: it was"
                         " stopped, or the machine has no memory left; start this peer again"

@@ -20,9 +20,6 @@ SMI_S = 2.0
 BESIDE = "ANABRANCH_BESIDE"
 """Environment variable of peers whose starter runs others beside them: all of them are no others'
 programs."""
-AHEAD_S = 5.0
-"""Time by which a terminal's may be ahead of the clock: the kernel writes its own ticks, and rounds
-them."""
 TERMINALS = ("/dev/tty[0-9]*", "/dev/pts/[0-9]*")
 
 
@@ -51,7 +48,7 @@ class MachineWatch:
             minute=minute,
             others_share=self._others_share(own),
             others_on_gpu=self._others_on_gpu({process.pid for process in own}),
-            input_ago_s=_input_ago_s(),
+            input_ago_s=_input_ago_s(config.ahead_s),
             processes=processes,
         )
 
@@ -101,10 +98,10 @@ def _own() -> list[psutil.Process]:
     return [first, *first.children(recursive=True)]
 
 
-def _input_ago_s() -> float | None:
+def _input_ago_s(ahead_s: float) -> float | None:
     """Seconds since somebody typed at a terminal; None where no terminal tells.
 
-    A time that is still to come was written under another clock, which was set since: it would seem
+    A time that is more than ``ahead_s`` still to come was written under another clock, which was set since: it would seem
     to be now for as long as that clock was ahead.
     """
     now_s, newest_s = time.time(), 0.0
@@ -114,6 +111,6 @@ def _input_ago_s() -> float | None:
                 typed_s = terminal.stat().st_atime
             except OSError:
                 continue
-            if typed_s <= now_s + AHEAD_S:
+            if typed_s <= now_s + ahead_s:
                 newest_s = max(newest_s, typed_s)
     return max(0.0, now_s - newest_s) if newest_s else None

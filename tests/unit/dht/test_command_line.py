@@ -122,11 +122,17 @@ def test_a_machine_that_allows_nothing_is_told_in_a_line(
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGHUP")
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_terminal_that_is_closed_leaves_once_and_nohup_stays(ignored: bool) -> None:
-    called, left = [], asyncio.Event()
+    called: list[str] = []
+    left = asyncio.Event()
+
+    def leave() -> None:
+        called.append("left")
+        left.set()
+
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
 
     async def run() -> None:
-        with on_interrupt(lambda: (called.append("left"), left.set())):
+        with on_interrupt(leave):
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGHUP)
                 if not ignored:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dht.daemon.transport import SILENT_MAX, HivemindTransport
+from dht.daemon.transport import SILENCE, HivemindTransport
 from dht.errors import MachineError, NetworkError
 from dht.identity.peer_id import Identity
 from dht.transport.config import TransportConfig
@@ -30,14 +30,14 @@ class _Asks(HivemindTransport):
 
 @pytest.mark.virtual(limit_s=3600)
 async def test_a_daemon_that_stands_still_ends_its_peer_with_words() -> None:
-    asks = _Asks(iter(["answers", "fails", *["stands"] * SILENT_MAX, "ends"]))
+    asks = _Asks(iter(["answers", "fails", *["stands"] * SILENCE.silent_max, "ends"]))
     with pytest.raises(MachineError, match="no longer answers: it was stopped"):
         await asks._keep_addresses()
 
 
 @pytest.mark.virtual(limit_s=3600)
 async def test_a_daemon_that_was_slow_for_a_while_ends_nothing() -> None:
-    slow = ["stands"] * (SILENT_MAX - 1)
+    slow = ["stands"] * (SILENCE.silent_max - 1)
     asks = _Asks(iter([*slow, "answers", *slow, "answers", "fails", "ends"]))
     with pytest.raises(EOFError):
         await asks._keep_addresses()

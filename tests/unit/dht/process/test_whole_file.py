@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,9 +39,14 @@ def test_a_file_has_its_content_on_the_disk_before_its_name(
 ) -> None:
     """Else a loss of power leaves a file without content on some file systems."""
     done: list[str] = []
-    synced, replaced = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda file: (done.append("fsync"), synced(file)))
-    monkeypatch.setattr(os, "replace", lambda *of: (done.append("replace"), replaced(*of)))
+    for name in ("fsync", "replace"):
+        works = getattr(os, name)
+
+        def noted(*given: Any, name: str = name, works: Any = works) -> None:
+            done.append(name)
+            works(*given)
+
+        monkeypatch.setattr(os, name, noted)
     write_whole(tmp_path / "note", b"kept", lasting=lasting)
     assert done == (["fsync", "replace"] if lasting else ["replace"])
 

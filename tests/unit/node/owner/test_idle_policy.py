@@ -116,11 +116,11 @@ def test_a_clock_that_was_ahead_leaves_nobody_typing(
     """Somebody typed while the clock was hours ahead; it was set since, and others typed before."""
     monkeypatch.setattr(machine_watch, "TERMINALS", (f"{tmp_path}/tty[0-9]*",))
     now_s = time.time()
-    assert machine_watch._input_ago_s() is None
+    assert machine_watch._input_ago_s(UseConfig().ahead_s) is None
     for number, ago_s in enumerate((300, 900, -8 * 3600)):
         (tmp_path / f"tty{number}").touch()
         os.utime(tmp_path / f"tty{number}", (now_s - ago_s, now_s))
-    assert machine_watch._input_ago_s() == pytest.approx(300, abs=60)
+    assert machine_watch._input_ago_s(UseConfig().ahead_s) == pytest.approx(300, abs=60)
     (tmp_path / "tty2").write_text("")
     os.utime(tmp_path / "tty2")
-    assert machine_watch._input_ago_s() == pytest.approx(0, abs=60)
+    assert machine_watch._input_ago_s(UseConfig().ahead_s) == pytest.approx(0, abs=60)

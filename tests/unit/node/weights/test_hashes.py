@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -239,9 +240,9 @@ def test_another_model_in_the_place_of_one_is_no_damage_without_a_way_out(hashed
     store.fetch(store.tensors)
     try:
         save_file({"c.weight": torch.zeros(4, 4, dtype=torch.float16)}, shard)
-        for change in (lambda: store.fetch(store.tensors), lambda: read_all(hashed)):
+        for looks in (partial(store.fetch, store.tensors), partial(read_all, hashed)):
             with pytest.raises(DamagedError, match="if it was changed on purpose, remove") as told:
-                change()
+                looks()
             assert str(hashed / MANIFEST) in str(told.value)
         shard.unlink()
         with pytest.raises(UserError, match="No such file"):
