@@ -54,8 +54,8 @@ class UseConfig:
     input_s: float = 120.0
     """Time since the last keyboard input below which the user counts as present."""
     ahead_s: float = 5.0
-    """Time by which an input's may be ahead of the clock, as the kernel rounds it; one further ahead
-    was written before the clock was set back."""
+    """Time by which an input's may be ahead of the clock, as the kernel rounds it. One that is
+    further ahead was written before the clock was set back."""
     busy_for_s: float = 6.0
     """How long other work must last before it counts; programs, windows, input count at once."""
     calm_for_s: float = 60.0

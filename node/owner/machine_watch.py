@@ -101,8 +101,8 @@ def _own() -> list[psutil.Process]:
 def _input_ago_s(ahead_s: float) -> float | None:
     """Seconds since somebody typed at a terminal; None where no terminal tells.
 
-    A time that is more than ``ahead_s`` still to come was written under another clock, which was set since: it would seem
-    to be now for as long as that clock was ahead.
+    A time that is more than ``ahead_s`` still to come was written under another clock, which was
+    set since: it would seem to be now for as long as that clock was ahead.
     """
     now_s, newest_s = time.time(), 0.0
     for pattern in TERMINALS:
