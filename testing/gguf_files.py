@@ -254,7 +254,16 @@ def _tensors(
             found += [(f"blk.{layer}.ffn_gate_exps.weight", gate)]
             found += [(f"blk.{layer}.ffn_up_exps.weight", up)]
             continue
-        known = names.get_name(name.replace("dt_bias", "dt_proj.bias"), (".weight", ".bias"))
+        told = name.replace("dt_bias", "dt_proj.bias")
+        inner = told.removeprefix("transformer.")
+        known = next(
+            filter(
+                None,
+                # llama.cpp's converter takes the outermost name of some families away first.
+                (names.get_name(each, (".weight", ".bias")) for each in (told, inner)),
+            ),
+            None,
+        )
         if known is None:
             raise ValueError(f"{name} has no name in a GGUF file of {architecture}")
         if name.endswith("experts.down_proj"):
