@@ -18,6 +18,7 @@ import shlex
 import shutil
 import signal
 import sys
+import tempfile
 import textwrap
 import time
 from collections import Counter
@@ -519,8 +520,19 @@ def exit_code_of(work: Callable[[], int], *, of_swarm: int = EXIT_SWARM) -> int:
         if error.errno not in OF_THE_MACHINE:
             raise
         logging.getLogger(__name__).debug("this ended the command", exc_info=True)
-        told = f"this machine does not allow it: {error}; temporary files go where TMPDIR says"
+        told = f"this machine does not allow it: {error}"
+        if error.filename is None or _is_temporary(error.filename):
+            told += "; temporary files go where TMPDIR says"
         return _say(MachineError(told), EXIT_MACHINE)
+
+
+def _is_temporary(name: object) -> bool:
+    """Whether a file named by an error is among the temporary ones."""
+    text = os.fsdecode(name) if isinstance(name, str | bytes) else ""
+    try:
+        return Path(text).is_relative_to(tempfile.gettempdir())
+    except OSError:  # there is no place for them at all
+        return False
 
 
 def replace_unprintable() -> None:
@@ -651,8 +663,17 @@ def on_interrupt(
     call: Callable[[], object],
     numbers: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM),
 ) -> Iterator[None]:
-    """Within the context, these signals call ``call`` in the running loop instead of raising."""
+    """Within the context, these signals call ``call`` in the running loop instead of raising.
+
+    Where SIGTERM is among them, the end of the terminal does as well, once: a shell and the system
+    may both tell of it, and a second call means more. ``nohup`` has it ignored, and it stays so.
+    """
     loop = asyncio.get_running_loop()
+    hang_up: Any = getattr(signal, "SIGHUP", None)  # Windows has none
+    minds = signal.SIGTERM in numbers and hang_up and signal.getsignal(hang_up) is signal.SIG_DFL
+    if minds:
+        calls = iter((call,))
+        loop.add_signal_handler(hang_up, lambda: [each() for each in calls])
     for number in numbers:
         try:
             loop.add_signal_handler(number, call)
@@ -666,6 +687,8 @@ def on_interrupt(
                 loop.remove_signal_handler(number)
             except NotImplementedError:
                 signal.signal(number, signal.default_int_handler)
+        if minds:
+            loop.remove_signal_handler(hang_up)
 
 
 def loop_factory(

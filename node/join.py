@@ -431,6 +431,7 @@ def _works_beside(
     """What runs beside the peer: remembering others, moving to another model, offering it here."""
     from coordinator.problem.model_pin import named_peers
     from dht.networks.mdns import advertise
+    from node.peer.installed_watch import keep_looking
     from node.peer.inviting import keep_inviting, offer_here
     from node.peer.remembering import keep_remembering
     from node.peer.roaming import RoamConfig, Roamer
@@ -457,6 +458,7 @@ def _works_beside(
         config=config,
     )
     works: list[PartFunction] = [
+        partial(keep_looking, reporter),
         partial(keep_remembering, arguments, transport, directory, spec, reporter),
         partial(keep_inviting, arguments, lambda: transport.addresses, spec, reporter),
     ]

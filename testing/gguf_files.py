@@ -254,7 +254,16 @@ def _tensors(
             found += [(f"blk.{layer}.ffn_gate_exps.weight", gate)]
             found += [(f"blk.{layer}.ffn_up_exps.weight", up)]
             continue
-        known = names.get_name(name.replace("dt_bias", "dt_proj.bias"), (".weight", ".bias"))
+        told = name.replace("dt_bias", "dt_proj.bias")
+        inner = told.removeprefix("transformer.")
+        known = next(
+            filter(
+                None,
+                # llama.cpp's converter takes the outermost name of some families away first.
+                (names.get_name(each, (".weight", ".bias")) for each in (told, inner)),
+            ),
+            None,
+        )
         if known is None:
             raise ValueError(f"{name} has no name in a GGUF file of {architecture}")
         if name.endswith("experts.down_proj"):
@@ -274,7 +283,10 @@ def _as_stored(architecture: str, name: str, array: np.ndarray, config: Any) -> 
         return array[:, 0]
     if name.endswith("A_log"):
         return -np.exp(array)
-    if ".h." in name and array.ndim > 1:  # GPT-2 keeps its matrices turned
+    if ".query_key_value." in name:  # all queries first, then all keys and all values
+        heads = array.reshape(config.num_attention_heads, 3, -1, *array.shape[1:])
+        return np.ascontiguousarray(heads.swapaxes(0, 1)).reshape(array.shape)
+    if architecture == "gpt2" and ".h." in name and array.ndim > 1:  # its matrices are turned
         return np.ascontiguousarray(array.T)
     return array
 

@@ -236,6 +236,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "falcon_h1",
         {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8},
     ),
+    "falcon_h1, longrope": (
+        "falcon_h1",  # session by session, chunk by chunk
+        {
+            **{"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8},
+            **LONGROPE,
+        },
+    ),
     "qwen3_next": (
         "qwen3_next",
         {

@@ -32,6 +32,7 @@ from dht.command_line import (
 )
 from dht.errors import UserError, reason_of
 from dht.process.json_file import object_or_empty
+from dht.process.lasting_stream import LastingStream
 from dht.process.secret_file import check_private
 from dht.process.supervision import end_all
 
@@ -288,7 +289,7 @@ async def serve(arguments: argparse.Namespace) -> int:
                 url = f"http://{host}:{port}/v1"
                 names = (swarm.text.name, *others)
                 for text in _how_to_ask(arguments, url, names, with_keys=bool(config.keys)):
-                    print(text, flush=True)
+                    print(text, file=LastingStream(sys.stdout), flush=True)
                 await interrupts.get()
                 if answers.requests:
                     _say(f"requests being finished: {answers.requests} (Ctrl-C ends them)")
@@ -363,7 +364,7 @@ def _text_side(directory: Path | None) -> tuple[ChatTemplate | None, SamplingDef
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(text, file=LastingStream(sys.stderr), flush=True)
 
 
 run = command_of(parse, main)

@@ -1,8 +1,9 @@
 """The page's probes and what the swarm served in SQLite: kept over restarts, for 90 days."""
 
 import asyncio
+import logging
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from client.health.served import ServedCounts
 from client.health.state import STATE, Probe
 from dht.errors import UserError
 from dht.messages.types import Plan
+
+logger = logging.getLogger(__name__)
 
 DAY_S = 86_400
 """Fixed by the clock."""
@@ -78,10 +81,18 @@ class History:
         except sqlite3.Error as error:
             raise UserError(f"--data {path} cannot be used: {error}") from None
 
+    async def _write(self, write: Callable[..., None], *given: Any) -> None:
+        """Run ``write`` in a thread. What cannot be kept now, as on a full disk, is only logged:
+        the page goes on to show how things are, with or without their past."""
+        async with self._lock:
+            try:
+                await asyncio.to_thread(write, *given)
+            except sqlite3.OperationalError as error:
+                logger.warning("the page's past cannot be kept: %s", error)
+
     async def add(self, probe: Probe) -> None:
         """Keep ``probe`` and forget what is older than 90 days before it."""
-        async with self._lock:
-            await asyncio.to_thread(self._add, probe)
+        await self._write(self._add, probe)
 
     def _add(self, probe: Probe) -> None:
         row = (probe.at_unix_s, probe.reason, probe.ttft_s, probe.tpot_s, probe.tokens)
@@ -91,8 +102,7 @@ class History:
 
     async def add_served(self, served: ServedCounts, now_unix_s: float) -> None:
         """Add what the swarm served to this minute's sums; forget those of over 90 days ago."""
-        async with self._lock:
-            await asyncio.to_thread(self._add_served, served, now_unix_s)
+        await self._write(self._add_served, served, now_unix_s)
 
     def _add_served(self, served: ServedCounts, now_unix_s: float) -> None:
         start_unix_s = int(now_unix_s) // SERVED_STEP_S * SERVED_STEP_S
@@ -107,8 +117,7 @@ class History:
 
     async def add_given(self, layer_s: Mapping[str, float], now_unix_s: float) -> None:
         """Add layer-seconds to the sums of this day; forget those of over 90 days ago."""
-        async with self._lock:
-            await asyncio.to_thread(self._add_given, layer_s, now_unix_s)
+        await self._write(self._add_given, layer_s, now_unix_s)
 
     def _add_given(self, layer_s: Mapping[str, float], now_unix_s: float) -> None:
         day = int(now_unix_s // DAY_S)
@@ -150,8 +159,7 @@ class History:
 
     async def add_incidents(self, incidents: Sequence[Incident]) -> None:
         """Keep what began and what ended; forget the oldest beyond a bound."""
-        async with self._lock:
-            await asyncio.to_thread(self._add_incidents, incidents)
+        await self._write(self._add_incidents, incidents)
 
     def _add_incidents(self, incidents: Sequence[Incident]) -> None:
         with self._db:
@@ -200,8 +208,7 @@ class History:
 
     async def add_plan(self, plan: Plan, now_unix_s: float) -> None:
         """Keep that ``plan`` was seen, once; forget those of more than 90 days ago."""
-        async with self._lock:
-            await asyncio.to_thread(self._add_plan, plan, now_unix_s)
+        await self._write(self._add_plan, plan, now_unix_s)
 
     def _add_plan(self, plan: Plan, now_unix_s: float) -> None:
         peers, flow = len(plan.assignments), plan.flow_tokens_per_s

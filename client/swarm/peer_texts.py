@@ -13,6 +13,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -32,7 +33,7 @@ from dht.messages.peer import (
     TextsRequest,
 )
 from dht.messages.types import NodeRecord
-from dht.process.home import cache_directory
+from dht.process.home import cache_directory, passing_directory
 from dht.process.json_file import decode_json
 from dht.transport.interface import TEXT_PROTOCOL, Stream, Transport
 
@@ -127,7 +128,9 @@ async def _file(stream: Stream, file: TextFile) -> bytes:
     while len(data) < file.size_bytes:
         request = TextRequest(sha256=file.sha256, start=len(data))
         _, body = await _ask(stream, request, TextPiece, PEER_BOUNDS.text_piece_bytes + 1024)
-        if not body or len(data) + len(body) > file.size_bytes:
+        if not body:
+            raise NetworkError(f"it no longer has the {file.name} that it began to serve with")
+        if len(data) + len(body) > file.size_bytes:
             raise codec.MalformedError(f"{file.name} comes with another length than listed")
         data += body
     if hashlib.sha256(data).hexdigest() != file.sha256:
@@ -165,22 +168,37 @@ def _kept(folder: Path, root: str) -> Path | None:
 
 
 def _keep(folder: Path, root: str, found: TextsFound, texts: Mapping[str, bytes]) -> Path:
-    """Keep the files under their root. Where the cache cannot be written, in a passing place."""
-    directory = folder / root
+    """Keep the files under their root. Where the cache cannot be written, whether it is read-only,
+    full, or another process keeps the same files now, in a passing place. Raises OSError."""
+    files = {**texts, LIST: msgspec.json.encode(found)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=".", dir=folder))
+        made = _written(folder, files)
+        try:
+            shutil.rmtree(folder / root, ignore_errors=True)
+            os.replace(made, folder / root)
+        except OSError:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
     except OSError as error:
         logger.info("cannot keep text files in %s: %s", folder, error)
-        directory = made = Path(tempfile.mkdtemp(prefix="anabranch-texts-"))
-    for name, data in {**texts, LIST: msgspec.json.encode(found)}.items():
-        (made / name).parent.mkdir(exist_ok=True)
-        (made / name).write_bytes(data)
-    if made != directory:
-        shutil.rmtree(directory, ignore_errors=True)
-        os.replace(made, directory)
+        return _written(passing_directory(), files)
+    with suppress(OSError):  # another process removes some, too
         _prune(folder)
-    return directory
+    return folder / root
+
+
+def _written(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """A new directory in ``folder`` with these files; raises OSError, and then there is none."""
+    made = Path(tempfile.mkdtemp(prefix=".", dir=folder))
+    try:
+        for name, data in files.items():
+            (made / name).parent.mkdir(exist_ok=True)
+            (made / name).write_bytes(data)
+    except OSError:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    return made
 
 
 def _prune(folder: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+from dht.checkpoints.hub import ADDED_TOKENS
 from dht.messages.session import SESSION_BOUNDS, TokenId
 from dht.process.json_file import object_or_empty
 
@@ -49,12 +50,32 @@ def stop_token_ids(
 
 def added_tokens(directory: Path) -> dict[int, dict[str, Any]]:
     """Tokens that ``tokenizer_config.json`` names, by id: their content and flags, as the
-    tokenizers library takes them."""
-    said = object_or_empty(directory / "tokenizer_config.json").get("added_tokens_decoder")
+    tokenizers library takes them. Where it names none, those of ``added_tokens.json`` that
+    ``tokenizer.json`` does not have, as in transformers."""
+    said = object_or_empty(directory / "tokenizer_config.json")
+    if "added_tokens_decoder" not in said:
+        return _of_older_file(directory)
+    listed = said["added_tokens_decoder"]
     return {
         int(name): token
-        for name, each in (said.items() if isinstance(said, dict) else ())
+        for name, each in (listed.items() if isinstance(listed, dict) else ())
         if name.isdecimal() and isinstance(each, dict) and (token := _token(each))
+    }
+
+
+def _of_older_file(directory: Path) -> dict[int, dict[str, Any]]:
+    """The tokens of ``added_tokens.json`` beyond those that ``tokenizer.json`` adds itself."""
+    special = {token["content"] for token in all_special_tokens(directory)}
+    added = object_or_empty(directory / "tokenizer.json").get("added_tokens")
+    known = {
+        token.get("id")
+        for token in (added if isinstance(added, list) else ())
+        if isinstance(token, dict)
+    }
+    return {
+        token_id: {"content": text, "special": text in special, "normalized": text not in special}
+        for text, token_id in object_or_empty(directory / ADDED_TOKENS).items()
+        if type(token_id) is int and token_id not in known and text
     }
 
 

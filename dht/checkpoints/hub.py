@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 TOOL_USE_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 """A model's chat template for chats with functions, where it is not the same."""
+ADDED_TOKENS = "added_tokens.json"
+"""Added tokens and their ids, in models from before ``tokenizer_config.json`` listed them."""
 TEXT_FILES = (
     "config.json",
     "generation_config.json",
@@ -33,6 +35,7 @@ TEXT_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    ADDED_TOKENS,
 )
 """Files of a model that a client needs; a model may lack some."""
 VOCABULARIES = (
@@ -44,7 +47,6 @@ VOCABULARIES = (
     "vocab.txt",
     "vocab.json",
     "merges.txt",
-    "added_tokens.json",
 )
 """What a tokenizer is made of in a model without a ``tokenizer.json``."""
 GGUF = ".gguf"

@@ -40,6 +40,8 @@ _DIRECTORY_PREFIX = "anabranch-p2p-"
 _OWNER_FILE = "owner"
 _TRIES = 8
 """Tries to make a directory that nobody removes before it is locked."""
+_OF_MACHINE = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+"""Errors of a start for want of processes, memory or descriptors: no fault of the file."""
 _LAST_LINES = 20
 _COLLECT_AT = "128MiB"
 """Memory from which on the daemon collects garbage all the time; a quiet one takes half of it."""
@@ -197,9 +199,11 @@ class P2pDaemon:
                 start_new_session=True,
             )
         except OSError as error:
+            told = f"cannot run the p2p daemon {config.binary.name}: {error.strerror}"
+            if error.errno in _OF_MACHINE:
+                raise MachineError(f"{told}; this user or this machine runs too much") from error
             raise UserError(
-                f"cannot run the p2p daemon {config.binary.name}: {error.strerror};"
-                " reinstall hivemind (its wheels carry the daemon for Linux x86-64)"
+                f"{told}; reinstall hivemind (its wheels carry the daemon for Linux x86-64)"
             ) from error
         self._reader = asyncio.get_running_loop().create_task(self._read_lines())
         ready = asyncio.ensure_future(self._ready.wait())

@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import SystemRandom
@@ -51,6 +52,18 @@ SOCKETS_PERIOD_S = 5.0
 """Period of looks at whether the daemon's sockets are there."""
 ALREADY_SET = "already set"
 """What the daemon says of a protocol that it has a handler for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SilenceConfig:
+    """When a daemon counts as standing still."""
+
+    silent_max: int = 4
+    """Questions in a row that it may leave unanswered: it has well over a minute, and answers in
+    milliseconds. They are counted, as a process that was stopped itself has heard nothing."""
+
+
+SILENCE = SilenceConfig()
 _log = logging.getLogger(__name__)
 
 
@@ -367,14 +380,24 @@ class HivemindTransport:
         self._dials = self._dials.seen_at(map(host_of, self._addresses))
 
     async def _keep_addresses(self) -> None:
-        """Read this peer's addresses again and again: port mappings and networks change."""
+        """Read this peer's addresses again and again: port mappings and networks change. End this
+        process where the daemon no longer answers it: the network would seem to be cut."""
+        silent = 0
         while True:
             await asyncio.sleep(ADDRESSES_PERIOD_S)
             try:
                 async with asyncio.timeout(OPEN_LIMIT_S):
                     await self._read_addresses()
-            except (NetworkError, TimeoutError) as error:
+                silent = 0
+            except NetworkError as error:
                 _log.debug("cannot read this peer's addresses: %s", error)
+            except TimeoutError:
+                silent += 1
+                if silent == SILENCE.silent_max:
+                    raise MachineError(
+                        f"the p2p daemon, process {self.daemon_pid}, no longer answers: it was"
+                        " stopped, or the machine has no memory left; start this peer again"
+                    ) from None
 
     async def _watch_sockets(self) -> None:
         """End this process where its daemon's sockets are gone: it would look alive and be deaf."""

@@ -19,8 +19,8 @@ class PeerBounds:
 
     requests_max: int = 64
     """Maximum requests on one stream of the plan protocol."""
-    texts_max: int = 8
-    """Maximum text files of a model."""
+    texts_max: int = 16
+    """Maximum text files of a model: more than have a name now."""
     text_bytes_max: int = 64 << 20
     """Maximum size of one of them; the largest tokenizers have 33 MB."""
     text_piece_bytes: int = 256 << 10

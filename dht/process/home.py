@@ -36,12 +36,13 @@ def cache_directory(name: str) -> Path:
     directory, one of this process's own, which goes with it."""
     named = os.environ.get("XDG_CACHE_HOME")
     home = home_directory()
-    base = Path(named).expanduser() if named else home / ".cache" if home else _temporary()
+    base = Path(named).expanduser() if named else home / ".cache" if home else passing_directory()
     return base / "anabranch" / name
 
 
 @cache
-def _temporary() -> Path:
+def passing_directory() -> Path:
+    """A directory of this process's own, which goes with it."""
     directory = tempfile.mkdtemp(prefix="anabranch-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return Path(directory)

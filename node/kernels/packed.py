@@ -51,9 +51,13 @@ def multiply_packed(module: nn.Module, kernel: PackedKernel) -> int:
 
 def is_multiplied(module: nn.Module) -> bool:
     """Whether a kernel multiplies by all weights of the module itself that are packed, and there
-    are some."""
-    packed = packed_weights(module)
-    return bool(packed) and all(getattr(each.packing, "multiply", None) for each in packed)
+    are some. A kernel takes experts' matrices as ``[outs, ins]``: not those of a stack that are
+    stored as the code's numbers lie, if that means ``[ins, outs]``."""
+    packed, transposed = packed_weights(module), bool(getattr(module, "is_transposed", False))
+    return bool(packed) and all(
+        getattr(each.packing, "multiply", None) and (each.dim() < 3 or each.turned == transposed)
+        for each in packed
+    )
 
 
 def _is_right(kernel: PackedKernel, packing: Packing, parts: Parts, dtype: torch.dtype) -> bool:

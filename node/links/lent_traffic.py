@@ -6,8 +6,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from coordinator.policies.links.token_bucket import Allowance, MonthlyUse
 from dht.errors import NetworkError
@@ -125,8 +126,7 @@ class LentTraffic:
         if self._month_file is None:
             return
         self.exhausted()
-        used = {"used_bytes": self.month.used_bytes, "beside_bytes": self._beside.used_bytes}
-        text = json.dumps({"month": self.month.month, **used})
+        text = json.dumps(_written(self.month, self._beside))
         try:
             write_whole(self._month_file, text.encode())
         except OSError as error:
@@ -139,11 +139,34 @@ def _load(file: Path | None) -> tuple[MonthlyUse, MonthlyUse] | None:
         return None
     try:
         kept = json.loads(file.read_text())
-        month = str(kept["month"])
-        use = MonthlyUse(month=month, used_bytes=int(kept["used_bytes"]))
-        beside = MonthlyUse(month=month, used_bytes=int(kept.get("beside_bytes", 0)))
-        _ = use.next_month  # ValueError unless it is a month
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        use, beside = _read(kept)
+        if (before := kept.get("before")) is not None:
+            use, beside = map(_behind, (use, beside), _read(before))
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError) as error:
         logger.warning("%s is unreadable, this month counts from 0: %s", file, error)
         return None
     return use, beside
+
+
+def _behind(use: MonthlyUse, before: MonthlyUse) -> MonthlyUse:
+    return replace(use, before=before)
+
+
+def _read(kept: Mapping[str, Any]) -> tuple[MonthlyUse, MonthlyUse]:
+    """The use of a month and what of it was beside sessions, as :func:`_written` wrote them. Raises
+    ValueError, KeyError, TypeError and AttributeError."""
+    month = str(kept["month"])
+    use = MonthlyUse(month=month, used_bytes=int(kept["used_bytes"]))
+    _ = use.next_month  # ValueError unless it is a month
+    return use, MonthlyUse(month=month, used_bytes=int(kept.get("beside_bytes", 0)))
+
+
+def _written(use: MonthlyUse, beside: MonthlyUse) -> dict[str, Any]:
+    said = {
+        "month": use.month,
+        "used_bytes": use.used_bytes,
+        "beside_bytes": beside.used_bytes,
+    }
+    if use.before is None or beside.before is None:
+        return said
+    return {**said, "before": _written(use.before, beside.before)}

@@ -2,13 +2,14 @@
 
 import asyncio
 import hashlib
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dht.budget import TEXT_BYTES, TEXT_STREAMS, Budget
 from dht.checkpoints.model_files import root_of
 from dht.checkpoints.text_files import CONFIGURATIONS, text_bytes, texts_in
-from dht.errors import NetworkError
+from dht.errors import NetworkError, UserError, reason_of
 from dht.messages import codec
 from dht.messages.peer import (
     PEER_BOUNDS,
@@ -18,9 +19,12 @@ from dht.messages.peer import (
     TextsFound,
     TextsRequest,
 )
+from dht.process.whole_file import Stamp, stamp_of
 from dht.transport.interface import TEXT_PROTOCOL, Stream, Transport
 from dht.transport.requests import answer, next_request
 from node.links.lent_traffic import LentTraffic
+
+logger = logging.getLogger(__name__)
 
 REQUESTS_MAX = 2048
 """Maximum requests on one stream."""
@@ -29,11 +33,14 @@ STREAM_LIMIT_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedTexts:
-    """The text files that a peer passes on."""
+    """The text files that a peer passes on. They may change while it runs; what it has loaded does
+    not, so a file that has changed is passed on no more."""
 
     root: str
     directory: Path
     found: TextsFound
+    _unchanged: dict[str, Stamp] = field(default_factory=dict)
+    """Stamp under which a file was last seen to be as ``found`` lists it, by name."""
 
     @classmethod
     def of(cls, directory: Path, weights: str) -> "ServedTexts":
@@ -49,17 +56,38 @@ class ServedTexts:
         return cls(root=root, directory=directory, found=TextsFound(files=files, weights=weights))
 
     def piece(self, sha256: str, start: int) -> bytes:
-        """A piece of the file with this hash; nothing beyond its end or of an unknown file."""
-        named = next((file.name for file in self.found.files if file.sha256 == sha256), None)
-        if named is None:
+        """A piece of the file with this hash; nothing beyond its end, and of a file that is unknown
+        or has changed."""
+        listed = next((file for file in self.found.files if file.sha256 == sha256), None)
+        if listed is None:
             return b""
-        if named in CONFIGURATIONS:
-            return (text_bytes(self.directory, named) or b"")[
-                start : start + PEER_BOUNDS.text_piece_bytes
-            ]
-        with (self.directory / named).open("rb") as file:
-            file.seek(start)
-            return file.read(PEER_BOUNDS.text_piece_bytes)
+        path = self.directory / listed.name
+        try:
+            self._check_unchanged(path, listed)
+            if listed.name in CONFIGURATIONS:
+                return (text_bytes(self.directory, listed.name) or b"")[
+                    start : start + PEER_BOUNDS.text_piece_bytes
+                ]
+            with path.open("rb") as file:
+                file.seek(start)
+                return file.read(PEER_BOUNDS.text_piece_bytes)
+        except (OSError, UserError) as error:
+            logger.warning(
+                "%s: %s. Clients get it from this peer no more; put it back, or start again",
+                path,
+                reason_of(error),
+            )
+            return b""
+
+    def _check_unchanged(self, path: Path, listed: TextFile) -> None:
+        """Raise UserError or OSError for a file that is no longer as it is listed."""
+        stamp = stamp_of(path)
+        if self._unchanged.get(listed.name) == stamp:
+            return
+        data = text_bytes(self.directory, listed.name)
+        if data is None or hashlib.sha256(data).hexdigest() != listed.sha256:
+            raise UserError("it has changed since this peer began to serve")
+        self._unchanged[listed.name] = stamp
 
 
 class TextServer:

@@ -53,6 +53,9 @@ class UseConfig:
     """CPU share of other programs, over all cores, above which the machine counts as used."""
     input_s: float = 120.0
     """Time since the last keyboard input below which the user counts as present."""
+    ahead_s: float = 5.0
+    """Time by which an input's may be ahead of the clock, as the kernel rounds it. One that is
+    further ahead was written before the clock was set back."""
     busy_for_s: float = 6.0
     """How long other work must last before it counts; programs, windows, input count at once."""
     calm_for_s: float = 60.0

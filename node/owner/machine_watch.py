@@ -48,7 +48,7 @@ class MachineWatch:
             minute=minute,
             others_share=self._others_share(own),
             others_on_gpu=self._others_on_gpu({process.pid for process in own}),
-            input_ago_s=_input_ago_s(),
+            input_ago_s=_input_ago_s(config.ahead_s),
             processes=processes,
         )
 
@@ -98,13 +98,19 @@ def _own() -> list[psutil.Process]:
     return [first, *first.children(recursive=True)]
 
 
-def _input_ago_s() -> float | None:
-    """Seconds since somebody typed at a terminal; None if there is no terminal."""
-    newest = 0.0
+def _input_ago_s(ahead_s: float) -> float | None:
+    """Seconds since somebody typed at a terminal; None where no terminal tells.
+
+    A time that is more than ``ahead_s`` still to come was written under another clock, which was
+    set since: it would seem to be now for as long as that clock was ahead.
+    """
+    now_s, newest_s = time.time(), 0.0
     for pattern in TERMINALS:
         for terminal in Path("/").glob(pattern.lstrip("/")):
             try:
-                newest = max(newest, terminal.stat().st_atime)
+                typed_s = terminal.stat().st_atime
             except OSError:
                 continue
-    return max(0.0, time.time() - newest) if newest else None
+            if typed_s <= now_s + ahead_s:
+                newest_s = max(newest_s, typed_s)
+    return max(0.0, now_s - newest_s) if newest_s else None

@@ -7,6 +7,7 @@ the steady clock, which all processes of a machine share and nobody sets.
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -76,11 +77,28 @@ class HealthKeeper:
         health = Health(
             steady_s=time.monotonic(), trouble=self.trouble()[: HEALTH.file_bytes_max // 4]
         )
+        said = msgspec.json.encode(health) + b"\n"
         try:
-            write_whole(self.path, msgspec.json.encode(health) + b"\n")
+            write_whole(self.path, said, lasting=False)
             self._mine = True
         except OSError as error:
-            logger.info("%s cannot be written: %s", self.path.name, error.strerror)
+            if not (self._mine and _written_over(self.path, said)):
+                logger.warning(
+                    "%s cannot be written: %s; `anabranch alive` cannot tell that this peer runs",
+                    self.path,
+                    error.strerror,
+                )
+
+
+def _written_over(path: Path, content: bytes) -> bool:
+    """Whether ``content``, JSON text, now stands in the place of what the file held. A full disk
+    has no room for a second file, but for this."""
+    try:
+        with path.open("r+b", buffering=0) as file:
+            file.write(content.ljust(os.fstat(file.fileno()).st_size))
+    except OSError:
+        return False
+    return True
 
 
 def why_unwell(path: Path, now_s: float) -> str:

@@ -26,6 +26,7 @@ from rich.text import Text
 
 from dht.command_line import cut_between_words, printable
 from dht.messages.types import NodeState, layers_text
+from dht.process.lasting_stream import LastingStream
 from dht.process.news import News
 
 
@@ -61,8 +62,9 @@ class Reporter:
 
     def __init__(self, *, json_log: bool, out: TextIO = sys.stdout, log: TextIO = sys.stderr):
         self._json_log = json_log
-        self._log = log
-        self._console = Console(file=out, highlight=False, soft_wrap=True)
+        self._log = LastingStream(log)
+        lasting: Any = LastingStream(out)
+        self._console = Console(file=lasting, highlight=False, soft_wrap=True)
         self._live: Live | None = None
         self._phases = 0
         self._told_s = time.monotonic()

@@ -16,10 +16,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import TextIO
 
 from dht.command_line import COMMAND, EXIT_DONE, on_interrupt
 from dht.networks.invitation import SCHEME, invitation_to, text_of
+from dht.process.lasting_stream import LastingStream
 from node.owner.machine_watch import BESIDE
 
 LINE_BYTES_MAX = 1 << 20
@@ -107,12 +107,12 @@ class _Peer:
         assert self._process.stdout is not None  # noqa: S101  both are pipes
         assert self._process.stderr is not None  # noqa: S101
         await asyncio.gather(
-            self._pass_on(self._process.stdout, sys.stdout),
-            self._pass_on(self._process.stderr, sys.stderr),
+            self._pass_on(self._process.stdout, LastingStream(sys.stdout)),
+            self._pass_on(self._process.stderr, LastingStream(sys.stderr)),
         )
         return await self._process.wait()
 
-    async def _pass_on(self, lines: asyncio.StreamReader, out: TextIO) -> None:
+    async def _pass_on(self, lines: asyncio.StreamReader, out: LastingStream) -> None:
         async for raw in lines:
             line = raw.decode("utf-8", "replace").rstrip()
             found = _INVITATION.search(line)

@@ -245,11 +245,16 @@ def _claimed(number: int) -> IO[bytes] | None:
     except ImportError:  # Windows: whoever comes second fails to listen
         return open(os.devnull, "rb")
     folder = cache_directory("ports")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = (folder / f"{number}.lock").open("ab")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = (folder / f"{number}.lock").open("ab")
+    except OSError:  # nothing can be kept there: as on Windows
+        return open(os.devnull, "rb")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         return None
+    except OSError:  # a file system without locks
+        pass
     return file

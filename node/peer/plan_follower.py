@@ -25,7 +25,7 @@ from coordinator.policies.failure.pinger import BY_PEERS, answers_ping
 from coordinator.policies.routing.balance import BALANCE
 from coordinator.problem.from_records import problem_of
 from coordinator.runtime import Coordinator
-from dht.errors import NetworkError
+from dht.errors import NetworkError, UserError
 from dht.messages.types import (
     NO_VERSION,
     Assignment,
@@ -176,9 +176,8 @@ class PlanFollower:
             self._announcer.set(NodeState.SERVING, record.start, record.end, plan.version)
         else:
             self._announcer.set(NodeState.LOADING, mine.start, mine.end, plan.version)
-        await self._fetch(mine)
-        if self._plans.version > plan.version:
-            return  # a newer plan came while files were fetched
+        if not await self._is_ready(mine, plan, serving=serving):
+            return
         try:
             if serving:
                 if not await self._wait_for_turn(plan):
@@ -274,9 +273,24 @@ class PlanFollower:
         if self._reporter.stands("staying", text):
             self._reporter.event("stays", start=record.start, end=record.end, reason=reason)
 
+    async def _is_ready(self, mine: Assignment, plan: Plan, *, serving: bool) -> bool:
+        """Fetch the files of new layers; returns whether the move can begin. Who serves stays with
+        its layers where the files are gone or find no room on the disk, as what is loaded needs
+        none of them. Raises NetworkError, and UserError for who does not serve."""
+        try:
+            await self._fetch(mine)
+        except UserError as error:
+            if not serving:
+                raise
+            self._tell_staying(plan, str(error))
+            return False
+        return self._plans.version <= plan.version  # else a newer plan came meanwhile
+
     async def _fetch(self, mine: Assignment) -> None:
-        """Download the files of new layers while the old ones are served."""
+        """Download the files of new layers while the old ones are served. Those of a local model
+        are only looked at. Raises UserError and NetworkError."""
         if self._engine.is_local:
+            await self._engine.fetch(mine.start, mine.end, lambda *_: None)
             return
         what = f"Fetching {layers_text((mine.start, mine.end))}"
         with self._reporter.phase(what, counted=True) as meter:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from dht.checkpoints.model_files import Manifest, ShardHashes
 from dht.errors import UserError
-from node.weights.safetensors_header import DamagedError, TensorEntry
+from node.weights.safetensors_header import ChangedError, DamagedError, TensorEntry
 from node.weights.shard_header import parse_header, read_header
 
 BLOCK_BYTES = 1 << 20
@@ -110,17 +110,17 @@ def _hash_tensor(
 
 
 def check_header(raw: bytes, size_bytes: int, hashes: ShardHashes, shard: str, where: str) -> None:
-    """Raise DamagedError unless a file's size and header are those of ``hashes``."""
+    """Raise ChangedError unless a file's size and header are those of ``hashes``."""
     if size_bytes != hashes.size_bytes:
-        raise DamagedError(
+        raise ChangedError(
             shard,
             f"{where} is damaged: it has {size_bytes} bytes, {hashes.size_bytes} are right",
         )
     if hashlib.sha256(raw).hexdigest() != hashes.header_sha256:
-        raise DamagedError(shard, f"{where} is damaged: its header does not match its SHA-256")
+        raise ChangedError(shard, f"{where} is damaged: its header does not match its SHA-256")
 
 
 def check_tensor(data: memoryview, name: str, hashes: ShardHashes, shard: str, where: str) -> None:
-    """Raise DamagedError unless ``data`` has the hash of tensor ``name``."""
+    """Raise ChangedError unless ``data`` has the hash of tensor ``name``."""
     if hashlib.sha256(data).hexdigest() != hashes.tensors.get(name):
-        raise DamagedError(shard, f"{where} is damaged: tensor {name} does not match its SHA-256")
+        raise ChangedError(shard, f"{where} is damaged: tensor {name} does not match its SHA-256")

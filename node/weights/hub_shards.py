@@ -41,7 +41,7 @@ from dht.checkpoints.model_files import ShardHashes, read_config, shard_names
 from dht.errors import NetworkError, UserError
 from dht.process.json_file import decode_json
 from node.weights.hashes import Progress, hash_shard
-from node.weights.safetensors_header import DamagedError
+from node.weights.safetensors_header import ChangedError, DamagedError
 from node.weights.shard_header import header_bytes_of, read_header
 from node.weights.store import WeightStore
 
@@ -152,6 +152,10 @@ class HubShards:
             done_bytes += self._size(shard)
         for shard in wanted:
             self._bring(shard)
+
+    def explained(self, error: ChangedError) -> ChangedError:
+        """The error: what is on the hub nobody here has changed."""
+        return error
 
     def fetch_again(self, shard: str) -> bool:
         """Throw the cached file away and fetch it anew, once."""

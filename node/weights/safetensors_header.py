@@ -46,6 +46,10 @@ class DamagedError(UserError):
         self.shard = shard
 
 
+class ChangedError(DamagedError):
+    """A file is not the one whose hashes were taken."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
     """One tensor as its file's header describes it; its bytes are ``[begin, end)`` of the file."""

@@ -21,9 +21,9 @@ from dht.checkpoints.model_files import (
 )
 from dht.checkpoints.text_files import digest_of, text_hashes
 from dht.errors import UserError
-from dht.process.whole_file import write_whole
-from node.weights.hashes import Progress, check_header, check_tensor, hash_shards
-from node.weights.safetensors_header import DamagedError, TensorEntry
+from dht.process.whole_file import Stamp, stamp_of, write_whole
+from node.weights.hashes import Progress, check_header, check_tensor, hash_shard, hash_shards
+from node.weights.safetensors_header import ChangedError, DamagedError, TensorEntry
 from node.weights.shard_header import parse_header, read_header
 
 if TYPE_CHECKING:
@@ -58,6 +58,9 @@ class ShardSource(Protocol):
 
     def fetch_again(self, shard: str) -> bool:
         """Replace a damaged shard; False where that is not possible."""
+
+    def explained(self, error: ChangedError) -> ChangedError:
+        """The error of a file that is not as its hashes say, with what its owner may do."""
 
     def stop(self) -> None:
         """Let a fetch that is under way in another thread end soon, with an error."""
@@ -183,6 +186,8 @@ class WeightStore:
                     yield name, tensor
             except DamagedError as error:
                 if again or not self._source.fetch_again(shard):
+                    if isinstance(error, ChangedError):
+                        raise self._source.explained(error) from error
                     raise
                 logger.warning("%s; it was fetched again", error)
             else:
@@ -239,20 +244,41 @@ class LocalShards:
             manifest = hash_shards(directory, self.shards, progress)
             _keep(msgspec.json.encode(manifest), manifest_paths(directory))
         self._hashes = {shard: known_hashes(manifest, shard, directory) for shard in self.shards}
+        self._stamps: dict[str, Stamp] = {}
+        """Under which a file was opened, or seen to have the right hashes."""
 
     def header(self, shard: str) -> tuple[bytes, int]:
         path = self.directory / shard
         try:
+            stamp = stamp_of(path)
             size_bytes = path.stat().st_size
             with path.open("rb") as opened:
                 raw = read_header(opened, size_bytes, shard, str(path))
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error}") from error
-        check_header(raw, size_bytes, self.hashes(shard), shard, str(path))
+        try:
+            check_header(raw, size_bytes, self.hashes(shard), shard, str(path))
+        except ChangedError as error:
+            raise self.explained(error) from error
+        self._stamps[shard] = stamp
         return raw, size_bytes
 
     def fetch(self, shards: Iterable[str], progress: Progress | None) -> None:
-        """Local files are here."""
+        """See that the files are still here, as they were; one that was written since is hashed.
+
+        Raises UserError.
+        """
+        for shard in shards:
+            path = self.directory / shard
+            try:
+                stamp = stamp_of(path)
+                same = self._stamps.get(shard) == stamp
+                if not same and hash_shard(path, shard=shard) != self.hashes(shard):
+                    told = f"{path} has changed since this process opened it"
+                    raise self.explained(ChangedError(shard, told))
+            except OSError as error:
+                raise UserError(f"{path} cannot be read: {error}") from error
+            self._stamps[shard] = stamp
 
     def path(self, shard: str) -> Path:
         return self.directory / shard
@@ -266,6 +292,14 @@ class LocalShards:
     def fetch_again(self, shard: str) -> bool:
         """Nobody knows where a local file came from."""
         return False
+
+    def explained(self, error: ChangedError) -> ChangedError:
+        """The error with the file of hashes that a new model in this directory must not have."""
+        kept = next((path for path in manifest_paths(self.directory) if path.exists()), None)
+        if kept is None:
+            return error
+        anew = f"if it was changed on purpose, remove {kept}: the next start takes hashes anew"
+        return ChangedError(error.shard, f"{error}; {anew}")
 
     def stop(self) -> None:
         """Nothing here waits."""

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -110,8 +111,34 @@ async def test_the_month_is_kept_over_restarts(tmp_path: Path) -> None:
     second.save()
     assert LentTraffic(month_bytes_max=1e6, month_file=file).exhausted()
     assert json.loads(file.read_text())["used_bytes"] == 1_000_001
-    file.write_text('{"month": "??", "used_bytes": []}')
-    assert LentTraffic(month_file=file).month.used_bytes == 0
+    for broken in ('{"month": "??", "used_bytes": []}', '{"month": "2026-1", "used_bytes": 1e999}'):
+        file.write_text(broken)
+        assert LentTraffic(month_file=file).month.used_bytes == 0
+
+
+@pytest.mark.virtual(limit_s=60)
+async def test_a_start_before_the_clock_is_set_forgets_no_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, clock = tmp_path / "traffic.json", [1.79e9]
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+
+    def started() -> LentTraffic:
+        return LentTraffic(month_bytes_max=1e6, month_file=file)
+
+    first = started()
+    first.sent(900_000)
+    first.save()
+    clock[0] = 0.0
+    second = started()
+    second.sent(50_000)
+    assert second.exhausted() is None
+    second.save()
+    clock[0] = 1.79e9
+    third = started()
+    assert third.exhausted() is None
+    third.sent(100_000)
+    assert third.exhausted()
 
 
 @pytest.mark.virtual(limit_s=60)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.plans.store import PlanStore
+from dht.errors import UserError
 from dht.messages.types import Assignment, NodeState, Plan, PlanVersion
 from dht.records.directory import Directory
 from node.owner.reporter import Reporter
@@ -139,3 +140,31 @@ async def test_who_may_not_give_up_layers_says_so_once_and_serves_on() -> None:
             " now: nobody else has shown to hold layer 0"
         ]
         following.cancel()
+
+
+@pytest.mark.virtual(limit_s=120)
+async def test_who_serves_goes_on_where_the_files_of_other_layers_are_gone() -> None:
+    """What is loaded needs no file; its owner is told, and the peer does not end."""
+
+    class Emptied(SlowEngine):
+        async def fetch(self, start: int, end: int, progress: Any) -> None:
+            raise UserError("model.safetensors cannot be read: No such file or directory")
+
+    async with paper_swarm((0, 8)) as swarm:
+        swarm.engine_class = Emptied
+        peer, out = await swarm.add(0, 0), io.StringIO()
+        follower, announcer = follower_of(peer, out)
+        announcer.set(NodeState.SERVING, 0, 4, PlanVersion(term=0, counter=0))
+        mine = Assignment(peer_id=peer.peer_id, start=2, end=6)
+        other = Assignment(peer_id=swarm.peers[0].peer_id, start=0, end=8)
+        for peer.engine.is_local in (True, False):
+            await follower.enter(plan_of(1, mine, other))
+            record = announcer.record
+            assert (record.state, record.start, record.end) == (NodeState.SERVING, 0, 4)
+        assert out.getvalue().splitlines()[0] == (
+            "The plan has layers 2-5 for this peer; it goes on serving layers 0-3 for now:"
+            " model.safetensors cannot be read: No such file or directory"
+        )
+        announcer.set(NodeState.WAITING, 0, 0, PlanVersion(term=0, counter=0))
+        with pytest.raises(UserError, match="cannot be read"):
+            await follower.enter(plan_of(2, mine, other))

@@ -71,6 +71,9 @@ class MonthlyUse:
     month: str
     """The month, for example ``2026-11``."""
     used_bytes: int = 0
+    before: "MonthlyUse | None" = None
+    """The use of the month that counted before this one. A clock may be wrong for a while, such as
+    before it is set at a start, and what was used must count again once it is right."""
 
     @classmethod
     def at(cls, unix_s: float) -> "MonthlyUse":
@@ -80,8 +83,12 @@ class MonthlyUse:
     def spent(self, size_bytes: int, unix_s: float) -> "MonthlyUse":
         """This month's use with ``size_bytes`` more; a new month starts from nothing."""
         now = MonthlyUse.at(unix_s)
-        before = self if self.month == now.month else now
-        return replace(before, used_bytes=before.used_bytes + size_bytes)
+        if self.month != now.month:
+            known = self.before if self.before and self.before.month == now.month else now
+            now = replace(known, before=replace(self, before=None))
+        else:
+            now = self
+        return replace(now, used_bytes=now.used_bytes + size_bytes)
 
     @property
     def next_month(self) -> str:

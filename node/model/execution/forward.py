@@ -279,6 +279,7 @@ class LayerForward:
                 positions=positions[None, segment.first : segment.last],
                 cache=cache,
                 perform=inside.perform,
+                reach=max(segment.tokens_max, segment.context_tokens),
             )
             out.append(inside.rows())
         return _joined(out)

@@ -8,7 +8,7 @@ what a layer receives and what becomes of the last layer's output.
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,6 +178,11 @@ class Skeleton:
         self.parts = dict(_parts_with_weights(self._model))
         for name, part in self.parts.items():
             self._model.set_submodule(name, StandIn(part, self._device))
+        self._reach: int | None = None
+        for module in self._model.modules():
+            if rotates_by_length(module):
+                module.register_forward_pre_hook(self._lengthened, with_kwargs=True)
+                module.register_forward_hook(self._shortened)
         self._takes = inspect.signature(model.forward).parameters
         self._heard = Heard()
         self._perform: Perform = self._answering(None)
@@ -264,6 +269,7 @@ class Skeleton:
         beside: Sequence[Any] = (),
         perform: Perform | None = None,
         listen: bool = False,
+        reach: int | None = None,
     ) -> Heard:
         """Run one forward pass over ids ``[1, tokens]`` or embeddings ``[1, tokens, hidden]``.
 
@@ -271,9 +277,11 @@ class Skeleton:
         returns behind them, if layers return tuples; or ``perform`` runs them, and may end the pass
         with EnoughHeard. Positions begin with 0; None leaves them to the model. ``mask``,
         ``[sessions, tokens]``, is 0 for padding before contexts. ``listen`` also records the calls
-        of all other modules.
+        of all other modules. ``reach`` is the number of tokens that the session may have: rotary
+        frequencies that go by the length of a context go by it; None: by the positions given.
         """
         self._heard = heard = Heard()
+        self._reach = reach
         self._perform = perform or self._answering(answer, beside)
         called = "cache_params" if "cache_params" in self._takes else "past_key_values"
         given: dict[str, Any] = {"use_cache": cache is not None, called: cache}
@@ -295,6 +303,28 @@ class Skeleton:
                 hook.remove()
         return heard
 
+    def _lengthened(self, _: nn.Module, given: Any, named: Any) -> Any:
+        """The arguments of a rotary embedding, with the last position of the session behind those
+        of its rows."""
+        if self._reach is None:
+            return None
+        last = self._reach - 1 + self.first_position
+
+        def longer(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or value.is_floating_point():
+                return value
+            return torch.cat([value, value.new_full((*value.shape[:-1], 1), last)], dim=-1)
+
+        return tuple(map(longer, given)), {name: longer(value) for name, value in named.items()}
+
+    def _shortened(self, _: nn.Module, __: Any, output: Any) -> Any:
+        """The output of a rotary embedding, ``[..., tokens, channels]``, without that position."""
+        if self._reach is None:
+            return None
+        if isinstance(output, tuple):
+            return tuple(each[..., :-1, :] for each in output)
+        return output[..., :-1, :]
+
     def _hooks(self, heard: Heard) -> Iterator[Any]:
         def hook_for(name: str) -> Callable[..., None]:
             def hook(_: nn.Module, positional: Any, named: Any, output: Any) -> None:
@@ -313,6 +343,14 @@ class Skeleton:
         for name, module in self._model.named_modules():
             if not isinstance(module, Slot) and not list(module.children()):
                 yield module.register_forward_hook(hook_for(name), with_kwargs=True)
+
+
+def rotates_by_length(module: nn.Module) -> bool:
+    """Whether a module is a rotary embedding whose frequencies, perhaps those of some kinds of
+    layers, go by the longest context in a batch."""
+    said = getattr(module, "rope_type", None)
+    kinds = said.values() if isinstance(said, Mapping) else (said,)
+    return any("dynamic" in str(kind) or kind == "longrope" for kind in kinds)
 
 
 def blank_input(tokens: int, width: int | None, like: torch.Tensor) -> dict[str, Any]:

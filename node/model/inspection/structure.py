@@ -43,6 +43,7 @@ from node.model.inspection.skeleton import (
     Skeleton,
     StandIn,
     blank_input,
+    rotates_by_length,
 )
 from node.model.lean_transformers import without_compiler
 
@@ -134,6 +135,8 @@ class ModelStructure:
     @property
     def by_length(self) -> bool:
         """Whether keys depend on the maximum length of their session."""
+        if not self.packed:
+            return self.rotates_by_length
         return any(source.by_length for source in self.sources)
 
 
@@ -312,7 +315,7 @@ class _Inspection:
             first_position=self._skeleton.first_position,
             by_ids=flow is not None and flow.by_ids,
             asks_length=flow is not None and flow.asks_length,
-            rotates_by_length=_rotates_by_length(self._skeleton),
+            rotates_by_length=any(map(rotates_by_length, self._skeleton.modules())),
             states_per_layer=self._states_per_layer,
             traits=self._traits() if flow is None else (),
         )
@@ -609,12 +612,6 @@ def _may_keep_state(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
 def _states_per_layer(model: Any) -> int:
     """Maximum number of convolutions or recurrences of one layer."""
     return int(getattr(model.config.get_text_config(), "number_of_conv_states", None) or 1)
-
-
-def _rotates_by_length(skeleton: Skeleton) -> bool:
-    """Whether a rotary embedding goes by the longest context in a batch."""
-    kinds = [str(getattr(module, "rope_type", "")) for module in skeleton.modules()]
-    return any("dynamic" in kind or kind == "longrope" for kind in kinds)
 
 
 def _cache_layer(model: Any, index: int) -> Any:

@@ -1,13 +1,17 @@
 """A model's text files from its peers: checked, bounded, kept, and what a lie comes to."""
 
 import asyncio
+import errno
 import hashlib
 import json
 import math
+import os
 import random
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +31,7 @@ from dht.messages.peer import (
     TextsRequest,
 )
 from dht.messages.session import Ping
+from dht.process.home import passing_directory
 from dht.transport.interface import TEXT_PROTOCOL, Stream, Transport
 from node.links.text_server import ServedTexts, TextServer
 from testing.network import MemoryNetwork
@@ -86,14 +91,6 @@ def test_what_is_kept_needs_no_peer_and_is_checked_again(tmp_path: Path) -> None
         asyncio.run(from_peer(tmp_path, lambda _: None, texts.root))
     asyncio.run(from_peer(tmp_path, lambda peer: TextServer(peer, texts), texts.root))
     assert text_hashes(kept) == text_hashes(tmp_path / "model")
-
-
-def test_text_files_that_changed_are_not_taken(tmp_path: Path) -> None:
-    texts = model_in(tmp_path / "model")
-    path = tmp_path / "model" / "tokenizer.json"
-    path.write_bytes(b"x" * path.stat().st_size)
-    with pytest.raises(NetworkError, match="another hash"):
-        asyncio.run(from_peer(tmp_path, lambda peer: TextServer(peer, texts), texts.root))
 
 
 def test_other_text_files_than_the_fingerprint_has_are_refused(tmp_path: Path) -> None:
@@ -199,3 +196,48 @@ def test_what_is_no_request_for_text_ends_its_stream(tmp_path: Path) -> None:
 def test_a_root_that_is_none_names_no_directory_here(root: str, tmp_path: Path) -> None:
     with pytest.raises(NetworkError, match="is none"):
         asyncio.run(from_peer(tmp_path, lambda _: None, root))
+
+
+@pytest.mark.parametrize("at", ["mkdtemp", "write_bytes", "replace"])
+def test_a_cache_that_cannot_be_written_costs_the_client_nothing(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full or read-only, or another process that keeps the same files now."""
+    texts, cache = model_in(tmp_path / "model"), tmp_path / "cache"
+    owner = {"mkdtemp": tempfile, "write_bytes": Path, "replace": os}[at]
+    works = getattr(owner, at)
+
+    def fails(*given: Any, **named: Any) -> Any:
+        if any(str(each).startswith(str(cache)) for each in (*given, *named.values())):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return works(*given, **named)
+
+    monkeypatch.setattr(owner, at, fails)
+    kept = asyncio.run(from_peer(tmp_path, lambda peer: TextServer(peer, texts), texts.root))
+    assert text_hashes(kept) == text_hashes(tmp_path / "model")
+    assert kept.parent == passing_directory(), "it goes with this process"
+    assert not list(cache.iterdir())
+
+
+@pytest.mark.parametrize("how", ["changed", "removed", "replaced with the same"])
+def test_a_directory_that_changes_while_its_peer_runs(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients get what belongs to the loaded weights, or hear that it is gone; the owner, too."""
+    texts = model_in(tmp_path / "model")
+    path = tmp_path / "model" / "tokenizer.json"
+    data = path.read_bytes()
+    path.unlink()
+    if how != "removed":
+        path.write_bytes(data if "same" in how else data[::-1])
+
+    def ask() -> Path:
+        return asyncio.run(from_peer(tmp_path, lambda peer: TextServer(peer, texts), texts.root))
+
+    if "same" in how:
+        assert text_hashes(ask()) == text_hashes(tmp_path / "model")
+        return
+    with pytest.raises(NetworkError, match=r"it no longer has the tokenizer\.json"):
+        ask()
+    assert f"{path}: " in caplog.text
+    assert "Clients get it from this peer no more" in caplog.text

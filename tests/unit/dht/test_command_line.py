@@ -4,6 +4,8 @@ import argparse
 import asyncio
 import errno
 import logging
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +19,7 @@ from dht.command_line import (
     cut_between_words,
     exit_code_of,
     loop_factory,
+    on_interrupt,
     print_lines,
     printable,
 )
@@ -93,6 +96,10 @@ def test_what_is_piped_is_cut_nowhere(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == "word " * 40 + "\N{REPLACEMENT CHARACTER}[2J\n"
 
 
+def _refused() -> int:
+    raise PermissionError(errno.EACCES, "Permission denied", "/home/somebody/key")
+
+
 def test_a_machine_that_allows_nothing_is_told_in_a_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -101,9 +108,40 @@ def test_a_machine_that_allows_nothing_is_told_in_a_line(
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert str(tmp_path / "gone") in told
+    assert "TMPDIR" in told
+    assert exit_code_of(_refused) == EXIT_MACHINE
+    assert "TMPDIR" not in capsys.readouterr().err, "no temporary file"
 
     def fault() -> int:
         raise OSError(errno.EBADF, "a fault of this software")
 
     with pytest.raises(OSError, match="of this software"):
         exit_code_of(fault)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGHUP")
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_terminal_that_is_closed_leaves_once_and_nohup_stays(ignored: bool) -> None:
+    called: list[str] = []
+    left = asyncio.Event()
+
+    def leave() -> None:
+        called.append("left")
+        left.set()
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+
+    async def run() -> None:
+        with on_interrupt(leave):
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGHUP)
+                if not ignored:
+                    await left.wait()
+        assert signal.getsignal(signal.SIGHUP) is (signal.SIG_IGN if ignored else signal.SIG_DFL)
+
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(run())
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert called == ([] if ignored else ["left"])

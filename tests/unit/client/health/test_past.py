@@ -4,6 +4,8 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from client.health.history import INCIDENTS_KEPT_MAX, History
 from client.health.past import INCIDENTS_SHOWN_MAX, SWARM, Incident, IncidentWatch
 from client.health.state import Probe, percentile
@@ -111,4 +113,21 @@ async def test_percentiles_of_a_step_are_those_of_its_answered_requests() -> Non
             assert (step["requests"], step["answered"]) == (len(own), len(good))
             assert step["ttft_p50_s"] == percentile(good, 50)
             assert step["ttft_p95_s"] == percentile(good, 95)
+    history.close()
+
+
+async def test_a_full_disk_leaves_the_page_without_a_past_and_no_older_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    history = History(tmp_path / "health.sqlite")
+    probe = Probe(at_unix_s=NOW_S, reason="")
+    await history.add(probe)
+    (used,) = history._db.execute("PRAGMA page_count").fetchone()
+    history._db.execute(f"PRAGMA max_page_count = {used}")
+    incident = Incident(key=SWARM, name="x" * 9999, what="x", since_unix_s=NOW_S)
+    await history.add_incidents([incident])
+    await history.add_given({"x" * 9999: 1.0}, NOW_S)
+    assert "past cannot be kept: database or disk is full" in caplog.text
+    assert await history.recent(NOW_S) == (probe,)
+    assert await history.incidents(NOW_S) == ()
     history.close()

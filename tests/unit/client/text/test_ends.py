@@ -107,6 +107,15 @@ CASES: dict[str, tuple[tuple[int, ...], Files]] = {
             "tokenizer_config": {"added_tokens_decoder": HARMONY, "chat_template": TEMPLATE},
         },
     ),
+    "a token that an older file adds": (
+        (1, 7),
+        {
+            "config": {"eos_token_id": 1},
+            "tokenizer_config": {"chat_template": TEMPLATE},
+            "tokenizer": {"added_tokens": tokens(eos=1)},
+            "added_tokens": {"<|im_end|>": 7, "<pad>": 8},
+        },
+    ),
     "strange files": (
         (),
         {

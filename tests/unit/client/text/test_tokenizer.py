@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders
+from tokenizers import AddedToken, decoders, normalizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 from transformers import AutoTokenizer
@@ -260,6 +260,32 @@ def test_special_tokens_that_only_other_files_name_are_special(file: str, tmp_pa
         assert tokenizer.encode(text) == tuple(theirs.encode(text)), text
     assert tokenizer.encode("a<e>") == (0, 1)
     assert tokenizer.decode((0, 1, 2, 3)) == "a"
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_tokens_of_an_older_file_count_where_the_configuration_lists_none(
+    listed: bool, tmp_path: Path
+) -> None:
+    """Ids of a fine-tune's own tokens, as transformers gives them: in the order of their ids, with
+    what ``tokenizer.json`` says of its own; special where the configuration names them."""
+    made = Backend(BPE({"a": 0, "<": 1, "e": 2, ">": 3, "A": 4}, []))
+    made.normalizer = normalizers.Lowercase()
+    made.add_special_tokens([AddedToken("<e>", special=True)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    told: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<A>"}
+    if listed:
+        told["added_tokens_decoder"] = {}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+    added = {"<AE>": 7, "<A>": 6, "<e>": 5}
+    (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+    tokenizer = Tokenizer.load(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer is not None
+    for text in ("a<A>a", "a<AE>", "a<ae>", "a<e>a<a>"):
+        assert tokenizer.encode(text) == tuple(theirs.encode(text)), text
+    for ids in ([0, 5, 6, 7], [7, 0]):
+        assert tokenizer.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert (tokenizer.id_of("<AE>") is None) is listed
 
 
 def test_special_tokens_are_text_where_the_model_says_so(tmp_path: Path) -> None:

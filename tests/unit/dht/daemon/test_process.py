@@ -1,5 +1,7 @@
 """With what the libp2p daemon is started, and whose its sockets are."""
 
+import asyncio
+import errno
 import os
 import shutil
 import subprocess
@@ -15,6 +17,7 @@ from dht.daemon.process import (
     SocketDirectory,
     _arguments,
 )
+from dht.errors import MachineError, UserError
 from dht.identity.peer_id import Identity
 
 LISTENING = ("/ip4/1.2.3.4/tcp/5",)
@@ -116,3 +119,22 @@ def test_a_daemon_whose_socket_was_removed_cannot_be_reached(parent: Path) -> No
     attached.touch()
     shutil.rmtree(daemon.directory)
     assert not daemon.can_be_reached()
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "told"),
+    [(errno.EAGAIN, MachineError, "runs too much"), (errno.ENOENT, UserError, "reinstall")],
+)
+def test_a_daemon_that_cannot_run_is_blamed_on_what_is_wrong(
+    number: int, kind: type[Exception], told: str, parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit on this user's processes is no broken installation."""
+
+    async def refused(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refused)
+    config = DaemonConfig(binary=Path("p2pd"), identity=Identity(b"i" * 32), host_addresses=())
+    with pytest.raises(kind, match=told):
+        asyncio.run(P2pDaemon.start(config))
+    assert not list(parent.glob("anabranch-p2p-*"))

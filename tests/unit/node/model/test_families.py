@@ -13,6 +13,7 @@ import torch
 from dht.errors import UserError
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, WorkItem
+from node.model.inspection.skeleton import rotates_by_length
 from node.model.linear import packed_linear
 from testing.tiny_families import CONTEXT, FAMILIES, REFUSED, VOCAB, WINDOW, make
 from tests.unit.node.engines import loaded
@@ -214,9 +215,10 @@ def test_answers_equal_the_whole_models(name: str, device: str, tmp_path: Path) 
     assert errors.max() < LOGIT_ERROR_MAX  # every row drawn from is one of the model's own
 
 
-def test_rotation_by_length_goes_by_what_a_session_may_reach(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["phi3, longrope", "falcon_h1, longrope"])
+def test_rotation_by_length_goes_by_what_a_session_may_reach(name: str, tmp_path: Path) -> None:
     """Short and long sessions share steps, each with its own frequencies."""
-    model = make(tmp_path, "phi3, longrope")
+    model = make(tmp_path, name)
     engine = engine_of(tmp_path, 0, 4)
     assert engine.layout.structure.by_length
     for tokens in (20, 90):  # below and beyond the switching point of 64
@@ -227,6 +229,24 @@ def test_rotation_by_length_goes_by_what_a_session_may_reach(tmp_path: Path) -> 
         serve([engine], sessions)
         for session in sessions:
             assert session.answer == greedy(model, session.prompt, NEW_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("said", "goes"),
+    [
+        (None, False),
+        ("default", False),
+        ("longrope", True),
+        ("dynamic", True),
+        ({"full_attention": "longrope", "sliding_attention": "default"}, True),
+        ({"full_attention": "yarn", "sliding_attention": "default"}, False),
+    ],
+)
+def test_who_rotates_by_length_is_known_for_each_kind_of_layer(said: Any, goes: bool) -> None:
+    module: Any = torch.nn.Module()
+    if said is not None:
+        module.rope_type = said
+    assert rotates_by_length(module) is goes
 
 
 def test_behind_the_longest_context_nothing_is_read(tmp_path: Path) -> None:

@@ -360,6 +360,7 @@ SAYINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] =
         {"rope.dimension_count": None},
         {},
     ),
+    "queries, keys and values together": ("bloom", {}, {}, {}),
     "a head's width": ("qwen3", {"head_dim": 24}, {"attention.key_length": 24}, {}),
     "experts' width": (
         "qwen3_moe",

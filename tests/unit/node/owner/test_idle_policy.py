@@ -1,12 +1,16 @@
 """When a peer steps aside for its owner, and when it comes back."""
 
 import os
+import sys
+import time
+from pathlib import Path
 
 import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.owner import machine_watch
 from node.owner.idle_policy import (
     ComeBack,
     OwnerUse,
@@ -103,3 +107,20 @@ def test_this_machine_can_be_looked_at() -> None:
 
 def test_programs_on_a_gpu_are_read_from_the_drivers_list() -> None:
     assert gpu_programs("123\n 77\n[N/A]\n\n") == {123, 77}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such terminals")
+def test_a_clock_that_was_ahead_leaves_nobody_typing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody typed while the clock was hours ahead; it was set since, and others typed before."""
+    monkeypatch.setattr(machine_watch, "TERMINALS", (f"{tmp_path}/tty[0-9]*",))
+    now_s = time.time()
+    assert machine_watch._input_ago_s(UseConfig().ahead_s) is None
+    for number, ago_s in enumerate((300, 900, -8 * 3600)):
+        (tmp_path / f"tty{number}").touch()
+        os.utime(tmp_path / f"tty{number}", (now_s - ago_s, now_s))
+    assert machine_watch._input_ago_s(UseConfig().ahead_s) == pytest.approx(300, abs=60)
+    (tmp_path / "tty2").write_text("")
+    os.utime(tmp_path / "tty2")
+    assert machine_watch._input_ago_s(UseConfig().ahead_s) == pytest.approx(0, abs=60)

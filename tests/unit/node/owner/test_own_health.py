@@ -9,6 +9,7 @@ import pytest
 
 from dht.command_line import EXIT_DONE, EXIT_MACHINE
 from node import alive
+from node.owner import own_health
 from node.owner.own_health import HEALTH, HealthKeeper, health_file, why_unwell
 from testing.clock import run_virtual
 
@@ -76,3 +77,27 @@ def test_a_second_process_with_one_identity_leaves_the_file_to_the_peer_that_run
 
     run_virtual(scenario(), limit_s=60)
     assert why_unwell(path, time.monotonic()) == "cut off"
+
+
+def test_a_full_disk_is_no_peer_that_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the peer says goes in the place of what it said before, longer or shorter."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    troubles = ["", "others do not see it", ""]
+    keeper = HealthKeeper(health_file(tmp_path / "identity.key"), lambda: troubles[0])
+    keeper._write()
+    monkeypatch.setattr(own_health, "write_whole", full)
+    while troubles:
+        before_s = time.monotonic()
+        keeper._write()
+        now_s = before_s + HEALTH.stale_s
+        assert why_unwell(keeper.path, now_s) == troubles.pop(0)
+
+
+def test_who_can_never_write_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    HealthKeeper(health_file(tmp_path / "gone" / "identity.key"))._write()
+    assert "`anabranch alive` cannot tell that this peer runs" in caplog.text

@@ -182,3 +182,12 @@ def test_a_name_of_other_letters_can_be_sent(
 def test_a_machine_without_a_name_gives_none(node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.node", lambda: node)
     assert machine_name() == ""
+
+
+@pytest.mark.parametrize("cache", ["file/below", "file"])
+def test_a_cache_that_cannot_be_written_keeps_no_peer_from_its_port(
+    cache: str, parse: Parse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no directory")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
+    assert port_of(parse("--cpu --host 127.0.0.1")).number

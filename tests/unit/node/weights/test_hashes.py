@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +230,31 @@ def test_brooks_configuration_tells_the_fingerprint_that_its_peers_announce() ->
     spec = ModelLayout.of(store, "float32").spec("brook")
     assert directory_root(BROOK) == store.root == spec.root
     assert directory_fingerprint(store.root, BROOK) == spec.fingerprint
+
+
+def test_another_model_in_the_place_of_one_is_no_damage_without_a_way_out(hashed: Path) -> None:
+    """Who exports a model anew to its directory hears what to do, and that way works."""
+    shard = hashed / "model-00002-of-00002.safetensors"
+    right = shard.read_bytes()
+    store = WeightStore.open(str(hashed))
+    store.fetch(store.tensors)
+    try:
+        save_file({"c.weight": torch.zeros(4, 4, dtype=torch.float16)}, shard)
+        for looks in (partial(store.fetch, store.tensors), partial(read_all, hashed)):
+            with pytest.raises(DamagedError, match="if it was changed on purpose, remove") as told:
+                looks()
+            assert str(hashed / MANIFEST) in str(told.value)
+        shard.unlink()
+        with pytest.raises(UserError, match="No such file"):
+            store.fetch(store.tensors)
+    finally:
+        shard.write_bytes(right)
+    store.fetch(store.tensors)  # as it was, though it is another file
+    with_numbers = shard.read_bytes()
+    (hashed / MANIFEST).unlink()
+    save_file({"c.weight": torch.zeros(4, 4, dtype=torch.float16)}, shard)
+    try:
+        assert read_all(hashed)["c.weight"].abs().max() == 0
+    finally:
+        shard.write_bytes(with_numbers)
+        hash_directory(hashed)

@@ -57,5 +57,17 @@ def test_a_new_month_starts_from_nothing() -> None:
     december = datetime(2026, 12, 31, 23, 59, tzinfo=UTC).timestamp()
     use = MonthlyUse.at(december).spent(5, december).spent(7, december)
     assert (use.month, use.used_bytes, use.next_month) == ("2026-12", 12, "2027-01-01")
-    assert use.spent(3, december + 120) == MonthlyUse(month="2027-01", used_bytes=3)
+    january = use.spent(3, december + 120)
+    assert (january.month, january.used_bytes) == ("2027-01", 3)
     assert MonthlyUse(month="2026-09").next_month == "2026-10-01"
+
+
+@pytest.mark.parametrize("wrong_s", [0.0, 1e9, 4e9])
+def test_a_clock_that_was_wrong_for_a_while_gives_no_second_month(wrong_s: float) -> None:
+    """A machine without a battery for its clock starts in 1970, and is set a while later."""
+    now_s = datetime(2026, 11, 28, tzinfo=UTC).timestamp()
+    use = MonthlyUse.at(now_s).spent(7, now_s).spent(5, wrong_s).spent(2, wrong_s)
+    assert use.used_bytes == 7
+    again = use.spent(3, now_s)
+    assert (again.month, again.used_bytes) == ("2026-11", 10)
+    assert again.spent(1, wrong_s).used_bytes == 8

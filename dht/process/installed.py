@@ -1,0 +1,44 @@
+"""Sees that this software was changed on the disk while a process runs.
+
+A process loads parts of it when it first needs them, and starts others as processes of their own.
+After an upgrade these are of another version than what runs, and may not fit it.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from dht.process.whole_file import Stamp, stamp_of
+
+COMPONENTS = frozenset({"anabranch", "client", "coordinator", "dht", "node"})
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Installed:
+    """The files of the modules that this process has loaded, as they were when first looked at."""
+
+    def __init__(self) -> None:
+        self._stamps: dict[Path, Stamp | None] = {}
+        self.changed()
+
+    def changed(self) -> bool:
+        """Whether one of them was written, replaced or removed since."""
+        now = {path: _stamp(path) for path in loaded_files()}
+        self._stamps = {**now, **self._stamps}
+        return any(stamp != self._stamps[path] for path, stamp in now.items())
+
+
+def loaded_files() -> Iterator[Path]:
+    """The files of this software's modules that this process has loaded."""
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__file__", None)
+        if name.partition(".")[0] in COMPONENTS and file and Path(file).is_relative_to(ROOT):
+            yield Path(file)
+
+
+def _stamp(path: Path) -> Stamp | None:
+    """The stamp of a file; None where it is gone."""
+    try:
+        return stamp_of(path)
+    except OSError:
+        return None

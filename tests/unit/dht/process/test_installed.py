@@ -1,0 +1,39 @@
+"""An upgrade under a running process is seen, and nothing else is taken for one."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from dht.process import installed
+from dht.process.installed import Installed, loaded_files
+from dht.process.whole_file import write_whole
+
+
+@pytest.mark.parametrize("how", ["replaced", "removed", "another", ""])
+def test_files_that_change_under_a_process_are_seen(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installed, "ROOT", tmp_path)
+    path, other = tmp_path / "a.py", tmp_path / "b.py"
+    for each, name in ((path, "dht.a"), (other, "elsewhere")):
+        each.write_text("")
+        module = ModuleType(name)
+        module.__file__ = str(each)
+        monkeypatch.setitem(sys.modules, name, module)
+    assert list(loaded_files()) == [path]
+    seen = Installed()
+    assert not seen.changed()
+    match how:
+        case "replaced":
+            write_whole(path, b"")
+        case "removed":
+            path.unlink()
+        case "another":
+            write_whole(other, b"x")
+    assert seen.changed() is (how in {"replaced", "removed"})
+
+
+def test_the_files_of_this_process_are_known() -> None:
+    assert Path(installed.__file__) in loaded_files()
