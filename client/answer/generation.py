@@ -115,8 +115,6 @@ class GenerationOptions:
             )
         for name, bounds in BOUNDS.items():
             _check_within(name, getattr(self, name), bounds)
-        for token_id, bias in self.logit_bias.items():
-            _check_within(f"logit_bias of token {token_id}", bias, _bounds(Bias))
         _check(
             "the bytes of the grammar",
             len(self.grammar.encode()),
@@ -300,17 +298,25 @@ _NUMBERS = {
 """The options that are numbers or flags, with the types that they allow."""
 
 
-def _biases(given: object) -> dict[int, float] | None:
+class _Biases(dict[int, float]):
+    """Biases that were checked: options that are made of others have theirs, and a request may make
+    hundreds of one."""
+
+
+def _biases(given: object) -> _Biases | None:
     """Biases by token id; None for what is not that. Their number is checked first: hashing many
-    chosen keys takes long."""
+    chosen keys takes long. Raises UserError for numbers out of bounds."""
+    if isinstance(given, _Biases):
+        return given
     if not isinstance(given, Mapping):
         return None
     _check("the number of tokens in logit_bias", len(given), 0, SESSION_BOUNDS.biased_tokens_max)
-    biases: dict[int, float] = {}
+    biases, bounds = _Biases(), _bounds(Bias)
     for key, value in given.items():
         token_id, bias = _whole(key), _real(value)
         if token_id is None or token_id < 0 or bias is None:
             return None
+        _check_within(f"logit_bias of token {token_id}", bias, bounds)
         biases[token_id] = bias
     return biases
 

@@ -168,10 +168,13 @@ class CompletionService:
         tasks = []
         if wanted is None and tokens_left is not None:
             tokens_left = (tokens_left - sum(map(len, prompts))) // (n * len(prompts))
+        new = [self._new_tokens(request, p, wanted, context, tokens_left) for p in prompts]
+        # Once for all prompts: a request may have hundreds of these, and a thousand biases.
+        asked = request_options(request, self._defaults, min(new), grammar)
+        asked = replace(asked, cache_salt=f"{caller}\n{asked.cache_salt}")
         for at, prompt_ids in enumerate(prompts):
-            new = self._new_tokens(request, prompt_ids, wanted, context, tokens_left)
-            options = self._options(request, prompt_ids, new, context, grammar)
-            options = replace(options, cache_salt=f"{caller}\n{options.cache_salt}")
+            options = replace(asked, max_new_tokens=new[at])
+            self._check_options(request, options, prompt_ids, context)
             tasks += [
                 ChoiceTask(
                     index=at * n + choice,
@@ -385,15 +388,14 @@ class CompletionService:
             return min(self._chat_tokens, room)
         return open_tokens(room, self._swarm.view.kv_tokens_free, left)
 
-    def _options(
+    def _check_options(
         self,
         request: CompletionRequest | ChatRequest,
+        options: GenerationOptions,
         prompt_ids: tuple[int, ...],
-        new: int,
         context: int,
-        grammar: str,
-    ) -> GenerationOptions:
-        options = request_options(request, self._defaults, new, grammar)
+    ) -> None:
+        """Raises ApiError (400) for options that do not fit the model or this prompt."""
         try:
             options.new_tokens(len(prompt_ids), context)
         except UserError as error:
@@ -407,7 +409,6 @@ class CompletionService:
                 raise bad_request(str(error)) from None
         if options.stop:
             self._tokenizer("stop")
-        return options
 
     # Writing
 

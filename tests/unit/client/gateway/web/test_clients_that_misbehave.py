@@ -253,6 +253,34 @@ def test_a_body_that_is_not_said_to_be_json_is_refused(path: str, content: str |
 
 
 @pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (b"Origin: http://\xff\r\nContent-Type: application/json", 403),
+        (b"Content-Type: text/\xff", 415),
+        (b"Content-Type: application/json\r\nContent-Encoding: gzip", 400),
+        (b"Content-Type: application/json\r\nExpect: \xff", 500),  # aiohttp's own
+    ],
+)
+def test_what_no_text_or_no_gzip_is_fills_no_log(
+    header: bytes, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each such request wrote a traceback of 40 lines, and got a 500."""
+
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            reader, writer = await connect(gateway)
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + header
+            writer.write(head + b"\r\nContent-Length: 2\r\n\r\n{}")
+            said = await reader.read()
+            assert said.startswith(b"HTTP/1.1 %d" % status)
+            assert status == 500 or b'"error"' in said
+            writer.close()
+
+    asyncio.run(scenario())
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize(
     ("host", "listens_at", "answers"),
     [
         ("evil.example", "127.0.0.1", False),
