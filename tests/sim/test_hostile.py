@@ -333,6 +333,29 @@ def test_a_strangers_frames_do_not_touch_a_session(attack: Attack) -> None:
     run_virtual(scenario(), limit_s=300)
 
 
+@pytest.mark.virtual(limit_s=300)
+async def test_a_client_has_an_attempts_tokens_sent_again_a_few_times_alone() -> None:
+    """An attach of some bytes has all tokens and scores sent from where it says, on any number of
+    streams: megabytes each that waited here for who read none, and uploads without end."""
+    async with paper_swarm((0, 4), (4, 8)) as swarm:
+        evil, last = swarm.network.transport(), swarm.peers[-1]
+        open_ = open_for(swarm, evil)
+        first = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
+        await codec.send_frame(first, open_)
+        assert isinstance((await codec.read_frame(first)).message, SessionAccepted)
+        attach = TokensAttach(session=open_.session, attempt=0, position=len(PROMPT))
+        streams = []
+        for _ in range(StageConfig().attaches_max + 2):
+            streams.append(await evil.open_stream(last.peer_id, TOKENS_PROTOCOL))
+            await codec.send_frame(streams[-1], attach)
+        for stream in streams[-2:]:
+            assert isinstance((await codec.read_frame(stream)).message, SessionFailed)
+        assert last.stage.counters["attached_too_often"] == 2
+        prompt = Prompt(session=open_.session, attempt=0, position=0, token_ids=PROMPT)
+        await codec.send_frame(first, prompt)
+        assert isinstance((await codec.read_frame(streams[-3])).message, Tokens)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
