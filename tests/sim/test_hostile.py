@@ -1360,6 +1360,40 @@ async def test_a_stage_that_goes_on_saying_other_things_is_given_up(
         assert liar.peer_id not in {stage.peer_id for stage in running.answer().route}
 
 
+@pytest.mark.virtual(limit_s=300)
+async def test_stages_that_move_a_session_to_and_fro_are_given_up() -> None:
+    """Two stages send no tokens and have the session moved from one to the other in time; each move
+    gave the client another 30 s to wait, for ever."""
+    async with paper_swarm((0, LAYERS), (0, LAYERS)) as swarm, swarm.client() as client:
+        running = client.begin(PROMPT, max_new_tokens=5000)
+        pieces = aiter(running)
+        tokens = list((await anext(pieces)).token_ids)
+        liars = {peer.peer_id: peer for peer in swarm.peers}
+        for liar in liars.values():
+            liar.stage.attach = lambda *_: None  # type: ignore[method-assign]
+            liar.engine.step_s = 1.0
+            for live in liar.stage.shell.table:
+                live.attached = None
+        await swarm.add(0, LAYERS)
+        routes = set[str]()
+
+        async def to_and_fro() -> None:
+            while True:
+                await asyncio.sleep(5)
+                routes.update(stage.peer_id for stage in running.route)
+                for name, liar in liars.items():
+                    (other,) = liars.keys() - {name}
+                    liar.stage.relieve(dict.fromkeys(liar.stage.holding(), other))
+
+        going = asyncio.create_task(to_and_fro())
+        while not liars.keys().isdisjoint(stage.peer_id for stage in running.route):
+            tokens += (await anext(pieces)).token_ids
+        going.cancel()
+        await pieces.aclose()
+        assert routes >= liars.keys(), "it was moved"
+        assert tuple(tokens) == answer_of(PROMPT, len(tokens))
+
+
 @pytest.mark.parametrize("say", [empty_tokens, old_tokens, too_many_tokens, a_finish])
 @pytest.mark.virtual(limit_s=300)
 async def test_what_a_stage_says_takes_a_bounded_memory_while_nobody_reads(
