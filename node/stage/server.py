@@ -278,10 +278,10 @@ class StageServer:
         Raises MalformedError for another stage's word that this one did not sign: the owner could
         not tell who made it up.
         """
-        words = SessionRefused | SessionFailed | SessionLeaving
-        if isinstance(message, words) and not is_own_word(message):
-            raise codec.MalformedError("passes on what the stage that it names did not say")
         live, log = self._table.get(message.session), self.shell.log
+        words = SessionRefused | SessionFailed | SessionLeaving
+        if live is not None and isinstance(message, words) and not is_own_word(message):
+            raise codec.MalformedError("passes on what the stage that it names did not say")
         move = None if live is None else live.session.move
         if live is not None and move is not None and message.attempt == move.open.attempt:
             if peer_id == move.next_peer:
