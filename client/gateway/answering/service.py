@@ -55,6 +55,7 @@ from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import Tokenizer
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.grammars.trials import GrammarTrials, TrialsBusyError
+from dht.messages.logprobs import SCORED_VALUES_MAX, scored_values
 from dht.process.json_file import Json
 
 FAULT_CHARS_MAX = 400
@@ -172,6 +173,7 @@ class CompletionService:
         # Once for all prompts: a request may have hundreds of these, and a thousand biases.
         asked = request_options(request, self._defaults, min(new), grammar)
         asked = replace(asked, cache_salt=f"{caller}\n{asked.cache_salt}")
+        _check_scores(asked.prompt_logprobs, [len(prompt_ids) for prompt_ids in prompts], n)
         for at, prompt_ids in enumerate(prompts):
             options = replace(asked, max_new_tokens=new[at])
             self._check_options(request, options, prompt_ids, context)
@@ -459,6 +461,18 @@ class CompletionService:
                     yield {**job.head.body([choice]), **no_usage}
         if job.include_usage:
             yield {**job.head.body([]), "usage": job.usage.body}
+
+
+def _check_scores(top: int | None, prompt_tokens: Sequence[int], n: int) -> None:
+    """Raises ApiError (400) where the scores of all prompts, each ``n`` times, are more than one
+    answer may have: in memory each takes some hundred bytes."""
+    values = 0 if top is None else n * sum(scored_values(each, top) for each in prompt_tokens)
+    if values > SCORED_VALUES_MAX:
+        raise bad_request(
+            f"echo with logprobs {top} asks for {values} log probabilities of prompts in all;"
+            f" {SCORED_VALUES_MAX} at most",
+            "logprobs",
+        )
 
 
 def _count(job: Job, part: ChoicePart) -> None:

@@ -624,3 +624,15 @@ async def test_options_are_checked_once_for_all_prompts_of_a_request() -> None:
     first, *others = (task.options.logit_bias for task in job.tasks)
     assert first == dict.fromkeys(range(9), 1.0)
     assert all(other is first for other in others)
+
+
+async def test_scores_of_prompts_are_bounded_for_all_answers_of_a_request() -> None:
+    """One prompt may have a million of them, each some hundred bytes here, and a request asked for
+    256 times as many."""
+    async with paper_gateway() as gateway:
+        body: dict[str, object] = {"prompt": [[5] * 1000] * 4, "echo": True, "max_tokens": 0}
+        status, said = await gateway.post(COMPLETIONS, **body, n=16, logprobs=20)
+        assert status == 400
+        assert "log probabilities of prompts" in str(said)
+        assert gateway.swarm.served == 0
+        assert (await gateway.post(COMPLETIONS, **body, n=1, logprobs=1))[0] == 200
