@@ -12,6 +12,8 @@ import client.gateway.__main__ as command
 from client.gateway.keys import Key, plain_keys
 from client.gateway.web.app import Gateway, GatewayConfig
 from client.gateway.web.callers import hosts_of
+from coordinator.policies.routing.affinity import Route
+from coordinator.policies.routing.routes import NoRoute
 from dht.errors import UserError
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
 from tests.unit.client.gateway.waiting import until
@@ -202,6 +204,28 @@ def test_unfinished_bodies_of_one_address_keep_nobody_else_out() -> None:
                 writer.transport.abort()
             await until(lambda: not gateway.gateway._uploads)
             assert (await gateway.post(TEXT, prompt=[7]))[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_asking_for_health_without_end_takes_a_look_a_second() -> None:
+    """It needs no key, and each look takes longer the more peers strangers announce."""
+
+    async def scenario() -> None:
+        async with paper_gateway(config=GatewayConfig(health_s=3600.0)) as gateway:
+            view, looks = gateway.swarm.view, 0
+            look = view.answering_route
+
+            def counted(now_s: float) -> Route | NoRoute:
+                nonlocal looks
+                looks += 1
+                return look(now_s)
+
+            view.answering_route = counted  # type: ignore[method-assign]
+            for _ in range(20):
+                async with gateway.http.get(gateway.url + "/health") as response:
+                    assert response.status == 200
+            assert looks == 1
 
     asyncio.run(scenario())
 
