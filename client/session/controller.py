@@ -220,13 +220,14 @@ class SessionController:
             self.state = ControllerState.GAVE_UP
             # What overflows is no mistake of the request.
             return [GiveUp(reason=self.last_reason, is_unsound=not self.overflows)]
-        if now_s >= self.deadline_s and self.fruitless >= self.config.fruitless_max:
-            self.state = ControllerState.GAVE_UP
-            return [GiveUp(reason=f"{self.fruitless} routes in a row brought no token")]
+        is_late = now_s >= self.deadline_s
         if not isinstance(route, NoRoute):
+            if is_late and self.fruitless >= self.config.fruitless_max:
+                self.state = ControllerState.GAVE_UP
+                return [GiveUp(reason=f"{self.fruitless} routes in a row brought no token")]
             self.state, self.route = ControllerState.OPENING, route
             return [Open(attempt=self.attempt, route=route)]
-        if now_s >= self.deadline_s:
+        if is_late:
             self.state = ControllerState.GAVE_UP
             return [
                 TellWait(no_route=route),
