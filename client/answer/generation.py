@@ -5,6 +5,7 @@ Pure: no clock, no sockets.
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from math import inf
@@ -121,6 +122,14 @@ class GenerationOptions:
             0,
             SESSION_BOUNDS.grammar_bytes_max,
         )
+
+    def but(self, **changes: object) -> "GenerationOptions":
+        """These options with ``changes``, which must be right: nothing is checked again. A request
+        of a gateway makes hundreds of options out of one, and each may have a thousand biases."""
+        other = copy(self)
+        for name, value in changes.items():
+            object.__setattr__(other, name, value)
+        return other
 
     def _convert_numbers(self) -> None:
         """Give numbers the types that travel; raises UserError for what is no number."""
@@ -298,20 +307,14 @@ _NUMBERS = {
 """The options that are numbers or flags, with the types that they allow."""
 
 
-class _Biases(dict[int, float]):
-    """Biases that were checked: options that are made of others have theirs, and a request may make
-    hundreds of one."""
-
-
-def _biases(given: object) -> _Biases | None:
+def _biases(given: object) -> dict[int, float] | None:
     """Biases by token id; None for what is not that. Their number is checked first: hashing many
     chosen keys takes long. Raises UserError for numbers out of bounds."""
-    if isinstance(given, _Biases):
-        return given
     if not isinstance(given, Mapping):
         return None
     _check("the number of tokens in logit_bias", len(given), 0, SESSION_BOUNDS.biased_tokens_max)
-    biases, bounds = _Biases(), _bounds(Bias)
+    biases: dict[int, float] = {}
+    bounds = _bounds(Bias)
     for key, value in given.items():
         token_id, bias = _whole(key), _real(value)
         if token_id is None or token_id < 0 or bias is None:

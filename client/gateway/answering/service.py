@@ -172,10 +172,10 @@ class CompletionService:
         new = [self._new_tokens(request, p, wanted, context, tokens_left) for p in prompts]
         # Once for all prompts: a request may have hundreds of these, and a thousand biases.
         asked = request_options(request, self._defaults, min(new), grammar)
-        asked = replace(asked, cache_salt=f"{caller}\n{asked.cache_salt}")
+        asked = asked.but(cache_salt=f"{caller}\n{asked.cache_salt}")
         _check_scores(asked.prompt_logprobs, [len(prompt_ids) for prompt_ids in prompts], n)
         for at, prompt_ids in enumerate(prompts):
-            options = replace(asked, max_new_tokens=new[at])
+            options = asked.but(max_new_tokens=new[at])
             self._check_options(request, options, prompt_ids, context)
             tasks += [
                 ChoiceTask(
