@@ -88,6 +88,10 @@ class Parties:
             if not self._of_prefix[prefix]:
                 del self._of_prefix[prefix]
 
+    def came_from(self, peer_id: str) -> str:
+        """The address prefix that a peer's streams come from; "" where none is remembered."""
+        return self._prefixes.get(peer_id, "")
+
     def prefix(self, peer_id: str) -> str:
         """The address prefix that a peer's streams come from; "" where it is unknown.
 

@@ -624,7 +624,8 @@ class _Printable(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         if record.levelno == logging.WARNING:  # hivemind renames it for the whole process
             record = logging.makeLogRecord({**record.__dict__, "levelname": "WARNING"})
-        return printable(super().format(record))
+        # Indented: no line within others' words is taken for a record of its own.
+        return printable(super().format(record)).replace("\n", "\n  ")
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):

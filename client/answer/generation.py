@@ -5,6 +5,7 @@ Pure: no clock, no sockets.
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from math import inf
@@ -135,14 +136,20 @@ class GenerationOptions:
             )
         for name, bounds in BOUNDS.items():
             _check_within(name, getattr(self, name), bounds)
-        for token_id, bias in self.logit_bias.items():
-            _check_within(f"logit_bias of token {token_id}", bias, _bounds(Bias))
         _check(
             "the bytes of the grammar",
             len(self.grammar.encode()),
             0,
             SESSION_BOUNDS.grammar_bytes_max,
         )
+
+    def but(self, **changes: object) -> "GenerationOptions":
+        """These options with ``changes``, which must be right: nothing is checked again. A request
+        of a gateway makes hundreds of options out of one, and each may have a thousand biases."""
+        other = copy(self)
+        for name, value in changes.items():
+            object.__setattr__(other, name, value)
+        return other
 
     def _convert_numbers(self) -> None:
         """Give numbers the types that travel; raises UserError for what is no number."""
@@ -330,15 +337,17 @@ FLAGS: Mapping[str, tuple[type, Flag]] = {
 
 def _biases(given: object) -> dict[int, float] | None:
     """Biases by token id; None for what is not that. Their number is checked first: hashing many
-    chosen keys takes long."""
+    chosen keys takes long. Raises UserError for numbers out of bounds."""
     if not isinstance(given, Mapping):
         return None
     _check("the number of tokens in logit_bias", len(given), 0, SESSION_BOUNDS.biased_tokens_max)
     biases: dict[int, float] = {}
+    bounds = _bounds(Bias)
     for key, value in given.items():
         token_id, bias = _whole(key), _real(value)
         if token_id is None or token_id < 0 or bias is None:
             return None
+        _check_within(f"logit_bias of token {token_id}", bias, bounds)
         biases[token_id] = bias
     return biases
 

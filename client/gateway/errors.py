@@ -62,6 +62,8 @@ class ApiError(Exception):
     """Set where that is what is wrong."""
 
     def __post_init__(self) -> None:
+        # A header may be no UTF-8: aiohttp keeps such bytes as characters that no JSON has.
+        self.message = self.message.encode(errors="replace").decode()
         Exception.__init__(self, self.message)
 
     def renamed(self, names: Mapping[str, str]) -> "ApiError":

@@ -13,13 +13,27 @@ from client.health.given import GivenTally
 from client.health.history import History
 from client.health.past import IncidentWatch
 from client.health.served import ServedTally
-from client.health.state import Probe, SeenPeer, SwarmSnapshot, TokenTime, build_state
+from client.health.state import (
+    Probe,
+    SeenPeer,
+    SwarmSnapshot,
+    TokenTime,
+    build_state,
+    first_of,
+)
 from client.swarm.swarm import Swarm
 from coordinator.plans.catalogue.reading import network_models, served_models
 from coordinator.plans.catalogue.served import ServedModel
 from coordinator.policies.failure.pinger import BY_CLIENTS, Pinger
 from dht.errors import NetworkError, PeerError, SwarmError, UserError
-from dht.messages.types import LeaseRecord, LinksRecord, NodeRecord, RouteStage, layers_text
+from dht.messages.types import (
+    RECORD_BOUNDS,
+    LeaseRecord,
+    LinksRecord,
+    NodeRecord,
+    RouteStage,
+    layers_text,
+)
 from dht.process.json_file import Json
 from dht.records.directory import LIFETIME_S, RecordKind
 
@@ -69,6 +83,7 @@ class Prober:
         self._history = history
         self._config = config
         self._peers: dict[str, SeenPeer] = {}
+        """The one that was seen first comes first."""
         self._links: dict[str, LinksRecord] = {}
         self._leases: dict[str, LeaseRecord] = {}
         self._route: tuple[RouteStage, ...] = ()
@@ -162,7 +177,7 @@ class Prober:
             model_name=self._swarm.text.name,
             now_unix_s=now_unix_s,
             model=self._swarm.view.spec,
-            peers=tuple(self._with_beat(key) for key in sorted(self._peers)),
+            peers=tuple(map(self._with_beat, self._peers)),
             links=tuple(self._links.values()),
             leases=tuple(self._leases.values()),
             plan=plan,
@@ -209,11 +224,13 @@ class Prober:
             return
         for peer_id, record in nodes.items():
             self._peers[peer_id] = self._seen(peer_id, record, now_unix_s)
-        self._peers = {
-            peer_id: seen
+        kept = [
+            self._with_beat(peer_id)
             for peer_id, seen in self._peers.items()
             if now_unix_s - seen.seen_unix_s <= GONE_S
-        }
+        ]
+        kept = first_of(kept, RECORD_BOUNDS.peers_max)
+        self._peers = {each.record.peer_id: each for each in kept}
         self._pinger.watch({key: seen.record.addresses for key, seen in self._peers.items()})
         await self._history.add_served(self._tally.look(nodes.values(), now_unix_s), now_unix_s)
         self._tally.forget(self._peers)

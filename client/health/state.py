@@ -70,6 +70,7 @@ class StateConfig:
     """For a peer that just took its layers the record may lag behind what it does."""
     probes_s: float = 3600.0
     peers_shown_max: int = 1000
+    """Peers that are shown and counted (:func:`first_of`)."""
     versions_shown_max: int = 10
     named_max: int = 4
     """Peers named in a sentence."""
@@ -131,6 +132,7 @@ class SwarmSnapshot:
     model: ModelSpec | None = None
     """The model as its peers describe it; None while nobody announces it."""
     peers: tuple[SeenPeer, ...] = ()
+    """The one that was seen first comes first."""
     links: tuple[LinksRecord, ...] = ()
     leases: tuple[LeaseRecord, ...] = ()
     plan: Plan | None = None
@@ -162,7 +164,11 @@ def build_state(seen: SwarmSnapshot) -> Json:
     records = {each.record.peer_id: each.record for each in seen.peers}
     links = links_json(seen.links, seen.now_unix_s)
     at_peers = links_of_peers(links)
-    peers = [_peer(each, spec, seen.now_unix_s) for each in seen.peers[: STATE.peers_shown_max]]
+    shown = first_of(seen.peers, STATE.peers_shown_max)
+    peers = [
+        _peer(each, spec, seen.now_unix_s)
+        for each in sorted(shown, key=lambda each: each.record.peer_id)
+    ]
     for peer in peers:
         peer["links"] = at_peers.get(peer["id"])
     counts = _depths(peers, spec)
@@ -204,6 +210,15 @@ def build_state(seen: SwarmSnapshot) -> Json:
         "given": given_json(seen.given, seen.thanked),
         "models": models_json(seen.models, spec, counts, seen.invitation),
     }
+
+
+def first_of(peers: Sequence[SeenPeer], count: int) -> list[SeenPeer]:
+    """The ``count`` peers that a page has room for: those that answered it or were not asked yet,
+    in the order of ``peers``, then those that miss its pings. Identities are free, and so is what
+    they sort by."""
+    missed = [0 if each.answered_unix_s is not None else each.misses for each in peers]
+    order = sorted(range(len(peers)), key=missed.__getitem__)
+    return [peers[at] for at in order[:count]]
 
 
 def aged(state: Json, now_unix_s: float, limit_s: float) -> Json:

@@ -11,10 +11,15 @@ from dht.errors import UserError, reason_of
 logger = logging.getLogger(__name__)
 
 
+CLIENTS_FAULTS = HttpProcessingError, web.RequestPayloadError, UnicodeEncodeError
+"""What aiohttp raises for no HTTP, for a body that cannot be unpacked, and for a header that is no
+UTF-8 where it repeats that."""
+
+
 def _is_of_us(record: logging.LogRecord) -> bool:
     """Whether a record is not about a client that speaks no HTTP: scanners of ports and browsers
     that try TLS do that all day, and no traceback helps who reads of it."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+    return record.exc_info is None or not isinstance(record.exc_info[1], CLIENTS_FAULTS)
 
 
 logger.addFilter(_is_of_us)

@@ -33,6 +33,10 @@ class SessionConfig:
     """Minimum tokens behind the first ones from which a token's time is known."""
     room_tries: int = 4
     """Routes that a request which does not wait tries before it takes the swarm as full."""
+    fruitless_max: int = 16
+    """Routes in a row without a token after which an answer is given up, once it has waited for as
+    long as its client waits: peers that fail in turns would hold it for ever. With ``stall_s``,
+    that is some eight minutes; fewer peers die while their records live."""
     unsound_tries: int = 4
     """Peers that call a request unsound before its client believes it: some may lie. Where fewer
     can be asked, those are enough. Strangers alone never are where a trusted peer serves."""

@@ -129,10 +129,22 @@ class SessionController:
     retry_after_s: float = 0.0
     without_room: int = 0
     """Refusals for want of room so far."""
+    fruitless: int = 0
+    """Attempts that ended since the last token; planned moves end none."""
 
     @property
     def attempt(self) -> int:
         return self.log.attempt
+
+    @property
+    def progress(self) -> tuple[object, ...]:
+        """Changes when the answer comes on, and when a route took the place of one that failed.
+
+        A planned move changes nothing of it: stages may ask for one after the other for ever.
+        """
+        log = self.log
+        is_accepted = bool(self.accepted) and not self.lost
+        return is_accepted, self.fruitless, len(log.token_ids), len(log.prompt_scores)
 
     def status(self, no_route: NoRoute | None) -> RouteStatus:
         """How it stands with the route now."""
@@ -209,10 +221,14 @@ class SessionController:
             self.state = ControllerState.GAVE_UP
             # What overflows is no mistake of the request.
             return [GiveUp(reason=self.last_reason, is_unsound=not self.overflows)]
+        is_late = now_s >= self.deadline_s
         if not isinstance(route, NoRoute):
+            if is_late and self.fruitless >= self.config.fruitless_max:
+                self.state = ControllerState.GAVE_UP
+                return [GiveUp(reason=f"{self.fruitless} routes in a row brought no token")]
             self.state, self.route = ControllerState.OPENING, route
             return [Open(attempt=self.attempt, route=route)]
-        if now_s >= self.deadline_s:
+        if is_late:
             self.state = ControllerState.GAVE_UP
             return [
                 TellWait(no_route=route),
@@ -310,6 +326,7 @@ class SessionController:
 
     def _next_attempt(self, lost_peer: str) -> None:
         self.lost.add(lost_peer)
+        self.fruitless += 1
         self.touched += [s for s in self.route if s not in self.accepted]
         self._new_attempt()
 
@@ -445,6 +462,7 @@ class SessionController:
         self.log.waited_s += arrived.waited_s
         self.deadline_s = now_s + self.wait_s
         self.is_paused = False
+        self.fruitless = 0
         self.last_reason, self.retry_after_s = "", 0.0
         if self.log.finish_reason is not None:
             self.state = ControllerState.DONE

@@ -201,13 +201,14 @@ class SessionDriver:
     async def _next_event(self) -> Event:
         """What happens next; a loss when the route stalls although both its ends answer.
 
-        Only what brings the answer on counts: a stage may go on saying other things for ever.
+        Only what brings the answer on counts: a stage may go on saying other things for ever, or
+        have the session moved to and fro.
         """
         controller, limit_s = self.controller, self._config.stall_s
         loop, log = asyncio.get_running_loop(), controller.log
         if not log.token_ids:
             limit_s += self._config.stall_per_prompt_token_s * len(self._request.prompt_ids)
-        so_far = controller.state, controller.attempt, len(log.token_ids), len(log.prompt_scores)
+        so_far = controller.progress
         if so_far != self._so_far:
             self._so_far, self._since_s = so_far, loop.time()
         try:

@@ -44,6 +44,9 @@ class AvoidConfig:
     unanswered_max: int = 1
     """Requests of this client that may wait for the answer of such a peer at a time."""
     proven_max: int = 1024
+    avoided_max: int = 4096
+    """Maximum peers that are remembered as having failed, the newest: identities are free, and a
+    gateway runs for months. As many are in the records at a time."""
     second_chance_s: float = 2.0
     """Time before a peer that failed is tried again, even where there is no other."""
 
@@ -103,7 +106,7 @@ class Avoidance:
         if full:
             later = {p: until_s for p, until_s in self._crowded_until_s.items() if until_s > now_s}
             self._crowded_until_s = {**later, peer_id: now_s + AVOIDING.crowded_s}
-        before = self._peers.get(peer_id)
+        before = self._peers.pop(peer_id, None)
         times = 1
         if not full:
             self._proven.pop(peer_id, None)
@@ -119,6 +122,8 @@ class Avoidance:
             urgent=urgent,
             reason=reason,
         )
+        if len(self._peers) > AVOIDING.avoided_max:
+            del self._peers[next(iter(self._peers))]
 
     def reason(self, peer_id: str, now_s: float) -> str:
         """Why a peer is avoided now; empty where it is not, or nobody said."""

@@ -128,7 +128,7 @@ class SwarmReader:
     async def _read_plans(self) -> None:
         """Read the plans that peers follow; who has them may take its time."""
         with suppress(NetworkError):  # routes are drawn without
-            await self._plans.refresh(self.view.nodes)
+            await self._plans.refresh(self.view.nodes, self.view.trusts)
         self.view.take_plans(self._plans.plans)
 
     async def _keep_links(self) -> None:

@@ -215,7 +215,7 @@ class SwarmView:
         # A session that met one that fails, or refuses what others may take, goes to those that
         # delivered or that the owner named, sooner than to strangers, who cost nothing to make.
         doubts = bool(lost or without)
-        proven = {p: r for p, r in roomy.items() if doubts and self._is_trusted(p)}
+        proven = {p: r for p, r in roomy.items() if doubts and self.trusts(p)}
         route = route_from_records({}, spec.layers)
         tried: Mapping[str, NodeRecord] = {}
         for peers in (proven, roomy, answering, usable):
@@ -268,11 +268,12 @@ class SwarmView:
         trusted = {
             peer_id
             for peer_id, record in self.nodes.items()
-            if self._is_trusted(peer_id) and spec is not None and record.model.serves_with(spec)
+            if self.trusts(peer_id) and spec is not None and record.model.serves_with(spec)
         }
         return not trusted or not trusted.isdisjoint(peer_ids)
 
-    def _is_trusted(self, peer_id: str) -> bool:
+    def trusts(self, peer_id: str) -> bool:
+        """Whether a peer delivered before, or the owner named it."""
         return self.avoidance.is_proven(peer_id) or peer_id in self.pin.named
 
     def _as_believed(self) -> Mapping[str, NodeRecord]:

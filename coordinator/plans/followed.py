@@ -8,7 +8,7 @@ review. A plan that none of them follows is not even fetched, and is forgotten w
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from coordinator.plans.store import (
     STORING,
@@ -25,7 +25,7 @@ from dht.transport.interface import Transport
 logger = logging.getLogger(__name__)
 
 PLANS_MAX = 8
-"""Maximum plans that are kept: those whose followers announce the highest rates at layer 0."""
+"""Maximum plans that are kept (:func:`followers_of`)."""
 
 
 class FollowedPlans:
@@ -39,12 +39,15 @@ class FollowedPlans:
         self._tries: dict[str, tuple[int, float]] = {}
         """By a missing body's hash: how often it was asked for, and when it may be again."""
 
-    async def refresh(self, nodes: Mapping[str, NodeRecord]) -> None:
-        """Fetch what the serving peers of ``nodes`` follow; takes ``STORING.fetch_s`` at most.
+    async def refresh(
+        self, nodes: Mapping[str, NodeRecord], trusts: Callable[[str], bool] = lambda _: False
+    ) -> None:
+        """Fetch what the serving peers of ``nodes`` follow, first what peers follow that the caller
+        ``trusts``; takes ``STORING.fetch_s`` at most.
 
         Raises NetworkError when the DHT cannot be read.
         """
-        followers = _followers(nodes)
+        followers = followers_of(nodes, trusts)
         self.plans = {v: plan for v, plan in self.plans.items() if v in followers}
         if followers.keys() <= self.plans.keys():
             return
@@ -83,8 +86,11 @@ class FollowedPlans:
             return None
 
 
-def _followers(nodes: Mapping[str, NodeRecord]) -> dict[PlanVersion, list[str]]:
-    """The serving peers of the ``PLANS_MAX`` versions whose followers could take the most."""
+def followers_of(
+    nodes: Mapping[str, NodeRecord], trusts: Callable[[str], bool]
+) -> dict[PlanVersion, list[str]]:
+    """The serving peers of ``PLANS_MAX`` versions: first of those that a trusted peer follows, then
+    of those whose followers announce the highest rates at layer 0."""
     found: defaultdict[PlanVersion, list[str]] = defaultdict(list)
     could: defaultdict[PlanVersion, float] = defaultdict(float)
     for peer_id, record in sorted(nodes.items()):
@@ -92,5 +98,6 @@ def _followers(nodes: Mapping[str, NodeRecord]) -> dict[PlanVersion, list[str]]:
             found[record.plan_version].append(peer_id)
             if record.start == 0:
                 could[record.plan_version] += announced_tokens_per_s(record)
-    loudest = sorted(found, key=lambda version: (could[version], version), reverse=True)
-    return {version: found[version] for version in loudest[:PLANS_MAX]}
+    trusted = {version for version, peers in found.items() if any(map(trusts, peers))}
+    first = sorted(found, key=lambda v: (v in trusted, could[v], v), reverse=True)
+    return {version: found[version] for version in first[:PLANS_MAX]}

@@ -11,6 +11,7 @@ from typing import Any
 from dht.errors import NetworkError
 from dht.identity.multiaddr import by_peer, checked_tcp
 from dht.messages.types import RECORD_BOUNDS
+from dht.transport.streams import ReadTurns
 
 _CLOSE_LIMIT_S = 1.0
 """Maximum time that closing a stream waits for its written bytes to leave."""
@@ -35,6 +36,7 @@ class LibP2PStream:
         self.remote_host = remote_host
         self._reader = reader
         self._writer = writer
+        self._turns = ReadTurns()
         self._closed = False
 
     @property
@@ -42,6 +44,7 @@ class LibP2PStream:
         return self._remote_peer_id
 
     async def read_exactly(self, count: int) -> bytes:
+        await self._turns.take()
         try:
             return await self._reader.readexactly(count)
         except asyncio.IncompleteReadError as error:

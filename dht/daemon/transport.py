@@ -23,6 +23,7 @@ from dht.errors import MachineError, NetworkError, UserError
 from dht.identity.dialling import DialRule
 from dht.identity.multiaddr import by_peer, host_of, ranked, unanswered
 from dht.messages.peer import SignedRecord
+from dht.messages.types import RECORD_BOUNDS
 from dht.process.supervision import PartFunction
 from dht.records.access import AskedRecords, RecordAccess, SharedRecords
 from dht.records.helper import RecordHelper
@@ -82,7 +83,8 @@ class HivemindTransport:
         self._config = config
         self._handlers = StreamHandlers(config.budget)
         self._signer = RecordSigner(config.identity)
-        self._reached: set[str] = set()
+        self._reached: dict[str, None] = {}
+        """Peers to which a stream was opened before, the newest of them, in that order."""
         self._lost: dict[tuple[str, tuple[str, ...]], float] = {}
         """When peers could not be dialled at their addresses last, by the loop's clock."""
         self._addresses: tuple[str, ...] = ()
@@ -241,7 +243,7 @@ class HivemindTransport:
             async with asyncio.timeout(OPEN_LIMIT_S):
                 return await self._open(peer_id, protocol, addresses)
         except TimeoutError:
-            self._reached.discard(peer_id)
+            self._reached.pop(peer_id, None)
             raise NetworkError(
                 f"peer {peer_id} did not answer within {OPEN_LIMIT_S:.0f} s"
             ) from None
@@ -353,7 +355,7 @@ class HivemindTransport:
         shared = (
             *(self._open_helper, self._signer, self._guard, given, SystemRandom(), _wall_s),
             self._handlers.versions,
-            self._handlers.budget.parties.knows,
+            self._handlers.budget.parties,
         )
         if config.client_mode:
             self._records = AskedRecords(*shared)
@@ -522,12 +524,14 @@ class HivemindTransport:
             stream = await self._open_known(peer_id, protocol)
         except NetworkError:
             again = addresses and peer_id in self._reached
-            self._reached.discard(peer_id)
+            self._reached.pop(peer_id, None)
             if not again:
                 raise
             await self._dial(peer_id, addresses)
             stream = await self._open_known(peer_id, protocol)
-        self._reached.add(peer_id)
+        self._reached[peer_id] = None
+        if len(self._reached) > RECORD_BOUNDS.peers_max:
+            del self._reached[next(iter(self._reached))]
         return stream
 
     async def _dial(self, peer_id: str, addresses: tuple[str, ...]) -> None:

@@ -50,7 +50,7 @@ class LightTransport:
             SystemRandom(),
             time.time,
             self._handlers.versions,
-            self._handlers.budget.parties.knows,
+            self._handlers.budget.parties,
         )
 
     @classmethod

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
+from dht.budget import Parties
 from dht.errors import NetworkError
 from dht.messages.peer import SignedRecord
 from dht.process.supervision import Supervisor
@@ -111,11 +112,11 @@ class AskedRecords(RecordAccess):
         rng: Random,
         now: Callable[[], float],
         versions: OtherVersions | None = None,
-        knows: Callable[[str], bool] | None = None,
+        parties: Parties | None = None,
     ) -> None:
         """``given`` are the peers that the owner named, with their addresses; ``now`` is
-        this machine's clock in Unix seconds, which their answers correct; ``knows`` says who is no
-        stranger."""
+        this machine's clock in Unix seconds, which their answers correct; ``parties`` are those
+        of :class:`RecordClient`."""
         self._signer = signer
         self._guard = guard
         self.clock = NetworkClock(now, lambda: asyncio.get_running_loop().time())
@@ -129,7 +130,7 @@ class AskedRecords(RecordAccess):
             guard=guard,
             versions=versions,
             on_time=self.clock.heard,
-            knows=knows,
+            parties=parties,
         )
         config = ReplicaConfig(fresh_s=AccessConfig().asked_fresh_s)
         self._replica = Replica(guard, self.clock.now, self._asked.read, config)
@@ -172,7 +173,7 @@ class SharedRecords(RecordAccess):
         rng: Random,
         now: Callable[[], float],
         versions: OtherVersions | None = None,
-        knows: Callable[[str], bool] | None = None,
+        parties: Parties | None = None,
         *,
         dht: RecordDht,
         me: str,
@@ -197,7 +198,7 @@ class SharedRecords(RecordAccess):
             guard=guard,
             helpers_max=self._config.partners_max,
             versions=versions,
-            knows=knows,
+            parties=parties,
         )
         every_s, fresh_s = self._config.ask_period_s, self._config.shared_fresh_s
         replicating = ReplicaConfig(fresh_s=fresh_s, every_s=every_s)

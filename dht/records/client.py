@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from dht.budget import Parties
 from dht.errors import NetworkError, PeerError
 from dht.identity.multiaddr import host_of
 from dht.identity.peer_id import short_name
@@ -33,7 +34,7 @@ from dht.process.supervision import end_all
 from dht.records.directory import RecordKind
 from dht.records.helper import HELPING
 from dht.records.helper_choice import CHOOSING, Chance, Helpers
-from dht.records.met import Met
+from dht.records.met import Announced, Met
 from dht.records.network_clock import CLOCK_S
 from dht.records.signed import KEEPING, RecordError, RecordGuard, kind_of
 from dht.transport.interface import RECORDS_PROTOCOL, Stream
@@ -85,16 +86,16 @@ class RecordClient:
         helpers_max: int = CHOOSING.known_max,
         versions: OtherVersions | None = None,
         on_time: Callable[[str, float, str | None], None] | None = None,
-        knows: Callable[[str], bool] | None = None,
+        parties: Parties | None = None,
     ) -> None:
         """``given`` are the peers that the owner named, with their addresses. Records go into
         ``guard``; up to ``helpers_max`` more helpers, never ``me``, are learnt from its records.
         ``on_time`` hears which helper said what time it is, in Unix seconds, and the address that
         the owner gave for it, None for one that the owner did not name;
-        ``knows`` says who is no stranger (:meth:`dht.budget.Parties.knows`); None: nobody is one.
+        ``parties`` knows who is a stranger, and where peers' streams come from; None: nobody is.
         """
         self._on_time = on_time
-        self._knows = knows or (lambda peer_id: True)
+        self._parties = parties or Parties()
         self._open_stream = open_stream
         self._now = now
         self._helpers = Helpers(rng=rng, known_max=helpers_max)
@@ -105,7 +106,7 @@ class RecordClient:
         self.guard = RecordGuard() if guard is None else guard
         self._node_keys: dict[str, None] = {}
         """Keys of node records that were asked for, newest last."""
-        self._places: dict[str, tuple[SignedRecord, _Place]] = {}
+        self._places: dict[str, tuple[SignedRecord, Announced]] = {}
         """Node record and where it says that its author is, by author."""
         self._met = Met()
         self._lines: dict[str, _Line] = {}
@@ -272,7 +273,7 @@ class RecordClient:
             return []
         self._helpers.answered(peer_id)
         self.answered_s = self._clock()
-        if self._knows(peer_id):
+        if self._parties.knows(peer_id):
             self.known_s = self.answered_s
         self.speak_otherwise.discard(peer_id)
         return [answer]
@@ -368,8 +369,7 @@ class RecordClient:
         named = {author: place for author, (_, place) in self._places.items()}
         living = {author: place.addresses for author, place in named.items() if place.addresses}
         self._helpers.learn(living)
-        leaving = {author for author, place in named.items() if place.leaves}
-        self._met.hear(living, leaving, self._clock())
+        self._met.hear(named, self._clock(), self._parties.came_from)
 
     @property
     def others(self) -> int:
@@ -399,25 +399,17 @@ class RecordClient:
         return asyncio.get_running_loop().time()
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a node record says that its author is; no addresses for who is no full peer."""
-
-    addresses: tuple[str, ...] = ()
-    leaves: bool = False
-
-
-def _place_in(signed: SignedRecord) -> _Place:
+def _place_in(signed: SignedRecord) -> Announced:
     """The place in a node record; an empty one for a light peer or a malformed record."""
     try:
         record = codec.decode_as(
             NodeRecord, signed.payload, limit_bytes=codec.FRAME_BOUNDS.record_bytes_max
         )
     except codec.MalformedError:
-        return _Place()
+        return Announced()
     if record.light or record.peer_id != signed.peer_id:
-        return _Place()
-    return _Place(record.addresses, record.state is NodeState.DRAINING)
+        return Announced()
+    return Announced(record.addresses, record.state is NodeState.DRAINING)
 
 
 class _Line:

@@ -29,12 +29,32 @@ class PipeConfig:
     """Size and number of reads that drop what the other side sends meanwhile: 1 MiB at most."""
     unheard_reads: int = 16
     """Size and number of reads that drop what the other side sends meanwhile: 1 MiB at most."""
+    reads_a_turn: int = 16
+    """Reads of one stream after which others get the event loop: eight small frames, which take
+    some 0.1 ms."""
 
 
 PIPES = PipeConfig()
 
 
 _log = logging.getLogger(__name__)
+
+
+class ReadTurns:
+    """Lets others have the event loop between a stream's reads.
+
+    A read of bytes that have come does not wait. So all small frames of a full buffer would be
+    handled in one go, thousands of them, and those of hundreds of streams one after the other.
+    """
+
+    def __init__(self) -> None:
+        self._reads = 0
+
+    async def take(self) -> None:
+        """Count a read, which is about to begin."""
+        self._reads += 1
+        if self._reads % PIPES.reads_a_turn == 0:
+            await asyncio.sleep(0)
 
 
 class Pipe:
@@ -53,6 +73,9 @@ class Pipe:
         self._carry = carry
         self._unread_bytes_max = unread_bytes_max
         self._chunks: deque[bytes] = deque()
+        self._taken_bytes = 0
+        """Bytes of the first chunk that were read: it is not copied for each small read."""
+        self._turns = ReadTurns()
         self._buffered_bytes = 0
         self._in_flight_bytes = 0
         self._wanted_bytes = 0
@@ -80,17 +103,18 @@ class Pipe:
         """Stop reading: reads fail and arriving bytes are dropped, unknown to the writer."""
         self._reader_gone = self._reader_gone or reason
         self._chunks.clear()
-        self._buffered_bytes = 0
+        self._buffered_bytes = self._taken_bytes = 0
         self._wake()
 
     def break_off(self, reason: str) -> None:
         """Fail both sides now; unread bytes are lost."""
         self._broken = self._broken or reason
         self._chunks.clear()
-        self._buffered_bytes = self._in_flight_bytes = 0
+        self._buffered_bytes = self._taken_bytes = self._in_flight_bytes = 0
         self._wake()
 
     async def read_exactly(self, count: int) -> bytes:
+        await self._turns.take()
         self._wanted_bytes = count
         try:
             self._wake()  # a writer that waits for room may have it now
@@ -136,17 +160,16 @@ class Pipe:
 
     def _take(self, count: int) -> bytes:
         self._buffered_bytes -= count
-        if self._chunks and len(self._chunks[0]) == count:
-            return self._chunks.popleft()
         parts: list[bytes] = []
         while count:
-            chunk = self._chunks.popleft()
-            if len(chunk) > count:
-                self._chunks.appendleft(chunk[count:])
-                chunk = chunk[:count]
-            parts.append(chunk)
-            count -= len(chunk)
-        return b"".join(parts)
+            first = self._chunks[0]
+            parts.append(first[self._taken_bytes : self._taken_bytes + count])
+            count -= len(parts[-1])
+            self._taken_bytes += len(parts[-1])
+            if self._taken_bytes == len(first):
+                self._chunks.popleft()
+                self._taken_bytes = 0
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []

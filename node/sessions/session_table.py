@@ -89,6 +89,8 @@ class Live:
     copied: CopiedRows = field(default_factory=CopiedRows)
     """At the new stage of a planned move: rows that wait for the engine."""
     attached: FrameSender | None = None
+    attaches: int = 0
+    """Number of times that the client has attached to this attempt."""
     attached_position: int = 0
     attached_scores: int = 0
     """Number of the session's prompt scores sent to ``attached``."""
@@ -375,6 +377,7 @@ class SessionTable:
         live.stop_reading()
         self._part_from(live)
         live.session, live.upstream, live.attached = session, upstream, None
+        live.attaches = 0
         live.drafting = None
         live.backlog.clear()
         live.copied = CopiedRows()

@@ -36,6 +36,9 @@ class StageConfig:
     for a layer that nobody else serves must not hold back the move that brings the layer."""
     finished_s: float = 30.0
     """How long the answer of a finished session is kept for a client that attaches late."""
+    attaches_max: int = 4
+    """How often a client may attach to one attempt, which sends all its tokens and scores again:
+    megabytes for a frame of some bytes. Clients attach once."""
     queued_bytes_max: int = QUEUED_BYTES_MAX
     """The first stage feeds no prefill chunk while the next link's queue is longer than this."""
     backlog_tokens_max: int = 1024

@@ -238,15 +238,19 @@ class StageServer:
         if close.attempt >= live.session.open.attempt:
             self.shell.step(live, life.close_of(live.session.open))
 
-    def attach(self, attach: TokensAttach, client: str, sender: FrameSender) -> bool:
-        """Send the session's tokens to ``sender``; False if the client has no such session here."""
+    def attach(self, attach: TokensAttach, client: str, sender: FrameSender) -> str | None:
+        """Send the session's tokens to ``sender``; returns why if it does not."""
         live = self._table.find(attach.session, attach.attempt)
         if live is None or not live.session.is_last or live.session.open.client != client:
-            return False
+            return "this peer has no such session"
+        if live.attaches >= self._config.attaches_max:
+            self.counters["attached_too_often"] += 1
+            return f"this attempt's tokens were asked for {live.attaches} times"
+        live.attaches += 1
         live.attached, live.attached_position = sender, attach.position
         live.attached_scores = 0
         live.send_tokens()
-        return True
+        return None
 
     def detach(self, session: str, sender: FrameSender) -> None:
         """Stop sending tokens on an ended stream; the session may be attached to again."""
@@ -274,10 +278,10 @@ class StageServer:
         Raises MalformedError for another stage's word that this one did not sign: the owner could
         not tell who made it up.
         """
-        words = SessionRefused | SessionFailed | SessionLeaving
-        if isinstance(message, words) and not is_own_word(message):
-            raise codec.MalformedError("passes on what the stage that it names did not say")
         live, log = self._table.get(message.session), self.shell.log
+        words = SessionRefused | SessionFailed | SessionLeaving
+        if live is not None and isinstance(message, words) and not is_own_word(message):
+            raise codec.MalformedError("passes on what the stage that it names did not say")
         move = None if live is None else live.session.move
         if live is not None and move is not None and message.attempt == move.open.attempt:
             if peer_id == move.next_peer:

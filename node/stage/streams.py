@@ -180,9 +180,10 @@ class StageStreams:
         if not isinstance(attach, TokensAttach):
             raise codec.MalformedError("a token stream starts with an attach")
         async with _sending(stream) as sender:
-            if not self._stage.attach(attach, stream.remote_peer_id, sender):
+            refused = self._stage.attach(attach, stream.remote_peer_id, sender)
+            if refused is not None:
                 me = self._transport.peer_id
-                failed = failed_of(attach, me, me, "this peer has no such session")
+                failed = failed_of(attach, me, me, refused)
                 await codec.send_frame(stream, failed)
                 return
             try:

@@ -333,6 +333,29 @@ def test_a_strangers_frames_do_not_touch_a_session(attack: Attack) -> None:
     run_virtual(scenario(), limit_s=300)
 
 
+@pytest.mark.virtual(limit_s=300)
+async def test_a_client_has_an_attempts_tokens_sent_again_a_few_times_alone() -> None:
+    """An attach of some bytes has all tokens and scores sent from where it says, on any number of
+    streams: megabytes each that waited here for who read none, and uploads without end."""
+    async with paper_swarm((0, 4), (4, 8)) as swarm:
+        evil, last = swarm.network.transport(), swarm.peers[-1]
+        open_ = open_for(swarm, evil)
+        first = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
+        await codec.send_frame(first, open_)
+        assert isinstance((await codec.read_frame(first)).message, SessionAccepted)
+        attach = TokensAttach(session=open_.session, attempt=0, position=len(PROMPT))
+        streams = []
+        for _ in range(StageConfig().attaches_max + 2):
+            streams.append(await evil.open_stream(last.peer_id, TOKENS_PROTOCOL))
+            await codec.send_frame(streams[-1], attach)
+        for stream in streams[-2:]:
+            assert isinstance((await codec.read_frame(stream)).message, SessionFailed)
+        assert last.stage.counters["attached_too_often"] == 2
+        prompt = Prompt(session=open_.session, attempt=0, position=0, token_ids=PROMPT)
+        await codec.send_frame(first, prompt)
+        assert isinstance((await codec.read_frame(streams[-3])).message, Tokens)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -1336,6 +1359,40 @@ async def test_a_stage_that_goes_on_saying_other_things_is_given_up(
         going.cancel()
         assert tuple(tokens) == answer_of(PROMPT, 50)
         assert liar.peer_id not in {stage.peer_id for stage in running.answer().route}
+
+
+@pytest.mark.virtual(limit_s=300)
+async def test_stages_that_move_a_session_to_and_fro_are_given_up() -> None:
+    """Two stages send no tokens and have the session moved from one to the other in time; each move
+    gave the client another 30 s to wait, for ever."""
+    async with paper_swarm((0, LAYERS), (0, LAYERS)) as swarm, swarm.client() as client:
+        running = client.begin(PROMPT, max_new_tokens=400)
+        pieces = aiter(running)
+        tokens = list((await anext(pieces)).token_ids)
+        liars = {peer.peer_id: peer for peer in swarm.peers}
+        for liar in liars.values():
+            liar.stage.attach = lambda *_: None  # type: ignore[method-assign]
+            liar.engine.step_s = 1.0
+            for live in liar.stage.shell.table:
+                live.attached = None
+        await swarm.add(0, LAYERS)
+        routes = set[str]()
+
+        async def to_and_fro() -> None:
+            while True:
+                await asyncio.sleep(5)
+                routes.update(stage.peer_id for stage in running.route)
+                for name, liar in liars.items():
+                    (other,) = liars.keys() - {name}
+                    liar.stage.relieve(dict.fromkeys(liar.stage.holding(), other))
+
+        going = asyncio.create_task(to_and_fro())
+        while not liars.keys().isdisjoint(stage.peer_id for stage in running.route):
+            tokens += (await anext(pieces)).token_ids
+        going.cancel()
+        await pieces.aclose()
+        assert routes >= liars.keys(), "it was moved"
+        assert tuple(tokens) == answer_of(PROMPT, len(tokens))
 
 
 @pytest.mark.parametrize("say", [empty_tokens, old_tokens, too_many_tokens, a_finish])

@@ -56,6 +56,7 @@ from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import Tokenizer
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.grammars.trials import GrammarTrials, TrialsBusyError
+from dht.messages.logprobs import SCORED_VALUES_MAX, scored_values
 from dht.process.json_file import Json
 
 FAULT_CHARS_MAX = 400
@@ -167,10 +168,14 @@ class CompletionService:
         tasks = []
         if wanted is None and tokens_left is not None:
             tokens_left = (tokens_left - sum(map(len, prompts))) // (n * len(prompts))
+        new = [self._new_tokens(request, p, wanted, context, tokens_left) for p in prompts]
+        # Once for all prompts: a request may have hundreds of these, and a thousand biases.
+        asked = request_options(request, self._defaults, min(new), grammar)
+        asked = asked.but(cache_salt=f"{caller}\n{asked.cache_salt}")
+        _check_scores(asked.prompt_logprobs, [len(prompt_ids) for prompt_ids in prompts], n)
         for at, prompt_ids in enumerate(prompts):
-            new = self._new_tokens(request, prompt_ids, wanted, context, tokens_left)
-            options = self._options(request, prompt_ids, new, context, grammar)
-            options = replace(options, cache_salt=f"{caller}\n{options.cache_salt}")
+            options = asked.but(max_new_tokens=new[at])
+            self._check_options(request, options, prompt_ids, context)
             tasks += [
                 ChoiceTask(
                     index=at * n + choice,
@@ -384,15 +389,14 @@ class CompletionService:
             return min(self._chat_tokens, room)
         return open_tokens(room, self._swarm.view.kv_tokens_free, left)
 
-    def _options(
+    def _check_options(
         self,
         request: CompletionRequest | ChatRequest,
+        options: GenerationOptions,
         prompt_ids: tuple[int, ...],
-        new: int,
         context: int,
-        grammar: str,
-    ) -> GenerationOptions:
-        options = request_options(request, self._defaults, new, grammar)
+    ) -> None:
+        """Raises ApiError (400) for options that do not fit the model or this prompt."""
         try:
             options.new_tokens(len(prompt_ids), context)
         except UserError as error:
@@ -406,7 +410,6 @@ class CompletionService:
                 raise bad_request(str(error)) from None
         if options.stop:
             self._tokenizer("stop")
-        return options
 
     # Writing
 
@@ -457,6 +460,18 @@ class CompletionService:
                     yield {**job.head.body([choice]), **no_usage}
         if job.include_usage:
             yield {**job.head.body([]), "usage": job.usage.body}
+
+
+def _check_scores(top: int | None, prompt_tokens: Sequence[int], n: int) -> None:
+    """Raises ApiError (400) where the scores of all prompts, each ``n`` times, are more than one
+    answer may have: in memory each takes some hundred bytes."""
+    values = 0 if top is None else n * sum(scored_values(each, top) for each in prompt_tokens)
+    if values > SCORED_VALUES_MAX:
+        raise bad_request(
+            f"echo with logprobs {top} asks for {values} log probabilities of prompts in all;"
+            f" {SCORED_VALUES_MAX} at most",
+            "logprobs",
+        )
 
 
 def _count(job: Job, part: ChoicePart) -> None:

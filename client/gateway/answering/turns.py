@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,7 +24,9 @@ class Turns:
         self._free = count
         self._own_max = max(1, math.ceil(count * config.own_share))
         self._taken: Counter[str] = Counter()
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._waiting: OrderedDict[str, OrderedDict[asyncio.Future[None], None]] = OrderedDict()
+        """Turns that are waited for, the first to come first, by who waits. Any of them is left
+        without a search: who hangs up may have thousands."""
 
     def at_most(self, who: str) -> bool:
         """Whether ``who`` has as many turns as anyone may have at a time."""
@@ -33,7 +35,7 @@ class Turns:
     async def take(self, who: str, wait_s: float, may_leave: Callable[[], bool]) -> bool:
         """Take a turn; False where none came within ``wait_s`` and ``may_leave`` says so then."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(who, deque()).append(turn)
+        self._waiting.setdefault(who, OrderedDict())[turn] = None
         self._grant()
         try:
             done, _ = await asyncio.wait({turn}, timeout=wait_s)
@@ -59,9 +61,8 @@ class Turns:
             self.give_back(who)
             return
         turn.cancel()
-        waiting = self._waiting.get(who, deque())
-        if turn in waiting:
-            waiting.remove(turn)
+        waiting = self._waiting.get(who, OrderedDict())
+        waiting.pop(turn, None)
         if not waiting:
             self._waiting.pop(who, None)
 
@@ -72,7 +73,7 @@ class Turns:
                 return
             who = min(able, key=lambda each: self._taken[each])  # of equals, the first to wait
             waiting = self._waiting[who]
-            turn = waiting.popleft()
+            turn, _ = waiting.popitem(last=False)
             self._waiting.move_to_end(who)
             if not waiting:
                 del self._waiting[who]

@@ -8,7 +8,7 @@ fields are ignored. Fields below "vLLM's" are what vLLM adds to OpenAI's interfa
 import codecs
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
@@ -498,7 +498,7 @@ def seeded(options: GenerationOptions, index: int) -> GenerationOptions:
     """The options of choice ``index`` of several: another seed each, the first as it was asked."""
     if options.seed is None or index == 0:
         return options
-    return replace(options, seed=(options.seed + index) & ((1 << 63) - 1))
+    return options.but(seed=(options.seed + index) & ((1 << 63) - 1))
 
 
 def wanted_tokens(request: CompletionRequest | ChatRequest) -> int | None:

@@ -15,6 +15,7 @@ import pytest
 
 from dht.command_line import (
     EXIT_MACHINE,
+    StderrHandler,
     command_of,
     cut_between_words,
     exit_code_of,
@@ -60,6 +61,18 @@ def test_what_others_say_steers_no_terminal(capsys: pytest.CaptureFixture[str]) 
     assert said.count("owned") == 2
     assert not set(said) & set("\x1b\x07\x9b\u202e\r")
     assert printable("Ünïcode\tand\nlines, 日本") == "Ünïcode\tand\nlines, 日本"
+
+
+def test_what_others_say_makes_no_line_of_a_log_of_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = logging.Logger("test")
+    log.addHandler(StderrHandler())
+    log.warning("a peer says: %s", "no\nERROR dht: your key was stolen; go to evil.example")
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first == "WARNING test: a peer says: no"
+    assert all(line.startswith("  ") for line in rest)
+    assert rest
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on descriptors")

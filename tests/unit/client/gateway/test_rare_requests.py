@@ -10,6 +10,7 @@ from client.gateway.errors import ApiError
 from client.gateway.keys import plain_keys
 from client.gateway.protocols.ollama import Options
 from client.gateway.protocols.refused import refused_by
+from client.gateway.protocols.requests import CompletionRequest
 from client.gateway.structured.call_formats import FUNCTION_TAGS, TAGGED_JSON, CallFormat
 from client.gateway.structured.calls import calls_in
 from client.gateway.structured.calls_grammar import calls_grammar
@@ -607,3 +608,31 @@ def test_a_message_without_parts_is_an_empty_one() -> None:
 def test_a_web_search_of_any_date_is_left_out_of_the_functions() -> None:
     tools = [{"type": "web_search_2031_01_01"}, {"type": "function", "name": "look"}]
     assert "web_search" not in asyncio.run(prompt_for(RESPONSES, {"input": "x", "tools": tools}))
+
+
+async def test_options_are_checked_once_for_all_prompts_of_a_request() -> None:
+    """A body of 17 KB has 256 prompts and 1,024 biases: each bias was checked 768 times, for three
+    seconds on the event loop."""
+    biases = {str(token_id): 1.0 for token_id in range(9)}
+    request = CompletionRequest(
+        prompt=[[5], [6, 7], [8]], n=2, seed=1, logit_bias=biases, max_tokens=-1
+    )
+    async with paper_gateway() as gateway, gateway.gateway._served.use(None) as model:
+        job = await model.service.understand(request, "")
+    assert [task.options.max_new_tokens for task in job.tasks][::2] == [1023, 1022, 1023]
+    assert [task.options.seed for task in job.tasks[:2]] == [1, 2]
+    first, *others = (task.options.logit_bias for task in job.tasks)
+    assert first == dict.fromkeys(range(9), 1.0)
+    assert all(other is first for other in others)
+
+
+async def test_scores_of_prompts_are_bounded_for_all_answers_of_a_request() -> None:
+    """One prompt may have a million of them, each some hundred bytes here, and a request asked for
+    256 times as many."""
+    async with paper_gateway() as gateway:
+        body: dict[str, object] = {"prompt": [[5] * 1000] * 4, "echo": True, "max_tokens": 0}
+        status, said = await gateway.post(COMPLETIONS, **body, n=16, logprobs=20)
+        assert status == 400
+        assert "log probabilities of prompts" in str(said)
+        assert gateway.swarm.served == 0
+        assert (await gateway.post(COMPLETIONS, **body, n=1, logprobs=1))[0] == 200

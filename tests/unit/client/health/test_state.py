@@ -140,6 +140,19 @@ def test_who_cannot_be_reached_is_told_why_it_has_no_layers() -> None:
     assert ["reach" in each["why_idle"] for each in shown] == [False, True, False]
 
 
+def test_identities_that_sort_first_hide_no_peer_that_answers() -> None:
+    """A thousand ids that sort before all others were the only ones that were counted."""
+    crowd = [peer(number, 0, 8, peer_id=f"12D3A{number:04}") for number in range(1200)]
+    silent = [replace(each, answered_unix_s=None, misses=2) for each in crowd]
+    own = [peer(number, 0, 8) for number in range(2)]
+    state = state_of(*silent, *own)
+    assert state["swarm"]["serving"] == 2
+    assert state["swarm"]["healthy"]
+    assert len(state["peers"]) == 1000
+    shown = {each["id"] for each in state_of(*own, *crowd)["peers"]}
+    assert shown >= {each.record.peer_id for each in own}, "they were seen before"
+
+
 def test_a_lost_layer_says_which() -> None:
     state = state_of(peer(0, 0, 3), peer(1, 4, 8))
     assert state["swarm"]["reasons"] == ["layer 3 is held by nobody that answers"]

@@ -271,6 +271,24 @@ def test_a_stage_that_always_gives_way_is_not_waited_for_for_ever() -> None:
     assert (controller.failovers, controller.attempt > 3) == (0, True)
 
 
+def test_peers_that_fail_in_turns_do_not_hold_an_answer_for_ever() -> None:
+    """There is a route at every look, and none of them brings a token."""
+    routes = [(RouteStage(peer_id=peer, start=0, end=8),) for peer in "ab"]
+    request = AnswerRequest(model=MODEL, prompt_ids=PROMPT, max_new_tokens=9, sampling=Sampling())
+    controller = SessionController(log=AnswerLog(request=request), wait_s=60.0)
+    controller.start(0.0)
+    ended: list[Effect] = []
+    for turn in range(CONFIG.fruitless_max + 1):
+        assert controller.state is ControllerState.DRAWING
+        now_s = 31.0 * turn
+        ended = controller.step(RouteFound(route=routes[turn % 2]), now_s)
+        controller.step(Accepted(attempt=controller.attempt, position=0), now_s)
+        peer_id = routes[turn % 2][0].peer_id
+        controller.step(Lost(attempt=controller.attempt, peer_id=peer_id, reason="stalls"), now_s)
+    assert any(isinstance(each, GiveUp) for each in ended)
+    assert controller.state is ControllerState.GAVE_UP
+
+
 @pytest.mark.parametrize("watched", [True, False])
 def test_who_was_lost_with_an_earlier_route_is_not_waited_for_on_the_next(watched: bool) -> None:
     """A stage that noticed first was taken for the lost one; then the client's own watch speaks."""

@@ -92,3 +92,12 @@ def test_one_request_at_a_time_waits_for_what_a_peer_says_that_was_full() -> Non
     avoidance.asked(["a"])
     assert avoidance.avoids(record(), 1.0)
     assert not avoidance.avoids(record(), CONFIG.crowded_s), "that was long ago"
+
+
+def test_failures_under_one_new_name_after_the_other_take_a_bounded_memory() -> None:
+    avoidance = Avoidance()
+    for number in range(CONFIG.avoided_max + 9):
+        avoidance.add(f"p{number}", 15.0, float(number), joined_unix_s=0.0)
+        avoidance.add("known", 15.0, float(number), joined_unix_s=0.0)
+    assert len(avoidance._peers) == CONFIG.avoided_max
+    assert avoidance.avoids(record("known"), CONFIG.avoided_max + 9.0), "who fails again stays"

@@ -12,6 +12,8 @@ import client.gateway.__main__ as command
 from client.gateway.keys import Key, plain_keys
 from client.gateway.web.app import Gateway, GatewayConfig
 from client.gateway.web.callers import hosts_of
+from coordinator.policies.routing.affinity import Route
+from coordinator.policies.routing.routes import NoRoute
 from dht.errors import UserError
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
 from tests.unit.client.gateway.waiting import until
@@ -206,6 +208,28 @@ def test_unfinished_bodies_of_one_address_keep_nobody_else_out() -> None:
     asyncio.run(scenario())
 
 
+def test_asking_for_health_without_end_takes_a_look_a_second() -> None:
+    """It needs no key, and each look takes longer the more peers strangers announce."""
+
+    async def scenario() -> None:
+        async with paper_gateway(config=GatewayConfig(health_s=3600.0)) as gateway:
+            view, looks = gateway.swarm.view, 0
+            look = view.answering_route
+
+            def counted(now_s: float) -> Route | NoRoute:
+                nonlocal looks
+                looks += 1
+                return look(now_s)
+
+            view.answering_route = counted  # type: ignore[method-assign]
+            for _ in range(20):
+                async with gateway.http.get(gateway.url + "/health") as response:
+                    assert response.status == 200
+            assert looks == 1
+
+    asyncio.run(scenario())
+
+
 def test_other_peoples_pages_may_not_spend_a_gateway_without_keys() -> None:
     """A browser sends JSON to any address after its name was bound to this one."""
 
@@ -250,6 +274,34 @@ def test_a_body_that_is_not_said_to_be_json_is_refused(path: str, content: str |
                 assert response.status == 200
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (b"Origin: http://\xff\r\nContent-Type: application/json", 403),
+        (b"Content-Type: text/\xff", 415),
+        (b"Content-Type: application/json\r\nContent-Encoding: gzip", 400),
+        (b"Content-Type: application/json\r\nExpect: \xff", 500),  # aiohttp's own
+    ],
+)
+def test_what_no_text_or_no_gzip_is_fills_no_log(
+    header: bytes, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each such request wrote a traceback of 40 lines, and got a 500."""
+
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            reader, writer = await connect(gateway)
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + header
+            writer.write(head + b"\r\nContent-Length: 2\r\n\r\n{}")
+            said = await reader.read()
+            assert said.startswith(b"HTTP/1.1 %d" % status)
+            assert status == 500 or b'"error"' in said
+            writer.close()
+
+    asyncio.run(scenario())
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 @pytest.mark.parametrize(
