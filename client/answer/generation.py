@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from math import inf
 from types import NoneType, UnionType
-from typing import Any, TypedDict, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypedDict, Union, get_args, get_origin, get_type_hints
 
 from msgspec import Meta
 
@@ -47,6 +47,10 @@ BOUNDS = {
 """The bounds of each number that peers get, as the wire has them."""
 
 
+AskedTopP = Annotated[float, Meta(ge=0.0, le=1.0)]
+"""``top_p`` as most interfaces take it: 0 is greedy."""
+
+
 class PrefixCache(StrEnum):
     """Who may use the KV that peers keep of a prompt."""
 
@@ -64,6 +68,7 @@ class GenerationOptions:
     temperature: float = 0.0
     """Temperature; 0: greedy."""
     top_p: float = 1.0
+    """Share of the probability that the likeliest tokens make up, which are sampled; 0: greedy."""
     top_k: int = 0
     """0 keeps all tokens."""
     seed: int | None = None
@@ -135,6 +140,9 @@ class GenerationOptions:
             if number is None:
                 raise UserError(f"{name} is {value!r}; it must be {wanted}")
             object.__setattr__(self, name, number)
+        if self.top_p == 0.0:  # peers know one name for greedy
+            object.__setattr__(self, "temperature", 0.0)
+            object.__setattr__(self, "top_p", 1.0)
 
     def _check_types(self) -> None:
         if not isinstance(self.grammar, str):

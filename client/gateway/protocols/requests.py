@@ -16,8 +16,9 @@ import msgspec
 from msgspec import Meta
 
 from client.answer.defaults import SamplingDefaults
-from client.answer.generation import GenerationOptions, PrefixCache
+from client.answer.generation import AskedTopP, GenerationOptions, PrefixCache
 from client.gateway.errors import bad_request, not_text
+from client.gateway.protocols.empty_objects import mended_fields
 from client.gateway.protocols.messages import (
     MESSAGES_MAX,
     TOOLS_MAX,
@@ -38,7 +39,6 @@ from dht.messages.session import (
     Priority,
     RepetitionPenalty,
     Temperature,
-    TopP,
 )
 
 PROMPT_FIELDS = frozenset({"prompt", "messages", "input", "system", "instructions"})
@@ -139,7 +139,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=REQUEST.stops_max)] | None = None
     temperature: Temperature | None = None
-    top_p: TopP | None = None
+    top_p: AskedTopP | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = None
@@ -315,7 +315,7 @@ def parse_request(body: bytes, kind: type[AnyRequest]) -> AnyRequest:
     """The request in ``body``; raises ApiError (400) that names the field at fault.
 
     Numbers may be written as other languages and older clients write them (``64.0``, ``"64"``),
-    and the body may begin with a byte order mark.
+    an empty object as ``[]``, and the body may begin with a byte order mark.
     """
     body = body.removeprefix(codecs.BOM_UTF8)
     try:
@@ -328,6 +328,13 @@ def parse_request(body: bytes, kind: type[AnyRequest]) -> AnyRequest:
             shape = msgspec.json.decode(body, type=_shape(kind))
         _check_sizes(shape)
         check_fields(shape, refused_by(kind))
+        given = {name: bytes(getattr(shape, name)) for name in shape.__struct_fields__}
+        short = {name: raw for name, raw in given.items() if raw and name not in PROMPT_FIELDS}
+        if mended := mended_fields(short, kind):
+            whole_fields = {**given, **mended}
+            body = msgspec.json.encode(
+                {name: msgspec.Raw(raw) for name, raw in whole_fields.items() if raw}
+            )
         return msgspec.json.decode(body, type=kind, strict=False)
     except msgspec.ValidationError as error:
         raise mistake(error, kind) from None

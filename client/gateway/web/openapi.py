@@ -51,7 +51,8 @@ STATUSES = {
     "405": "No such method at this path.",
     "408": "The body did not come in time.",
     "413": "The body is too large.",
-    "415": "The body is not application/json.",
+    "415": "The body is not application/json, or in an encoding that is not read.",
+    "417": "What Expect asks for is not known.",
     "429": "Too many requests at once, or beyond the key's quota; see Retry-After.",
     "503": "The swarm cannot serve this now; see Retry-After.",
 }
@@ -119,7 +120,7 @@ def document(*, with_keys: bool) -> dict[str, Any]:
         "/api/tags": {"get": _operation("The models.", error="OllamaError")},
         "/api/version": {"get": _operation("Ollama's version.", error="OllamaError")},
         "/v1/embeddings": {"post": _operation("Refused: the model writes text.")},
-        "/v1/models": {"get": _operation("The model that is served.")},
+        "/v1/models": {"get": _operation("The models that are served.")},
         "/v1/models/{model}": {
             "get": {
                 **_operation("One model."),
