@@ -65,11 +65,16 @@ def parse() -> argparse.Namespace:
 
 
 def add_generation(
-    parser: Parser, *, length: str = str(NEW_TOKENS_DEFAULT), temperature: str = "default"
+    parser: Parser,
+    *,
+    length: str = str(NEW_TOKENS_DEFAULT),
+    temperature: str = "default",
+    scores: bool = True,
 ) -> None:
     """Flags with the names of :class:`GenerationOptions`; what is not given keeps its default.
 
-    ``length`` and ``temperature`` say in the help what holds without these two.
+    ``length`` and ``temperature`` say in the help what holds without these two. ``scores`` adds
+    log probabilities, for commands that print them.
     """
 
     def add(name: str, **named: Any) -> None:
@@ -86,8 +91,6 @@ def add_generation(
         ("presence-penalty", float, "P", "taken from logits of tokens in the answer"),
         ("frequency-penalty", float, "P", "the same, for each time that they occur"),
         ("seed", int, "N", "same seed, same answer (default: drawn)"),
-        ("logprobs", int, "N", "log probabilities, with N alternatives each"),
-        ("prompt-logprobs", int, "N", "the same for the prompt's tokens"),
         ("cache-salt", str, "TEXT", "reuse only KV of your requests with this salt"),
         ("grammar", str, "LARK", "the answer follows this grammar, such as 'start: %%json {}'"),
     )
@@ -97,7 +100,11 @@ def add_generation(
         default=argparse.SUPPRESS,
         help="high may use memory that full peers keep free, and is run first (normal)",
     )
-    for name, type_, metavar, text in numbers:
+    scored: tuple[tuple[str, type, str, str], ...] = (
+        ("logprobs", int, "N", "with --json: log probabilities, with N alternatives each"),
+        ("prompt-logprobs", int, "N", "the same for the prompt's tokens"),
+    )
+    for name, type_, metavar, text in (*numbers, *(scored if scores else ())):
         add(name, type=type_, default=argparse.SUPPRESS, metavar=metavar, help=text)
     repeated: tuple[tuple[str, str, str], ...] = (
         ("logit-bias", "ID:BIAS", "added to a token's logit; may be repeated"),
@@ -207,6 +214,8 @@ def _spent(answer: Answer) -> str:
 async def main(arguments: argparse.Namespace) -> int:
     """Connect, stream the answer, print the figures."""
     options = generation_options(arguments)
+    if not arguments.json and (options.logprobs, options.prompt_logprobs) != (None, None):
+        raise UserError("log probabilities are printed with --json alone; give that, too")
     prompt = given_prompt(arguments)
     if not 0 <= arguments.wait <= 86_400:
         raise UserError(f"--wait is {arguments.wait}; it must be between 0 and 86400 seconds")

@@ -131,6 +131,8 @@ def parse(parser: Parser, argv: Sequence[str] | None = None) -> argparse.Namespa
     arguments = parser.parse_args(argv)
     if arguments.mode == "online" and arguments.rate is None:
         raise UserError("--mode online needs --rate, the tokens/s that arrive")
+    if arguments.mode != "online" and arguments.rate is not None:
+        raise UserError("--rate goes with --mode online; without, the swarm is at full load")
     if not 0 <= (arguments.chunk or 0) <= 1 << 20:
         raise UserError("--chunk takes 0 to 1048576 tokens")
     return arguments
@@ -325,10 +327,12 @@ def command(
     def work() -> int:
         arguments = parse(parser, argv)
         if arguments.plot is not None:
-            from coordinator.commands.plots import draw_plots, need_matplotlib
+            from coordinator.commands.plots import draw_plots, prepare_plots
 
-            need_matplotlib()
-        with Progress(console=Console(stderr=True), transient=True) as bar:
+            prepare_plots(arguments.plot)
+        console = Console(stderr=True)
+        # Where nobody sees a bar, rich would end it with a blank line.
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("simulating", total=1.0)
             report = simulate(arguments, lambda share: bar.update(task, completed=share))
         if arguments.plot is not None:

@@ -157,15 +157,10 @@ def _who_is_missing(gpus: tuple[str, ...], problem_of: Callable[[tuple[str, ...]
 
 def run() -> int:
     """Run ``anabranch plan``; returns its exit code."""
-    named = any(_is_gpus(each.split("=")[0]) for each in sys.argv[1:])
+    named = any(each.split("=")[0] == "--gpus" for each in sys.argv[1:])
     if named:
         return exit_code_of(plan_named, of_swarm=EXIT_USER)
     return main(prog="python -m node.plan", add_more=partial(_add_named, in_help_alone=True))
-
-
-def _is_gpus(flag: str) -> bool:
-    """Whether ``flag`` is ``--gpus``, perhaps cut short."""
-    return len(flag) > len("--") and "--gpus".startswith(flag)
 
 
 def plan_named() -> int:
