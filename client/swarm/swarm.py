@@ -612,15 +612,15 @@ async def _entered(
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + config.wait_s
     who = ", ".join(map(short_name, named_peers(initial_peers)))
-    while True:
-        began_s = loop.time()
-        try:
-            with narrator.waiting(lambda: f"no answer yet from peer {who}"):
+    with narrator.waiting(lambda: f"no answer yet from peer {who}"):
+        while True:
+            began_s = loop.time()
+            try:
                 return await observe(initial_peers, config.transport)
-        except NetworkError as error:
-            if loop.time() < began_s + REFUSED_S or loop.time() >= deadline_s:
-                raise
-            narrator(f"waiting: {error}")
+            except NetworkError as error:
+                if loop.time() < began_s + REFUSED_S or loop.time() >= deadline_s:
+                    raise
+                narrator(f"waiting: {error}")
 
 
 def narrator_of(on_status: StatusCallback | None) -> Narrator:
