@@ -328,13 +328,12 @@ def parse_request(body: bytes, kind: type[AnyRequest]) -> AnyRequest:
             shape = msgspec.json.decode(body, type=_shape(kind))
         _check_sizes(shape)
         check_fields(shape, refused_by(kind))
-        given = {name: bytes(getattr(shape, name)) for name in shape.__struct_fields__}
-        short = {name: raw for name, raw in given.items() if raw and name not in PROMPT_FIELDS}
+        names = shape.__struct_fields__
+        short = {name: bytes(getattr(shape, name)) for name in names if name not in PROMPT_FIELDS}
         if mended := mended_fields(short, kind):
-            whole_fields = {**given, **mended}
-            body = msgspec.json.encode(
-                {name: msgspec.Raw(raw) for name, raw in whole_fields.items() if raw}
-            )
+            given = {name: getattr(shape, name) for name in names}
+            given |= {name: msgspec.Raw(raw) for name, raw in mended.items()}
+            body = msgspec.json.encode({name: raw for name, raw in given.items() if bytes(raw)})
         return msgspec.json.decode(body, type=kind, strict=False)
     except msgspec.ValidationError as error:
         raise mistake(error, kind) from None
