@@ -57,7 +57,7 @@ EXAMPLE = """example, 500 tokens/s for the two nodes in docs/cluster-format.md a
   > 105.8 tokens/s decoded, 365.4 prompt tokens/s, 2.0 sessions open on average
 example, Helix's 24 peers with our planner's placement, then with your own plan:
   %(prog)s single24.json --model 70b --trace azure.csv
-  python -m coordinator.plan single24.json --model 70b --json > plan.json
+  anabranch plan single24.json --model 70b --json > plan.json
   %(prog)s single24.json --model 70b --placement plan.json
 """
 NOTHING = "–"
@@ -77,7 +77,7 @@ def options(prog: str, schedulers: Sequence[str] = SCHEDULERS, example: str = EX
         description="Simulate a swarm: tokens/s, latencies, how busy and full peers and links are.",
         epilog=example,
         exit_codes="0 done, 2 your mistake or too small, 130 interrupted",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        raw=True,
     )
     parser.add_argument(
         "cluster",
@@ -112,9 +112,11 @@ def options(prog: str, schedulers: Sequence[str] = SCHEDULERS, example: str = EX
         "--rate", type=_positive, metavar="TOKENS/S", help="online: tokens that arrive, prompts too"
     )
     parser.add_argument(
-        "--warm-up", type=_seconds, default=60.0, metavar="S", help="before it counts (60)"
+        "--warm-up", type=_seconds, default=60.0, metavar="S", help="seconds not counted (60)"
     )
-    parser.add_argument("--duration", type=_positive, default=600.0, metavar="S", help="(600)")
+    parser.add_argument(
+        "--duration", type=_positive, default=600.0, metavar="S", help="seconds counted (600)"
+    )
     parser.add_argument(
         "--chunk", type=int, metavar="N", help="tokens; 0: whole; without it as the stages choose"
     )

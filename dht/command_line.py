@@ -96,6 +96,17 @@ class _HelpAll(argparse.Action):
 _OF_HELP = (_HelpAll, argparse._HelpAction)
 
 
+class _Words(argparse.HelpFormatter):
+    """Ends no line within a word that has a hyphen: options and their values are such words."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+class _RawWords(_Words, argparse.RawDescriptionHelpFormatter):
+    """The same, with lines of the description and the epilog as they are."""
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser with errors in one plain line and a ``--help`` that fits a screen.
 
@@ -103,15 +114,21 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(
-        self, *, exit_codes: str = "", may_be_empty: Sequence[str] = (), **named: Any
+        self,
+        *,
+        exit_codes: str = "",
+        may_be_empty: Sequence[str] = (),
+        raw: bool = False,
+        **named: Any,
     ) -> None:
         """``prog`` is what starts the command where :data:`COMMAND` did not. ``may_be_empty`` are
-        the destinations of options to which an empty value means something."""
+        the destinations of options to which an empty value means something. With ``raw`` the lines
+        of the description and the epilog stay as they are."""
         self._may_be_empty = may_be_empty
         self._exit_codes = f"exit codes: {exit_codes}\n" if exit_codes else ""
         if sys.argv[0].startswith(f"{COMMAND} "):
             named["prog"] = sys.argv[0]
-        named.setdefault("formatter_class", partial(argparse.HelpFormatter, max_help_position=36))
+        named["formatter_class"] = partial(_RawWords if raw else _Words, max_help_position=36)
         super().__init__(**named, allow_abbrev=False)  # a new flag would change what they mean
         self._positionals = self._optionals  # one list of what can be typed
         self._rare: dict[argparse.Action, str] = {}

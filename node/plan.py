@@ -43,7 +43,7 @@ def parse() -> argparse.Namespace:
         + "\nexample: %(prog)s --gpus 3x3090,1x4070"
         " --model Qwen/Qwen3-32B",
         exit_codes="0 done, 2 your mistake or it does not fit, 3 no hub",
-        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=36),
+        raw=True,
     )
     parser.add_argument(
         "--model", required=True, metavar="MODEL", help="a directory, a GGUF file or a hub id"
