@@ -94,7 +94,7 @@ WRONG = {
     "networks --list {tmp}/none.toml": "{tmp}/none.toml cannot be read",
     "networks --list {tmp}/no-toml": "this is no list of networks",
     "page {peer} --data {tmp}": "--data {tmp} cannot be used",
-    "simulate x.json --plot {tmp}/no-toml": "--plot cannot write to {tmp}/no-toml",
+    "simulate x.json --plot {tmp}/no-toml": "error: --plot ",
     "serve {peer} --api-key-file {tmp}/none": "{tmp}/none: No such file",
     "serve {peer} --request-log {tmp}": "--request-log {tmp}: Is a directory",
     # one of a few values
