@@ -151,15 +151,16 @@ def completion() -> int:
     """``anabranch completion SHELL``: print the script that completes commands and options."""
     from dht.command_line import EXIT_DONE, EXIT_USER
 
-    shell = (sys.argv[1:] or ["--help"])[0]
+    shell, *more = sys.argv[1:] or ["--help"]
     if shell in {"-h", "--help"}:
         print(
             f"usage: {COMMAND} completion bash|zsh\n\n"
             f'example: eval "$({COMMAND} completion bash)", in ~/.bashrc or ~/.zshrc'
         )
         return EXIT_DONE
-    if shell not in {"bash", "zsh"}:
-        sys.stderr.write(f"error: {shell[:80]!r} is not known: bash and zsh are\n")
+    if shell not in {"bash", "zsh"} or more:
+        wrong = " ".join(more) if shell in {"bash", "zsh"} else shell
+        sys.stderr.write(f"error: {wrong[:80]!r} is not known: give bash or zsh\n")
         return EXIT_USER
     cases = "".join(
         f'    {name}) known="{" ".join(_flags(name))}" ;;\n'

@@ -59,7 +59,7 @@ def parse() -> argparse.Namespace:
         prog="python -m client.chat",
         usage="%(prog)s [anabranch:…] [--model M] [options]",
         description="Talk with a swarm's model. Ctrl-C stops the answer, Ctrl-D leaves.",
-        epilog="example: %(prog)s anabranch:… --model models/brook",
+        epilog="example: %(prog)s anabranch:…",
         exit_codes="0 left, 2 your mistake, 3 the swarm cannot be reached",
     )
     add = parser.add_argument
@@ -67,7 +67,12 @@ def parse() -> argparse.Namespace:
     add_model(parser)
     add("--system", default="", metavar="TEXT", help="instructions that stand before everything")
     add("--no-history", action="store_true", help=f"do not keep what you type ({HISTORY})")
-    add_generation(parser, length="until it ends", temperature="default: as the model says")
+    add_generation(
+        parser,
+        length="until it ends",
+        temperature="default: as the model says",
+        scores=False,
+    )
     arguments = parser.parse_args()
     settle_swarm(arguments, model="")
     return arguments

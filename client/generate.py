@@ -39,6 +39,7 @@ from dht.messages.types import NodeRecord, layers_text
 
 USUAL = frozenset({"max-new-tokens", "temperature", "top-k", "top-p", "seed", "stop"})
 """Options that most people give; ``--help-all`` shows the rest."""
+SCORES = ("logprobs", "prompt_logprobs")
 
 
 def parse() -> argparse.Namespace:
@@ -71,11 +72,16 @@ def parse() -> argparse.Namespace:
 
 
 def add_generation(
-    parser: Parser, *, length: str = str(NEW_TOKENS_DEFAULT), temperature: str = "default"
+    parser: Parser,
+    *,
+    length: str = str(NEW_TOKENS_DEFAULT),
+    temperature: str = "default",
+    scores: bool = True,
 ) -> None:
     """Flags with the names of :class:`GenerationOptions`; what is not given keeps its default.
 
-    ``length`` and ``temperature`` say in the help what holds without these two.
+    ``length`` and ``temperature`` say in the help what holds without these two. ``scores`` adds
+    log probabilities, for commands that print them.
     """
 
     def add(name: str, **named: Any) -> None:
@@ -89,6 +95,8 @@ def add_generation(
     )
     said = {"max_new_tokens": length, "temperature": temperature}
     for option, (kind, flag) in FLAGS.items():
+        if not scores and option in SCORES:
+            continue
         text = f"{flag.help} ({said[option]})" if option in said else flag.help
         name = option.replace("_", "-")
         add(name, type=kind, default=argparse.SUPPRESS, metavar=flag.metavar, help=text)
@@ -200,6 +208,8 @@ def _spent(answer: Answer) -> str:
 async def main(arguments: argparse.Namespace) -> int:
     """Connect, stream the answer, print the figures."""
     options = generation_options(arguments)
+    if not arguments.json and (options.logprobs, options.prompt_logprobs) != (None, None):
+        raise UserError("log probabilities are printed with --json alone; give that, too")
     prompt = given_prompt(arguments)
     if not 0 <= arguments.wait <= 86_400:
         raise UserError(f"--wait is {arguments.wait}; it must be between 0 and 86400 seconds")

@@ -5,7 +5,15 @@ import importlib
 import sys
 
 from dht.checkpoints.hub import served_name
-from dht.command_line import EXIT_DONE, Parser, add_model, add_swarm, command_of, settle_swarm
+from dht.command_line import (
+    EXIT_DONE,
+    Parser,
+    add_model,
+    add_swarm,
+    command_of,
+    pip_install,
+    settle_swarm,
+)
 from dht.errors import UserError
 from dht.networks.invitation import invitation_to, text_of
 
@@ -38,7 +46,7 @@ async def main(arguments: argparse.Namespace) -> int:
         try:
             segno = importlib.import_module("segno")
         except ImportError:
-            raise UserError("a QR code needs the package segno: pip install segno") from None
+            raise UserError(f"a QR code needs segno: {pip_install('segno')}") from None
         segno.make(text, micro=False).terminal(compact=True)
     return EXIT_DONE
 

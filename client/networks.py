@@ -75,6 +75,8 @@ def parse() -> argparse.Namespace:
     arguments = parser.parse_args()
     if bool(arguments.announce) != bool(arguments.contact):
         raise UserError("--announce and --contact go together: people must know whom to ask")
+    if arguments.about and not arguments.announce:
+        raise UserError("--about goes with --announce: it is a sentence of your entry")
     if arguments.invitation and not arguments.announce:
         raise UserError(
             "an invitation goes with --announce; `anabranch models` looks at one network"

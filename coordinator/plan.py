@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -260,7 +259,7 @@ def parse(
         "       %(prog)s anabranch:… [--model NAME] [options]",
         epilog=EXAMPLE,
         exit_codes="0 done, 2 your mistake, 3 no swarm, 130 interrupted",
-        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=36),
+        raw=True,
     )
     parser.add_argument(
         "cluster",

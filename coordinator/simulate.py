@@ -57,7 +57,7 @@ EXAMPLE = """example, 500 tokens/s for the two nodes in docs/cluster-format.md a
   > 105.8 tokens/s decoded, 365.4 prompt tokens/s, 2.0 sessions open on average
 example, Helix's 24 peers with our planner's placement, then with your own plan:
   %(prog)s single24.json --model 70b --trace azure.csv
-  python -m coordinator.plan single24.json --model 70b --json > plan.json
+  anabranch plan single24.json --model 70b --json > plan.json
   %(prog)s single24.json --model 70b --placement plan.json
 """
 NOTHING = "–"
@@ -77,7 +77,7 @@ def options(prog: str, schedulers: Sequence[str] = SCHEDULERS, example: str = EX
         description="Simulate a swarm: tokens/s, latencies, how busy and full peers and links are.",
         epilog=example,
         exit_codes="0 done, 2 your mistake or too small, 130 interrupted",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        raw=True,
     )
     parser.add_argument(
         "cluster",
@@ -112,9 +112,11 @@ def options(prog: str, schedulers: Sequence[str] = SCHEDULERS, example: str = EX
         "--rate", type=_positive, metavar="TOKENS/S", help="online: tokens that arrive, prompts too"
     )
     parser.add_argument(
-        "--warm-up", type=_seconds, default=60.0, metavar="S", help="before it counts (60)"
+        "--warm-up", type=_seconds, default=60.0, metavar="S", help="seconds not counted (60)"
     )
-    parser.add_argument("--duration", type=_positive, default=600.0, metavar="S", help="(600)")
+    parser.add_argument(
+        "--duration", type=_positive, default=600.0, metavar="S", help="seconds counted (600)"
+    )
     parser.add_argument(
         "--chunk", type=int, metavar="N", help="tokens; 0: whole; without it as the stages choose"
     )
@@ -131,6 +133,8 @@ def parse(parser: Parser, argv: Sequence[str] | None = None) -> argparse.Namespa
     arguments = parser.parse_args(argv)
     if arguments.mode == "online" and arguments.rate is None:
         raise UserError("--mode online needs --rate, the tokens/s that arrive")
+    if arguments.mode != "online" and arguments.rate is not None:
+        raise UserError("--rate goes with --mode online; without, the swarm is at full load")
     if not 0 <= (arguments.chunk or 0) <= 1 << 20:
         raise UserError("--chunk takes 0 to 1048576 tokens")
     return arguments
@@ -325,10 +329,12 @@ def command(
     def work() -> int:
         arguments = parse(parser, argv)
         if arguments.plot is not None:
-            from coordinator.commands.plots import draw_plots, need_matplotlib
+            from coordinator.commands.plots import draw_plots, prepare_plots
 
-            need_matplotlib()
-        with Progress(console=Console(stderr=True), transient=True) as bar:
+            prepare_plots(arguments.plot)
+        console = Console(stderr=True)
+        # Where nobody sees a bar, rich would end it with a blank line.
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("simulating", total=1.0)
             report = simulate(arguments, lambda share: bar.update(task, completed=share))
         if arguments.plot is not None:

@@ -97,19 +97,40 @@ class _HelpAll(argparse.Action):
 _OF_HELP = (_HelpAll, argparse._HelpAction)
 
 
+class _Words(argparse.HelpFormatter):
+    """Ends no line within a word that has a hyphen: options and their values are such words."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+class _RawWords(_Words, argparse.RawDescriptionHelpFormatter):
+    """The same, with lines of the description and the epilog as they are."""
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser with errors in one plain line and a ``--help`` that fits a screen.
 
     Rare options are shown by ``--help-all`` only, which the last line of ``--help`` names.
     """
 
-    def __init__(self, *, exit_codes: str = "", **named: Any) -> None:
-        """``prog`` is what starts the command where :data:`COMMAND` did not."""
+    def __init__(
+        self,
+        *,
+        exit_codes: str = "",
+        may_be_empty: Sequence[str] = (),
+        raw: bool = False,
+        **named: Any,
+    ) -> None:
+        """``prog`` is what starts the command where :data:`COMMAND` did not. ``may_be_empty`` are
+        the destinations of options to which an empty value means something. With ``raw`` the lines
+        of the description and the epilog stay as they are."""
+        self._may_be_empty = may_be_empty
         self._exit_codes = f"exit codes: {exit_codes}\n" if exit_codes else ""
         if sys.argv[0].startswith(f"{COMMAND} "):
             named["prog"] = sys.argv[0]
-        named.setdefault("formatter_class", partial(argparse.HelpFormatter, max_help_position=36))
-        super().__init__(**named)
+        named["formatter_class"] = partial(_RawWords if raw else _Words, max_help_position=36)
+        super().__init__(**named, allow_abbrev=False)  # a new flag would change what they mean
         self._positionals = self._optionals  # one list of what can be typed
         self._rare: dict[argparse.Action, str] = {}
         if self.add_help:
@@ -163,14 +184,18 @@ class Parser(argparse.ArgumentParser):
                 return
             if not _FLAG.match(word) or flag in known:
                 continue
-            if self.allow_abbrev and sum(each.startswith(flag) for each in known) == 1:
-                continue
-            near = nearest(flag, [each for each in known if each.startswith("--")])
-            meant = f"; did you mean {near}?" if near else ""
+            meant = _meant(flag, [each for each in known if each.startswith("--")])
             self.error(f"{flag[:80]} is no flag of this command{meant}")
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """As argparse does, with words for what is no number and not one of a few values."""
+        """As argparse does, with words for what is no number and not one of a few values.
+
+        An empty value is refused unless it is the default: it mostly is a variable of a shell that
+        was never set, and without it the command would do something else.
+        """
+        means_something = action.default == "" or action.dest in self._may_be_empty
+        if not arg_string and action.option_strings and not means_something:
+            raise argparse.ArgumentError(action, "it is empty; leave it out or give a value")
         if isinstance(action.type, type) and issubclass(action.type, Enum):
             known = {str(each.value): each for each in action.type}
             return known.get(arg_string, arg_string)  # which _check_value refuses
@@ -281,6 +306,16 @@ def _place_of(parser: argparse.ArgumentParser, word: str) -> str:
         return f"; a model goes behind --model: --model {shlex.quote(word[:80])}"
     takes_one = any(each.dest == "invitation" for each in parser._actions)
     return "; an invitation begins with anabranch:" if takes_one else ""
+
+
+def _meant(flag: str, known: Sequence[str]) -> str:
+    """Which of ``known`` a flag stands for that is none, as the end of a sentence: what it
+    abbreviates, or else the one that looks most like it."""
+    found = [each for each in known if each.startswith(flag)]
+    if not found:  # compared without dashes, which make any two of them alike
+        near = nearest(flag[2:], [each[2:] for each in known])
+        found = [f"--{near}"] if near else []
+    return f"; did you mean {' or '.join(found[:3])}?" if found else ""
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
@@ -541,6 +576,12 @@ def replace_unprintable() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def pip_install(package: str) -> str:
+    """The command that adds a package to this installation, which may be in an environment of its
+    own."""
+    return shlex.join((sys.executable, "-m", "pip", "install", package))
 
 
 def say_missing(error: ModuleNotFoundError) -> int:

@@ -31,4 +31,6 @@ class MachineError(AnabranchError):
 
 def reason_of(error: Exception) -> str:
     """What an error says, without numbers of the system's errors and a path said already."""
+    if isinstance(error, FileExistsError) and error.filename:  # a file where a folder is needed
+        return f"{error.filename} is not a directory"
     return getattr(error, "strerror", None) or str(error)

@@ -43,7 +43,7 @@ def parse() -> argparse.Namespace:
         + "\nexample: %(prog)s --gpus 3x3090,1x4070"
         " --model Qwen/Qwen3-32B",
         exit_codes="0 done, 2 your mistake or it does not fit, 3 no hub",
-        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=36),
+        raw=True,
     )
     parser.add_argument(
         "--model", required=True, metavar="MODEL", help="a directory, a GGUF file or a hub id"
@@ -157,15 +157,10 @@ def _who_is_missing(gpus: tuple[str, ...], problem_of: Callable[[tuple[str, ...]
 
 def run() -> int:
     """Run ``anabranch plan``; returns its exit code."""
-    named = any(_is_gpus(each.split("=")[0]) for each in sys.argv[1:])
+    named = any(each.split("=")[0] == "--gpus" for each in sys.argv[1:])
     if named:
         return exit_code_of(plan_named, of_swarm=EXIT_USER)
     return main(prog="python -m node.plan", add_more=partial(_add_named, in_help_alone=True))
-
-
-def _is_gpus(flag: str) -> bool:
-    """Whether ``flag`` is ``--gpus``, perhaps cut short."""
-    return len(flag) > len("--") and "--gpus".startswith(flag)
 
 
 def plan_named() -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from math import inf
 from types import NoneType, UnionType
-from typing import Any, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from msgspec import Meta
 
@@ -48,6 +48,8 @@ BOUNDS = {
 """The bounds of each number that peers get, as the wire has them."""
 
 
+AskedTopP = Annotated[float, Meta(ge=0.0, le=1.0)]
+"""``top_p`` as most interfaces take it: 0 is greedy."""
 Given = TypeVar("Given")
 
 
@@ -81,6 +83,7 @@ class GenerationOptions:
     temperature: float = _option(0.0, "T", "0 is greedy")
     """Temperature; 0: greedy."""
     top_p: float = _option(1.0, "P", "sample among the likeliest that make up P")
+    """Share of the probability that the likeliest tokens make up, which are sampled; 0: greedy."""
     top_k: int = _option(0, "K", "sample among the K likeliest tokens")
     """0 keeps all tokens."""
     seed: int | None = _option(None, "N", "same seed, same answer (default: drawn)")
@@ -106,7 +109,9 @@ class GenerationOptions:
     """Biases added to the logits of these token ids."""
     stop_token_ids: Sequence[int] = ()
     """Tokens that end the answer, besides end-of-text; the one that did is delivered last."""
-    logprobs: int | None = _option(None, "N", "log probabilities, with N alternatives each")
+    logprobs: int | None = _option(
+        None, "N", "with --json: log probabilities, with N alternatives each"
+    )
     """Number of alternatives to give with each token's log probability; None gives neither."""
     prompt_logprobs: int | None = _option(None, "N", "the same for the prompt's tokens")
     """Number of alternatives with each prompt token's log probability; None gives neither."""
@@ -162,6 +167,9 @@ class GenerationOptions:
             if number is None:
                 raise UserError(f"{name} is {value!r}; it must be {wanted}")
             object.__setattr__(self, name, number)
+        if self.top_p == 0.0:  # peers know one name for greedy
+            object.__setattr__(self, "temperature", 0.0)
+            object.__setattr__(self, "top_p", 1.0)
 
     def _check_types(self) -> None:
         if not isinstance(self.grammar, str):

@@ -59,7 +59,7 @@ def parse() -> argparse.Namespace:
         prog="python -m client.gateway",
         usage="%(prog)s [anabranch:…] [--model M] [options]",
         description="Serve OpenAI's HTTP interface in front of a swarm, until Ctrl-C.",
-        epilog="example: %(prog)s anabranch:… --model models/brook",
+        epilog="example: %(prog)s anabranch:…",
         exit_codes="0 stopped, 1 it failed, 2 your mistake, 3 no swarm",
     )
     add_swarm(parser)

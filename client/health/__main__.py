@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import sys
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
 from client.health.inviting import page_invitation
@@ -81,9 +82,10 @@ async def main(arguments: argparse.Namespace) -> int:
     thanked = thanked_of(arguments.thank)
     if arguments.invite not in (None, NO_INVITATION):
         read_invitation(arguments.invite)
-    async with settled_swarm(arguments, wait_s=0.0) as swarm:
+    async with AsyncExitStack() as stack:  # a wrong --data is told before anybody is asked
+        history = stack.enter_context(closing(History(arguments.data)))
+        swarm = await stack.enter_async_context(settled_swarm(arguments, wait_s=0.0))
         remember_swarm(arguments, swarm)
-        history = History(arguments.data)
         invitation = _invitation(arguments, swarm.text.name)
         config = ProberConfig(every_s=arguments.every, invitation=invitation, thanked=thanked)
         prober = Prober(swarm, history, config)
@@ -107,7 +109,6 @@ async def main(arguments: argparse.Namespace) -> int:
                     await stop.wait()
         finally:
             await runner.cleanup()
-            history.close()
     return EXIT_DONE
 
 

@@ -25,12 +25,16 @@ def _is_of_us(record: logging.LogRecord) -> bool:
 logger.addFilter(_is_of_us)
 
 
-def runner_of(app: web.Application, *, keepalive_s: float, **named: Any) -> web.AppRunner:
+def runner_of(
+    app: web.Application,
+    *,
+    keepalive_s: float,
+    kind: type[web.AppRunner] = web.AppRunner,
+    **named: Any,
+) -> web.AppRunner:
     """What runs ``app``, and closes a connection after ``keepalive_s`` without a request. ``named``
     goes to ``aiohttp``."""
-    return web.AppRunner(
-        app, access_log=None, keepalive_timeout=keepalive_s, logger=logger, **named
-    )
+    return kind(app, access_log=None, keepalive_timeout=keepalive_s, logger=logger, **named)
 
 
 async def listen(runner: web.AppRunner, host: str, port: int) -> int:

@@ -37,7 +37,7 @@ from coordinator.policies.routing.affinity import Route
 from coordinator.problem.model_pin import ModelPin, checked_fingerprint, named_peers
 from dht.checkpoints.gguf_model import hub_root, model_directory
 from dht.checkpoints.hub import HubId, local_path, served_name
-from dht.checkpoints.model_files import directory_root
+from dht.checkpoints.model_files import directory_root, read_config
 from dht.command_line import settle_swarm
 from dht.errors import NetworkError, UserError
 from dht.identity.peer_id import short_name
@@ -147,6 +147,7 @@ class Swarm:
     ) -> AsyncIterator[Self]:
         narrator = narrator_of(on_status)
         initial_peers, model, config = _meant(initial_peers, model, config, narrator)
+        config = replace(config, fingerprint=checked_fingerprint(config.fingerprint))
         text = _text_of(model) if model else None
         if isinstance(text, HubId):
             text = await _hub_text(text, config, narrator)
@@ -611,15 +612,15 @@ async def _entered(
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + config.wait_s
     who = ", ".join(map(short_name, named_peers(initial_peers)))
-    while True:
-        began_s = loop.time()
-        try:
-            with narrator.waiting(lambda: f"no answer yet from peer {who}"):
+    with narrator.waiting(lambda: f"no answer yet from peer {who}"):
+        while True:
+            began_s = loop.time()
+            try:
                 return await observe(initial_peers, config.transport)
-        except NetworkError as error:
-            if loop.time() < began_s + REFUSED_S or loop.time() >= deadline_s:
-                raise
-            narrator(f"waiting: {error}")
+            except NetworkError as error:
+                if loop.time() < began_s + REFUSED_S or loop.time() >= deadline_s:
+                    raise
+                narrator(f"waiting: {error}")
 
 
 def narrator_of(on_status: StatusCallback | None) -> Narrator:
@@ -632,7 +633,10 @@ def narrator_of(on_status: StatusCallback | None) -> Narrator:
 def _text_of(model: str) -> ModelText | HubId:
     """The text side of a directory or a bare name; for a hub id, where it is to be fetched."""
     if (directory := model_directory(model)) is not None:
-        return ModelText.load(served_name(model), directory, directory_root(directory))
+        text = ModelText.load(served_name(model), directory, directory_root(directory))
+        if text.tokenizer is None:
+            read_config(directory)  # which says of a directory of something else what it lacks
+        return text
     hub_id = HubId.parse(model)
     if hub_id is not None:
         return hub_id

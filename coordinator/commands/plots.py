@@ -1,32 +1,34 @@
-"""Draws plots of a simulated run. Needs matplotlib (``pip install '.[plot]'``)."""
+"""Draws plots of a simulated run. Needs matplotlib."""
 
 import importlib.util
 from pathlib import Path
 from typing import Any
 
 from coordinator.simulator.core.report import Latency, SimulationReport
-from dht.errors import UserError
+from dht.command_line import pip_install
+from dht.errors import UserError, reason_of
 
 LINKS_SHOWN = 30
 
 
-def need_matplotlib() -> None:
-    """Raise UserError where matplotlib is not installed."""
+def prepare_plots(directory: Path) -> None:
+    """Make the directory. Raises UserError, also where matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("--plot needs matplotlib: pip install '.[plot]'")
+        raise UserError(f"--plot needs matplotlib: {pip_install('matplotlib')}")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--plot cannot write to {directory}: {reason_of(error)}") from None
 
 
 def draw_plots(report: SimulationReport, directory: Path) -> None:
-    """Write PNG files of tokens over time, peers' use, waits on links, latencies and the flow."""
+    """Write PNG files of tokens over time, peers' use, waits on links, latencies and the flow into
+    a directory that :func:`prepare_plots` made."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {directory}: {error.strerror}") from error
     figure, axes = pyplot.subplots()
     axes.plot(*zip(*report.tokens_per_s_by_time, strict=True) or ((), ()))
     axes.set(xlabel="s", ylabel="decoded tokens/s")

@@ -66,8 +66,6 @@ def machine_of(gpu: int | None, memory_gib: float | None, *, or_less: bool = Fal
     lend_bytes = int(machine.free_bytes * share)
     if memory_gib is not None:
         lend_bytes = int(memory_gib * (1 << 30))
-        if lend_bytes <= 0:
-            raise UserError(f"--memory is {memory_gib} GiB; give a positive number")
         if or_less:
             lend_bytes = min(lend_bytes, int(machine.free_bytes * share_max))
         if lend_bytes > machine.free_bytes * share_max:
@@ -81,13 +79,9 @@ def machine_of(gpu: int | None, memory_gib: float | None, *, or_less: bool = Fal
 
 
 def at_most(machine: Machine, max_vram_gib: float | None) -> Machine:
-    """``machine`` lending at most ``max_vram_gib`` of its GPU's memory; raises UserError."""
+    """``machine`` lending at most ``max_vram_gib`` of its GPU's memory."""
     if max_vram_gib is None:
         return machine
-    if machine.device.kind == "cpu":
-        raise UserError("--max-vram is for a GPU; on the CPU, --memory says how much is lent")
-    if not 0 < max_vram_gib < 1e6:
-        raise UserError(f"--max-vram is {max_vram_gib} GiB; give a positive number")
     return replace(machine, lend_bytes=min(machine.lend_bytes, int(max_vram_gib * (1 << 30))))
 
 

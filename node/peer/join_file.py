@@ -30,7 +30,7 @@ def as_flags(text: str, parser: argparse.ArgumentParser) -> list[str]:
     for name, value in table.items():
         action = known.get(f"--{name}")
         if action is None or name in {"help", "help-all", "config"}:
-            near = nearest(f"--{name}", list(known)).removeprefix("--")
+            near = nearest(name, [option.removeprefix("--") for option in known])
             meant = f"; did you mean {near}?" if near else ""
             raise UserError(f"{name!r} is no flag of this{meant}")
         if action.nargs == 0:

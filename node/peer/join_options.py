@@ -57,7 +57,7 @@ def _configured(path: Path, parser: Parser) -> list[str]:
 
 
 def _config_parser() -> Parser:
-    parser = Parser(prog="python -m node.join", add_help=False, allow_abbrev=False)
+    parser = Parser(prog="python -m node.join", add_help=False)
     parser.add_argument("--config", type=Path)
     return parser
 
@@ -80,9 +80,9 @@ def join_parser() -> Parser:
         usage="%(prog)s [anabranch:…] [--model M] [options]",
         description="Lend this machine. --model founds a swarm, an invitation joins one; without"
         " these it joins the last one or a local one, or founds one. Ctrl-C leaves.",
-        epilog="example: %(prog)s --model models/brook",
+        epilog="example: %(prog)s --gpu 0 --memory 6",
         exit_codes="0 left, 1 the machine broke, 2 your mistake, 3 no swarm or hub",
-        allow_abbrev=False,
+        may_be_empty=("name",),
     )
     add, rare = parser.add_argument, parser.add_rare
     add_swarm(parser)
@@ -240,8 +240,9 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError(f"--threads is {arguments.threads}; it must be at least 1")
     for name in ("memory", "max_vram", "power_limit"):
         value = getattr(arguments, name)
-        if value is not None and not math.isfinite(value):
-            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be a finite number")
+        if value is not None and not (math.isfinite(value) and value > 0):
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"{flag} is {value:g}; it must be a finite number above 0")
     most = 1e9
     for flag, least in (("max_up", 1), ("max_down", 1), ("monthly_cap", 0.001)):
         value = getattr(arguments, flag)
@@ -270,8 +271,10 @@ def _settle_devices(arguments: argparse.Namespace) -> None:
     arguments.gpu = arguments.gpus[0] if count else None
     if arguments.layers and count > 1:
         raise UserError("--layers is for one peer; join with each of the GPUs by itself")
-    if arguments.power_limit is not None and arguments.cpu:
-        raise UserError("--power-limit is for a GPU; with --cpu there is none")
+    for name in ("power_limit", "max_vram"):
+        if getattr(arguments, name) is not None and arguments.cpu:
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"{flag} is for a GPU; of the CPU, --memory says how much is lent")
     port_max = 65536 - max(1, count)
     if arguments.port is not None and not 0 <= arguments.port <= port_max:
         raise UserError(f"--port is {arguments.port}; it must be between 0 and {port_max}")

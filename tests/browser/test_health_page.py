@@ -227,6 +227,10 @@ def test_models_are_listed_and_their_commands_copied(opened: Any, server: PageSe
     )
     assert "where this network is entered" in page.inner_text("main")
     assert page.evaluate("navigator.clipboard.readText()") == command
+    lines = "each => each.offsetHeight / parseFloat(getComputedStyle(each).fontSize)"
+    words = page.evaluate(f"Array.from(document.querySelectorAll('.command code span'), {lines})")
+    assert words
+    assert max(words) < 2, "no line of a command ends within a word"
     # The invitation is drawn short, and is whole where somebody selects it.
     assert page.locator(".models .word").first.bounding_box()["width"] < 200
     page.evaluate("getSelection().selectAllChildren(document.querySelectorAll('.models code')[2])")

@@ -132,7 +132,7 @@ def test_negative_memory_and_absurd_ports(tmp_path: Path) -> None:
         ("--temperature", "1e9"),
         ("--temperature", "nan"),
         ("--temperature", "warm"),
-        ("--top-p", "0"),
+        ("--top-p", "-0.1"),
         ("--top-p", "2"),
         ("--top-k", "-3"),
         ("--seed", "-1"),

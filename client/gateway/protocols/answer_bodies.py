@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from client.errors import no_route_text
@@ -16,6 +17,11 @@ FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 TextOf = Callable[[int], str]
 BytesOf = Callable[[int], bytes]
+
+
+def rfc3339(unix_s: float) -> str:
+    """A Unix time in seconds, as other interfaces than OpenAI's write it."""
+    return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,16 @@
 """Anthropic's ``/v1/messages``, translated to a chat of OpenAI's interface and back. Pure."""
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from client.answer.generation import AskedTopP
 from client.gateway.errors import ApiError, bad_request, not_text
+from client.gateway.protocols.answer_bodies import rfc3339
 from client.gateway.protocols.blocks import Kind, PartWriter, message_from, text_in, tool_from
 from client.gateway.protocols.messages import (
     MESSAGES_MAX,
@@ -34,7 +37,7 @@ from client.gateway.protocols.requests import (
     StreamOptions,
     TokenCount,
 )
-from dht.messages.session import Temperature, TopP
+from dht.messages.session import Temperature
 from dht.process.json_file import Json
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -330,7 +333,7 @@ class MessagesRequest(CountRequest, kw_only=True):
     stream: bool | None = None
     stop_sequences: Annotated[list[Stop], Meta(max_length=REQUEST.stops_max)] | None = None
     temperature: Temperature | None = None
-    top_p: TopP | None = None
+    top_p: AskedTopP | None = None
     top_k: int | None = None
     output_format: OutputFormat | None = None
     """``output_config.format`` by its older name."""
@@ -446,6 +449,26 @@ def _messages(message: AnthropicMessage, where: str) -> list[Message]:
     if said or calls or thoughts or not (found or message.content):
         found.append(message_from(message.role, said, calls, thoughts))
     return found
+
+
+def models_of(entries: Sequence[Json]) -> Json:
+    """The list of models in Anthropic's form, all on one page; ``entries`` are OpenAI's."""
+    found = [model_of(entry) for entry in entries]
+    ids = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]}
+    return {"data": found, "has_more": False, **ids}
+
+
+def model_of(entry: Json) -> Json:
+    """One model in Anthropic's form, with what it has in OpenAI's and not there."""
+    own = {name: value for name, value in entry.items() if name not in {"created", "object"}}
+    return {
+        "type": "model",
+        **own,
+        "display_name": entry["id"],
+        "created_at": rfc3339(entry["created"]),
+        "lifecycle": "active",
+        "max_input_tokens": entry["max_model_len"],
+    }
 
 
 def message_of(answer: Json) -> Json:

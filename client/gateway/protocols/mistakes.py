@@ -39,7 +39,7 @@ def _known(whole: Type, path: str) -> Sequence[str]:
     found = [whole]
     names = [step[1] for step in _STEP.finditer(path)]
     for at, name in enumerate(names):
-        opened = [each for outer in found for each in _members(outer)]
+        opened = [each for outer in found for each in members(outer)]
         structs = [each for each in opened if isinstance(each, StructType)]
         tags = {repr(each.tag) for each in structs if name and each.tag_field == name}
         if tags and at == len(names) - 1:
@@ -50,16 +50,16 @@ def _known(whole: Type, path: str) -> Sequence[str]:
         else:
             found = [each.item_type for each in opened if isinstance(each, ListType)]
             found += [each.value_type for each in opened if isinstance(each, DictType)]
-    texts = [each for outer in found for each in _members(outer) if isinstance(each, LiteralType)]
+    texts = [each for outer in found for each in members(outer) if isinstance(each, LiteralType)]
     return sorted({repr(value) for each in texts for value in each.values if value})
 
 
-def _members(kind: Type) -> Iterator[Type]:
-    """The types that a value of this one may have."""
+def members(kind: Type) -> Iterator[Type]:
+    """The types that a value of ``kind`` may have."""
     if isinstance(kind, Metadata):
-        yield from _members(kind.type)
+        yield from members(kind.type)
     elif isinstance(kind, UnionType):
         for each in kind.types:
-            yield from _members(each)
+            yield from members(each)
     else:
         yield kind

@@ -5,13 +5,14 @@ otherwise.
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from client.answer.generation import AskedTopP
 from client.gateway.errors import ApiError, bad_request
+from client.gateway.protocols.answer_bodies import rfc3339
 from client.gateway.protocols.blocks import AnswerWriter
 from client.gateway.protocols.messages import (
     MESSAGES_MAX,
@@ -32,7 +33,7 @@ from client.gateway.protocols.requests import (
     Stop,
     StreamOptions,
 )
-from dht.messages.session import Temperature, TopP
+from dht.messages.session import Temperature
 from dht.process.json_file import Json
 
 VERSION = "0.12.0"
@@ -47,7 +48,7 @@ class Options(msgspec.Struct, kw_only=True):
 
     num_predict: int | None = None
     temperature: Temperature | None = None
-    top_p: TopP | None = None
+    top_p: AskedTopP | None = None
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
@@ -272,13 +273,12 @@ class OllamaWriter(AnswerWriter):
 
     def line(self, message: Json, *, done: bool) -> Json:
         """A line of a stream, or its last."""
-        made = datetime.fromtimestamp(self._created, UTC).isoformat().replace("+00:00", "Z")
         said: Json = {"role": "assistant", "content": "", **message}
         if not self._is_chat:
             del said["role"]
             said["response"] = said.pop("content")
         body = {"message": said} if self._is_chat else said
-        return {"model": self._model, "created_at": made, **body, "done": done}
+        return {"model": self._model, "created_at": rfc3339(self._created), **body, "done": done}
 
     def _ended(self, message: Json, usage: Json) -> Json:
         counted = {
@@ -353,11 +353,10 @@ def tags_of(entries: Sequence[Json]) -> Json:
 
 
 def _tagged(entry: Json) -> Json:
-    made = datetime.fromtimestamp(entry["created"], UTC).isoformat().replace("+00:00", "Z")
     return {
         "name": entry["id"],
         "model": entry["id"],
-        "modified_at": made,
+        "modified_at": rfc3339(entry["created"]),
         "size": 0,
         "digest": entry.get("fingerprint") or "",
         "details": _details(entry),
@@ -390,7 +389,7 @@ def shown(entry: Json, template: str, *, calls: bool, thinks: bool) -> Json:
             "anabranch.block_count": entry.get("layers"),
         },
         "capabilities": [name for name, is_able in able.items() if is_able],
-        "modified_at": _tagged(entry)["modified_at"],
+        "modified_at": rfc3339(entry["created"]),
     }
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from client.answer.generation import AskedTopP
 from client.gateway.errors import ApiError, bad_request, not_text
 from client.gateway.protocols.blocks import Kind, PartWriter, message_from, tool_from
 from client.gateway.protocols.messages import (
@@ -35,7 +36,7 @@ from client.gateway.protocols.requests import (
     ResponseFormat,
     StreamOptions,
 )
-from dht.messages.session import Temperature, TopP
+from dht.messages.session import Temperature
 from dht.process.json_file import Json
 
 LOGPROBS = "message.output_text.logprobs"
@@ -161,7 +162,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     store: bool | None = None
     max_output_tokens: Annotated[int, Meta(ge=1, le=TOKENS_MAX)] | None = None
     temperature: Temperature | None = None
-    top_p: TopP | None = None
+    top_p: AskedTopP | None = None
     text: TextOptions | None = None
     tools: Annotated[list[ResponseTool], Meta(max_length=TOOLS_MAX)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ChosenTool | None = None

@@ -16,8 +16,9 @@ import msgspec
 from msgspec import Meta
 
 from client.answer.defaults import SamplingDefaults
-from client.answer.generation import PASSED_ON, GenerationOptions, PrefixCache
+from client.answer.generation import PASSED_ON, AskedTopP, GenerationOptions, PrefixCache
 from client.gateway.errors import bad_request, not_text
+from client.gateway.protocols.empty_objects import mended_fields
 from client.gateway.protocols.messages import (
     MESSAGES_MAX,
     TOOLS_MAX,
@@ -156,6 +157,7 @@ class Sampled(Passed, kw_only=True):
     n: Choices | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=REQUEST.stops_max)] | None = None
+    top_p: AskedTopP | None = None
     logit_bias: dict[str, Bias] | None = None
     max_tokens: MostTokens | None = None
     max_completion_tokens: MostTokens | None = None
@@ -327,7 +329,7 @@ def parse_request(body: bytes, kind: type[AnyRequest]) -> AnyRequest:
     """The request in ``body``; raises ApiError (400) that names the field at fault.
 
     Numbers may be written as other languages and older clients write them (``64.0``, ``"64"``),
-    and the body may begin with a byte order mark.
+    an empty object as ``[]``, and the body may begin with a byte order mark.
     """
     body = body.removeprefix(codecs.BOM_UTF8)
     try:
@@ -340,6 +342,12 @@ def parse_request(body: bytes, kind: type[AnyRequest]) -> AnyRequest:
             shape = msgspec.json.decode(body, type=_shape(kind))
         _check_sizes(shape)
         check_fields(shape, refused_by(kind))
+        names = shape.__struct_fields__
+        short = {name: bytes(getattr(shape, name)) for name in names if name not in PROMPT_FIELDS}
+        if mended := mended_fields(short, kind):
+            given = {name: getattr(shape, name) for name in names}
+            given |= {name: msgspec.Raw(raw) for name, raw in mended.items()}
+            body = msgspec.json.encode({name: raw for name, raw in given.items() if bytes(raw)})
         return msgspec.json.decode(body, type=kind, strict=False)
     except msgspec.ValidationError as error:
         raise mistake(error, kind) from None

@@ -333,6 +333,26 @@ def subschemas(schema: Schema) -> Iterator[tuple[Path, Schema]]:
             )
 
 
+def with_empty_objects(schema: Any) -> Any:
+    """A schema with ``{}`` wherever it has ``[]`` in the place of a schema, or of schemas by
+    name: some languages have one empty value for both."""
+    if schema == []:
+        return {}
+    if not isinstance(schema, Mapping):
+        return schema
+    found = dict(schema)
+    for name, value in schema.items():
+        if name in _SEVERAL and isinstance(value, list):
+            found[name] = [with_empty_objects(each) for each in value]
+        elif name in _ONE:
+            found[name] = with_empty_objects(value)
+        elif name in _BY_NAME and isinstance(value, Mapping):
+            found[name] = {key: with_empty_objects(each) for key, each in value.items()}
+        elif name in _BY_NAME and value == []:
+            found[name] = {}
+    return found
+
+
 def properties_of(schema: object) -> Mapping[str, Schema]:
     """The properties that the schema of an object names."""
     found = schema.get("properties") if isinstance(schema, Mapping) else None

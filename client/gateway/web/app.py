@@ -35,6 +35,7 @@ from client.gateway.protocols.anthropic_messages import error_of
 from client.gateway.protocols.blocks import AnswerWriter
 from client.gateway.protocols.requests import ChatRequest, CompletionRequest, parse_request
 from client.gateway.web.beats import with_beats
+from client.gateway.web.bodies import encoding_of, too_large, unpacked
 from client.gateway.web.callers import IpNetwork, answers_to, asked_by, is_own, is_proxy, party_of
 from client.gateway.web.dialects import (
     CHATS,
@@ -187,19 +188,17 @@ class Gateway:
         except ApiError as error:
             if error.__cause__ is not None:
                 logger.error("a request failed", exc_info=error.__cause__)
-            response = _error(request, error)
+            response = error_response(request, error)
         except web.HTTPException as error:
-            response = _error(request, _of_http(request, error))
-            if "Allow" in error.headers:
-                response.headers["Allow"] = error.headers["Allow"]
+            response = answer_to(request, error)
         except ConnectionError:
             raise
         except RecursionError:  # what reads a body recurses over it, and nothing else here recurses
-            response = _error(request, bad_request("the body nests too deep"))
+            response = error_response(request, bad_request("the body nests too deep"))
         except Exception:
             logger.exception("a request failed")
             fault = ApiError(500, "the gateway failed at this request", type="server_error")
-            response = _error(request, fault)
+            response = error_response(request, fault)
         if not response.prepared:
             response.headers.update(cors)
         return response
@@ -383,6 +382,7 @@ class Gateway:
         if request.content_type != "application/json":
             said = request.headers.get("Content-Type", "none")[:100]
             raise ApiError(415, f"send 'Content-Type: application/json'; this body's is {said}")
+        encoding = encoding_of(request.headers.get("Content-Encoding", ""))
         address = self._party(request)
         if self._uploads[address] >= self._config.uploads_per_address_max:
             reason = f"{self._uploads[address]} unfinished requests come from {address}"
@@ -390,7 +390,7 @@ class Gateway:
         self._uploads[address] += 1
         try:
             async with asyncio.timeout(self._config.body_s):
-                return await request.read()
+                body = await request.read()
         except TimeoutError:
             raise ApiError(
                 408, f"the body did not come within {self._config.body_s:.0f} s"
@@ -402,6 +402,7 @@ class Gateway:
             self._uploads[address] -= 1
             if not self._uploads[address]:
                 del self._uploads[address]
+        return unpacked(body, encoding, self._config.body_bytes_max)
 
     async def _stream(
         self, request: web.Request, events: AsyncGenerator[Json, None], writer: AnswerWriter
@@ -473,7 +474,10 @@ class Gateway:
         raise bad_request("embeddings are not served here: the swarm's model writes text")
 
     async def _models(self, request: web.Request) -> web.Response:
-        return _json(self._served.list())
+        listed = self._served.list()
+        if ANTHROPIC_HEADER in request.headers:
+            listed = anthropic_messages.models_of(listed["data"])
+        return _json(listed)
 
     async def _tags(self, request: web.Request) -> web.Response:
         return _json(ollama.tags_of(self._served.list()["data"]))
@@ -496,7 +500,10 @@ class Gateway:
         return _json({"version": ollama.VERSION})
 
     async def _model(self, request: web.Request) -> web.Response:
-        return _json(self._served.entry(request.match_info["model"].rstrip("/")))
+        entry = self._served.entry(request.match_info["model"].rstrip("/"))
+        if ANTHROPIC_HEADER in request.headers:
+            entry = anthropic_messages.model_of(entry)
+        return _json(entry)
 
     async def _health(self, request: web.Request) -> web.Response:
         """200 where a route covers all layers of the first model now, 503 with the layers that
@@ -568,7 +575,7 @@ ENDPOINTS: tuple[tuple[Endpoint, EndpointHandler], ...] = (
     ),
     (_post(path="/api/embed"), Gateway._embeddings),
     (_post(path="/api/embeddings"), Gateway._embeddings),
-    (_get(path="/v1/models", summary="The model that is served."), Gateway._models),
+    (_get(path="/v1/models", summary="The models that are served."), Gateway._models),
     (_get(path="/v1/models/{model:.+}", summary="One model."), Gateway._model),
     (
         _get(path="/health", summary="Whether all layers are held, and which are not."),
@@ -598,14 +605,23 @@ def _json(body: Json, status: int = 200) -> web.Response:
     )
 
 
-def _body_of(request: web.Request, error: ApiError) -> Json:
+def _body_of(request: web.BaseRequest, error: ApiError) -> Json:
     if "/api/" in request.path:
         return ollama.error_of(error)
     is_anthropic = ANTHROPIC_HEADER in request.headers or ANTHROPIC_PART in request.path.split("/")
     return error_of(error) if is_anthropic else error.body
 
 
-def _error(request: web.Request, error: ApiError) -> web.Response:
+def answer_to(request: web.BaseRequest, error: web.HTTPException) -> web.Response:
+    """An error of aiohttp in the form of who asks."""
+    response = error_response(request, _of_http(request, error))
+    if "Allow" in error.headers:
+        response.headers["Allow"] = error.headers["Allow"]
+    return response
+
+
+def error_response(request: web.BaseRequest, error: ApiError) -> web.Response:
+    """An error in the form of who asks: Ollama's, Anthropic's, or OpenAI's."""
     response = _json(_body_of(request, error), error.status)
     if error.retry_after_s is not None:
         response.headers["Retry-After"] = str(error.retry_after_s)
@@ -616,8 +632,7 @@ def _error(request: web.Request, error: ApiError) -> web.Response:
     return response
 
 
-def _of_http(request: web.Request, error: web.HTTPException) -> ApiError:
-    """aiohttp's own errors in OpenAI's form."""
+def _of_http(request: web.BaseRequest, error: web.HTTPException) -> ApiError:
     match error.status:
         case 404:
             return ApiError(
@@ -628,6 +643,9 @@ def _of_http(request: web.Request, error: web.HTTPException) -> ApiError:
             reason = f"{request.method[:80]} is not for this path: send {taken}"
             return ApiError(405, reason, code="method_not_allowed")
         case 413:
-            return ApiError(413, "the body is larger than this gateway takes", code="too_large")
+            return too_large()
+        case 417:
+            said = request.headers.get("Expect", "")[:80]
+            return ApiError(417, f"'Expect: {said}' is not known here: send 100-continue or none")
         case status:
             return ApiError(status, error.reason or "the request failed")

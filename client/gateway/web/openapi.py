@@ -48,7 +48,8 @@ STATUSES = {
     "405": "No such method at this path.",
     "408": "The body did not come in time.",
     "413": "The body is too large.",
-    "415": "The body is not application/json.",
+    "415": "The body is not application/json, or in an encoding that is not read.",
+    "417": "What Expect asks for is not known.",
     "429": "Too many requests at once, or beyond the key's quota; see Retry-After.",
     "503": "The swarm cannot serve this now; see Retry-After.",
 }

@@ -10,11 +10,64 @@ from typing import Any
 from aiohttp import web
 
 from client.gateway.answering.answers import Answers
-from client.gateway.web.app import Gateway
+from client.gateway.errors import ApiError
+from client.gateway.web.app import Gateway, answer_to, error_response
 from client.pages.listening import listen, runner_of
 from dht.process.supervision import Supervisor
 
 logger = logging.getLogger(__name__)
+
+
+class _Connection(web.RequestHandler):
+    """A connection on which the errors that aiohttp makes itself have the form of all others."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The response to what is no request (400, whose path is not known) or failed (500)."""
+        super().handle_error(request, status, exc, message)  # writes it to the log
+        if status == 400:
+            reason = (message or "").partition("\n")[0].rstrip(":")
+            error = ApiError(400, f"this is no HTTP request that can be read: {reason}")
+        else:
+            error = ApiError(status, "the gateway failed at this request", type="server_error")
+        response = error_response(request, error)
+        response.force_close()
+        return response
+
+
+class _Server(web.Server):
+    """Makes such connections, for the handlers of another server."""
+
+    def __init__(self, made: web.Server) -> None:
+        super().__init__(
+            self._answered,
+            request_factory=made.request_factory,
+            handler_cancellation=made.handler_cancellation,
+            loop=made._loop,
+            **made._kwargs,
+        )
+        self._handler = made.request_handler
+
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await self._handler(request)
+        except web.HTTPException as error:  # made before the application was asked
+            return answer_to(request, error)
+
+
+class _Runner(web.AppRunner):
+    __slots__ = ()
+
+    async def _make_server(self) -> web.Server:
+        return _Server(await super()._make_server())
 
 
 async def close_idle(server: web.Server, gateway: Gateway, limit_s: float) -> None:
@@ -42,6 +95,8 @@ async def serving(
     runner = runner_of(
         gateway.app,
         keepalive_s=head_s,
+        kind=_Runner,
+        auto_decompress=False,  # what is unknown would be a 400 without a path
         handler_cancellation=True,
         shutdown_timeout=1.0,
         lingering_time=1.0,

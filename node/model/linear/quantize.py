@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dht.command_line import pip_install
 from dht.errors import UserError
 from node.kernels.choice import multiplies_packed
 from node.packed.packing import Packing
@@ -174,7 +175,7 @@ def _library() -> Any:
     except (ImportError, OSError, RuntimeError) as error:
         raise UserError(
             f"--quantize needs the library bitsandbytes ({error}); install it with"
-            " python -m pip install bitsandbytes"
+            f" {pip_install('bitsandbytes')}"
         ) from error
     finally:
         del sys.modules["kernels"]

@@ -152,3 +152,9 @@ def test_every_option_has_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_bias_is_an_id_and_a_number(monkeypatch: pytest.MonkeyPatch, bias: str) -> None:
     with pytest.raises(UserError, match="--logit-bias a token id and a number"):
         flags(monkeypatch, "--logit-bias", bias)
+
+
+def test_a_top_p_of_0_is_greedy_as_with_most_interfaces() -> None:
+    for options in (GenerationOptions(top_p=0, temperature=0.7), GenerationOptions(top_p=0.0)):
+        assert options.sampling((1,)).temperature == 0.0
+        assert options.sampling((1,)).top_p == 1.0, "peers of all versions take it"

@@ -55,7 +55,7 @@ def error_of(body: Any) -> dict[str, Any]:
         (TEXT, {"prompt": "a", "max_tokens": "x"}, "max_tokens", "Expected `int"),
         (TEXT, {"prompt": "a", "max_tokens": 7.5}, "max_tokens", "Expected `int"),
         (TEXT, {"prompt": "a", "temperature": 3}, "temperature", "<= 2"),
-        (TEXT, {"prompt": "a", "top_p": 0}, "top_p", "> 0"),
+        (TEXT, {"prompt": "a", "top_p": -0.1}, "top_p", ">= 0"),
         (TEXT, {"prompt": "a", "n": 17}, "n", "<= 16"),
         (TEXT, {"prompt": ["a"] * 17, "n": 16}, "n", "256 at most"),
         (TEXT, {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias", "token ids"),

@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import zlib
 from typing import Any
 
 import pytest
+from anthropic.pagination import SyncPage as Page
+from anthropic.types import ModelInfo
 
 from client.gateway.errors import ApiError
 from client.gateway.keys import plain_keys
@@ -336,16 +339,31 @@ def test_bodies_with_a_mark_in_front_or_half_a_character_are_taken(text: str, to
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_a_body_that_is_not_what_it_says_is_the_clients_mistake(encoding: str) -> None:
+@pytest.mark.parametrize("encoding", ["br", "zstd", "compress", "gzip, gzip"])
+def test_a_body_in_an_encoding_that_is_not_read_is_a_415(encoding: str) -> None:
     async def scenario() -> None:
         headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
         async with (
             paper_gateway() as gateway,
-            gateway.http.post(gateway.url + CHAT, data=b"none", headers=headers) as response,
+            gateway.http.post(gateway.url + MESSAGES, data=b"x", headers=headers) as response,
         ):
-            assert response.status == 400
-            assert encoding in (await response.json())["error"]["message"]
+            assert response.status == 415
+            body = await response.json()
+            assert body["type"] == "error"
+            assert encoding in body["error"]["message"]
+
+    asyncio.run(scenario())
+
+
+def test_a_packed_body_is_read() -> None:
+    async def scenario() -> None:
+        body = zlib.compress(json.dumps({**LEAST[CHAT], "max_tokens": 1}).encode())
+        headers = {"Content-Type": "application/json", "Content-Encoding": "deflate"}
+        async with (
+            paper_gateway() as gateway,
+            gateway.http.post(gateway.url + CHAT, data=body, headers=headers) as response,
+        ):
+            assert response.status == 200, await response.text()
 
     asyncio.run(scenario())
 
@@ -359,6 +377,9 @@ def test_a_body_that_is_not_what_it_says_is_the_clients_mistake(encoding: str) -
         ("POST", "/api/embed", {}, 400, "embeddings are not served"),
         ("POST", "/v1/embeddings", {}, 400, "embeddings are not served"),
         ("DELETE", "/v1/models", {}, 405, "send GET or HEAD"),
+        ("POST", "/v1/messages", {"Expect": "nothing"}, 417, "send 100-continue or none"),
+        ("POST", "/api/chat", {"Expect": "nothing"}, 417, "'Expect: nothing'"),
+        ("POST", "/v1/completions", {"Expect": "nothing"}, 417, "is not known here"),
     ],
 )
 def test_errors_around_requests_are_in_the_form_of_who_asks(
@@ -372,7 +393,7 @@ def test_errors_around_requests_are_in_the_form_of_who_asks(
             assert response.status == status
             body = await response.json()
             assert said in json.dumps(body)
-            if "/messages" in path or headers:
+            if "/messages" in path or "anthropic-version" in headers:
                 assert body["type"] == "error"
                 assert set(body["error"]) == {"type", "message"}
             elif path.startswith("/api"):
@@ -383,15 +404,39 @@ def test_errors_around_requests_are_in_the_form_of_who_asks(
     asyncio.run(scenario())
 
 
+def test_models_are_listed_in_anthropics_form_for_its_clients() -> None:
+    async def scenario() -> None:
+        headers = {"anthropic-version": "2023-06-01"}
+        async with paper_gateway() as gateway:
+            async with gateway.http.get(gateway.url + "/v1/models", headers=headers) as response:
+                page = Page[ModelInfo].model_validate(await response.json(), strict=False)
+            async with gateway.http.get(
+                gateway.url + "/v1/models/brook", headers=headers
+            ) as response:
+                one = ModelInfo.model_validate(await response.json(), strict=False)
+        assert (page.first_id, page.last_id, page.has_more) == ("brook", "brook", False)
+        assert page.data == [one]
+        assert (one.type, one.display_name) == ("model", "brook")
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES, OLLAMA])
 def test_an_empty_name_is_no_choice_of_a_model(path: str) -> None:
     asyncio.run(prompt_for(path, {**LEAST[path], "model": ""}))
 
 
 @pytest.mark.parametrize(
-    "sent", [b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"hello\r\n\r\n"]
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"hello\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 20_000 + b"\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: many\r\n\r\n",
+    ],
 )
-def test_who_speaks_no_http_leaves_no_line_in_the_log(
+def test_who_speaks_no_http_gets_json_and_leaves_no_line_in_the_log(
     sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -399,7 +444,12 @@ def test_who_speaks_no_http_leaves_no_line_in_the_log(
             host, port = gateway.url.removeprefix("http://").split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(sent)
-            assert b" 400 " in await reader.readline()
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            assert b" 400 " in head.splitlines()[0]
+            error = json.loads(body)["error"]
+            assert set(error) == {"message", "type", "param", "code"}
+            assert error["message"].startswith("this is no HTTP request that can be read: ")
+            assert "\n" not in error["message"]
             writer.close()
 
     asyncio.run(scenario())
