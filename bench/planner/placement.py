@@ -209,9 +209,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     result = report.provenance(seed=0)
     result["time_limit_s"] = arguments.time_limit
-    result["cases"] = []
-    if arguments.resume and arguments.out.exists():
-        result["cases"] = json.loads(arguments.out.read_text())["cases"]
+    known = report.earlier(arguments.out) if arguments.resume else {}
+    result["cases"] = known.get("cases", [])
     done = {f"{found['cluster']}/{found['model']}" for found in result["cases"]}
     for which in arguments.cases.split(","):
         if which in done:

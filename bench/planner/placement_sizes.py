@@ -10,7 +10,6 @@ others new; the answer within 10 s and within a long limit, the latter's gap to 
 the flow, and what the best heuristic would serve.
 """
 
-import json
 import math
 import random
 import sys
@@ -211,9 +210,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--resume", action="store_true", help="keep the sizes in the output")
     arguments = parser.parse_args(argv)
     result = report.provenance(seed=0)
-    result["sizes"] = []
-    if arguments.resume and arguments.out.exists():
-        result["sizes"] = json.loads(arguments.out.read_text())["sizes"]
+    result["sizes"] = report.earlier(arguments.out).get("sizes", []) if arguments.resume else []
     known = {each["peers"] for each in result["sizes"]}
     for each in SIZES:
         if each[0] <= arguments.peers_max and each[0] not in known:
