@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import platform
 import re
@@ -87,6 +88,20 @@ def write(path: Path | None, result: dict[str, Any]) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+
+
+def earlier(path: Path | None) -> dict[str, Any]:
+    """The result in a file, to go on with; empty where there is none."""
+    found: dict[str, Any] = {}
+    if path is not None and path.exists():
+        found = json.loads(path.read_text())
+    return found
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """The value at a share of all, by nearest rank; 0 without values."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
 def look(row: Any, path: str) -> Any:

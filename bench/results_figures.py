@@ -227,15 +227,6 @@ def live_plans(result: Row) -> list[Row]:
     ]
 
 
-def light_loads(result: Row) -> list[Row]:
-    """Clusters by the share of their full load that is asked of them."""
-    return [
-        row | {"load": float(share)} | ways
-        for row in result["rows"]
-        for share, ways in row["loads"].items()
-    ]
-
-
 def ratios(rows: list[Row], part: str, whole: str) -> list[float]:
     """A part of a whole in each of the rows that have both."""
     found = (of(row, part, whole) for row in rows)

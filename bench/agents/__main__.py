@@ -22,7 +22,7 @@ from typing import Any
 from bench.agents import outside, programs, sdks
 from bench.agents.families import CALLS, ONE_CALL, calls, could_call, says, thinks
 from bench.agents.said import TOOL, Ask, Refused, Turn
-from bench.report import code, parser_of, provenance, write
+from bench.report import code, earlier, parser_of, provenance, write
 from testing.local_swarm import ROOT
 from tests.templates import TEMPLATES
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
@@ -197,7 +197,7 @@ class Table:
 
     def __init__(self, out: Path | None) -> None:
         self._out = out
-        known = json.loads(out.read_text()) if out is not None and out.exists() else {}
+        known = earlier(out)
         self.result: dict[str, Any] = {
             **provenance(0),
             "emulated": "the swarm is made up and its answers are scripted",

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.families import joined
-from bench.report import parser_of, provenance, write
+from bench.report import earlier, parser_of, provenance, write
 from testing import forked
 from testing.local_swarm import PeerStartError
 
@@ -446,10 +446,9 @@ def _all(arguments: argparse.Namespace) -> int:
         known |= {*modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
     families: dict[str, tuple[str, str]] = {}
     measured = {**provenance(SEED), "joined": arguments.joined}
-    if arguments.out is not None and arguments.out.is_file():
-        before = json.loads(arguments.out.read_text())
-        if all(before.get(key) == measured[key] for key in ("sources", "transformers", "joined")):
-            families = before["families"]
+    before = earlier(arguments.out)
+    if all(before.get(key) == measured[key] for key in ("sources", "transformers", "joined")):
+        families = before["families"]
     look = joined_apart if arguments.joined else apart
     names = [name for name in arguments.only or sorted(known) if name not in families]
     with ThreadPool(arguments.at_once) as pool:

@@ -75,8 +75,6 @@ MIXTURE: dict[str, Any] = {
     "initializer_range": 0.03,
 }
 """Configuration of the random mixtures of experts."""
-DEEP = {"num_hidden_layers": 32, "hidden_size": 768, "moe_intermediate_size": 512}
-"""What differs where only memory is measured."""
 FAMILY, EXPERTS_FAMILY, DENSE_FAMILY = "qwen3_moe", "gpt_oss", "qwen2"
 """A mixture whose experts are stored one by one, one of stacked experts, and a dense model, whose
 GGUF files llama.cpp writes without moving rows."""
@@ -328,44 +326,16 @@ def measure() -> dict[str, Any]:
     return result
 
 
-def peak_rows(directory: Path) -> dict[str, Any]:
-    """Peaks on load of a mixture with as many layers as peers' models have, by format."""
-    plain = directory / FAMILY
-    make(plain, FAMILY, dtype=torch.bfloat16, **MIXTURE | DEEP)
-    kinds: dict[str, tuple[Path, str | None]] = {
-        f"{FAMILY} in bfloat16": (plain, None),
-        **{f"{FAMILY}, --quantize {kind}": (plain, kind) for kind in ("int8", "int4")},
-    }
-    for name, published in formats(GROUP, BLOCK).items():
-        if name not in RARE and not published.of_experts:
-            kinds[name] = (directory / name, None)
-            write_packed(plain, published, directory / name)
-    rows: dict[str, Any] = {}
-    for name, (place, quantize) in kinds.items():
-        _, all_bytes = published_bytes(place)
-        rows[name] = {"peak_bytes_of_published": round(peak_bytes(place, quantize) / all_bytes, 3)}
-        print(f"  {name}: {rows[name]}", flush=True)
-    return rows
-
-
 def main() -> int:
     """Measure, print, write."""
     parser = parser_of("bench.families.quantization", __doc__.split("\n\n", maxsplit=1)[0])
     results = ROOT / "bench" / "results"
     packed = "packed checkpoints and experts instead"
     parser.add_argument("--packed", action="store_true", help=packed)
-    deep = f"peaks on load alone, of {DEEP['num_hidden_layers']} layers"
-    parser.add_argument("--peaks", action="store_true", help=deep)
     arguments = parser.parse_args()
     torch.set_num_threads(THREADS)
     logging.disable_progress_bar()
     stamp = {**provenance(SEED), "threads": THREADS}
-    if arguments.peaks:
-        with tempfile.TemporaryDirectory(prefix="anabranch-") as name:
-            rows = peak_rows(Path(name))
-        told = {**stamp, "layers": DEEP["num_hidden_layers"], "rows": rows}
-        write(arguments.out or results / "quantization_peaks.json", told)
-        return 0
     if arguments.packed:
         with tempfile.TemporaryDirectory(prefix="anabranch-") as name:
             rows = packed_rows(Path(name))

@@ -10,7 +10,6 @@ come, leave and are killed for --minutes while clients ask.
 
 import argparse
 import asyncio
-import json
 import math
 import random
 import sys
@@ -383,11 +382,10 @@ async def interruptible(arguments: argparse.Namespace, result: dict[str, Any]) -
 def main() -> int:
     arguments = parse()
     rounds: list[dict[str, Any]] = []
-    if arguments.resume and arguments.out is not None and arguments.out.exists():
-        earlier = json.loads(arguments.out.read_text())
-        if (earlier["peers"], earlier["churn"]) != (arguments.peers, arguments.churn):
+    if arguments.resume and (known := report.earlier(arguments.out)):
+        if (known["peers"], known["churn"]) != (arguments.peers, arguments.churn):
             sys.exit(f"error: {arguments.out} has rounds with other --peers or --churn")
-        rounds = earlier["rounds"]
+        rounds = known["rounds"]
     result = report.provenance(arguments.seed)
     result |= {"peers": arguments.peers, "churn": arguments.churn, "note": arguments.note}
     result |= {"summary": summary(rounds), "rounds": rounds}

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from bench.sessions.chaos import percentile
+from bench.report import percentile
 from client import Swarm
 from coordinator.plans.announced_problem import read_announced_problem
 from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED
@@ -323,11 +323,7 @@ def yet_to_move(plan: Plan | None, nodes: Mapping[str, NodeRecord]) -> int:
 
 
 def traffic_of(peer: LocalPeer) -> dict[str, int] | None:
-    """Bytes that a peer sent and received since it started, by purpose; None: it does not say.
-
-    Peers write no such counters yet. Once an event has them (taken here to be ``traffic`` with
-    ``bytes`` by purpose), this is the one place that has to know it.
-    """
+    """Bytes that a peer sent and received since it started, by purpose; None: it has not said."""
     event = peer.find("traffic")
     return None if event is None else dict(event["bytes"])
 
@@ -417,7 +413,7 @@ async def quiet(fleet: Fleet, window_s: float) -> dict[str, Any]:
 
 
 def by_purpose(pairs: list[tuple[Cost, Cost]], passed_s: float) -> dict[str, Any] | None:
-    """Bytes per peer and minute by purpose; None while peers do not count them."""
+    """Bytes per peer and minute by purpose; None where no peer has said."""
     counted = [
         (a.purposes, b.purposes)
         for a, b in pairs

@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.report import ROOT, code, provenance, write
+from bench.report import ROOT, code, earlier, provenance, write
 from dht.command_line import EXIT_DONE
 
 TAIL_CHARACTERS = 4000
@@ -100,11 +100,6 @@ def parts(device: str, *, tiny: bool) -> dict[str, Part]:
                 *(*python, "bench.gpu.drift", *on, "--out", "{out}"),
                 *(() if tiny else ("--shapes", "llama-3-8b", "qwen3-30b-a3b")),
             ),
-            limit_s=180,
-            read=read_json,
-        ),
-        "sessions": Part(
-            command=(*python, "bench.gpu.pool_soak", "--device", device, "--out", "{out}"),
             limit_s=180,
             read=read_json,
         ),
@@ -242,9 +237,8 @@ def main() -> int:
         print("error: there is no CUDA device here; bench.gpu.check needs one", file=sys.stderr)
         return 2
     console, ends_s = Console(stderr=True), time.monotonic() + 60 * arguments.minutes
-    result: Found = {**provenance(0), "device": arguments.device, "parts": {}}
-    if arguments.out.exists():
-        result["parts"] = json.loads(arguments.out.read_text())["parts"]
+    result: Found = {**provenance(0), "device": arguments.device}
+    result["parts"] = earlier(arguments.out).get("parts", {})
     files = code()["sources"]
     for name, part in todo.items():
         known = result["parts"].get(name, {})

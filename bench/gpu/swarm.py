@@ -176,9 +176,8 @@ def main() -> int:
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
         print("error: there is no CUDA device here; --device cpu --tiny runs", file=sys.stderr)
         return 2
-    result: Figures = {**report.provenance(SEED), **device_facts(arguments.device), "models": {}}
-    if arguments.out is not None and arguments.out.is_file():
-        result["models"] = json.loads(arguments.out.read_text())["models"]
+    result: Figures = {**report.provenance(SEED), **device_facts(arguments.device)}
+    result["models"] = report.earlier(arguments.out).get("models", {})
     bench = Bench(
         arguments=arguments, result=result, ends_s=time.monotonic() + 60 * arguments.minutes
     )

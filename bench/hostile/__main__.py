@@ -146,9 +146,7 @@ async def interruptible(arguments: argparse.Namespace, result: dict[str, Any]) -
 
 def begun(arguments: argparse.Namespace) -> dict[str, Any]:
     """A result to go on with: rows that were played earlier stay, each with its own stamp."""
-    earlier: dict[str, Any] = {}
-    if arguments.out is not None and arguments.out.exists():
-        earlier = json.loads(arguments.out.read_text())
+    earlier = report.earlier(arguments.out)
     result = report.provenance(arguments.seed)
     result |= {"note": arguments.note, "limits": asdict(Limits())}
     result |= {"not_played": NOT_PLAYED, "rows": earlier.get("rows", {})}

@@ -15,7 +15,7 @@ from bench.hostile.attacks import ATTACKS, Row
 from bench.hostile.callers import Expected
 from bench.hostile.honest import MODULE, Helper, Side, joined, said, until
 from bench.hostile.verdict import Asked, Limits, Measured, between, left_mib, row
-from bench.sessions.chaos import percentile
+from bench.report import percentile
 from testing.local_swarm import LocalPeer, end_group
 
 CALLERS = 2

@@ -1,32 +1,11 @@
 """Made-up arrivals of requests: each the same for one seed."""
 
 import random
-from collections.abc import Sequence
 
 from coordinator.simulator.core.trace import Request
 
 TAIL_SHAPE = 1.2
 LONGEST_TOKENS = 6000
-
-
-def poisson(
-    trace: Sequence[Request], *, per_s: float, duration_s: float, seed: int
-) -> tuple[Request, ...]:
-    """Poisson arrivals at ``per_s`` for ``duration_s``, with lengths drawn from a trace."""
-    draw = random.Random(seed)
-    found: list[Request] = []
-    at_s = draw.expovariate(per_s)
-    while at_s < duration_s:
-        request = trace[draw.randint(0, len(trace) - 1)]
-        found.append(
-            Request(
-                arrival_s=at_s,
-                input_tokens=request.input_tokens,
-                output_tokens=request.output_tokens,
-            )
-        )
-        at_s += draw.expovariate(per_s)
-    return tuple(found)
 
 
 def heavy_tailed(

@@ -4,17 +4,19 @@ Sixteen LLaMA-7B on one GPU each become four pipelines of four A100 with LLaMA 3
 room for as many tokens as one of its instances has. Lengths have heavy tails, arrivals are Poisson.
 """
 
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from bench.papers.arrivals import heavy_tailed
+from bench.papers.clusters import cluster_path
 from bench.papers.freest import Freest
 from bench.papers.jobs import Job, Recipe, Row
 from bench.papers.moves import MoveRules, Moving
-from bench.papers.own import many
 from coordinator.commands.full_load import as_plan
+from coordinator.commands.swarm_file import read_swarm
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.planning.placement import score
 from coordinator.policies.routing.balance import BalanceConfig
@@ -38,6 +40,51 @@ URGENT = 0.1
 LEAVES_S = 600.0
 WAN_RTT_S = 0.02
 """Between pipelines: sites of one region."""
+
+
+def many(cluster: str, model: str, copies: int) -> tuple[Problem, Profiles]:
+    """Several copies of a cluster, far from each other; names are shuffled among the copies."""
+    problem, profiles = read_swarm(cluster_path(cluster), model)
+    numbers = list(range(copies * len(problem.nodes)))
+    random.Random(0).shuffle(numbers)
+    names = {
+        (copy, node.peer_id): f"p{numbers[copy * len(problem.nodes) + index]}"
+        for copy in range(copies)
+        for index, node in enumerate(problem.nodes)
+    }
+
+    def named(copy: int, name: str) -> str:
+        return names.get((copy, name), name)
+
+    every = range(copies)
+    return (
+        replace(
+            problem,
+            nodes=tuple(
+                replace(node, peer_id=named(copy, node.peer_id))
+                for copy in every
+                for node in problem.nodes
+            ),
+            links=tuple(
+                replace(link, source=named(copy, link.source), target=named(copy, link.target))
+                for copy in every
+                for link in problem.links
+            ),
+            default_rtt_s=0.1,
+        ),
+        Profiles(
+            peers={
+                named(copy, name): profile
+                for copy in every
+                for name, profile in profiles.peers.items()
+            },
+            client_links={
+                (named(copy, a), named(copy, b)): link
+                for copy in every
+                for (a, b), link in profiles.client_links.items()
+            },
+        ),
+    )
 
 
 def pipelines() -> tuple[Problem, Profiles, Plan]:

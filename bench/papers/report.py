@@ -14,28 +14,12 @@ CURVE = "helix-curve"
 WANTED = {"single24/70b": 1.10, "geo24/70b": 1.6, "het42/70b": 1.10}
 """How many times the best published tokens/s is asked for; 1 elsewhere."""
 FAITHFUL = 0.05
-"""How near a simulated figure must come to a published or measured one."""
-FAITHFUL_FIGURES = {
-    "tokens_per_s": "tokens/s",
-    "ttft_mean_s": "TTFT mean, s",
-    "ttft_p95_s": "TTFT P95, s",
-    "tpot_mean_s": "TPOT mean, s",
-}
+"""Maximum difference of a simulated figure from a published one."""
 
 
 def commits(recipe: Recipe) -> list[str]:
     """Commits of the code that made the lines."""
     return list(dict.fromkeys(row.get("commit", recipe["commit"]) for row in recipe["rows"]))
-
-
-def faithful(result: Row) -> list[Row]:
-    """Each load's figures, of real processes and simulated."""
-    kinds = ("real", "simulated", "error")
-    return [
-        {**load, "title": title, **{kind: load[kind][name] for kind in kinds}}
-        for load in result["loads"]
-        for name, title in FAITHFUL_FIGURES.items()
-    ]
 
 
 def served(recipe: Recipe) -> list[Row]:
@@ -127,28 +111,6 @@ def _lost(by_policy: dict[str, Row]) -> str | None:
         and any(row[f"{what}_mean_s"] < mine[f"{what}_mean_s"] for row in theirs)
     ]
     return f"**{', '.join(behind)}**" if behind else None
-
-
-def stays(recipe: Recipe) -> list[Row]:
-    """Lines of volunteers: how long they stay, and whether others are planned anew then."""
-    return [
-        {**row, "stay": f"{row['stay_h']:g} h", "replanned": row["replan"]}
-        if row["stay_h"]
-        else {**row, "stay": "all stay", "replanned": None}
-        for row in recipe["rows"]
-    ]
-
-
-def cuts(recipe: Recipe) -> list[Row]:
-    """Lines of a region that is cut off, and what was done about it."""
-    said = {None: "no cut", True: "re-planned", False: "not re-planned"}
-    return [{**row, "said": said[row["replan"]]} for row in recipe["rows"]]
-
-
-def replanning_loses(recipe: Recipe) -> bool:
-    """Whether fewer are answered by the end where a region's layers are planned anew."""
-    answered = {row["replan"]: row["answered"] for row in recipe["rows"]}
-    return bool(answered.get(True, 0) < answered.get(False, 0))
 
 
 def dispatches(recipe: Recipe) -> list[Row]:

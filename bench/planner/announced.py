@@ -3,25 +3,18 @@
 Each sort of machine is measured by the node's own profiling code, on a stand-in layer whose steps
 take what the cluster's tables say. The fit, T_j, the records and their bytes are the node's own,
 too, so a planner that reads them knows what a live one knows, no more.
-
-``python -m bench planner.announced CLUSTER.json --model 70b`` prints how far the announced times
-are from the tables.
 """
 
-import argparse
 import contextlib
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from pathlib import Path
 from typing import cast
 
-from coordinator.commands.swarm_file import read_swarm
 from coordinator.policies.batching.scheduler import BATCHING
 from coordinator.problem.from_records import problem_of
-from coordinator.problem.service import PeerSpeed, announced_service
+from coordinator.problem.service import PeerSpeed
 from coordinator.simulator.core.profiles import PeerProfile, Profiles, interpolated
 from dht.identity.uplink import claim_of
 from dht.messages import codec, session
@@ -196,27 +189,3 @@ def errors(profile: PeerProfile, speed: PeerSpeed) -> tuple[Errors, Errors]:
 def _errors(ratios: Sequence[float]) -> Errors:
     off = [abs(ratio - 1) for ratio in ratios]
     return Errors(mean=statistics.fmean(off), largest=max(off))
-
-
-def main() -> int:
-    """Print the errors by sort of machine."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("cluster", type=Path)
-    parser.add_argument("--model")
-    arguments = parser.parse_args()
-    problem, profiles = read_swarm(arguments.cluster, arguments.model)
-    machines = announced_service(announced_problem(problem, profiles)).machines
-    records = {record.peer_id: record for record in announced(problem, profiles)}
-    sorts = {profiles.peers[node.peer_id]: node.peer_id for node in reversed(problem.nodes)}
-    for profile, name in sorts.items():
-        decode, prompt = errors(profile, machines[name])
-        print(
-            f"peer {name} and its like: decodes off by {decode.mean:.1%}, by {decode.largest:.1%}"
-            f" at most; prompts by {prompt.mean:.1%}, {prompt.largest:.1%};"
-            f" a record of {len(codec.encode(records[name]))} bytes"
-        )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

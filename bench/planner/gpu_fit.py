@@ -11,15 +11,17 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench import report
+from bench.gpu.engine_gpu import LLAMA_8B, QWEN3_30B_A3B, Shape, llama
 from coordinator.plan import plan_offline, plans_json
 from coordinator.problem.service import announced_service
 from dht.checkpoints.model_files import MANIFEST, Manifest, ShardHashes
@@ -37,138 +39,45 @@ LIMIT_S = 5.0
 NO_HASH = "0" * 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """A model's published configuration."""
-
-    kind: str
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    vocab: int
-    head_dim: int = 128
-    experts: int = 0
-    chosen: int = 0
-
-
-MODELS = {
-    "Llama-3.1-8B": Shape(
-        kind="llama",
-        hidden=4096,
-        intermediate=14336,
-        layers=32,
-        heads=32,
-        kv_heads=8,
-        vocab=128256,
-    ),
-    "Qwen3-30B-A3B": Shape(
-        kind="qwen3_moe",
-        hidden=2048,
-        intermediate=768,
-        layers=48,
-        heads=32,
-        kv_heads=4,
-        vocab=151936,
-        experts=128,
-        chosen=8,
-    ),
-    "Qwen3-32B": Shape(
-        kind="qwen3",
-        hidden=5120,
-        intermediate=25600,
-        layers=64,
-        heads=64,
-        kv_heads=8,
-        vocab=151936,
-    ),
-    "Llama-3.3-70B": Shape(
-        kind="llama",
-        hidden=8192,
-        intermediate=28672,
-        layers=80,
-        heads=64,
-        kv_heads=8,
-        vocab=128256,
-    ),
-    "Qwen3-235B-A22B": Shape(
-        kind="qwen3_moe",
-        hidden=4096,
-        intermediate=1536,
-        layers=94,
-        heads=64,
-        kv_heads=4,
-        vocab=151936,
-        experts=128,
-        chosen=8,
+MODELS: dict[str, tuple[Shape, int, int]] = {
+    "Llama-3.1-8B": (LLAMA_8B, 32, 128256),
+    "Qwen3-30B-A3B": (QWEN3_30B_A3B, 48, 151936),
+    "Qwen3-32B": (llama(5120, 25600, 64) | {"model_type": "qwen3", "head_dim": 128}, 64, 151936),
+    "Llama-3.3-70B": (llama(8192, 28672, 64), 80, 128256),
+    "Qwen3-235B-A22B": (
+        {
+            **QWEN3_30B_A3B,
+            "hidden_size": 4096,
+            "moe_intermediate_size": 1536,
+            "num_attention_heads": 64,
+        },
+        94,
+        151936,
     ),
 }
+"""Shapes of published models, their layers, and tokens of their vocabularies."""
 
 
-def _configuration(shape: Shape) -> dict[str, Any]:
-    classes = {"llama": "Llama", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
-    config: dict[str, Any] = {
-        "architectures": [f"{classes[shape.kind]}ForCausalLM"],
-        "model_type": shape.kind,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab,
-        "max_position_embeddings": 32768,
-        "tie_word_embeddings": False,
-        "dtype": "bfloat16",
-    }
-    if shape.experts:
-        config |= {
-            "num_experts": shape.experts,
-            "num_experts_per_tok": shape.chosen,
-            "moe_intermediate_size": shape.intermediate,
-        }
-    return config
-
-
-def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of a checkpoint's tensors."""
-    hidden, wide = shape.hidden, shape.heads * shape.head_dim
-    narrow = shape.kv_heads * shape.head_dim
-    mlp = {
-        "gate_proj": (shape.intermediate, hidden),
-        "up_proj": (shape.intermediate, hidden),
-        "down_proj": (hidden, shape.intermediate),
-    }
-    yield "model.embed_tokens.weight", (shape.vocab, hidden)
-    for layer in range(shape.layers):
-        at = f"model.layers.{layer}"
-        yield f"{at}.input_layernorm.weight", (hidden,)
-        yield f"{at}.post_attention_layernorm.weight", (hidden,)
-        yield f"{at}.self_attn.q_proj.weight", (wide, hidden)
-        yield f"{at}.self_attn.k_proj.weight", (narrow, hidden)
-        yield f"{at}.self_attn.v_proj.weight", (narrow, hidden)
-        yield f"{at}.self_attn.o_proj.weight", (hidden, wide)
-        if shape.kind != "llama":
-            yield f"{at}.self_attn.q_norm.weight", (shape.head_dim,)
-            yield f"{at}.self_attn.k_norm.weight", (shape.head_dim,)
-        if shape.experts:
-            yield f"{at}.mlp.gate.weight", (shape.experts, hidden)
-        for expert in range(shape.experts) if shape.experts else (None,):
-            where = f"{at}.mlp" if expert is None else f"{at}.mlp.experts.{expert}"
-            yield from ((f"{where}.{name}.weight", each) for name, each in mlp.items())
-    yield "model.norm.weight", (hidden,)
-    yield "lm_head.weight", (shape.vocab, hidden)
-
-
-def write_empty(shape: Shape, directory: Path) -> None:
-    """Write the model's files: all of them, but for the weights' bytes."""
-    (directory / "config.json").write_text(json.dumps(_configuration(shape)))
+def write_empty(name: str, directory: Path) -> None:
+    """Write a model's files: all of them, but for the weights' bytes."""
+    shape, layers, vocab = MODELS[name]
+    config = AutoConfig.for_model(
+        **shape,
+        num_hidden_layers=layers,
+        vocab_size=vocab,
+        max_position_embeddings=32768,
+        tie_word_embeddings=False,
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(directory)
     header: dict[str, Any] = {}
     end = 0
-    for name, size in _tensors(shape):
-        begin, end = end, end + 2 * (size[0] * size[1] if len(size) > 1 else size[0])
-        header[name] = {"dtype": "BF16", "shape": list(size), "data_offsets": [begin, end]}
+    for key, part in model.state_dict().items():
+        begin, end = end, end + part.nbytes
+        size = list(part.shape)
+        header[key] = {"dtype": "BF16", "shape": size, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     head = len(text).to_bytes(8, "little") + text
     shard = directory / "model.safetensors"
@@ -189,7 +98,7 @@ def fits(name: str, precision: str | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text) / name
         directory.mkdir()
-        write_empty(MODELS[name], directory)
+        write_empty(name, directory)
         spec, work = studied(str(directory), precision)
     weights = weight_bytes(spec, 0, spec.layers) + spec.embed_bytes + spec.head_bytes
     row: dict[str, Any] = {

@@ -12,9 +12,10 @@ Rows are added to the output; those that it has already are kept.
 
 import sys
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
-from bench.planner import cluster_rows
+from bench import report
 from bench.planner.clusters import HELD_OUT, TUNING
 from bench.planner.live_plan import NAMED, case, solved
 from coordinator.evaluation.one_answer import AnswerTimes, one_answer_s
@@ -56,6 +57,12 @@ def _planned(known: Problem, times: AnswerTimes, weight: float) -> dict[str, flo
     }
 
 
+def spread(ratios: Sequence[float]) -> dict[str, float]:
+    """The least, median and largest of some ratios."""
+    figures = {"least": min(ratios), "median": median(ratios), "most": max(ratios)}
+    return {what: round(value, 3) for what, value in figures.items()}
+
+
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Ratios: one answer to the shortest ring and to the best single peer, where there is one; all
     together in an idle swarm's plan to a full one's."""
@@ -68,25 +75,24 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
                 ratios.setdefault(f"{plan} to single", []).append(alone / each["single"])
         together = each["idle"]["together"] / max(each["full"]["together"], 1e-9)
         ratios.setdefault("together", []).append(together)
-    return {
-        what: {"clusters": len(found), **cluster_rows.spread(found)}
-        for what, found in ratios.items()
-    }
+    return {what: {"clusters": len(found), **spread(found)} for what, found in ratios.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
+    parser = report.parser_of("bench.planner.idle_plan", __doc__, out=RESULT)
+    parser.add_argument("--only", nargs="*", metavar="CLUSTER", help="these clusters, by name")
+    parser.add_argument("--rows", type=int, metavar="N", help="at most so many new rows")
+    arguments = parser.parse_args(argv)
     order = (*NAMED, *HELD_OUT, *TUNING)
-    return cluster_rows.run(
-        "bench.planner.idle_plan",
-        __doc__,
-        RESULT,
-        order,
-        row,
-        summary,
-        argv,
-        in_order=lambda names: [name for name in order if name in names],
-    )
+    rows = {each["cluster"]: each for each in report.earlier(arguments.out).get("rows", ())}
+    for each in [n for n in arguments.only or order if n not in rows][: arguments.rows]:
+        rows[each] = row(each)
+        print(each, rows[each], flush=True)
+        ordered = [rows[name] for name in order if name in rows]
+        result = {**report.provenance(0), "rows": ordered, "summary": summary(ordered)}
+        report.write(arguments.out, result)
+    return 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ Rows are added to the output; those that it has already are kept. With ``--again
 again for them, beside the rivals' figures that are there.
 """
 
-import json
 import statistics
 import sys
 import time
@@ -304,9 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, metavar="N", help="at most so many new rows")
     parser.add_argument("--again", action="store_true", help="ours, also for rows that are there")
     arguments = parser.parse_args(argv)
-    rows: dict[str, dict[str, Any]] = {}
-    if arguments.out.exists():
-        rows = {r["cluster"]: r for r in json.loads(arguments.out.read_text())["rows"]}
+    rows = {each["cluster"]: each for each in report.earlier(arguments.out).get("rows", ())}
     wanted = arguments.only or (*NAMED, *TUNING, *HELD_OUT)
     left = [name for name in wanted if arguments.again or name not in rows]
     left += [n for n in wanted if n in NAMED and n not in left and "informed" not in rows[n]]

@@ -7,23 +7,19 @@ what live peers announce. Stated beside each: the first answer (a search whose t
 it begins); a coordinator's whole answer, the checks of its plan included, in the time that it has,
 for peers that hold nothing, after a hundredth of them is lost, and after that with a tenth of the
 others new; the answer within 10 s and within a long limit, the latter's gap to the upper bound of
-the flow (and that of a plan for flow alone), and what the best heuristic would serve.
+the flow, and what the best heuristic would serve.
 """
 
-import argparse
-import json
 import math
 import random
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from bench import report
 from bench.planner.placement import load
-from bench.planner.planners import PLANNERS, Effort
 from coordinator.evaluation.max_flow import upper_bound
 from coordinator.evaluation.plan_check import check_plan
 from coordinator.planning.placement import HEURISTICS, Placement, best_placement, make_plan, score
@@ -41,13 +37,12 @@ SIZES = (
     (2000, None, "70b", 300.0),
 )
 """Peers, a cluster of Helix's or made ones, the model, and seconds."""
+RESULT = ROOT / "bench" / "results" / "placement_sizes.json"
 LOST_SHARE = 0.01
 NEW_SHARE = 0.1
 SOON_S = 10.0
 SITE_PEERS = 30
 NEAR_LINKS, FAR_LINKS = 40, 4
-FLOW_PEERS_MAX = 42
-"""Maximum peers for which a plan for flow alone is searched for as well."""
 HEURISTIC_PEERS_MAX = 200
 """Beyond, a heuristic's max flow alone takes longer than the search."""
 
@@ -177,11 +172,6 @@ def size(count: int, cluster: str | None, model: str, limit_s: float) -> dict[st
     wrong = check_plan(plan, problem)
     assert not wrong, wrong
     bound = upper_bound(problem)
-    by_flow = None
-    if count <= FLOW_PEERS_MAX:
-        by_flow = PLANNERS["by-flow"](
-            problem, service, Effort(time_limit_s=limit_s, spent=by_clock(limit_s))
-        )
     heuristics = {}
     for name, heuristic in HEURISTICS.items() if count <= HEURISTIC_PEERS_MAX else ():
         spans = heuristic(problem)
@@ -207,9 +197,6 @@ def size(count: int, cluster: str | None, model: str, limit_s: float) -> dict[st
         "flow_tokens_per_s": round(found.flow_tokens_per_s, 1),
         "bound_tokens_per_s": round(bound, 1),
         "gap": round(1 - found.flow_tokens_per_s / bound, 3),
-        "flow_plan_gap": None
-        if by_flow is None
-        else round(1 - by_flow.flow_tokens_per_s / bound, 3),
         "best_heuristic_estimate_tokens_per_s": round(max(heuristics.values()), 1)
         if heuristics
         else None,
@@ -218,25 +205,18 @@ def size(count: int, cluster: str | None, model: str, limit_s: float) -> dict[st
 
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.planner.placement_sizes", description=__doc__
-    )
+    parser = report.parser_of("bench.planner.placement_sizes", __doc__, out=RESULT)
     parser.add_argument("--peers-max", type=int, default=2000, metavar="N")
     parser.add_argument("--resume", action="store_true", help="keep the sizes in the output")
-    parser.add_argument(
-        "--output", type=Path, default=ROOT / "bench" / "results" / "placement_sizes.json"
-    )
     arguments = parser.parse_args(argv)
     result = report.provenance(seed=0)
-    result["sizes"] = []
-    if arguments.resume and arguments.output.exists():
-        result["sizes"] = json.loads(arguments.output.read_text())["sizes"]
+    result["sizes"] = report.earlier(arguments.out).get("sizes", []) if arguments.resume else []
     known = {each["peers"] for each in result["sizes"]}
     for each in SIZES:
         if each[0] <= arguments.peers_max and each[0] not in known:
             result["sizes"].append(size(*each))
             print(result["sizes"][-1], flush=True)
-            report.write(arguments.output, result)
+            report.write(arguments.out, result)
     return 0
 
 

@@ -1,6 +1,6 @@
 """Enumerates stage patterns, from which a CP-SAT program places dozens of unlike peers in a second:
 a rival of the planner, which serves as much without them, within 1%
-(``bench/results/planner_parts.json``).
+(docs/measured-once.md).
 
 A *stage* is a set of peers that hold the same layers; a *pattern* is a stage's number of layers
 with a count of peers per kind whose summed T_l reaches a target flow F.

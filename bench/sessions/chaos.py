@@ -23,7 +23,6 @@ address alone.
 
 import argparse
 import asyncio
-import json
 import math
 import random
 import signal
@@ -39,6 +38,7 @@ import psutil
 from rich.console import Console
 
 from bench import report
+from bench.report import percentile
 from client import GenerationOptions, Swarm, UnavailableError
 from testing.local_swarm import ROOT, LocalPeer, LocalSwarm, end_group
 from testing.reference import memory_for
@@ -244,12 +244,6 @@ def options(sampled: bool) -> GenerationOptions:
     )
 
 
-def percentile(values: list[float], share: float) -> float:
-    """Nearest rank; 0 of nothing."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
-
-
 def summary(trials: list[Trial]) -> dict[str, Any]:
     """The figures of one kind."""
     gaps = [trial.gap_s for trial in trials if trial.failed is None and trial.on_route]
@@ -312,9 +306,8 @@ async def run(arguments: argparse.Namespace, trials: list[Trial], console: Conso
 def main() -> int:
     arguments = parse()
     console = Console(stderr=True)
-    trials: list[Trial] = []
-    if arguments.resume and arguments.out is not None and arguments.out.exists():
-        trials = [Trial(**each) for each in json.loads(arguments.out.read_text())["trials"]]
+    known = report.earlier(arguments.out) if arguments.resume else {}
+    trials = [Trial(**each) for each in known.get("trials", ())]
     wanted = arguments.kills * len(arguments.kinds)
     if to_do(arguments, trials):
         asyncio.run(run(arguments, trials, console))

@@ -7,7 +7,6 @@ hundredth seed is run twice to see that it does. ``--resume`` goes on with the r
 """
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -95,9 +94,8 @@ class Storms:
 def main() -> int:
     arguments = parse()
     console = Console(stderr=True)
-    storms = Storms(arguments.first)
-    if arguments.resume and arguments.out is not None and arguments.out.exists():
-        storms = Storms.of(json.loads(arguments.out.read_text()))
+    known = report.earlier(arguments.out) if arguments.resume else {}
+    storms = Storms.of(known) if known else Storms(arguments.first)
     until_s = time.monotonic() + 60.0 * arguments.minutes
     while storms.runs < arguments.seeds and time.monotonic() < until_s:
         storms.run(console)

@@ -11,7 +11,6 @@ and counts what it computes rather than what it waits for, so that others on the
 less.
 """
 
-import json
 import sys
 import tempfile
 import time
@@ -26,7 +25,7 @@ from torch import nn
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from bench.report import parser_of, provenance, write
+from bench.report import earlier, parser_of, provenance, write
 from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.model.linear.packed_linear import PackedLinear
@@ -78,63 +77,36 @@ class EngineSide:
         )
         self._engine.load(0, self._engine.spec.layers)
 
-    def _step(self, at: int, rows: list[list[int]]) -> list[int]:
-        items = [
-            WorkItem(
-                session=str(n),
-                start=0,
-                end=self._engine.spec.layers,
-                position=at,
-                token_ids=tuple(ids),
-                sampling=GREEDY,
-            )
-            for n, ids in enumerate(rows)
-        ]
-        return [result.token_id or 0 for result in self._engine.step(items)]
-
     def run(self, prompts: list[list[int]], new: int) -> tuple[list[list[int]], float, float]:
         """Greedy ids, seconds for the prompts, and seconds for all tokens after the first."""
-        prompt = len(prompts[0])
-        for n in range(len(prompts)):
-            assert self._engine.kv.reserve(str(n), prompt + new) is None
-        started_s = Clock.now()
-        columns = [self._step(0, prompts)]
-        first_s = Clock.now()
-        for position in range(prompt, prompt + new - 1):
-            columns.append(self._step(position, [[token] for token in columns[-1]]))
-        ended_s = Clock.now()
-        for n in range(len(prompts)):
-            self._engine.kv.free(str(n))
-        answers = [list(row) for row in zip(*columns, strict=True)]
-        return answers, first_s - started_s, ended_s - first_s
-
-    def serve(self, prompts: list[list[int]], new: int) -> tuple[list[list[int]], float]:
-        """Greedy ids of requests of different lengths, and the seconds from first to last."""
-        started_s = Clock.now()
         for n, prompt in enumerate(prompts):
             assert self._engine.kv.reserve(str(n), len(prompt) + new) is None
         answers: list[list[int]] = [[] for _ in prompts]
+        times_s = [Clock.now()]
         for turn in range(new):
-            items = []
-            for n, prompt in enumerate(prompts):
-                position = 0 if turn == 0 else len(prompt) + turn - 1
-                ids = tuple(prompt) if turn == 0 else (answers[n][-1],)
-                items.append(
-                    WorkItem(
-                        session=str(n),
-                        start=0,
-                        end=self._engine.spec.layers,
-                        position=position,
-                        token_ids=ids,
-                        sampling=GREEDY,
-                    )
+            items = [
+                WorkItem(
+                    session=str(n),
+                    start=0,
+                    end=self._engine.spec.layers,
+                    position=len(prompt) + turn - 1 if turn else 0,
+                    token_ids=(answers[n][-1],) if turn else tuple(prompt),
+                    sampling=GREEDY,
                 )
+                for n, prompt in enumerate(prompts)
+            ]
             for n, result in enumerate(self._engine.step(items)):
                 assert result.token_id is not None, result.error
                 answers[n].append(result.token_id)
+            times_s.append(Clock.now())
         for n in range(len(prompts)):
             self._engine.kv.free(str(n))
-        return answers, Clock.now() - started_s
+        return answers, times_s[1] - times_s[0], times_s[-1] - times_s[1]
+
+    def serve(self, prompts: list[list[int]], new: int) -> tuple[list[list[int]], float]:
+        """Greedy ids of requests of different lengths, and the seconds from first to last."""
+        answers, first_s, later_s = self.run(prompts, new)
+        return answers, first_s + later_s
 
     def products_s(self, rows: int) -> float:
         """Least seconds of the products of layers and head for ``rows`` rows."""
@@ -352,8 +324,8 @@ def main() -> int:
         torch.set_num_threads(1)
         result["seconds"] = "processor time, one thread"
     chosen = arguments.model or [*NAMES, BUNDLED.name]
-    if arguments.model and arguments.out is not None and arguments.out.is_file():
-        result["models"] = json.loads(arguments.out.read_text())["models"]
+    if arguments.model:
+        result["models"] = earlier(arguments.out).get("models", {})
     for name in chosen:
         with tempfile.TemporaryDirectory() as made:
             directory = BUNDLED

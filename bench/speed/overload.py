@@ -30,6 +30,7 @@ import psutil
 from rich.console import Console
 
 from bench import report
+from bench.report import percentile
 from bench.speed.local import model_of
 from bench.speed.overload_load import PROMPT_TOKENS, Crowd, Outcome
 from client import Swarm
@@ -70,12 +71,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--note", default="", help="what else the machine did; into the result")
     return parser.parse_args()
-
-
-def percentile(values: list[float], share: float) -> float:
-    """Nearest rank; 0 of nothing."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
 def times(values: list[float]) -> dict[str, float]:

@@ -371,10 +371,8 @@ def main() -> int:
     arguments = parse()
     result: Figures = {
         **report.provenance(SEED),
-        "models": {},
+        "models": report.earlier(arguments.out).get("models", {}),
     }
-    if arguments.out is not None and arguments.out.is_file():
-        result["models"] = json.loads(arguments.out.read_text())["models"]
     for name in arguments.models:
         size = SIZES[name]
         with tempfile.TemporaryDirectory(prefix="anabranch-bench-") as made:

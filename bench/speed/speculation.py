@@ -31,7 +31,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.report import parser_of, provenance, write
+from bench.report import earlier, parser_of, provenance, write
 from client import GenerationOptions, Swarm
 from coordinator.policies.batching.scheduler import BatchLimits
 from dht.command_line import loop_factory
@@ -417,8 +417,8 @@ def main() -> None:
     if (reason := why_not()) is not None and arguments.only != "on_paper":
         raise SystemExit(f"error: {reason}")
     result: dict[str, Any] = provenance(seed=1)
-    if arguments.out is not None and arguments.out.exists() and arguments.only:
-        result = {**json.loads(arguments.out.read_text()), **result}
+    if arguments.only:
+        result = {**earlier(arguments.out), **result}
     result["accepted_by_place"] = accepted_by_place()
     if arguments.only in {None, "stand_in"}:
         result["stand_in"] = {

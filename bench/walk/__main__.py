@@ -28,7 +28,6 @@ from typing import Any
 
 from bench.planner.clusters import load
 from bench.report import parser_of, provenance, write
-from bench.speed.draft_model import BROOK, MEMORY_BYTES
 from client import Swarm, SwarmConfig
 from client.text.tokenizer import ModelText
 from coordinator.planning.solve import SolveRequest, solve_request
@@ -43,6 +42,8 @@ from testing.network import MemoryNetwork
 from testing.stand_in import NETWORK, served_by
 
 ROOMS = ("client", "coordinator", "dht", "node")
+BROOK = ROOT / "models" / "brook"
+MEMORY_BYTES = 1 << 30
 SIDES = {"client": "client", "node": "stage"}
 CLUSTER, PEERS = "helix-00", 18
 TURNS = 40

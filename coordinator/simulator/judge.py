@@ -96,7 +96,6 @@ def standing_load(
     virtual_s: float = TRIAL.virtual_s,
     sessions_max: float = TRIAL.sessions_max,
     hub: bool = False,
-    in_turn: bool = False,
     requests: float = 0.0,
 ) -> float:
     """Decoded tokens/s of a plan under full load that has lasted for long.
@@ -107,7 +106,7 @@ def standing_load(
     swarm = LiveSwarm(problem, profiles, plan.assignments, FramedWire, hub=hub)
     run = Standing(
         swarm,
-        Clients(problem, profiles, plan, swarm.peers, trace, in_turn=in_turn),
+        Clients(problem, profiles, plan, swarm.peers, trace),
         sampled(trace, seed),
         start_s=TRIAL.settle_share * virtual_s,
         end_s=virtual_s,

@@ -7,18 +7,16 @@ measurement.
 import hashlib
 import json
 import logging
-import math
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from dht.process.home import cache_directory
+from dht.process.json_file import decode_json
 from dht.process.whole_file import write_whole
 from node.engine.engine import Engine
-from node.profiling.layer_fit import Timing
 from node.profiling.layer_profile import Profile, feasible, measure, room_for_timing
 
 logger = logging.getLogger(__name__)
@@ -62,6 +60,14 @@ class ProfileKey:
         return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """What is in a file."""
+
+    key: ProfileKey
+    profile: Profile
+
+
 def default_folder() -> Path:
     """The folder of this user's profiles (:func:`dht.process.home.cache_directory`)."""
     return cache_directory("profiles")
@@ -73,13 +79,13 @@ def kept_profile(folder: Path, key: ProfileKey) -> Profile | None:
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
             raise ValueError("too long")
-        read = json.loads(path.read_bytes())
-        if read["key"] != asdict(key):
-            raise ValueError("of something else")
-        return _parsed(read["profile"])
+        kept = decode_json(path.read_bytes(), _Kept)
+        if kept.key != key or not _is_sound(kept.profile):
+            raise ValueError("of something else, or without times")
+        return kept.profile
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         logger.warning("the profile in %s is left alone: %s", path, error)
         return None
 
@@ -87,7 +93,7 @@ def kept_profile(folder: Path, key: ProfileKey) -> Profile | None:
 def keep_profile(folder: Path, key: ProfileKey, profile: Profile) -> None:
     """Write a profile; if that fails, the next join measures again."""
     path = key.path(folder)
-    text = json.dumps({"key": asdict(key), "profile": asdict(profile)}, indent=1)
+    text = json.dumps(asdict(_Kept(key=key, profile=profile)), indent=1)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, text.encode())
@@ -95,33 +101,12 @@ def keep_profile(folder: Path, key: ProfileKey, profile: Profile) -> None:
         logger.warning("the profile cannot be kept in %s: %s", folder, error)
 
 
-def _parsed(read: dict[str, Any]) -> Profile:
-    """Parse a profile; wrong data raises ValueError, TypeError, KeyError or AttributeError."""
-
-    def timings(name: str) -> tuple[Timing, ...]:
-        found = tuple(Timing(**each) for each in read[name])
-        for timing in found:
-            if not (
-                isinstance(timing.batch, int)
-                and isinstance(timing.context_tokens, int)
-                and timing.batch >= 1
-                and timing.context_tokens >= 0
-                and 0 < timing.seconds < math.inf
-            ):
-                raise ValueError(f"no timing: {timing}")
-        return found
-
-    points = timings("points")
-    if not points:
-        raise ValueError("no points")
-    kv_tokens = read["kv_tokens"]
-    if not isinstance(kv_tokens, int):
-        raise ValueError(f"no KV room: {kv_tokens}")
-    return Profile(
-        points=points,
-        checks=timings("checks"),
-        prefills=timings("prefills"),
-        kv_tokens=kv_tokens,
+def _is_sound(profile: Profile) -> bool:
+    """Whether a profile has times, all of them of steps that there can be."""
+    timings = (*profile.points, *profile.checks, *profile.prefills)
+    return bool(profile.points) and all(
+        timing.batch >= 1 and timing.context_tokens >= 0 and timing.seconds > 0
+        for timing in timings
     )
 
 

@@ -68,7 +68,7 @@ def search(
     at_load = at_full_load(judge.problem, judge.service, judge.token_s(made))
     turns_end = until(spent, SEARCH.columns_share, GenerationConfig().turns_max, 0)
     generated = generation.generated(at_load, turns_end, _rings(objective))
-    best += [Found(objective(chains), chains, BY_COLUMNS) for chains in generated]
+    best += [Found(objective(chains), chains, BY_COLUMNS) for chains in generated if chains]
     best.sort(key=lambda found: -found.value)
     refined = []
     began = 0.0 if spent is None else spent()

@@ -2,14 +2,13 @@
 
 import pytest
 
-from bench.papers.arrivals import poisson
 from bench.papers.full_load import HELIX, OURS, SCHEDULERS, PaperRules, offline, online
 from bench.papers.simulate import main
 from coordinator.commands import full_load
 from coordinator.commands.full_load import LIVING, Rules
 from coordinator.simulator.core.trace import typical
 from dht.errors import UserError
-from tests.unit.coordinator.simulator.toy import saturated
+from tests.unit.coordinator.simulator.toy import poisson, saturated
 
 HUB = Rules(hub=True, chunk_tokens=None)
 

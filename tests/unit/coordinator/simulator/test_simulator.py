@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.papers.arrivals import poisson
 from coordinator.commands.full_load import (
     OnlineConfig,
     Rules,
@@ -37,6 +36,7 @@ from tests.unit.coordinator.simulator.toy import (
     REQUESTS,
     STATE_BYTES,
     Recorder,
+    poisson,
     profile,
     request,
     saturated,

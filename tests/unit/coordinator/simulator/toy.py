@@ -1,5 +1,6 @@
 """A toy swarm on paper, for the simulator's tests: times that can be computed by hand."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,3 +149,23 @@ def saturated(seed: int = 3) -> tuple[Problem, Profiles, tuple[Assignment, ...],
     )
     config = OfflineConfig(seed=seed, warm_up_s=10.0, measured_s=30.0)
     return problem, Profiles(peers=profiles.peers, client_links=quick), held, config
+
+
+def poisson(
+    trace: Sequence[Request], *, per_s: float, duration_s: float, seed: int
+) -> tuple[Request, ...]:
+    """Poisson arrivals at ``per_s`` for ``duration_s``, with lengths drawn from a trace."""
+    draw = random.Random(seed)
+    found: list[Request] = []
+    at_s = draw.expovariate(per_s)
+    while at_s < duration_s:
+        request = trace[draw.randint(0, len(trace) - 1)]
+        found.append(
+            Request(
+                arrival_s=at_s,
+                input_tokens=request.input_tokens,
+                output_tokens=request.output_tokens,
+            )
+        )
+        at_s += draw.expovariate(per_s)
+    return tuple(found)

@@ -1,1 +1,0 @@
-"""Helix's exact programs and a search by flow alone, to compare with."""
