@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from node.model import layer_range
+from node.model.inspection.structure import inspect_model
 
-_STRUCTURES: dict[tuple[type, str], Any] = {}
+_STRUCTURES: dict[str, Any] = {}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,19 +29,18 @@ def _structures_are_found_once(tmp_path_factory: pytest.TempPathFactory) -> Iter
     own = tmp_path_factory.getbasetemp()
     shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "structures"
     shared.mkdir(exist_ok=True)
-    inspect = layer_range.inspect_model
 
     def remembered(model: Any, stack: str, **given: Any) -> Any:
+        code = {getattr(type(m).forward, "__module__", "").split(".")[0] for m in model.modules()}
+        if code - {"transformers", "torch", "node"}:  # a test's
+            return inspect_model(model, stack, **given)
         said = model.config.to_json_string(use_diff=False).splitlines()
         config = [line for line in said if '"_name_or_path"' not in line]  # a new one each time
         compiler = "torch._dynamo" in sys.modules
-        described = repr((config, compiler, stack, sorted(given.items())))
-        key = type(model), described
+        key = repr((type(model), config, compiler, stack, sorted(given.items())))
         if key not in _STRUCTURES:
-            name = hashlib.sha256(f"{type(model)} {described}".encode()).hexdigest()
-            known = type(model).__module__.startswith("transformers.")  # not made up by a test
-            path = shared / name if known else None
-            _STRUCTURES[key] = kept(path, lambda: inspect(model, stack, **given))
+            path = shared / hashlib.sha256(key.encode()).hexdigest()
+            _STRUCTURES[key] = kept(path, lambda: inspect_model(model, stack, **given))
         return _STRUCTURES[key]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -48,17 +48,22 @@ def _structures_are_found_once(tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield
 
 
-def kept(path: Path | None, find: Callable[[], Any]) -> Any:
+def kept(path: Path, find: Callable[[], Any]) -> Any:
     """What another worker wrote to ``path``, or what is found, which is written there."""
-    if path is not None and path.exists():
+    if path.exists():
         return pickle.loads(path.read_bytes())  # noqa: S301  written below
     found = find()
-    if path is not None:
-        with suppress(AttributeError, TypeError, pickle.PicklingError):  # functions without a name
-            beside = path.with_suffix(f".{os.getpid()}")
-            beside.write_bytes(pickle.dumps(found))
-            beside.replace(path)
+    with suppress(AttributeError, TypeError, pickle.PicklingError):  # functions without a name
+        beside = path.with_suffix(f".{os.getpid()}")
+        beside.write_bytes(pickle.dumps(found))
+        beside.replace(path)
     return found
+
+
+@pytest.fixture
+def found_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that change what finds structures."""
+    monkeypatch.setattr(layer_range, "inspect_model", inspect_model)
 
 
 @pytest.fixture(scope="session", autouse=True)
