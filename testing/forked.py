@@ -3,11 +3,13 @@
 Before ``python -m node.join`` does anything it takes more than four seconds of CPU time to import
 torch, transformers and hivemind: three quarters of what a peer of the bundled model costs. Here
 one process per starter imports them and does nothing else; each command is forked from it, and
-runs from its first line with arguments, environment, folder and files of its own.
+runs from its first line with arguments, environment, folder and files of its own, in a network
+namespace of :mod:`testing.wan_lab` where that is asked for.
 """
 
 import atexit
 import contextlib
+import importlib
 import multiprocessing
 import os
 import runpy
@@ -21,6 +23,7 @@ from multiprocessing import connection
 from multiprocessing.reduction import DupFd
 from typing import Any
 
+from testing import wan_lab
 from testing.local_swarm import ROOT, Process, end_group, spawned
 
 FORKS = "forkserver" in multiprocessing.get_all_start_methods()
@@ -32,21 +35,34 @@ STARTING = threading.Lock()
 """multiprocessing looks after its children whenever one is started, in whichever thread."""
 
 
+NO_INTERVALS: Mapping[str, float] = {}
+
+
 class ForkedProcess:
     """The part of ``subprocess.Popen`` that is used of a peer."""
 
-    def __init__(self, arguments: Sequence[str], out: int, error: int) -> None:
-        """Run ``python -m`` with these arguments; its output goes to these open files."""
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        out: int,
+        error: int,
+        namespace: str = "",
+        intervals: Mapping[str, float] = NO_INTERVALS,
+    ) -> None:
+        """Run ``python -m`` with these arguments; its output goes to these open files.
+
+        ``namespace`` is the network namespace that it runs in; "": this process's own.
+        ``intervals`` are shorter ones than its parts have by default, in seconds, by
+        ``module:Class.parameter``.
+        """
         from node.join import SPINS  # a command, which the new process must not find imported
 
         # Read when torch is loaded; node.join sees to it where it loads torch itself.
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
+        files = DupFd(out), DupFd(error)
+        given = (list(arguments), dict(os.environ), *files, namespace, dict(intervals))
         with STARTING:
-            self._process = CONTEXT.Process(
-                target=_run,
-                args=(list(arguments), dict(os.environ), DupFd(out), DupFd(error)),
-                daemon=True,
-            )
+            self._process = CONTEXT.Process(target=_run, args=given, daemon=True)
             self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -77,7 +93,14 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def _run(arguments: list[str], environment: dict[str, str], out: Any, error: Any) -> None:
+def _run(
+    arguments: list[str],
+    environment: dict[str, str],
+    out: Any,
+    error: Any,
+    namespace: str,
+    intervals: dict[str, float],
+) -> None:
     """In the new process: what ``python -m`` would do with these arguments."""
     os.setsid()
     for number, file in ((1, out), (2, error)):
@@ -89,23 +112,47 @@ def _run(arguments: list[str], environment: dict[str, str], out: Any, error: Any
     os.environ.update(environment)
     os.chdir(ROOT)
     sys.argv = arguments
-    try:
-        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
-    finally:
-        atexit._run_exitfuncs()  # multiprocessing ends its processes without
+    for name, seconds in intervals.items():
+        _shorten(name, seconds)
+    with wan_lab.inside(namespace) if namespace else contextlib.nullcontext():
+        try:
+            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        finally:
+            atexit._run_exitfuncs()  # multiprocessing ends its processes without
 
 
-def forked(command: Sequence[str], environment: Mapping[str, str], log: int) -> Process:
-    """A peer by fork, unless it is to run elsewhere or with an environment of its own."""
-    if not FORKS or list(command[:2]) != [sys.executable, "-m"] or environment:
+def _shorten(name: str, seconds: float) -> None:
+    """Give a class's constructor another default."""
+    module, _, parameter = name.partition(":")
+    owner, _, parameter = parameter.partition(".")
+    defaults = getattr(importlib.import_module(module), owner).__init__.__kwdefaults__
+    assert seconds < defaults[parameter], name
+    defaults[parameter] = seconds
+
+
+def forked(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: int,
+    intervals: Mapping[str, float] = NO_INTERVALS,
+) -> Process:
+    """A peer by fork, also in a network namespace, unless it is to run elsewhere or with an
+    environment of its own; ``intervals`` are those of `ForkedProcess`."""
+    words, namespace = list(command), ""
+    if words[: len(wan_lab.INSIDE)] == [*wan_lab.INSIDE]:
+        namespace, *words = words[len(wan_lab.INSIDE) :]
+    if not FORKS or words[:2] != [sys.executable, "-m"] or environment:
         return spawned(command, environment, log)
-    return ForkedProcess(command[2:], log, log)
+    return ForkedProcess(words[2:], log, log, namespace, intervals)
 
 
-def run(*arguments: str, limit_s: float | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, limit_s: float | None = None, namespace: str = ""
+) -> subprocess.CompletedProcess[str]:
     """``python -m`` with these arguments, to its end, and what it wrote.
 
-    Raises subprocess.TimeoutExpired once it ran for ``limit_s``, and ends it.
+    It runs in the network namespace ``namespace``, if there is one. Raises
+    subprocess.TimeoutExpired once it ran for ``limit_s``, and ends it.
     """
     if not FORKS:
         command = [sys.executable, "-m", *arguments]
@@ -113,7 +160,7 @@ def run(*arguments: str, limit_s: float | None = None) -> subprocess.CompletedPr
             command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=limit_s
         )
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as error:
-        process = ForkedProcess(arguments, out.fileno(), error.fileno())
+        process = ForkedProcess(arguments, out.fileno(), error.fileno(), namespace)
         try:
             ended = process.wait(limit_s)
         except subprocess.TimeoutExpired:

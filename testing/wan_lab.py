@@ -33,6 +33,8 @@ CLONE_NEWNET = 0x40000000
 QUEUE_S = 0.2
 """Size of a link's queue, as time at its rate, before it drops packets."""
 QUEUE_BYTES_MIN = 64 << 10
+INSIDE = ("ip", "netns", "exec")
+"""What runs a command in the network namespace that is named behind it."""
 HUB_NICE = "-15"
 """The hub goes before what runs on its hosts: a network does not wait for their processors."""
 
@@ -75,7 +77,7 @@ class WanLab:
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
         """``argv`` to be run on that host."""
-        return ["ip", "netns", "exec", self.names[host], *argv]
+        return [*INSIDE, self.names[host], *argv]
 
     def inside(self, host: int) -> AbstractContextManager[None]:
         """Let this thread, and what it starts, be on that host until the context ends."""

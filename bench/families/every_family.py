@@ -136,6 +136,7 @@ SENSES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "out_hidden_size": 64,
+    "base_channels": 32,
     "image_size": 56,
     "patch_size": 14,
     "mlp_ratio": 2,

@@ -1,5 +1,6 @@
 """Two models, five peers, one network: who needs what is found by looking at the network."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -9,12 +10,16 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from client.text.tokenizer import Tokenizer
+from coordinator.plans.catalogue.reading import network_models, served_models
+from dht.networks.connecting import observe
+from dht.records.directory import DEFAULT_NETWORK
 from testing.forked import forked
 from testing.local_swarm import ROOT, GatewayProcess, LocalSwarm
 from testing.reference import Reference, memory_for
@@ -23,6 +28,11 @@ from tests.e2e.conftest import MODEL
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 PROMPT = "Once upon a time there was"
 NEWS_S, LOST_S = 40.0, 120.0
+INTERVALS = {
+    f"node.peer.roaming:RoamConfig.{name}": seconds
+    for name, seconds in {"look_s": 2.0, "lasts_s": 4.0, "turn_s": 1.0, "settled_s": 10.0}.items()
+}
+"""How long a loss must last is told by a clock of their own in the tests of that module."""
 SHARE_GIB = 1.05 * memory_for(MODEL) / 2**30
 
 
@@ -41,7 +51,7 @@ def creek(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def network(creek: Path) -> Iterator[LocalSwarm]:
     """Three peers with all of brook, the third of which may serve creek, and one with creek."""
     extra = ("--threads", "1", "--layers", "0:8")
-    with LocalSwarm(MODEL, extra=extra, start=forked) as swarm:
+    with LocalSwarm(MODEL, extra=extra, start=partial(forked, intervals=INTERVALS)) as swarm:
         for _ in range(2):
             swarm.start_peer(memory_gib=SHARE_GIB)
         swarm.wait_serving()
@@ -92,15 +102,23 @@ def listed(network: LocalSwarm, cache: Path) -> dict[str, dict[str, Any]]:
     return {each["name"]: each for each in json.loads(done.stdout)}
 
 
+async def replicas_at(address: str) -> dict[str, int]:
+    """What somebody new sees there: the models, and how often each is held whole."""
+    transport = await observe([address])
+    try:
+        specs = await network_models(transport, DEFAULT_NETWORK)
+        models = await served_models(transport, DEFAULT_NETWORK, specs)
+        return {model.name: model.replicas for model in models}
+    finally:
+        await transport.close()
+
+
 def await_replicas(network: LocalSwarm, cache: Path, wanted: dict[str, int]) -> None:
     """Wait until the list says so: what a peer did is known to all within 10 s."""
     until_s = time.monotonic() + NEWS_S
-    while True:
-        found = {name: each["replicas"] for name, each in listed(network, cache).items()}
-        if found == wanted or time.monotonic() > until_s:
-            assert found == wanted
-            return
-        time.sleep(1.0)
+    while asyncio.run(replicas_at(network.addresses[0])) != wanted and time.monotonic() < until_s:
+        time.sleep(0.5)
+    assert {name: each["replicas"] for name, each in listed(network, cache).items()} == wanted
 
 
 def test_a_stranger_sees_both_and_joins_where_holders_are_fewest(
@@ -162,16 +180,14 @@ def test_an_address_is_enough(network: LocalSwarm, reference: Reference, tmp_pat
     assert len(list((tmp_path / "anabranch" / "texts").iterdir())) == 1
 
 
-def test_a_model_that_lost_its_holders_gets_a_volunteer_within_2_minutes(
+def test_a_model_that_lost_its_holders_gets_a_volunteer(
     network: LocalSwarm, tmp_path: Path
 ) -> None:
     movable = network.peers[2]
     assert movable.wait_for("chosen")["model"] == "brook"
     for peer in network.peers[3:]:
         peer.kill()
-    killed_s = time.monotonic()
     seen = len(movable.read_events())
     assert movable.wait_for("moving", LOST_S)["model"] == "creek"
     movable.wait_for("serving", LOST_S, since=seen)
-    assert time.monotonic() - killed_s < LOST_S
     await_replicas(network, tmp_path, {"brook": 2, "creek": 1})

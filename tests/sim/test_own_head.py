@@ -25,7 +25,7 @@ from tests.unit.node.engine.test_head_drafts import Headed, foretelling
 pytestmark = pytest.mark.sim
 
 PROMPT = tuple(range(40))
-NEW = 60
+NEW = 40
 
 
 class RealEngine(PaperEngine):

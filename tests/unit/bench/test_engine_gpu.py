@@ -14,15 +14,22 @@ from bench.gpu.engine_gpu import BatchingSide, EngineSide, expert_share
 from tests.unit.node.fake_cuda import fake_cuda
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+@pytest.mark.parametrize(
+    ("device", "names"),
+    [
+        ("cpu", (*engine_gpu.TINY.shapes, *engine_gpu.TINY.packed)),
+        ("cuda:1", ("tiny", "tiny-int4", "tiny-experts-fp8", "tiny-experts-mxfp4")),  # each layout
+    ],
+    ids=["cpu", "cuda:1"],
+)
 def test_the_smoke_path_measures_both_sides(
-    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: str, names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU that is not there all that differs from a GPU is the figures; what small layers take
     is noise, so these times are made up."""
     out = tmp_path / "out.json"
-    arguments = ["engine_gpu", "--device", device, "--tiny", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", arguments)
+    arguments = ["engine_gpu", "--device", device, "--tiny", "--out", str(out), "--shapes"]
+    monkeypatch.setattr(sys, "argv", [*arguments, *names])
     shapes = [*engine_gpu.TINY.shapes.values(), *(p.shape for p in engine_gpu.TINY.packed.values())]
     for n, shape in enumerate(shapes):  # imports what may not be imported on fakes
         engine_gpu.make_layers(tmp_path / str(n), shape, 1, 64)
@@ -60,7 +67,7 @@ def test_the_smoke_path_measures_both_sides(
         assert found[f"decode_{batch}_16"]["eager_layer_tokens_per_s"] > 0
         assert found[f"decode_{batch}_16"]["batching_layer_tokens_per_s"] == 1000.0 * batch
     assert found["prefill_32"]["share_of_matrix_rate"] > 0
-    for name in engine_gpu.TINY.packed:
+    for name in engine_gpu.TINY.packed.keys() & set(names):
         assert told["shapes"][name]["decode_2_16"]["times_floor"] > 0
         assert told["shapes"][name]["prefill_32"]["share_of_matrix_rate"] > 0
 

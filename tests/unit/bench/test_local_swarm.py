@@ -10,13 +10,14 @@ from pathlib import Path
 from testing.local_swarm import ROOT
 
 STARTS_A_SLEEPER = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from testing.local_swarm import LocalSwarm, spawned
 
 def sleeper(command, environment, log):
     return spawned([sys.executable, "-c", "import time; time.sleep(600)"], environment, log)
 
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # behind a shell's & it would be ignored
 with LocalSwarm(Path("models/brook"), start=sleeper) as swarm:
     print(swarm.start_peer().process.pid, swarm.directory, flush=True)
     time.sleep(600)

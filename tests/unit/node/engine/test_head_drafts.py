@@ -220,11 +220,15 @@ def test_it_drafts_what_transformers_head_drafts(headed: Headed) -> None:
     assert same == 12
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("cuts", [(0, LAYERS), (0, 3, LAYERS)])
+@pytest.mark.parametrize(
+    ("cuts", "sampling"),
+    [((0, LAYERS), GREEDY), ((0, 3, LAYERS), SAMPLED)],
+    ids=["whole-greedy", "cut-sampled"],
+)
 def test_its_drafts_change_no_token_and_are_accepted_where_it_is_right(
     right: Headed, sampling: Sampling, cuts: tuple[int, ...]
 ) -> None:
+    """What is drawn and where layers are cut meet nowhere: drawing follows the last layer."""
     engines = [right.engine(start, end) for start, end in itertools.pairwise(cuts)]
     heads, prompt = right.heads(engines[-1]), prompt_of(20)
     plain = answer(engines, None, prompt, sampling)

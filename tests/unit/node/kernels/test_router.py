@@ -162,7 +162,7 @@ def test_other_routers_are_left_alone(family: str) -> None:
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 def test_answers_are_the_same(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With routers and gates by our kernels."""
-    make(tmp_path, family)
+    make(tmp_path, family, num_hidden_layers=2)
     engine = engine_of(tmp_path, str(DEVICE))
     expected = answers(engine, PROMPTS[:2], 3)
     for layer in engine.loaded.layers.values():

@@ -21,6 +21,7 @@ from client.gateway.structured.channels import MESSAGES, TAGGED_THOUGHTS, Channe
 from client.text.tokenizer import Tokenizer
 from dht.grammars.trial import fault_of, limits
 from testing.local_swarm import ROOT
+from tests.examples import seeds
 from tests.unit.client.gateway.structured.call_samples import WRITTEN, template_of, written_call
 
 MODEL = ROOT / "models" / "brook"
@@ -129,7 +130,7 @@ def follows(form: CallFormat, kind: str, grammar: str, text: str) -> bool:
 def test_a_forced_call_is_a_call(form: CallFormat, kind: str) -> None:
     grammar = grammar_of(form, kind)
     assert fault_of(grammar) == ""
-    for seed in range(4):
+    for seed in seeds(2):
         text = drawn(form, kind, grammar, seed)
         (call,) = parts_of(form, text)
         assert isinstance(call, Call), text

@@ -45,7 +45,7 @@ def test_nothing_is_a_server_error_and_everything_is_as_documented(
     session = requests.Session()
 
     @examples(
-        25 if method == "post" else 5,
+        15 if method == "post" else 5,
         database=None,
         phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),

@@ -28,6 +28,7 @@ from node.kernels.triton.rotary import _rotate_heads
 from node.kernels.triton.router import ROWS_AT_ONCE, _choose_experts
 
 WIDTH, GROUP = 128, 4
+TWINS = (86,)  # computes as 80 does; its memory is smaller, by which tiles above here are chosen
 PACKED_SPILL = 320  # the tile that an H100, on which it spills less, is quickest with
 FLOATS = {"scale", "softcap", "eps", "factor", "alpha", "cubic", "limit", "shift"}
 TABLES = {"pages", "segments", "blocks", "tokens", "order", "ends"}
@@ -103,6 +104,8 @@ for backend, arch, warp, room in json.loads(sys.argv[2]):
         made = compiled(_grouped_product, target, constants, kinds, tiles.warps, tiles.stages)
         spill = spilled(made.asm["cubin"]) if "cubin" in made.asm else None
         found.append([arch, tiles.rows, False, made.metadata.shared, room, spill, 0])
+    if arch in TWINS:
+        continue
     for kernel, constants, kinds in (
         (_group_pairs, {"PAIRS": PAIRS_AT_ONCE}, {"chosen": "*i64"}),
         (_sum_each, {"EACH": 8, "LANES": SUMMED}, {"made": "*bf16", "out": "*bf16"}),
@@ -214,7 +217,7 @@ def test_kernels_compile_for_cards_that_are_not_here(
     found = json.loads(done.stdout.splitlines()[-1])
     for each in found:
         each.extend([64] * (8 - len(each)))
-    assert len(found) == (14 + 6) * len(CARDS)
+    assert len(found) == 7 * len(CARDS) + (7 + 6) * (len(CARDS) - 1)
     for arch, block_rows, split, shared, room, spill, single, most in found:
         assert shared <= room, (arch, block_rows, split)
         assert single == 0, (arch, block_rows, split)

@@ -16,7 +16,7 @@ from node.packed.tensor import PackedTensor
 from node.weights.store import WeightStore
 from testing.packed_checkpoints import FORMATS, write
 from testing.tiny_families import make
-from tests.unit.node.model.execution.test_cuda_graphs import LAYERS, PROMPTS, answers
+from tests.unit.node.model.execution.test_cuda_graphs import PROMPTS, answers
 from tests.unit.node.packed.test_operand import blocks
 
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
@@ -268,7 +268,7 @@ def engine_of(directory: Path, *, kernels: bool) -> Engine:
         engine.loaded.forward._kernels = RowsKernels(
             norm_rows, rotate_heads, choose_experts, gate_rows, packed, write_rows
         )
-    engine.load(0, LAYERS)
+    engine.load(0, engine.spec.layers)
     return engine
 
 
@@ -281,7 +281,7 @@ def engine_of(directory: Path, *, kernels: bool) -> Engine:
     ],
 )
 def test_answers_are_the_same(family: str, packed: str, tmp_path: Path) -> None:
-    make(tmp_path / "plain", family, hidden_size=64, intermediate_size=64)
+    make(tmp_path / "plain", family, hidden_size=64, intermediate_size=64, num_hidden_layers=2)
     write(tmp_path / "plain", FORMATS[packed], tmp_path / "packed")
     expected = answers(engine_of(tmp_path / "packed", kernels=False), PROMPTS[:4], 4)
     engine = engine_of(tmp_path / "packed", kernels=True)

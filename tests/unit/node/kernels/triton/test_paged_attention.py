@@ -18,7 +18,6 @@ from node.engine.engine import Engine, WorkItem
 from node.model.execution import cuda_graphs
 from testing.tiny_families import make
 from tests.unit.node.model.execution.test_cuda_graphs import (
-    LAYERS,
     PROMPTS,
     answers,
     engine_of,
@@ -204,7 +203,7 @@ def test_bfloat16_on_a_gpu() -> None:
 def engine_by_pages(directory: Path, kernel: AttendPages = attend_pages) -> Engine:
     engine = engine_of(directory, str(DEVICE))
     engine._attend_pages = kernel
-    engine.load(0, LAYERS)
+    engine.load(0, engine.spec.layers)
     return engine
 
 
@@ -215,6 +214,7 @@ def _small_trial(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SLOW = pytest.mark.slow
+KINDS_OF_LAYERS = {"llama": 1, "mistral": 1, "llama4_text": 4}
 
 
 @pytest.mark.usefixtures("_small_trial")
@@ -229,7 +229,7 @@ SLOW = pytest.mark.slow
     ],
 )
 def test_answers_are_the_same(family: str, tmp_path: Path) -> None:
-    make(tmp_path, family)
+    made_small(tmp_path, family)
     expected = answers(engine_of(tmp_path, str(DEVICE)), PROMPTS[1:4], 3)
     engine = engine_by_pages(tmp_path)
     assert engine.reads_in_place
@@ -238,6 +238,11 @@ def test_answers_are_the_same(family: str, tmp_path: Path) -> None:
     fragments(engine)
     assert answers(engine, PROMPTS[1:4], 3) == expected
     assert answers(engine, PROMPTS[1:2], 3) == expected[:1]  # a prompt alone in its step
+
+
+def made_small(directory: Path, family: str) -> None:
+    """With a layer of each kind: another one takes as long and shows nothing more."""
+    make(directory, family, num_hidden_layers=KINDS_OF_LAYERS.get(family, 2))
 
 
 def fragments(engine: Engine) -> None:
@@ -256,7 +261,7 @@ def test_padded_steps_answer_the_same(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several prompts in a step, a prompt beside a decode, and decodes alone."""
-    make(tmp_path, family)
+    made_small(tmp_path, family)
     monkeypatch.setattr(cuda_graphs, "CHUNK_BUCKETS", (8, 12))  # interpreting takes its time
     plain, engine = engine_of(tmp_path, str(DEVICE)), engine_by_pages(tmp_path)
     graphs = with_graphs(engine)
@@ -269,7 +274,7 @@ def test_padded_steps_answer_the_same(
     def drawn(*given: tuple[str, int, int]) -> None:
         items = [
             WorkItem(
-                session=name, start=0, end=LAYERS, position=first,
+                session=name, start=0, end=engine.spec.layers, position=first,
                 token_ids=tuple(range(1, 1 + last - first)), sampling=Sampling(),
             )
             for name, first, last in given
@@ -287,7 +292,7 @@ def test_padded_steps_answer_the_same(
 
 @pytest.mark.usefixtures("_small_trial")
 def test_a_kernel_that_errs_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    make(tmp_path, "llama")
+    made_small(tmp_path, "llama")
     expected = answers(engine_of(tmp_path), PROMPTS[:2], 3)
 
     def skewed(*given: object) -> torch.Tensor:
@@ -324,7 +329,7 @@ def test_a_kernel_that_crashes_the_device_is_named(
     kind: type[RuntimeError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever is told of it first; another load without kernels is what helps."""
-    make(tmp_path, "llama")
+    made_small(tmp_path, "llama")
 
     def gone(*_: object, **__: object) -> torch.Tensor:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")

@@ -46,9 +46,7 @@ def with_graphs(engine: Engine, capture: Callable[..., Callable[[], None]] = aga
     return flow.graphs
 
 
-def answers(
-    engine: Engine, prompts: list[tuple[int, ...]], new: int, span: tuple[int, int] = (0, LAYERS)
-) -> list[list[int]]:
+def answers(engine: Engine, prompts: list[tuple[int, ...]], new: int) -> list[list[int]]:
     """Greedy answers; each session one token further in each step once its prompt is through."""
     out: list[list[int]] = []
     for n, prompt in enumerate(prompts):
@@ -57,7 +55,7 @@ def answers(
     for turn in range(new):
         items = [
             WorkItem(
-                session=str(n), start=span[0], end=span[1],
+                session=str(n), start=0, end=engine.spec.layers,
                 position=0 if turn == 0 else len(prompt) + turn - 1,
                 token_ids=prompt if turn == 0 else (out[n][-1],),
                 sampling=Sampling(),

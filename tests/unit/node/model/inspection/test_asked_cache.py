@@ -66,6 +66,7 @@ def test_a_question_that_has_no_answer_refuses_the_family(
         structure_of(tmp_path)
 
 
+@pytest.mark.usefixtures("found_anew")
 def test_sessions_that_run_together_need_layers_that_do_not_ask_for_the_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
