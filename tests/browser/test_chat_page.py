@@ -228,6 +228,21 @@ def test_it_scrolls_down_only_at_every_width_in_light_and_dark(
 
 
 @pytest.mark.parametrize("width", [390, 1280])
+def test_no_stage_looks_larger_than_those_with_more_layers(
+    opened: Any, gateway: GatewayBeside, width: int
+) -> None:
+    spans = {"a": (0, 2), "b": (2, 5), "c": (5, 7), "d": (7, 8)}
+    gateway.do(lambda: gateway.swarm.serve(spans))
+    page = look(opened, gateway, viewport={"width": width, "height": 800})
+    say(page, "Hi")
+    ended(page)
+    widths = "[...document.querySelectorAll('.stage')].map(each => each.offsetWidth)"
+    *others, one_layer = page.evaluate(widths)
+    assert len(others) == 3
+    assert one_layer <= min(others) + 1
+
+
+@pytest.mark.parametrize("width", [390, 1280])
 def test_axe_finds_nothing(opened: Any, gateway: GatewayBeside, width: int) -> None:
     gateway.swarm.says = RICH
     page = look(opened, gateway, viewport={"width": width, "height": 844})
