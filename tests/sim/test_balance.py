@@ -11,10 +11,8 @@ from tests.sim.test_sessions import held, until
 
 pytestmark = pytest.mark.sim
 
-NEW = 200
-STEP_S = 0.015
-"""So long that answers of few tokens outlast several looks at other peers' loads."""
-KV_TOKENS = 3600
+NEW = 300
+KV_TOKENS = 5000
 
 
 def prompt_of(number: int) -> tuple[int, ...]:
@@ -24,9 +22,8 @@ def prompt_of(number: int) -> tuple[int, ...]:
 class Answers:
     """Answers that are asked for one after the other and read at the same time."""
 
-    def __init__(self, client: Swarm, new: int = NEW) -> None:
+    def __init__(self, client: Swarm) -> None:
         self._client = client
-        self._new = new
         self._tasks: list[asyncio.Task[None]] = []
         self.failovers = 0
         self.tokens = 0
@@ -35,12 +32,12 @@ class Answers:
         self._tasks.append(asyncio.create_task(self._read(number, priority)))
 
     async def _read(self, number: int, priority: str) -> None:
-        running = self._client.begin(prompt_of(number), max_new_tokens=self._new, priority=priority)
+        running = self._client.begin(prompt_of(number), max_new_tokens=NEW, priority=priority)
         tokens: list[int] = []
         async for piece in running:
             tokens += piece.token_ids
             self.tokens += len(piece.token_ids)
-        assert tuple(tokens) == answer_of(prompt_of(number), self._new)
+        assert tuple(tokens) == answer_of(prompt_of(number), NEW)
         self.failovers += running.answer().failovers
 
     async def all_right(self) -> None:
@@ -72,13 +69,13 @@ async def nothing_is_held(swarm: PaperSwarm) -> None:
 async def test_who_joins_a_full_peer_takes_sessions_over(way: str, layers: tuple[int, int]) -> None:
     async with paper_swarm() as swarm, swarm.client() as client:
         for span in ((0, 4), (4, 8)):
-            await swarm.add(*span, kv_tokens=KV_TOKENS, step_s=STEP_S)
+            await swarm.add(*span, kv_tokens=KV_TOKENS)
         full = next(peer for peer in swarm.peers if peer.engine.span == layers)
         answers = Answers(client)
         for number in range(10):
             answers.ask(number)
         await until(lambda: answers.tokens > 100)
-        fresh = await swarm.add(*layers, kv_tokens=KV_TOKENS, step_s=STEP_S)
+        fresh = await swarm.add(*layers, kv_tokens=KV_TOKENS)
         if way == "replay":
             fresh.bandwidth = 1.0
         wide = spread([full, fresh])
@@ -98,7 +95,7 @@ async def test_who_joins_a_full_peer_takes_sessions_over(way: str, layers: tuple
 async def test_without_another_holder_all_stay() -> None:
     async with paper_swarm() as swarm, swarm.client() as client:
         for span in ((0, 4), (4, 8)):
-            await swarm.add(*span, kv_tokens=KV_TOKENS, step_s=STEP_S)
+            await swarm.add(*span, kv_tokens=KV_TOKENS)
         swarm.balance(evens=True)
         answers = Answers(client)
         for number in range(10):
@@ -112,13 +109,13 @@ async def test_without_another_holder_all_stay() -> None:
 async def test_ordinary_sessions_make_room_around_an_urgent_one() -> None:
     """Three sessions are too few to even out; the headroom of an urgent one is what they are in."""
     async with paper_swarm() as swarm, swarm.client() as client:
-        await swarm.add(0, 4, kv_tokens=5000)
+        await swarm.add(0, 4, kv_tokens=KV_TOKENS)
         narrow = await swarm.add(4, 8, kv_tokens=1200)  # room for 3 and the headroom
-        answers = Answers(client, new=300)
+        answers = Answers(client)
         for number in range(3):
             answers.ask(number)
         await until(lambda: answers.tokens > 30)
-        wide = await swarm.add(4, 8, kv_tokens=5000)
+        wide = await swarm.add(4, 8, kv_tokens=KV_TOKENS)
         swarm.balance()
         await asyncio.sleep(2.5)
         assert narrow.stage.sessions == 3
@@ -154,12 +151,12 @@ async def test_whatever_becomes_of_the_freer_peer_answers_are_right(
 ) -> None:
     async with paper_swarm() as swarm, swarm.client() as client:
         for span in ((0, 4), (4, 8)):
-            await swarm.add(*span, kv_tokens=KV_TOKENS, step_s=STEP_S)
+            await swarm.add(*span, kv_tokens=KV_TOKENS)
         answers = Answers(client)
         for number in range(6):
             answers.ask(number)
         await until(lambda: answers.tokens > 60)
-        fresh = await swarm.add(4, 8, kv_tokens=KV_TOKENS, step_s=STEP_S)
+        fresh = await swarm.add(4, 8, kv_tokens=KV_TOKENS)
         swarm.balance(evens=True)
         if way == "refuses":
             fresh.engine.refuses_kv = True

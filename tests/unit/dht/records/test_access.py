@@ -196,8 +196,8 @@ def test_what_a_peer_does_hardly_grows_with_the_swarm() -> None:
         await world.stop()
         return per_peer
 
-    small = run_virtual(requests(8), limit_s=500)
-    large = run_virtual(requests(32), limit_s=500)
+    small = run_virtual(requests(12), limit_s=500)
+    large = run_virtual(requests(48), limit_s=500)
     assert 0.5 < small < 1.5
     assert large < 1.1 * small
 
