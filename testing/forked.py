@@ -53,7 +53,7 @@ class ForkedProcess:
 
         ``namespace`` is the network namespace that it runs in; "": this process's own.
         ``intervals`` are shorter ones than its parts have by default, in seconds, by
-        ``module:Class.parameter``.
+        ``module:Class.parameter`` or ``module:CONFIG.field``.
         """
         from node.join import SPINS  # a command, which the new process must not find imported
 
@@ -122,12 +122,16 @@ def _run(
 
 
 def _shorten(name: str, seconds: float) -> None:
-    """Give a class's constructor another default."""
+    """Give a class's constructor another default, or a configuration another value."""
     module, _, parameter = name.partition(":")
     owner, _, parameter = parameter.partition(".")
-    defaults = getattr(importlib.import_module(module), owner).__init__.__kwdefaults__
-    assert seconds < defaults[parameter], name
-    defaults[parameter] = seconds
+    found = getattr(importlib.import_module(module), owner)
+    if isinstance(found, type):
+        assert seconds < found.__init__.__kwdefaults__[parameter], name
+        found.__init__.__kwdefaults__[parameter] = seconds
+    else:
+        assert seconds < getattr(found, parameter), name
+        object.__setattr__(found, parameter, seconds)
 
 
 def forked(

@@ -22,7 +22,7 @@ CLOSED, CLIENT = 1, 3
 """Hosts: nobody can open a connection to the first; nobody listens on the second."""
 LOOK_S = 120.0
 quick_to_look = partial(
-    forked.forked, intervals={"node.links.reachability:ReachKeeper.unknown_every_s": 2.0}
+    forked.forked, intervals={"node.links.reachability:REACH.unknown_every_s": 2.0}
 )
 
 
