@@ -1,4 +1,4 @@
-"""Ours and Petals' rule on Helix's clusters, beside its published plans.
+"""Every planner on Helix's clusters, beside its published plans.
 
 Writes ``bench/results/placement.json``: for each cluster, model and planner the max flow, the
 estimate, the seconds, and what the plan serves by Helix's rules in the event simulator. Replicas
@@ -7,22 +7,23 @@ and added up; ours on the whole cluster, parts of the flow that share no peer ru
 after each case; ``--resume`` goes on after the last one.
 """
 
+import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench import report
 from bench.papers.full_load import offline
+from bench.planner.planners import PLANNERS, Effort
 from coordinator.commands.planner_view import read_service
 from coordinator.commands.swarm_file import read_swarm
 from coordinator.evaluation.max_flow import balanced_flow, flow_parts, solve_flow, upper_bound
-from coordinator.planning.heuristics.heuristics import greedy
-from coordinator.planning.placement import Placement, best_placement, make_plan, score
-from coordinator.planning.solve import by_clock
+from coordinator.planning.placement import Placement, make_plan, score
 from coordinator.problem.cluster_file import read_cluster
 from coordinator.problem.service import Service
 from coordinator.simulator.core.trace import as_in_papers, read_trace
@@ -39,6 +40,12 @@ CASES = (
     ("geo24", "30b"),
 )
 RESULT = ROOT / "bench" / "results" / "placement.json"
+EXACT = {
+    "cp-sat": {"small10/30b", "single24/70b"},
+    "helix-milp-highs": {"small10/30b", "single24/70b"},
+    "helix-milp-scip": {"small10/30b", "single24/70b"},
+}
+"""Where the exact programs are run; on the larger clusters they find as little, or less."""
 SUB_CLUSTERS = ("a100", "l4", "t4")
 
 
@@ -113,8 +120,10 @@ def row(
     }
 
 
-def case(cluster: str, model: str, limit_s: float, simulate_s: float) -> dict[str, Any]:
-    """All plans of one cluster."""
+def case(
+    cluster: str, model: str, names: Sequence[str], limit_s: float, simulate_s: float
+) -> dict[str, Any]:
+    """Every planner on one cluster."""
     problem, service = load(cluster, model)
     rows = []
     spans = published(cluster, model)
@@ -124,18 +133,17 @@ def case(cluster: str, model: str, limit_s: float, simulate_s: float) -> dict[st
             rows.append(row(cluster, model, name, plan, None, simulate_s))
     elif (DATA / "clusters" / f"{cluster}_sub_a100.json").exists():
         rows.append(replicas(cluster, model, simulate_s))
-    started_s = time.perf_counter()
-    ours = best_placement(
-        problem, time_limit_s=limit_s, seed=0, spent=by_clock(limit_s), service=service
-    )
-    took_s = time.perf_counter() - started_s
-    rows.append(row(cluster, model, "ours", ours, took_s, simulate_s))
-    if spans := greedy(problem):
-        edges = solve_flow(problem, spans).edges
-        petals = score(problem, spans, "petals", service=service, edges=edges)
-        rows.append(row(cluster, model, "petals", petals, None, simulate_s))
-    for each in rows:
-        print(cluster, model, {k: v for k, v in each.items() if k != "placement"}, flush=True)
+    for name in names:
+        if f"{cluster}/{model}" not in EXACT.get(name, {f"{cluster}/{model}"}):
+            continue
+        started_s = time.perf_counter()
+        found = PLANNERS[name](problem, service, _effort(limit_s))
+        took_s = time.perf_counter() - started_s
+        if found is None:
+            rows.append({"planner": name, "seconds": round(took_s, 2), "found": False})
+        else:
+            rows.append(row(cluster, model, name, found, took_s, simulate_s))
+        print(cluster, model, {k: v for k, v in rows[-1].items() if k != "placement"}, flush=True)
     return {
         "cluster": cluster,
         "model": model,
@@ -169,6 +177,12 @@ def agreement(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _effort(limit_s: float) -> Effort:
+    started_s = time.perf_counter()
+    spent: Callable[[], float] = lambda: (time.perf_counter() - started_s) / limit_s  # noqa: E731
+    return Effort(time_limit_s=limit_s, seed=0, spent=spent)
+
+
 def replicas(cluster: str, model: str, simulate_s: float) -> dict[str, Any]:
     """Helix's three replicas of the small model, each on its sub-cluster."""
     flow = estimated = simulated = 0.0
@@ -195,7 +209,7 @@ def replicas(cluster: str, model: str, simulate_s: float) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark."""
-    parser = report.parser_of("bench.planner.placement", __doc__, out=RESULT)
+    parser = argparse.ArgumentParser(prog="python -m bench.planner.placement", description=__doc__)
     parser.add_argument("--time-limit", type=float, default=30.0, metavar="S")
     parser.add_argument(
         "--simulate",
@@ -204,21 +218,33 @@ def main(argv: list[str] | None = None) -> int:
         metavar="S",
         help="simulated seconds of a run; 0: no simulation",
     )
+    parser.add_argument("--planners", default=",".join(PLANNERS), metavar="A,B")
     parser.add_argument("--cases", default=",".join("/".join(c) for c in CASES), metavar="C/M,…")
-    parser.add_argument("--resume", action="store_true", help="keep the cases in the output")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "bench" / "results" / "placement.json"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the cases that the output has already"
+    )
     arguments = parser.parse_args(argv)
     result = report.provenance(seed=0)
     result["time_limit_s"] = arguments.time_limit
-    known = report.earlier(arguments.out) if arguments.resume else {}
+    known = report.earlier(arguments.output) if arguments.resume else {}
     result["cases"] = known.get("cases", [])
     done = {f"{found['cluster']}/{found['model']}" for found in result["cases"]}
     for which in arguments.cases.split(","):
         if which in done:
             continue
-        found = case(*which.split("/"), arguments.time_limit, arguments.simulate)
-        result["cases"].append(found)
+        result["cases"].append(
+            case(
+                *which.split("/"),
+                arguments.planners.split(","),
+                arguments.time_limit,
+                arguments.simulate,
+            )
+        )
         result["estimate_against_simulation"] = agreement(result["cases"])
-        report.write(arguments.out, result)
+        report.write(arguments.output, result)
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from ortools.math_opt.python import mathopt
 
+from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import uncovered
 from coordinator.planning.placement import Placement, best_placement, make_plan
 from coordinator.problem.service import announced_service
@@ -211,3 +212,9 @@ def every_placement(problem: Problem) -> Iterator[tuple[Assignment, ...]]:
         spans = tuple(a for a in chosen if a is not None)
         if spans and not uncovered(spans, layers):
             yield spans
+
+
+def brute_force_flow(problem: Problem) -> float:
+    """The largest flow of any placement that covers the model, by trying all."""
+    flows = (solve_flow(problem, spans).flow_tokens_per_s for spans in every_placement(problem))
+    return max(flows, default=0.0)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.planner.helix import helix_cpsat
 from coordinator.evaluation.estimate import estimate
 from coordinator.evaluation.max_flow import solve_flow
 from coordinator.evaluation.plan_check import check_plan, uncovered
@@ -197,6 +198,15 @@ def test_without_any_time_it_serves_what_reviewers_ask_for(make, seed):
     edges = solve_flow(problem, anew).edges
     yardstick = estimate(problem, anew, edges, service).tokens_per_s
     assert best.value >= PLACEMENT.value_within * yardstick
+
+
+def test_the_exact_program_finds_the_best_of_a_small_case(make):
+    """Two fast peers hold half each; the slow one is of no use in a chain of equals."""
+    problem = make.problem([(480, 400.0), (480, 400.0), (480, 100.0)])
+    spans = helix_cpsat.solve_by_cpsat(problem, time_limit_s=5.0, seed=0, hint=())
+    assert spans is not None
+    # [0,4) and [4,8) at 100 each; the third can only relieve one of them.
+    assert score(problem, spans, "x").flow_tokens_per_s >= 100.0 - 1e-3
 
 
 def test_tight_memory_is_covered_where_greedy_fails(make):

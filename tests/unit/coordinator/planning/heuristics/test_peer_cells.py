@@ -1,18 +1,23 @@
-"""Bounds, and cells of many peers."""
+"""Bounds, cells of many peers, and all planners on the same problems."""
 
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
 
+from bench.planner.planners import PLANNERS, Effort
 from coordinator.evaluation.max_flow import solve_flow, upper_bound
-from coordinator.evaluation.plan_check import check_shape
+from coordinator.evaluation.plan_check import check_plan, check_shape
 from coordinator.planning.heuristics.peer_cells import cells
 from coordinator.planning.placement import best_placement, make_plan
 from coordinator.problem.service import service_from_rates
 from dht.messages.types import PlanVersion, Problem
+from tests.examples import examples
 from tests.unit.coordinator.helix import problem_of, published
-from tests.unit.coordinator.problems import ends_after, model, node, steady
+from tests.unit.coordinator.problems import ends_after, model, node, problems, steady
+
+QUICK = ("petals", "swarm", "separate", "cp-sat")
 
 
 def many(count: int) -> Problem:
@@ -61,6 +66,20 @@ def test_many_peers_are_planned_in_cells_and_the_plan_is_sound() -> None:
     )
     assert check_shape(plan) == []
     assert plan.flow_tokens_per_s > 0.3 * upper_bound(problem)
+
+
+@examples(10)
+@given(problems(peers_max=4, layers_max=4))
+def test_every_planner_passes_the_checker(problem: Problem) -> None:
+    service = service_from_rates(problem)
+    for name in QUICK:
+        found = PLANNERS[name](problem, service, Effort(time_limit_s=0.3))
+        if found is None:
+            continue
+        plan = make_plan(
+            problem, found, version=PlanVersion(), coordinator="a", solve_s=0.0, now_unix_s=0.0
+        )
+        assert check_plan(plan, problem) == [], name
 
 
 def test_one_more_peer_never_costs_more_than_a_tenth() -> None:
