@@ -192,7 +192,7 @@ UNREAD_BYTES = Amount(
 stream's window is 16 MiB at most."""
 REQUESTS = RateLimit(name="requests", unit="", per_s=32, burst=256, all_per_s=1024, all_burst=8192)
 """Small requests on streams of probes, plans, text files, layers and dials back: a coordinator and
-the next in line ping each peer of a plan every 1.5 s."""
+the next in line ping each peer of a plan (:mod:`coordinator.policies.failure.pinger`)."""
 PROBE_BYTES = RateLimit(
     name="probe_bytes",
     unit="KiB",

@@ -10,6 +10,7 @@ from client.health.given import ALL
 from client.health.past import SPANS, Incident, Past, Span
 from client.health.state import Probe, SeenPeer, SwarmSnapshot, TokenTime, build_state
 from coordinator.plans.catalogue.served import served_model
+from coordinator.policies.failure.pinger import BY_CLIENTS
 from dht.identity.peer_id import Identity
 from dht.messages.types import (
     SINK,
@@ -194,7 +195,7 @@ def observed(
             seen_unix_s=NOW_S - 4,
             answered_unix_s=NOW_S - (25 if each.peer_id in ghosts else 1 + at % 3),
             rtt_s=0.012 + 0.009 * (at % 6),
-            misses=3 if each.peer_id in ghosts else 0,
+            misses=BY_CLIENTS.silent_misses if each.peer_id in ghosts else 0,
         )
         for at, each in enumerate(records)
     )

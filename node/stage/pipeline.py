@@ -110,11 +110,26 @@ class _Outbox:
                 message = RingTokens(tokens=tuple(tokens[start : start + SESSION_BOUNDS.items_max]))
                 yield peer_id, message, b"", TrafficClass.CONTROL
         for peer_id, group in self._decodes.items():
-            for start in range(0, len(group), SESSION_BOUNDS.items_max):
-                part = group[start : start + SESSION_BOUNDS.items_max]
+            for part in _parts(group):
                 yield peer_id, *_frame(part, dtype, hidden), TrafficClass.DECODE
         for peer_id, rows in self._prefills:
             yield peer_id, *_frame([rows], dtype, hidden), TrafficClass.PREFILL
+
+
+def _parts(group: Sequence[_Rows]) -> Iterator[list[_Rows]]:
+    """``group`` in parts that a frame holds: by their number, and by the bytes of wide rows."""
+    part: list[_Rows] = []
+    size = 0
+    for rows in group:
+        added = len(rows.body) + len(rows.features)
+        is_full = size + added > codec.FRAME_BOUNDS.chunk_bytes
+        if part and (is_full or len(part) == SESSION_BOUNDS.items_max):
+            yield part
+            part, size = [], 0
+        part.append(rows)
+        size += added
+    if part:
+        yield part
 
 
 def _frame(
