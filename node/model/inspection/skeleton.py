@@ -178,11 +178,7 @@ class Skeleton:
         self.parts = dict(_parts_with_weights(self._model))
         for name, part in self.parts.items():
             self._model.set_submodule(name, StandIn(part, self._device))
-        self._reach: int | None = None
-        for module in self._model.modules():
-            if rotates_by_length(module):
-                module.register_forward_pre_hook(self._lengthened, with_kwargs=True)
-                module.register_forward_hook(self._shortened)
+        self._by_length = [each for each in self._model.modules() if rotates_by_length(each)]
         self._takes = inspect.signature(model.forward).parameters
         self._heard = Heard()
         self._perform: Perform = self._answering(None)
@@ -281,7 +277,6 @@ class Skeleton:
         frequencies that go by the length of a context go by it; None: by the positions given.
         """
         self._heard = heard = Heard()
-        self._reach = reach
         self._perform = perform or self._answering(answer, beside)
         called = "cache_params" if "cache_params" in self._takes else "past_key_values"
         given: dict[str, Any] = {"use_cache": cache is not None, called: cache}
@@ -294,6 +289,8 @@ class Skeleton:
         else:
             given["inputs_embeds"] = embedded
         hooks = list(self._hooks(heard)) if listen else []
+        if reach is not None:
+            hooks += self._reaching(reach - 1 + self.first_position)
         try:
             heard.logits = self._model(**given).logits
         except EnoughHeard:
@@ -303,27 +300,26 @@ class Skeleton:
                 hook.remove()
         return heard
 
-    def _lengthened(self, _: nn.Module, given: Any, named: Any) -> Any:
-        """The arguments of a rotary embedding, with the last position of the session behind those
-        of its rows."""
-        if self._reach is None:
-            return None
-        last = self._reach - 1 + self.first_position
+    def _reaching(self, last: int) -> Iterator[Any]:
+        """Hooks by which rotary embeddings see the position ``last`` behind those of their rows,
+        and their output, ``[..., tokens, channels]``, is without it."""
 
         def longer(value: Any) -> Any:
             if not isinstance(value, torch.Tensor) or value.is_floating_point():
                 return value
             return torch.cat([value, value.new_full((*value.shape[:-1], 1), last)], dim=-1)
 
-        return tuple(map(longer, given)), {name: longer(value) for name, value in named.items()}
+        def before(_: nn.Module, given: Any, named: Any) -> Any:
+            return tuple(map(longer, given)), {name: longer(named[name]) for name in named}
 
-    def _shortened(self, _: nn.Module, __: Any, output: Any) -> Any:
-        """The output of a rotary embedding, ``[..., tokens, channels]``, without that position."""
-        if self._reach is None:
-            return None
-        if isinstance(output, tuple):
-            return tuple(each[..., :-1, :] for each in output)
-        return output[..., :-1, :]
+        def after(_: nn.Module, __: Any, output: Any) -> Any:
+            if isinstance(output, tuple):
+                return tuple(each[..., :-1, :] for each in output)
+            return output[..., :-1, :]
+
+        for module in self._by_length:
+            yield module.register_forward_pre_hook(before, with_kwargs=True)
+            yield module.register_forward_hook(after)
 
     def _hooks(self, heard: Heard) -> Iterator[Any]:
         def hook_for(name: str) -> Callable[..., None]:

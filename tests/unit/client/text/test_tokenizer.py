@@ -70,7 +70,7 @@ def test_characters_that_never_end_cost_no_more_with_each_token() -> None:
         {"temperature": -1.0},
         {"temperature": float("nan")},
         {"temperature": 1e9},
-        {"top_p": 0.0},
+        {"top_p": -0.1},
         {"top_p": 1.5},
         {"top_k": -1},
         {"seed": -1},
