@@ -467,6 +467,7 @@ class PaperSwarm:
         step_s: float = 0.01,
         log_bytes_max: int = 1 << 20,
         wire_dtype: str = "float32",
+        sessions_per_client_max: int = StageConfig().sessions_per_client_max,
     ) -> PaperPeer:
         transport = await self.transport()
         engine = self.engine_class(
@@ -481,6 +482,7 @@ class PaperSwarm:
             chunk_tokens=16,
             hops=HopConfig(idle_s=30.0),
             log_bytes_max=log_bytes_max,
+            sessions_per_client_max=sessions_per_client_max,
             drafter=(lambda: RiggedDrafter(self.foretell)) if self.foretold else SuffixDrafter,
         )
         directory = Directory(transport, NETWORK, SPEC.key)
