@@ -74,6 +74,8 @@ class HealthKeeper:
     def _write(self) -> None:
         if not self._mine and _read(self.path, time.monotonic()) is not None:
             return
+        if not self.path.parent.is_dir():  # made with the identity, some seconds after the start
+            return
         health = Health(
             steady_s=time.monotonic(), trouble=self.trouble()[: HEALTH.file_bytes_max // 4]
         )

@@ -99,5 +99,14 @@ def test_a_full_disk_is_no_peer_that_stands_still(
 
 
 def test_who_can_never_write_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    HealthKeeper(health_file(tmp_path / "gone" / "identity.key"))._write()
+    path = health_file(tmp_path / "identity.key")
+    path.mkdir()  # where the file would be
+    HealthKeeper(path)._write()
     assert "`anabranch alive` cannot tell that this peer runs" in caplog.text
+
+
+def test_before_there_is_an_identity_nothing_is_wrong(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    HealthKeeper(health_file(tmp_path / "new" / "identity.key"))._write()
+    assert not caplog.text
