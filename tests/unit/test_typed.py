@@ -82,7 +82,7 @@ def test_a_command_of_the_documents_has_these_flags(
 
 def test_there_are_commands_of_each_kind() -> None:
     named = {each.words[0] for each in all_typed()}
-    assert {"join", "ask", "serve", "plan", "bench", "client.health", "node.join"} <= named
+    assert {"join", "ask", "serve", "plan", "page", "bench"} <= named
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
