@@ -41,7 +41,7 @@ RULES = {
 SEARCH_S = (1.0, 3.0, 10.0, 30.0)
 CURVE_S = 1200.0
 """Time in which a curve's requests arrive; its second half is measured."""
-CURVE = (0.5, 0.9)
+CURVE = (0.75, 0.9)
 """Decoded tokens/s that arrive, as shares of what Helix serves under full load."""
 CURVES = {
     ("single24", "70b"): (1.1, 2.0),
