@@ -304,7 +304,7 @@ class _Inspection:
             width=self._width,
             before=before,
             behind=behind,
-            everywhere=tuple(filter(self._is_everywhere, before)) if flow else (),
+            everywhere=self._everywhere(before) if flow else (),
             plain_entry=self._plain_entry(before),
             plain_tail=self._form.shape == (1, self._width) and self._plain_tail(behind),
             sources=sources,
@@ -340,8 +340,18 @@ class _Inspection:
             raise Unservable("it has no embedding or no LM head")
         return tuple(before), tuple(behind)
 
-    def _is_everywhere(self, name: str) -> bool:
-        """Whether a part's output goes by positions alone, and reaches layers beside their rows."""
+    def _everywhere(self, before: Sequence[str]) -> tuple[str, ...]:
+        """Those of the parts whose output goes by positions alone, and reaches layers beside their
+        rows."""
+        one, other = (
+            {call.name: call.output for call in heard.parts}
+            for heard in (self._first, self._heard(self._skeleton, first_id=TOKENS))
+        )
+        by_positions = (name for name in before if same(one[name], other[name]))
+        return tuple(filter(self._reaches_beside_rows, by_positions))
+
+    def _reaches_beside_rows(self, name: str) -> bool:
+        """Whether a part's output makes arguments of layers, and nothing of their rows."""
         part = self._skeleton.module(name)
         assert isinstance(part, StandIn)  # noqa: S101 - no part has weights yet
         part.shift = 1.0
@@ -349,14 +359,10 @@ class _Inspection:
             shifted = self._heard(self._skeleton)
         finally:
             part.shift = 0.0
-        other_ids = self._heard(self._skeleton, first_id=TOKENS)
-        [one], [other] = (
-            [call.output for call in heard.parts if call.name == name]
-            for heard in (self._first, other_ids)
+        layers = zip(self._first.layers, shifted.layers, strict=True)
+        return all(same(a.hidden, b.hidden) for a, b in layers) and not _same_arguments(
+            self._first, shifted
         )
-        rows = zip(self._first.layers, shifted.layers, strict=True)
-        is_same_rows = all(same(a.hidden, b.hidden) for a, b in rows)
-        return same(one, other) and is_same_rows and not _same_arguments(self._first, shifted)
 
     def _part_calls(self) -> list[PartCall]:
         return [call for call in self._first.parts if call.name in self._skeleton.parts]
