@@ -250,8 +250,7 @@ class LocalShards:
     def header(self, shard: str) -> tuple[bytes, int]:
         path = self.directory / shard
         try:
-            stamp = stamp_of(path)
-            size_bytes = path.stat().st_size
+            _, size_bytes, _ = stamp = stamp_of(path)
             with path.open("rb") as opened:
                 raw = read_header(opened, size_bytes, shard, str(path))
         except OSError as error:
