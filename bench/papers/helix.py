@@ -113,41 +113,51 @@ def at_their_times(
     source: str = "",
 ) -> Row:
     """One online run: the same arrivals, drawn from the trace, half an hour long, for everybody."""
-    arrivals = resampled(azure(), tokens_per_s=rate, duration_s=ONLINE_S, seed=0)
-    found = find(cluster, model, placement)
-    started_s = time.process_time()
-    report = online(*found, arrivals, RULES[rules], measured_s=ONLINE_S)
     return {
-        "cluster": cluster,
-        "model": model,
         "mode": f"{rate:g} tokens/s arrive",
-        "placement": placement,
-        "rules": rules,
-        **RULES[rules].names(),
         "published_tokens_per_s": published_tokens_per_s,
         "source": source,
         "planned_s": planned_s(cluster, model) if placement == "ours" else None,
-        **figures(report, time.process_time() - started_s),
+        **_arriving(cluster, model, placement, rules, rate, ONLINE_S),
     }
 
 
 def on_curve(cluster: str, model: str, placement: str, rules: str, share: float) -> Row:
     """One point of prompt time against tokens/s: requests that arrive at a share of the decoded
     tokens/s that Helix serves under full load."""
-    trace = azure()
-    decoded = sum(r.output_tokens for r in trace)
-    total = decoded + sum(r.input_tokens for r in trace)
+    decoded = sum(r.output_tokens for r in azure())
+    total = decoded + sum(r.input_tokens for r in azure())
     rate = share * helix_serves(cluster, model)
-    arrivals = resampled(trace, tokens_per_s=rate * total / decoded, duration_s=CURVE_S, seed=0)
+    rows = rate * total / decoded
+    return {
+        "share": share,
+        "arriving_tokens_per_s": rate,
+        **_arriving(cluster, model, placement, rules, rows, CURVE_S, warm_up_s=CURVE_S / 2),
+    }
+
+
+def _arriving(
+    cluster: str,
+    model: str,
+    placement: str,
+    rules: str,
+    rate: float,
+    duration_s: float,
+    *,
+    warm_up_s: float = 0.0,
+) -> Row:
+    """A run of requests that come for ``duration_s``, ``rate`` tokens/s of prompts and answers;
+    measured from ``warm_up_s`` on."""
+    arrivals = resampled(azure(), tokens_per_s=rate, duration_s=duration_s, seed=0)
     found = find(cluster, model, placement)
     started_s = time.process_time()
-    report = online(*found, arrivals, RULES[rules], warm_up_s=CURVE_S / 2, measured_s=CURVE_S / 2)
+    measured_s = duration_s - warm_up_s
+    report = online(*found, arrivals, RULES[rules], warm_up_s=warm_up_s, measured_s=measured_s)
     return {
         "cluster": cluster,
         "model": model,
         "placement": placement,
-        "share": share,
-        "arriving_tokens_per_s": rate,
+        "rules": rules,
         **RULES[rules].names(),
         **figures(report, time.process_time() - started_s),
     }
