@@ -68,7 +68,7 @@ def _layer_rate(record: NodeRecord) -> float:
 
 
 def _speed(record: NodeRecord, sessions: int) -> float:
-    """Layers/s of each of so many sessions."""
+    """Layers/s of each of ``sessions`` that run at a time."""
     return 1.0 / max(token_s(record, 1, sessions), 1e-9)
 
 

@@ -162,7 +162,7 @@ def chains_bound(problem: Problem, service: Service) -> float:
     whose KV room takes the chain's sessions: by Little's law the rate times the time around the
     ring, which is at least that of the quickest peers over the shortest links. So over all chains
     and layers, rates times layers are at most what peers can give: the layers that each holds times
-    its ceiling at so many, and its KV room.
+    its ceiling with that number, and its KV room.
     """
     model, load = problem.model, service.workload
     given = room = 0.0

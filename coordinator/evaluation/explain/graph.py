@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import networkx
 
 EDGES_MAX = 2_000
-"""Maximum edges of a graph with links: a cut of so many takes about 50 ms."""
+"""Maximum edges of a graph with links: a cut of as many takes about 50 ms."""
 UNITS = 10**12
 """Whole units of all peers' tokens/s together: sums of whole numbers are exact."""
 START: Vertex = (SOURCE, "out")

@@ -278,7 +278,7 @@ class _Tables:
     ended: _Table
     """Where that stage ends."""
     least: _Table
-    """The least cost of at least so many layers, but not of all."""
+    """The least cost by number of layers: of at least as many, but not of all."""
 
     @classmethod
     def empty(cls, peers: int, layers: int) -> "_Tables":
