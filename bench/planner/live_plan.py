@@ -11,7 +11,8 @@ Helix's clusters the same planner also plans from the tables that the cluster is
 :data:`INFORMED_S`.
 
 Rows are added to the output; those that it has already are kept. With ``--again``, ours is planned
-again for them, beside the rivals' figures that are there.
+again for them, beside the rivals' figures that are there. With ``--program``, those of few peers
+get one more rival: Helix's program by CP-SAT, in :data:`PROGRAM_S`.
 """
 
 import statistics
@@ -27,6 +28,7 @@ from bench.papers.clusters import azure, published
 from bench.papers.full_load import offline
 from bench.planner.announced import announced_problem
 from bench.planner.clusters import HELD_OUT, TUNING, load
+from bench.planner.helix.helix_cpsat import solve_by_cpsat
 from bench.planner.pattern_cpsat import widest_chain
 from bench.planner.stage_patterns import Terrain, place_chains
 from coordinator.commands.planner_view import service_of
@@ -65,6 +67,8 @@ TOKENS_MIN, REPLAYS_MAX = 60_000, 8
 """Replays by the living rules, each of other requests, end once so many tokens were decoded: what a
 small swarm serves in one replay differs by 8% from the next."""
 INFORMED_S = 30.0
+PROGRAM = "helix's program"
+PROGRAM_PEERS_MAX, PROGRAM_S = 8, 600.0
 HELIX_S = 240.0
 """Measured time of a replay by Helix's rules, after a minute."""
 
@@ -261,6 +265,24 @@ def row(name: str, before: dict[str, Any] | None = None) -> dict[str, Any]:
     }
 
 
+def with_program(before: dict[str, Any]) -> dict[str, Any]:
+    """A row with Helix's program among the rivals."""
+    each = case(before["cluster"])
+    hint = heuristics.chain(each.known) or ()
+    spans = solve_by_cpsat(each.known, time_limit_s=PROGRAM_S, seed=0, hint=hint)
+    if spans is None:
+        return before
+    plan = plan_of(each.known, spans, solve_flow(each.known, spans).edges)
+    rivals_ = before["rivals"] | {PROGRAM: figures(each, plan)}
+    changed = before | {"rivals": rivals_}
+    if rivals_[PROGRAM]["served"] > rivals_[before["best"]]["served"]:
+        changed["best"] = PROGRAM
+        changed["ratio"] = before["ours"]["served"] / rivals_[PROGRAM]["served"]
+        by_helix = each.replayed(plan, helix=True)
+        changed["by_helix"] = before["by_helix"] | {PROGRAM: by_helix}
+    return changed
+
+
 def tau(pairs: Sequence[tuple[float, float]]) -> float | None:
     """Kendall's tau of two figures for each placement; None: no two differ."""
     alike = count = 0
@@ -302,15 +324,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", metavar="CLUSTER", help="these clusters, by name")
     parser.add_argument("--rows", type=int, metavar="N", help="at most so many new rows")
     parser.add_argument("--again", action="store_true", help="ours, also for rows that are there")
+    parser.add_argument(
+        "--program", action="store_true", help="Helix's program beside those of few"
+    )
     arguments = parser.parse_args(argv)
     rows = {each["cluster"]: each for each in report.earlier(arguments.out).get("rows", ())}
     wanted = arguments.only or (*NAMED, *TUNING, *HELD_OUT)
     left = [name for name in wanted if arguments.again or name not in rows]
     left += [n for n in wanted if n in NAMED and n not in left and "informed" not in rows[n]]
+    if arguments.program:
+        few = (n for n in wanted if n in rows and rows[n]["peers"] <= PROGRAM_PEERS_MAX)
+        left = [name for name in few if PROGRAM not in rows[name]["rivals"]]
     for name in left[: arguments.rows]:
-        if arguments.again or name not in rows:
+        if arguments.program:
+            rows[name] = with_program(rows[name])
+        elif arguments.again or name not in rows:
             rows[name] = row(name, rows.get(name))
-        if name in NAMED:
+        if name in NAMED and not arguments.program:
             rows[name]["informed"] = informed(case(name))
         print(name, {k: v for k, v in rows[name].items() if k != "cluster"}, flush=True)
         ordered = [rows[n] for n in (*NAMED, *TUNING, *HELD_OUT) if n in rows]
