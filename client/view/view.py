@@ -14,7 +14,7 @@ from client.view.belief import believed
 from client.view.blame import Blame
 from client.view.prefixes import PrefixMemory
 from coordinator.policies.routing.affinity import KnownPrefix, Route, again
-from coordinator.policies.routing.balance import load_of, round_trips, swapped
+from coordinator.policies.routing.balance import load_of, reported, round_trips, swapped
 from coordinator.policies.routing.quickest import (
     QUICKEST,
     LatePeers,
@@ -145,7 +145,7 @@ class SwarmView:
 
     def take_links(self, links: Mapping[str, LinksRecord]) -> None:
         """Take the round trips between peers from these records."""
-        self._rtt_s = round_trips(links)
+        self._rtt_s = round_trips(reported(links))
 
     @property
     def kv_tokens_free(self) -> int:

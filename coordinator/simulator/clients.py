@@ -21,6 +21,7 @@ from coordinator.policies.admission.rules import (
     may_wait_s,
     queue_is_long,
 )
+from coordinator.policies.routing.balance import round_trips
 from coordinator.policies.routing.quickest import RingTimes, quicker
 from coordinator.policies.routing.routes import NoRoute, Router
 from coordinator.simulator.core.parts import SimulatedPeer, SimulatedSession, Stage
@@ -95,7 +96,7 @@ class Clients:
         are requests by which the stages know how long answers are. With ``in_turn``, routes are
         taken in turn alone, the quickest never out of it."""
         self._in_turn = in_turn
-        self._rtt_s = {frozenset((link.source, link.target)): link.rtt_s for link in problem.links}
+        self._rtt_s = round_trips(problem.links)
         self._answered = answered[: SIMULATED_CLIENTS.answers_known]
         self._nodes = {node.peer_id: node for node in problem.nodes}
         self._problem = problem

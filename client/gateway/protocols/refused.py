@@ -147,11 +147,12 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
 
 
 def refused_by(kind: type[msgspec.Struct]) -> Mapping[str, str]:
-    """The fields that this kind of request refuses, each with its reason: its own first."""
+    """The fields that this kind of request refuses, each with its reason: its own first,
+    and none that it has."""
     if (own := REFUSED.get(kind.__name__)) is None:
         return {}
-    built = frozenset(kind.__struct_fields__)
-    return {**own, **{name: ELSEWHERE for name in CHANGING if name not in own.keys() | built}}
+    named = {**own, **{name: ELSEWHERE for name in CHANGING if name not in own}}
+    return {name: why for name, why in named.items() if name not in kind.__struct_fields__}
 
 
 def check_fields(given: msgspec.Struct, refused: Mapping[str, str]) -> None:

@@ -19,13 +19,13 @@ lately counts at its receiver even if the receiver's record does not show it yet
 moved lately stays.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 from coordinator.policies.routing.quickest import QUICKEST
 from coordinator.policies.routing.routes import NoRoute
-from dht.messages.types import LinksRecord, NodeRecord, NodeState, RouteStage
+from dht.messages.types import Link, LinksRecord, NodeRecord, NodeState, RouteStage
 
 
 def freeness(room_tokens: float, sessions: int) -> float:
@@ -309,14 +309,18 @@ def partner_of(
     return partner if mine.freeness < 0 or theirs >= gap * mine.freeness else None
 
 
-def round_trips(records: Mapping[str, LinksRecord]) -> dict[frozenset[str], float]:
-    """Round trips by pair of peers, in seconds; the longer where both peers report one."""
-    known: dict[frozenset[str], float] = {}
+def reported(records: Mapping[str, LinksRecord]) -> Iterator[Link]:
+    """The links that a peer at one of their ends reports."""
     for author, record in records.items():
-        for link in record.links:
-            if author in (link.source, link.target):
-                pair = frozenset((link.source, link.target))
-                known[pair] = max(link.rtt_s, known.get(pair, 0.0))
+        yield from (link for link in record.links if author in (link.source, link.target))
+
+
+def round_trips(links: Iterable[Link]) -> dict[frozenset[str], float]:
+    """Round trips by pair of peers, in seconds; the longer where both ways are known."""
+    known: dict[frozenset[str], float] = {}
+    for link in links:
+        pair = frozenset((link.source, link.target))
+        known[pair] = max(link.rtt_s, known.get(pair, 0.0))
     return known
 
 

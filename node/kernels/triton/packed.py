@@ -24,8 +24,8 @@ from node.kernels.triton.groups import (
     blocks_most,
     own_block,
 )
-from node.kernels.triton.packed_row import WORDS_AT_ONCE, float_bits, row_product
-from node.packed.packing import Packing, Parts
+from node.kernels.triton.packed_row import FLOATS, WORDS_AT_ONCE, float_bits, row_product
+from node.packed.packing import CENTRES, Packing, Parts
 
 COLUMNS_LEAST = 16
 """Minimum columns that share a scale."""
@@ -89,8 +89,11 @@ def splits_for(programs: int, ins: int, tiles: Tiles, device: torch.device) -> i
 
 
 def takes(packing: Packing, parts: Parts) -> bool:
-    """Whether the kernel multiplies by it: not by matrices whose columns have several orders, by
-    groups of columns that no tile holds whole, nor where a scale is too large."""
+    """Whether the kernel multiplies by it: not by codes that it does not know, by matrices whose
+    columns have several orders, by groups of columns that no tile holds whole, nor where a scale is
+    too large."""
+    if packing.code not in FLOATS and packing.code not in CENTRES:
+        return False
     ins, columns = packing.shape(parts)[-1], packing.columns
     power = columns >= COLUMNS_LEAST and columns & (columns - 1) == 0
     orders = parts["order"].shape[:-1].numel() if "order" in parts else 1

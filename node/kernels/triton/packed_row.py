@@ -13,6 +13,8 @@ from node.kernels.triton.groups import own_block
 
 WORDS_AT_ONCE = 4
 """Words that a thread reads with one instruction."""
+FLOATS = frozenset({"e2m1", "float8_e4m3", "float8_e5m2"})
+"""Codes that are floats of few bits (:func:`float_bits`); the others are steps of one size."""
 RAISED = tl.constexpr(64)
 """Exponent of what rows are multiplied by where codes are floats: these are made so small that
 their products with small numbers would be rounded. Half of theirs, so that rows of any size that

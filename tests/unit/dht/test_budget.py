@@ -8,6 +8,7 @@ import pytest
 
 from dht.budget import (
     FORGOTTEN,
+    FRAME_BYTES,
     LIMITS,
     NAMES_MAX,
     SHARES,
@@ -22,6 +23,7 @@ from dht.budget import (
     prefix_of,
 )
 from dht.errors import NetworkError
+from dht.messages.codec import FRAME_BOUNDS
 
 THREATS = Path(__file__).parents[3] / "docs" / "threat-model.md"
 UNITS = {"": 1, "KiB": 1 << 10, "MB": 1e6, "MiB": 1 << 20}
@@ -59,6 +61,10 @@ def test_what_is_above_a_peers_own_rate_takes_nothing_from_the_others() -> None:
     assert [taken.take("greedy", 1, 0.0) for _ in range(10)] == [*[True] * 2, *[False] * 8]
     assert [taken.take(name, 1, 0.0) for name in "abcd"] == [True, True, True, False]
     assert taken.refused == 9
+
+
+def test_a_peer_may_have_two_of_the_largest_frames_unfinished() -> None:
+    assert FRAME_BYTES.per_peer >= 2 * FRAME_BOUNDS.bytes_max
 
 
 ADDRESSED = {"dials_back_to"}

@@ -5,6 +5,7 @@ import json
 import zlib
 from typing import Any
 
+import msgspec
 import pytest
 from anthropic.pagination import SyncPage as Page
 from anthropic.types import ModelInfo
@@ -13,7 +14,7 @@ from client.gateway.errors import ApiError
 from client.gateway.keys import plain_keys
 from client.gateway.protocols.ollama import Options
 from client.gateway.protocols.refused import refused_by
-from client.gateway.protocols.requests import CompletionRequest
+from client.gateway.protocols.requests import ChatRequest, CompletionRequest
 from client.gateway.structured.call_formats import FUNCTION_TAGS, TAGGED_JSON, CallFormat
 from client.gateway.structured.calls import calls_in
 from client.gateway.structured.calls_grammar import calls_grammar
@@ -103,6 +104,12 @@ def test_another_endpoints_fields_are_refused_by_name(path: str, more: dict[str,
             assert next(iter(more)) in json.dumps(answer)
 
     asyncio.run(scenario())
+
+
+def test_a_field_that_a_request_has_is_not_refused() -> None:
+    built = msgspec.defstruct("ChatRequest", [("top_a", float, 0.0)])
+    assert "top_a" in refused_by(ChatRequest)
+    assert "top_a" not in refused_by(built)
 
 
 @pytest.mark.parametrize("path", LEAST)

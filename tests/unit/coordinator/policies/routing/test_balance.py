@@ -14,6 +14,7 @@ from coordinator.policies.routing.balance import (
     freeness,
     load_of,
     partner_of,
+    reported,
     round_trips,
     swapped,
 )
@@ -167,7 +168,8 @@ def test_who_is_far_from_the_neighbours_is_given_nothing(
     told = {"me": mine, "after": (link("me", "after", 0.01),)}
     if far_s is not None:
         told["other"] = link("before", "other", far_s), link("other", "after", far_s)
-    rtt_s = round_trips({p: LinksRecord(peer_id=p, links=each) for p, each in told.items()})
+    records = {p: LinksRecord(peer_id=p, links=each) for p, each in told.items()}
+    rtt_s = round_trips(reported(records))
     assert rtt_s[frozenset(("me", "after"))] == 0.02
     assert frozenset(("before", "after")) not in rtt_s, "neither of the two says so"
     here = [session(name) for name in "abcde"]
@@ -176,6 +178,14 @@ def test_who_is_far_from_the_neighbours_is_given_nothing(
         *({s.session for s in here}, rtt_s),
     )
     assert bool(orders) is goes
+
+
+def test_the_longer_of_both_ways_counts() -> None:
+    for links in (
+        (link("a", "b", 0.01), link("b", "a", 0.03)),
+        (link("b", "a", 0.03), link("a", "b", 0.01)),
+    ):
+        assert round_trips(links) == {frozenset("ab"): 0.03}
 
 
 def test_headroom_that_is_used_moves_even_one_session() -> None:

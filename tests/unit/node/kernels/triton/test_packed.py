@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from node.engine.engine import Engine, EngineConfig
 from node.packed.ggml import AFFINE
 from node.packed.operand import operand_of
-from node.packed.packing import Packing, Parts
+from node.packed.packing import CODES, Packing, Parts
 from node.packed.tensor import PackedTensor
 from node.weights.store import WeightStore
 from testing.packed_checkpoints import FORMATS, write
@@ -236,6 +236,15 @@ def test_others_are_dequantised(weight: PackedTensor) -> None:
     linear.weight = nn.Parameter(weight, requires_grad=False)
     assert multiply_packed(linear, packed) == 0
     assert not is_multiplied(linear)
+
+
+def test_codes_without_a_branch_in_the_kernel_are_dequantised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = {"codes": torch.zeros(4, 32, dtype=torch.uint8), "scales": torch.ones(4, 1)}
+    assert takes(Packing(code="uint4", columns=64), parts)
+    monkeypatch.setitem(CODES, "nf4", CODES["uint4"])
+    assert not takes(Packing(code="nf4", columns=64), parts)
 
 
 class _Wrong:
