@@ -58,7 +58,7 @@ class LentTraffic:
         self._month_file = month_file
         self._saved_bytes = 0
         self._beside_bytes = self._saved_beside_bytes = 0
-        self.month, self._beside = _load(month_file) or 2 * (MonthlyUse.at(time.time()),)
+        self.month, self._beside = month_of(month_file) or 2 * (MonthlyUse.at(time.time()),)
 
     def sent(self, size_bytes: int) -> None:
         """Count bytes written to a stream."""
@@ -133,7 +133,12 @@ class LentTraffic:
             logger.warning("cannot keep this month's traffic: %s", error)
 
 
-def _load(file: Path | None) -> tuple[MonthlyUse, MonthlyUse] | None:
+def traffic_file(identity: Path) -> Path:
+    """Where the peer with this key file keeps what it used of the month's traffic."""
+    return identity.with_suffix(".traffic.json")
+
+
+def month_of(file: Path | None) -> tuple[MonthlyUse, MonthlyUse] | None:
     """The use of the month and what of it was beside sessions, if ``file`` tells."""
     if file is None or not file.exists():
         return None

@@ -16,6 +16,7 @@ from coordinator.policies.routing.balance import (
     Movable,
     PeerLoad,
     load_of,
+    reported,
     round_trips,
 )
 from dht.errors import NetworkError
@@ -89,4 +90,4 @@ class Balancer:
             for peer_id, record in nodes.items()
             if peer_id != mine.peer_id and record.model.serves_with(mine.model)
         }
-        self._rtt_s = round_trips(links)
+        self._rtt_s = round_trips(reported(links))

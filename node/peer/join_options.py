@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import math
 import shutil
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from dht.errors import UserError, reason_of
 from dht.process.home import at_home
 from node.peer.first_steps import WHICH
 from node.peer.join_file import FILE_BYTES_MAX, as_flags
-from node.peer.lent_before import LENT_BEFORE, take_limits
+from node.peer.lent_before import LENT_BEFORE, LIMITS, check_limits, flag_of, take_limits
 
 if TYPE_CHECKING:
     from dht.messages.types import Assignment, ModelSpec, UplinkClaim
@@ -113,9 +112,8 @@ def join_parser() -> Parser:
         help="compute on GPU N (0,1: a peer on each)",
     )
     device.add_argument("--cpu", action="store_true", help="compute on the CPU")
-    add("--memory", type=float, metavar="GIB", help="memory to lend (85%% of the free; CPU: 50%%)")
-    rare("--max-vram", type=float, metavar="GIB", help="most of the GPU's memory to lend")
-    rare("--power-limit", type=float, metavar="W", help="power limit of the GPU while it is lent")
+    for name, limit in LIMITS.items():
+        (rare if limit.rare else add)(flag_of(name), help=limit.help, **limit.flag)
     rare(
         "--port",
         type=int,
@@ -133,11 +131,6 @@ def join_parser() -> Parser:
     add("--test", action="store_true", help="serve nobody; measure, and show what it would do")
     rare("--coordinators", nargs="+", default=[], metavar="ID", help="follow plans of these only")
     rare("--layers", metavar="START:END", help="serve these whatever the plan says")
-    add("--idle-only", action="store_true", help="step aside while the machine is in use")
-    aside = "step aside while such a program (game) runs"
-    rare("--pause-on-process", nargs="+", default=[], metavar="P", help=aside)
-    times = "serve only then: 22:00-07:30 (local time)"
-    add("--schedule", nargs="+", default=[], metavar="T", help=times)
     rare(
         "--calm", type=float, default=60.0, metavar="S", help="come back after S quiet seconds (60)"
     )
@@ -154,9 +147,6 @@ def join_parser() -> Parser:
         metavar="Q",
         help="weights in int8 or int4 (docs/weights.md)",
     )
-    add("--max-up", type=float, metavar="MBIT", help="most megabits per second to send")
-    rare("--max-down", type=float, metavar="MBIT", help="most megabits per second to receive")
-    add("--monthly-cap", type=float, metavar="GB", help="GB a month, both ways (no limit)")
     evens = "move sessions to freer peers also while memory suffices (docs/lend-a-gpu.md)"
     rare("--balance", action="store_true", help=evens)
     rare(
@@ -238,18 +228,7 @@ def _check(arguments: argparse.Namespace) -> None:
         )
     if arguments.threads is not None and arguments.threads < 1:
         raise UserError(f"--threads is {arguments.threads}; it must be at least 1")
-    for name in ("memory", "max_vram", "power_limit"):
-        value = getattr(arguments, name)
-        if value is not None and not (math.isfinite(value) and value > 0):
-            flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{flag} is {value:g}; it must be a finite number above 0")
-    most = 1e9
-    for flag, least in (("max_up", 1), ("max_down", 1), ("monthly_cap", 0.001)):
-        value = getattr(arguments, flag)
-        if value is not None and not least <= value < most:
-            name = flag.replace("_", "-")
-            limits = f"between {least:g} and {most:g}" if value >= most else f"at least {least:g}"
-            raise UserError(f"--{name} is {value:g}; it must be {limits}")
+    check_limits(arguments)
     if len(arguments.name or "") > LENT_BEFORE.name_max:
         raise UserError(
             f"--name has {len(arguments.name)} characters; the limit is {LENT_BEFORE.name_max}"
@@ -271,10 +250,11 @@ def _settle_devices(arguments: argparse.Namespace) -> None:
     arguments.gpu = arguments.gpus[0] if count else None
     if arguments.layers and count > 1:
         raise UserError("--layers is for one peer; join with each of the GPUs by itself")
-    for name in ("power_limit", "max_vram"):
-        if getattr(arguments, name) is not None and arguments.cpu:
-            flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{flag} is for a GPU; of the CPU, --memory says how much is lent")
+    for name, limit in LIMITS.items():
+        if limit.of_gpu and getattr(arguments, name) and arguments.cpu:
+            raise UserError(
+                f"{flag_of(name)} is for a GPU; of the CPU, --memory says how much is lent"
+            )
     port_max = 65536 - max(1, count)
     if arguments.port is not None and not 0 <= arguments.port <= port_max:
         raise UserError(f"--port is {arguments.port}; it must be between 0 and {port_max}")
@@ -352,7 +332,7 @@ def wanted_models(arguments: argparse.Namespace) -> list[str]:
 def lent_traffic(arguments: argparse.Namespace) -> "LentTraffic":
     """The owner's limits on traffic; the month's count is kept beside the identity."""
     from coordinator.policies.links.token_bucket import Allowance
-    from node.links.lent_traffic import LentTraffic
+    from node.links.lent_traffic import LentTraffic, traffic_file
 
     def allowance(mbit: float | None) -> Allowance:
         return Allowance() if mbit is None else Allowance(mbit * 1e6 / 8)
@@ -362,7 +342,7 @@ def lent_traffic(arguments: argparse.Namespace) -> "LentTraffic":
         up=allowance(arguments.max_up),
         down=allowance(arguments.max_down),
         month_bytes_max=None if cap_gb is None else cap_gb * 1e9,
-        month_file=arguments.identity.expanduser().with_suffix(".traffic.json"),
+        month_file=traffic_file(arguments.identity.expanduser()),
     )
 
 

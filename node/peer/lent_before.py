@@ -10,7 +10,7 @@ import errno
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -36,42 +36,104 @@ class LentConfig:
     file_bytes_max: int = 16 << 10
     name_max: int = 64
     """Maximum length of a peer's name, in characters."""
+    number_max: float = 1e9
+    """Bound of all limits that are numbers."""
 
 
 LENT_BEFORE = LentConfig()
 
 
-Number = Annotated[float, Meta(gt=0, lt=1e9)] | None
-Words = Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=64)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """What a person may say of their machine: a flag, which is remembered."""
+
+    help: str
+    words: str
+    """How it is told when it holds again; ``{}`` is its value."""
+    metavar: str = ""
+    """Empty: it is said or not, and has no value."""
+    least: float | None = None
+    """Minimum, 0 for any number above 0; None: it is no number."""
+    of_device: bool = False
+    """It was said of one kind of device."""
+    of_gpu: bool = False
+    """It is for a GPU alone."""
+    rare: bool = False
+    """Only ``--help-all`` shows the flag."""
+
+    @property
+    def flag(self) -> dict[str, Any]:
+        """How the command line reads it."""
+        if not self.metavar:
+            return {"action": "store_true"}
+        how = {"nargs": "+", "default": []} if self.least is None else {"type": float}
+        return {"metavar": self.metavar, **how}
+
+    @property
+    def kept(self) -> Any:
+        """The type of what is remembered of it."""
+        if self.metavar and self.least is None:
+            return Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=64)]
+        return Annotated[float, Meta(gt=0, lt=LENT_BEFORE.number_max)] if self.metavar else bool
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person said of their machine; each field is the flag of that name."""
-
-    memory: Number = None
-    max_vram: Number = None
-    power_limit: Number = None
-    max_up: Number = None
-    max_down: Number = None
-    monthly_cap: Number = None
-    idle_only: bool = False
-    pause_on_process: Words = ()
-    schedule: Words = ()
-
-
-OF_DEVICE = frozenset({"memory", "max_vram", "power_limit"})
-"""Limits that were said of one kind of device."""
-IN_WORDS = {
-    "memory": "{:g} GiB",
-    "max_vram": "at most {:g} GiB of the GPU",
-    "power_limit": "at most {:g} W",
-    "max_up": "at most {:g} Mbit/s up",
-    "max_down": "at most {:g} Mbit/s down",
-    "monthly_cap": "{:g} GB a month",
-    "idle_only": "only while nobody uses the machine",
-    "pause_on_process": "not while {} runs",
-    "schedule": "only at {}",
+LIMITS: Mapping[str, Limit] = {
+    "memory": Limit(
+        metavar="GIB",
+        help="memory to lend (85%% of the free; CPU: 50%%)",
+        words="{:g} GiB",
+        least=0,
+        of_device=True,
+    ),
+    "max_vram": Limit(
+        metavar="GIB",
+        help="most of the GPU's memory to lend",
+        words="at most {:g} GiB of the GPU",
+        least=0,
+        of_gpu=True,
+        rare=True,
+    ),
+    "power_limit": Limit(
+        metavar="W",
+        help="power limit of the GPU while it is lent",
+        words="at most {:g} W",
+        least=0,
+        of_gpu=True,
+        rare=True,
+    ),
+    "max_up": Limit(
+        metavar="MBIT",
+        help="most megabits per second to send",
+        words="at most {:g} Mbit/s up",
+        least=1,
+    ),
+    "max_down": Limit(
+        metavar="MBIT",
+        help="most megabits per second to receive",
+        words="at most {:g} Mbit/s down",
+        least=1,
+        rare=True,
+    ),
+    "monthly_cap": Limit(
+        metavar="GB",
+        help="GB a month, both ways (no limit)",
+        words="{:g} GB a month",
+        least=0.001,
+    ),
+    "idle_only": Limit(
+        help="step aside while the machine is in use", words="only while nobody uses the machine"
+    ),
+    "pause_on_process": Limit(
+        metavar="P",
+        help="step aside while such a program (game) runs",
+        words="not while {} runs",
+        rare=True,
+    ),
+    "schedule": Limit(
+        metavar="T", help="serve only then: 22:00-07:30 (local time)", words="only at {}"
+    ),
 }
+"""By the names of their flags."""
 
 
 class LentBefore(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +145,8 @@ class LentBefore(msgspec.Struct, frozen=True, kw_only=True):
     """What others see this peer as; empty: nothing, as its owner said. None: it was not settled."""
     device: str = ""
     """``cpu`` or ``gpu``: what the limits were said of."""
-    limits: Limits = Limits()
+    limits: dict[str, Any] = {}
+    """Values of :data:`LIMITS` that were said."""
 
 
 def _file(identity: Path) -> Path:
@@ -96,7 +159,11 @@ def lent_before(identity: Path) -> LentBefore:
     path = _file(identity)
     try:
         with path.open("rb") as file:
-            return decode_json(file.read(LENT_BEFORE.file_bytes_max), LentBefore)
+            before = decode_json(file.read(LENT_BEFORE.file_bytes_max), LentBefore)
+        for name, limit in LIMITS.items():
+            if said := before.limits.get(name):
+                msgspec.convert(said, limit.kept)
+        return before
     except (FileNotFoundError, NotADirectoryError):
         return LentBefore()
     except (OSError, ValueError) as error:
@@ -133,24 +200,42 @@ def take_limits(arguments: argparse.Namespace) -> None:
         return
     before = lent_before(arguments.identity)
     taken = []
-    for name in Limits.__struct_fields__:
-        value = getattr(before.limits, name)
-        if not value or (name in OF_DEVICE and before.device != _kind(arguments)):
+    is_same_kind = before.device == _kind(arguments)
+    for name, limit in LIMITS.items():
+        value = before.limits.get(name)
+        if not value or ((limit.of_device or limit.of_gpu) and not is_same_kind):
             continue
         if not getattr(arguments, name):
-            setattr(arguments, name, list(value) if isinstance(value, tuple) else value)
+            setattr(arguments, name, value)
             taken.append(name)
     arguments.taken = tuple(taken)
     if taken:
         words = (_in_words(name, getattr(arguments, name)) for name in taken)
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in taken)
+        flags = ", ".join(map(flag_of, taken))
         arguments.as_last = (
             f"As last time: {', '.join(words)}; change with {flags}, or all at once with --anew"
         )
 
 
+def check_limits(arguments: argparse.Namespace) -> None:
+    """Raises UserError for a limit that is no number above its least."""
+    most = LENT_BEFORE.number_max
+    for name, limit in LIMITS.items():
+        value, least = getattr(arguments, name), limit.least
+        if value is None or least is None or (value > 0 and least <= value < most):
+            continue
+        wanted = f"at least {least:g}" if least else "a finite number above 0"
+        wanted = f"between {least:g} and {most:g}" if value >= most else wanted
+        raise UserError(f"{flag_of(name)} is {value:g}; it must be {wanted}")
+
+
+def flag_of(name: str) -> str:
+    """The flag of an option."""
+    return f"--{name.replace('_', '-')}"
+
+
 def _in_words(name: str, value: Any) -> str:
-    return IN_WORDS[name].format(" or ".join(value) if isinstance(value, list) else value)
+    return LIMITS[name].words.format(" or ".join(value) if isinstance(value, list) else value)
 
 
 def keep_lent(arguments: argparse.Namespace) -> None:
@@ -160,15 +245,7 @@ def keep_lent(arguments: argparse.Namespace) -> None:
     before = _before(arguments)
     limits, device = before.limits, before.device
     if BESIDE not in os.environ and not arguments.config:  # else they are kept elsewhere
-        limits = msgspec.convert(
-            {name: getattr(arguments, name) or None for name in Limits.__struct_fields__}
-            | {
-                "idle_only": arguments.idle_only,
-                "pause_on_process": tuple(arguments.pause_on_process),
-                "schedule": tuple(arguments.schedule),
-            },
-            Limits,
-        )
+        limits = {name: said for name in LIMITS if (said := getattr(arguments, name))}
         device = _kind(arguments)
     name = before.name if arguments.name is None or arguments.config else arguments.name
     kept = LentBefore(port=arguments.port or before.port, name=name, device=device, limits=limits)

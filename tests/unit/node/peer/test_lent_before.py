@@ -13,7 +13,7 @@ import pytest
 from dht.errors import UserError
 from node.peer import join_options, lent_before
 from node.peer.gpu_peers import flags_of
-from node.peer.lent_before import IN_WORDS, LENT_BEFORE, Limits, keep_lent, port_of
+from node.peer.lent_before import LENT_BEFORE, LIMITS, flag_of, keep_lent, port_of
 from node.peer.naming import machine_name, settle_name
 
 Parse = Callable[[str], Namespace]
@@ -40,18 +40,12 @@ SAID = (
 )
 
 
-def test_every_limit_has_words_and_is_a_flag() -> None:
-    assert set(IN_WORDS) == set(Limits.__struct_fields__)
-    flags = {action.dest for action in join_options.join_parser()._actions}
-    assert flags >= set(IN_WORDS)
-
-
 def test_what_was_said_holds_until_something_else_is_said(parse: Parse) -> None:
     first = parse(SAID)
     assert first.as_last == ""
     keep_lent(first)
     again = parse("--cpu")
-    for name in Limits.__struct_fields__:
+    for name in LIMITS:
         assert getattr(again, name) == getattr(first, name), name
     for words in ("0.012 GiB", "300 GB a month", "22:00-07:30", "steam", "--memory", "--anew"):
         assert words in again.as_last
@@ -92,7 +86,31 @@ def test_peers_on_several_gpus_share_what_was_said_once(
         assert (child.schedule, child.idle_only) == (["22:00-07:30"], True)
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"limits": {"memory": -1}}', '{"port": 99999}', "[]"])
+def test_every_limit_is_remembered_and_told(parse: Parse) -> None:
+    said = {"{:g}": "7", "{}": "22:00-07:30"}
+    for name, limit in LIMITS.items():
+        value = next((said[hole] for hole in said if hole in limit.words), "")
+        flag = f"{flag_of(name)} {value}"
+        keep_lent(parse(f"--gpu 0 --anew {flag}"))
+        again = parse("--gpu 0")
+        assert getattr(again, name) == getattr(parse(f"--gpu 0 --anew {flag}"), name)
+        assert flag_of(name) in again.as_last
+        assert value in again.as_last
+
+
+def test_what_another_version_remembers_is_no_trouble(parse: Parse, tmp_path: Path) -> None:
+    (tmp_path / "id.lent.json").write_text('{"limits": {"max_celsius": 80, "max_up": null}}')
+    assert parse("--cpu").as_last == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", '{"port": 99999}', "[]"),
+        *('{"limits": {"memory": -1}}', '{"limits": {"memory": true}}'),
+        *('{"limits": {"schedule": [1]}}', '{"limits": {"idle_only": "yes"}}'),
+    ],
+)
 def test_a_damaged_file_is_said_and_lends_nothing(text: str, parse: Parse, tmp_path: Path) -> None:
     (tmp_path / "id.lent.json").write_text(text)
     with pytest.raises(UserError, match=r"id\.lent\.json, which says what was lent last"):
