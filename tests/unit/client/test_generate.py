@@ -13,7 +13,9 @@ import pytest
 
 from client import generate
 from client.answer.generation import Answer, Piece
+from client.errors import RequestRefusedError
 from client.text.tokenizer import ModelText
+from dht.command_line import EXIT_USER, exit_code_of
 from dht.errors import SwarmError
 from dht.messages.session import FinishReason
 
@@ -109,3 +111,13 @@ def test_an_error_in_mid_answer_has_its_own_line(monkeypatch: pytest.MonkeyPatch
         raise SwarmError("layer 3 is held by nobody")
 
     assert asked(monkeypatch, fail) == " morning\nerror: layer 3 is held by nobody\n"
+
+
+def test_what_no_peer_takes_is_the_askers_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    """Code 2: the same command cannot work later either (docs/ask.md)."""
+
+    def ask() -> int:
+        raise RequestRefusedError("the grammar: lexer error")
+
+    assert exit_code_of(ask) == EXIT_USER
+    assert capsys.readouterr().err == "error: the grammar: lexer error\n"
