@@ -332,6 +332,7 @@ async def _serve(
             "--int8-rows cannot be used: this model's rows carry more than hidden states"
         )
     spec, addresses = engine.spec, transport.addresses
+    pinned = pinned_to(arguments, transport.peer_id, spec, machine.lend_bytes)
     directory = Directory(transport, arguments.network, model_key(spec.name))
     await refuse_other_weights(directory, spec, arguments.fingerprint)
     await warn_of_silent(arguments.announce, reporter)
@@ -378,7 +379,6 @@ async def _serve(
         **said_by_owner(arguments),
     )
     use = use_of(arguments)
-    pinned = pinned_to(arguments, transport.peer_id, spec)
     peer = Peer(
         PeerCore(
             transport=transport,
