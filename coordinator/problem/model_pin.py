@@ -72,5 +72,6 @@ def checked_fingerprint(text: str) -> str:
 
 
 def named_peers(initial_peers: Sequence[str]) -> tuple[str, ...]:
-    """The peer ids at the ends of these multiaddresses."""
-    return tuple(address.rstrip("/").rpartition("/p2p/")[2] for address in initial_peers)
+    """The peer ids at the ends of these multiaddresses, each once."""
+    ends = (address.rstrip("/").rpartition("/p2p/")[2] for address in initial_peers)
+    return tuple(dict.fromkeys(ends))
