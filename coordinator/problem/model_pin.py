@@ -65,8 +65,8 @@ def checked_fingerprint(text: str) -> str:
     digits = text.strip().lower()
     if digits and not re.fullmatch(f"[0-9a-f]{{{DIGITS_MIN},64}}", digits):
         raise UserError(
-            f"{text[:80]!r} is no fingerprint: it has {DIGITS_MIN} to 64 hex digits, as node.join"
-            " prints them"
+            f"{text[:80]!r} is no fingerprint: it has {DIGITS_MIN} to 64 hex digits, as join prints"
+            " them"
         )
     return digits
 
