@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from coordinator.policies.routing.routes import NoRoute
-from dht.errors import SwarmError
+from dht.errors import SwarmError, UserError
 from dht.messages.types import Assignment, layers_text
 
 StatusCallback = Callable[[str], None]
@@ -55,8 +55,9 @@ def _are(ranges: Sequence[tuple[int, int]]) -> str:
     return f"{layers_text(*ranges)} {'is' if one else 'are'}"
 
 
-class RequestRefusedError(SwarmError):
-    """All peers that were asked call the request itself unsound: asking again would not help."""
+class RequestRefusedError(UserError):
+    """All peers that were asked call the request itself unsound, such as its grammar: asking again
+    would not help."""
 
 
 class UnavailableError(SwarmError):

@@ -167,6 +167,31 @@ def print_note(text: str) -> None:
     print_lines(text, sys.stderr)
 
 
+class AnswerLine:
+    """The answer on stdout as it comes, and notes on stderr, none of which begins in its midst."""
+
+    def __init__(self) -> None:
+        self._is_open = False
+        """Whether the answer's last line has not ended."""
+
+    def show(self, text: str) -> None:
+        """Write a piece of the answer."""
+        show(text)
+        self._is_open = not text.endswith("\n") if text else self._is_open
+
+    def note(self, text: str) -> None:
+        """Write a line to stderr: on a terminal that shows the answer, too, below it."""
+        if self._is_open and sys.stdout.isatty() and sys.stderr.isatty():
+            sys.stderr.write("\n")
+            self._is_open = False
+        print_note(text)
+
+    def end(self) -> None:
+        """End the answer's last line where it is open: an error comes next."""
+        if self._is_open:
+            self.show("\n")
+
+
 def answer_json(answer: Answer) -> str:
     """The answer as the one JSON object that is this command's contract."""
     shown = asdict(answer)
@@ -213,24 +238,29 @@ async def main(arguments: argparse.Namespace) -> int:
     prompt = given_prompt(arguments)
     if not 0 <= arguments.wait <= 86_400:
         raise UserError(f"--wait is {arguments.wait}; it must be between 0 and 86400 seconds")
-    async with settled_swarm(arguments, print_note, wait_s=arguments.wait) as swarm:
+    line = AnswerLine()
+    async with settled_swarm(arguments, line.note, wait_s=arguments.wait) as swarm:
         if isinstance(prompt, str) or options.stop:
             await swarm.ready_text()
         has_text = swarm.text.tokenizer is not None
         if isinstance(prompt, str) and not arguments.raw and chat_template_of(swarm.text):
             prompt = await swarm.chat_prompt(prompt)
         running = swarm.begin(prompt, options)
-        async for piece in running:
-            if not arguments.json:
-                show(piece.text if has_text else _ids(piece.token_ids))
-        answer, nodes = running.answer(), swarm.view.nodes
+        try:
+            async for piece in running:
+                if not arguments.json:
+                    line.show(piece.text if has_text else _ids(piece.token_ids))
+            answer = running.answer()
+        except BaseException:
+            line.end()
+            raise
+        if arguments.json:
+            print(answer_json(answer), flush=True)
+        else:
+            line.show("\n")
         remember_swarm(arguments, swarm, answer.route)
-    if arguments.json:
-        print(answer_json(answer))
-    else:
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-        print_note(figures(answer, nodes))
+        if not arguments.json:
+            print_note(figures(answer, swarm.view.nodes))
     return EXIT_DONE
 
 

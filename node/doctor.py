@@ -21,6 +21,7 @@ from dht.command_line import (
     add_swarm,
     command_of,
     print_lines,
+    saying,
     settle_swarm,
 )
 from dht.errors import NetworkError, UserError
@@ -98,10 +99,13 @@ async def main(arguments: argparse.Namespace) -> int:
     for finding in devices():
         tell(finding)
     tell(port := port_free(arguments.host, arguments.port))
-    said = await hub_says()
+    with saying("asking the hub"):
+        said = await hub_says()
     tell(hub(said))
     tell(clock(said, time.time()))
-    tell(await network(arguments, port_is_free=port.level is Level.OK))
+    with saying(f"asking network {arguments.network} whether it reaches this machine"):
+        found = await network(arguments, port_is_free=port.level is Level.OK)
+    tell(found)
     return EXIT_MACHINE if Level.PROBLEM in levels else EXIT_DONE
 
 

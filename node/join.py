@@ -137,7 +137,7 @@ async def _join(arguments: argparse.Namespace, reporter: Reporter, health: Healt
         if store is None:
             await _choose(arguments, transport, machine, reporter)
             store = await _open_store(arguments, reporter)
-        await _import_slow_modules()
+        await _import_slow_modules(reporter)
         from node.peer.loading import open_drafts, open_engine
 
         drafting = await open_drafts(arguments, store, machine, reporter)
@@ -227,9 +227,10 @@ def _meter_of(traffic: "LentTraffic", budget: "Budget") -> "ByteMeter":
     return meter
 
 
-async def _import_slow_modules() -> None:
-    for name in SLOW_MODULES:
-        await asyncio.to_thread(import_module, name)
+async def _import_slow_modules(reporter: Reporter) -> None:
+    with reporter.phase("Loading what computes (torch, transformers)"):
+        for name in SLOW_MODULES:
+            await asyncio.to_thread(import_module, name)
 
 
 async def _open_store(arguments: argparse.Namespace, reporter: Reporter) -> "WeightStore":
@@ -332,6 +333,7 @@ async def _serve(
             "--int8-rows cannot be used: this model's rows carry more than hidden states"
         )
     spec, addresses = engine.spec, transport.addresses
+    pinned = pinned_to(arguments, transport.peer_id, spec, machine.lend_bytes)
     directory = Directory(transport, arguments.network, model_key(spec.name))
     await refuse_other_weights(directory, spec, arguments.fingerprint)
     await warn_of_silent(arguments.announce, reporter)
@@ -378,7 +380,6 @@ async def _serve(
         **said_by_owner(arguments),
     )
     use = use_of(arguments)
-    pinned = pinned_to(arguments, transport.peer_id, spec)
     peer = Peer(
         PeerCore(
             transport=transport,

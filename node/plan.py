@@ -18,7 +18,7 @@ from coordinator.plan import add_search_options, main, plan_and_print
 from coordinator.planning.placement import NoPlacementError, why_uncoverable
 from coordinator.problem.service import announced_service
 from dht.checkpoints.hub import served_name
-from dht.command_line import EXIT_USER, Parser, exit_code_of, saying
+from dht.command_line import EXIT_USER, Parser, exit_code_of, print_lines, saying
 from dht.messages.types import ModelSpec, Problem, mean_layer_bytes
 from node.device.hardware import LENDING
 from node.profiling.data_sheets import GPUS, LayerWork, parse_gpus, planner_nodes
@@ -181,7 +181,7 @@ def plan_named() -> int:
         raise NoPlacementError(f"{shortage}: {_who_is_missing(named, problem_of)}")
     code = plan_and_print(problem, announced_service(problem), arguments)
     if not arguments.json:
-        print(NOTE)
+        print_lines(NOTE)
     return code
 
 

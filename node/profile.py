@@ -31,7 +31,7 @@ def parse() -> argparse.Namespace:
     device = parser.add_mutually_exclusive_group()
     device.add_argument("--gpu", type=int, metavar="N", help="compute on GPU number N")
     device.add_argument("--cpu", action="store_true", help="compute on the CPU (default)")
-    parser.add_argument("--memory", type=float, metavar="GIB", help="as for node.join")
+    parser.add_argument("--memory", type=float, metavar="GIB", help="as for join")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return parser.parse_args()
 

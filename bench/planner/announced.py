@@ -32,7 +32,8 @@ from dht.messages.types import (
 )
 from node.engine.engine import KV_TOKENS_MOST
 from node.peer.link_keeper import probe_order
-from node.profiling.layer_profile import BATCHES, CHUNKS, Profile, measure_layer, rates
+from node.profiling.layer_profile import measure_layer
+from node.profiling.layer_rates import BATCHES, CHUNKS, Profile, rates
 
 assert session  # registers the records' kinds with the codec
 

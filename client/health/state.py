@@ -430,7 +430,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 def _help(spec: ModelSpec | None, depths: list[int], weak: Sequence[str]) -> str:
     if spec is None:
-        return "Nobody serves this model: found the swarm with node.join."
+        return "Nobody serves this model: found the swarm with `anabranch join`."
     lost, single = _ranges(depths, 0), _ranges(depths, 1)
     if not lost and not single:
         return weak[0] if weak else "Every layer has two holders or more; another peer adds speed."

@@ -43,9 +43,9 @@ async def listen(runner: web.AppRunner, host: str, port: int) -> int:
     try:
         await site.start()
     except (OSError, OverflowError) as error:
+        why = reason_of(error).rpartition("): ")[2]  # asyncio names the address again
         raise UserError(
-            f"cannot listen at {host} port {port}: {reason_of(error)};"
-            " choose another with --host and --port"
+            f"cannot listen at {host} port {port}: {why}; choose another with --host and --port"
         ) from None
     address = runner.addresses[0]
     return int(address[1])

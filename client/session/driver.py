@@ -330,7 +330,7 @@ class SessionDriver:
             case GiveUp() as end:
                 raise self._final(end)
 
-    def _final(self, end: GiveUp) -> SwarmError:
+    def _final(self, end: GiveUp) -> SwarmError | RequestRefusedError:
         """What the client is told of an answer that is given up."""
         if end.no_route is None:
             return RequestRefusedError(end.reason) if end.is_unsound else SwarmError(end.reason)

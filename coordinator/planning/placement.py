@@ -550,8 +550,8 @@ def why_uncoverable(problem: Problem) -> str | None:
     count = len(problem.nodes)
     peers = "one peer" if count == 1 else f"{count} peers"
     return (
-        f"the {peers} here can hold at most {covered.layers} of"
-        f" {model.layers} layers; about {more / 2**30:.3g} GiB more are needed"
+        f"the {peers} here can hold at most {covered.layers} of {model.layers} layers beside"
+        f" embedding and head; about {more / 2**30:.3g} GiB more are needed"
     )
 
 

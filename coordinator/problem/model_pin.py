@@ -65,12 +65,13 @@ def checked_fingerprint(text: str) -> str:
     digits = text.strip().lower()
     if digits and not re.fullmatch(f"[0-9a-f]{{{DIGITS_MIN},64}}", digits):
         raise UserError(
-            f"{text[:80]!r} is no fingerprint: it has {DIGITS_MIN} to 64 hex digits, as node.join"
-            " prints them"
+            f"{text[:80]!r} is no fingerprint: it has {DIGITS_MIN} to 64 hex digits, as join prints"
+            " them"
         )
     return digits
 
 
 def named_peers(initial_peers: Sequence[str]) -> tuple[str, ...]:
-    """The peer ids at the ends of these multiaddresses."""
-    return tuple(address.rstrip("/").rpartition("/p2p/")[2] for address in initial_peers)
+    """The peer ids at the ends of these multiaddresses, each once."""
+    ends = (address.rstrip("/").rpartition("/p2p/")[2] for address in initial_peers)
+    return tuple(dict.fromkeys(ends))

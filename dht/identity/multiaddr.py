@@ -1,6 +1,7 @@
 """Parses multiaddresses as text into a peer and an address to dial. Pure, for every transport."""
 
 import ipaddress
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
@@ -12,18 +13,26 @@ from dht.messages.types import RECORD_BOUNDS
 Where = TypeVar("Where")
 CIRCUIT = "/p2p-circuit"
 _HOSTS = frozenset({"ip4", "ip6", "dns", "dns4", "dns6"})
+_DIALLED = re.compile(r"\[\S+\] dial \S+ \S+ (connect: )?")
+"""How libp2p's daemon says which address it dialled."""
 _LOOKS_LIKE = "it looks like /ip4/1.2.3.4/tcp/31337/p2p/12D3KooW…"
 
 
 def unanswered(initial_peers: Sequence[str], reasons: Sequence[str]) -> NetworkError:
-    """The error for initial peers of which none answers, with the same text in all commands."""
-    # libp2p's daemon repeats its message three times before the reason.
-    why = [reason.rpartition("all dials failed")[2].strip(" *\n") or reason for reason in reasons]
-    where = ", ".join(initial_peers)
-    return NetworkError(
-        f"nobody answers at {where} ({'; '.join(why)}): is that peer running, and is this the"
-        " address that it printed last?"
-    )
+    """The error for initial peers of which none answers, with the same text in all commands.
+
+    Of several addresses the first is named, and each reason once, without libp2p's own words.
+    """
+    # libp2p's daemon repeats its message three times before the reasons, one for each address.
+    found = (reason.rpartition("all dials failed")[2].strip(" *\n") or reason for reason in reasons)
+    whys = dict.fromkeys(_DIALLED.sub("", why) for each in found for why in each.split(" * "))
+    where, *others = initial_peers
+    asked = "is that peer running, and is this the address that it printed last?"
+    if others:
+        more = len(others)
+        where += f" or {more} more {'address' if more == 1 else 'addresses'}"
+        asked = "is one of these peers running, and are these the addresses that they printed last?"
+    return NetworkError(f"nobody answers at {where} ({'; '.join(whys)}): {asked}")
 
 
 def split(address: str) -> tuple[str, str]:

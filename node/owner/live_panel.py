@@ -225,7 +225,13 @@ def device_text(figures: Figures) -> str:
 
 
 def elapsed_text(seconds: float) -> str:
-    """``3:07`` as hours and minutes, ``2 d 03:07`` from one day on."""
-    days, rest = divmod(int(seconds) // 60, 24 * 60)
-    hours, minutes = divmod(rest, 60)
-    return f"{days} d {hours:02}:{minutes:02}" if days else f"{hours}:{minutes:02}"
+    """A time with its units, the two largest from an hour on: ``59 s``, ``9 min``, ``3 h 07 min``,
+    ``2 d 3 h``."""
+    minutes, left_s = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min" if minutes else f"{left_s} s"

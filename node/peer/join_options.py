@@ -11,6 +11,7 @@ from dht.checkpoints.hub import HubId, local_path, served_name
 from dht.command_line import Parser, add_swarm, settle_swarm
 from dht.errors import UserError, reason_of
 from dht.process.home import at_home
+from node.owner.reporter import gibibytes
 from node.peer.first_steps import WHICH
 from node.peer.join_file import FILE_BYTES_MAX, as_flags
 from node.peer.lent_before import LENT_BEFORE, LIMITS, check_limits, flag_of, take_limits
@@ -310,10 +311,11 @@ def use_of(arguments: argparse.Namespace) -> "UseConfig":
 
 
 def pinned_to(
-    arguments: argparse.Namespace, peer_id: str, spec: "ModelSpec"
+    arguments: argparse.Namespace, peer_id: str, spec: "ModelSpec", memory_bytes: int
 ) -> "Assignment | None":
-    """``--layers`` as an assignment of ``spec``'s layers; raises UserError."""
-    from dht.messages.types import Assignment
+    """``--layers`` as an assignment of ``spec``'s layers. Raises UserError for layers that are none
+    of the model's, or that do not fit into the memory."""
+    from dht.messages.types import Assignment, kv_tokens_least, stage_bytes
 
     span = span_of(arguments.layers)
     if span is None:
@@ -321,6 +323,14 @@ def pinned_to(
     start, end = span
     if end > spec.layers:
         raise UserError(f"--layers is {arguments.layers}; {spec.name} has {spec.layers} layers")
+    kv_tokens = kv_tokens_least(spec)
+    least_bytes = stage_bytes(spec, start, end, kv_tokens)
+    if least_bytes > memory_bytes:
+        raise UserError(
+            f"--layers {arguments.layers} of {spec.name} take {gibibytes(least_bytes)} with room"
+            f" for {kv_tokens} tokens, and {gibibytes(memory_bytes)} are lent for them: name fewer"
+            " layers, or lend more with --memory"
+        )
     return Assignment(peer_id=peer_id, start=start, end=end)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from dht.errors import UserError
 from dht.messages.types import RECORD_BOUNDS, ModelSpec, PlannerNode, kv_tokens_least, layers_max
 from node.profiling.layer_fit import Timing
-from node.profiling.layer_profile import BATCHES, CHUNK_CONTEXTS, CHUNKS, CONTEXTS, Profile, rates
+from node.profiling.layer_rates import BATCHES, CHUNK_CONTEXTS, CHUNKS, CONTEXTS, Profile, rates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,8 @@ from dht.process.home import cache_directory
 from dht.process.json_file import decode_json
 from dht.process.whole_file import write_whole
 from node.engine.engine import Engine
-from node.profiling.layer_profile import Profile, feasible, measure, room_for_timing
+from node.profiling.layer_profile import feasible, measure, room_for_timing
+from node.profiling.layer_rates import Profile
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,8 @@ from node.kv.page_names import NO_NAMES, PageNames
 from node.model.draft_head import DraftHead
 from node.model.eagle_head import eagle_head
 from node.model.own_head import own_head
-from node.profiling.layer_profile import Profile, tokens_per_s
+from node.profiling.layer_profile import tokens_per_s
+from node.profiling.layer_rates import Profile
 from node.profiling.profile_cache import default_folder, profiled
 from node.profiling.refined import RefinedTimes, StepSeen
 from node.sampling.grammar import GrammarState

@@ -93,6 +93,14 @@ def test_who_asks_waits_for_nothing_that_a_peer_needs(words: tuple[str, ...]) ->
     assert not names & {"node", *HEAVY}
 
 
+def test_the_help_of_no_command_waits_for_torch() -> None:
+    """The completion shows the help of every command, each time that a shell starts."""
+    code, names = imported_by("completion", "bash")
+    assert code == 0
+    assert {"client", "coordinator", "node"} <= names
+    assert not {"torch", "transformers", "ortools", "hivemind"} & names
+
+
 def test_what_is_no_command_says_so() -> None:
     done = ran("serf")
     assert done.returncode == 2

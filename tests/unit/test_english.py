@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from anabranch.commands import COMMANDS as BY_NAME
 from testing.documents import SENTENCE_WORDS_MAX, long_sentences, private_words, sentences
 from tests.unit.test_help import COMMANDS, shown_by
 
@@ -56,3 +57,27 @@ def test_a_commands_help_and_docstring_are_plain(command: str) -> None:
     rare = "--help-all" in " ".join(shown_by(command))
     shown = "\n".join(shown_by(command, "--help-all" if rare else "--help"))
     assert not private_words(f"{said}\n\n{shown}")
+
+
+PARTS = ("anabranch", "client", "coordinator", "dht", "node")
+MODULES = {command.function.partition(":")[0] for command in BY_NAME.values()}
+MODULE = re.compile(
+    rf"(?<!-m )(?<![\w./])({'|'.join(sorted(map(re.escape, MODULES)))})(?!\.?\w|[/:-])"
+)
+
+
+def said_in(file: Path) -> list[str]:
+    """The texts of several words in a source file, without its docstrings."""
+    tree = ast.parse(file.read_text())
+    bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found = (n for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in bare)
+    return [each.value for each in found if isinstance(each.value, str) and " " in each.value]
+
+
+def test_what_people_read_names_commands_and_no_modules() -> None:
+    texts = [
+        text for part in PARTS for file in (ROOT / part).rglob("*.py") for text in said_in(file)
+    ]
+    assert "leave it out or give a value" in " ".join(texts)
+    assert not [text for text in texts if MODULE.search(text)]
+    assert MODULE.search("as node.join prints them, or found it with node.join.")

@@ -114,10 +114,16 @@ def test_less_memory_than_one_layer_needs_says_how_much_would_do(tmp_path: Path)
 
 
 def test_what_the_machine_lacks_is_said_before_others_are_told_to_join(tmp_path: Path) -> None:
-    for more in (("--cpu", "--memory", "99999"), ("--gpu", "77"), ("--cpu", "--layers", "3")):
+    for more in (
+        ("--cpu", "--memory", "99999"),
+        ("--gpu", "77"),
+        ("--cpu", "--layers", "3"),
+        ("--cpu", "--layers", "0:99"),
+        ("--cpu", "--memory", "0.012", "--layers", "0:8"),
+    ):
         done = join(tmp_path, MODEL, *more)
         assert_plain(done)
-        assert "--initial-peers" not in done.stdout
+        assert "Invite others" not in done.stdout
 
 
 def test_negative_memory_and_absurd_ports(tmp_path: Path) -> None:

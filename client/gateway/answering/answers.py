@@ -249,9 +249,9 @@ class _Fault(ApiError):
 def as_api_error(error: UserError | SwarmError | NetworkError) -> ApiError:
     """The error that the client of a failed answer is told."""
     match error:
-        case UserError():
-            return bad_request(str(error))
         case RequestRefusedError():
             return bad_request(f"the swarm cannot follow this request: {error}")
+        case UserError():
+            return bad_request(str(error))
         case _:
             return unavailable(f"the swarm cannot serve this now: {error}")

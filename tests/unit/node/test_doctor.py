@@ -1,14 +1,19 @@
 """What ``doctor`` says of a machine: a line for each thing, and what to do where it is not well."""
 
+import argparse
+import asyncio
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
+from node import doctor
 from node.doctor import Finding, Level, clock, hub, package, port_free
 
 ROOT = Path(__file__).parents[3]
@@ -99,3 +104,27 @@ def test_mistakes() -> None:
     done = ran("--port", "99999")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--port" in done.stderr
+
+
+def test_what_others_are_asked_is_shown_while_they_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    asked: list[str] = []
+
+    @contextmanager
+    def saying(text: str) -> Iterator[None]:
+        shown.append(text)
+        yield
+        shown.pop()
+
+    async def hub_says() -> None:
+        asked.extend(shown)
+
+    async def network(*_: object, **__: object) -> Finding:
+        asked.extend(shown)
+        return Finding(level=Level.OK, text="it answers")
+
+    for name, other in (("saying", saying), ("hub_says", hub_says), ("network", network)):
+        monkeypatch.setattr(doctor, name, other)
+    arguments = argparse.Namespace(host="127.0.0.1", port=0, network="home")
+    assert asyncio.run(doctor.main(arguments)) == 0
+    assert asked == ["asking the hub", "asking network home whether it reaches this machine"]

@@ -1,5 +1,7 @@
-"""What a joining peer says of files that it cannot serve."""
+"""What a joining peer says: of what takes it long, and of files that it cannot serve."""
 
+import asyncio
+import io
 import os
 import subprocess
 import sys
@@ -9,6 +11,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+
+from node import join
+from node.owner.reporter import Reporter
 
 
 def truncated(file: Path) -> str:
@@ -48,3 +53,11 @@ def test_a_gguf_file_that_cannot_be_served_is_the_users_mistake_in_a_line(
     assert line.startswith("error: ")
     assert words in line
     assert not (tmp_path / "identity.key").exists()
+
+
+def test_what_takes_seconds_to_import_is_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, said = io.StringIO(), []
+    monkeypatch.setattr(join, "import_module", lambda name: said.append((name, out.getvalue())))
+    asyncio.run(join._import_slow_modules(Reporter(json_log=False, out=out)))
+    line = "Loading what computes (torch, transformers) …\n"
+    assert said == [(name, line) for name in join.SLOW_MODULES]

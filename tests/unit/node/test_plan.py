@@ -27,10 +27,13 @@ def test_a_model_is_placed_on_gpus_that_are_only_named(
         *range(8)
     }
     assert found["estimate_tokens_per_s"] > 0
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert planned(monkeypatch, *gpus) == 0
-    shown = capsys.readouterr().out
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out)
     assert "one answer that is alone: about" in shown
-    assert "data sheets" in shown
+    assert "Speeds are from data sheets" in shown
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_what_is_missing_is_told(

@@ -33,6 +33,7 @@ from coordinator.planning.placement import (
     finalists,
     score,
     tried_best,
+    why_uncoverable,
 )
 from coordinator.planning.search.chain_dp import Chains
 from coordinator.planning.search.columns import Master
@@ -40,7 +41,14 @@ from coordinator.planning.solve import SolveAnswer, SolveRequest, gain_of, solve
 from coordinator.plans.transition import TransitionConfig
 from coordinator.problem.service import announced_service
 from coordinator.simulator.judge import judge
-from dht.messages.types import RECORD_BOUNDS, Assignment, Plan, PlanVersion, Problem
+from dht.messages.types import (
+    RECORD_BOUNDS,
+    Assignment,
+    Plan,
+    PlanVersion,
+    Problem,
+    layers_max,
+)
 from tests.examples import examples
 from tests.unit.coordinator.problems import (
     SOLVERS,
@@ -303,6 +311,15 @@ class TestSolve:
         answer = solve_request(request(Problem(model=model(3), nodes=(node("a", [9]),))))
         assert answer.best is None
         assert "can hold at most 1 of 3 layers" in answer.error
+
+    def test_fewer_layers_than_a_peer_announces_are_explained(self) -> None:
+        """A peer says how many fit in the middle; at an end there is less room."""
+        toy = model(8, embed_bytes=100, head_bytes=100)
+        alone = node("a", [9] * 6)
+        assert layers_max(toy, alone.memory_bytes, 0) == 6
+        said = why_uncoverable(Problem(model=toy, nodes=(alone,)))
+        assert said is not None
+        assert "at most 5 of 8 layers beside embedding and head;" in said
 
 
 class TestTrials:

@@ -220,7 +220,7 @@ def test_tight_memory_is_covered_where_greedy_fails(make):
 
 def test_what_is_missing_is_named(make):
     problem = make.problem([(350, 100.0), (200, 100.0), (369, 100.0)])
-    with pytest.raises(NoPlacementError, match=r"the 3 peers here .* at most 7 of 8 layers; about"):
+    with pytest.raises(NoPlacementError, match=r"the 3 peers here .* at most 7 of 8 layers beside"):
         best_for(problem)
     with pytest.raises(NoPlacementError, match="the 0 peers here can hold at most 0 of 8"):
         best_for(replace(problem, nodes=()))

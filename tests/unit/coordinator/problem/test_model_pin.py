@@ -71,3 +71,8 @@ def test_a_fingerprint_is_hex_and_long_enough() -> None:
 def test_the_last_peer_of_an_address_is_named() -> None:
     addresses = ("/ip4/1.2.3.4/tcp/1/p2p/Relay/p2p-circuit/p2p/Far/", "/ip4/1.2.3.4/tcp/1/p2p/Near")
     assert named_peers(addresses) == ("Far", "Near")
+
+
+def test_a_peer_of_several_addresses_is_named_once() -> None:
+    addresses = ("/ip4/1.2.3.4/tcp/1/p2p/A", "/ip4/1.2.3.4/tcp/2/p2p/B", "/ip6/::1/tcp/1/p2p/A")
+    assert named_peers(addresses) == ("A", "B")

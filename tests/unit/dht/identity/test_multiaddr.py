@@ -11,6 +11,7 @@ from dht.identity.multiaddr import (
     split_all,
     split_circuit,
     tcp_address,
+    unanswered,
 )
 from dht.identity.peer_id import Identity
 from dht.messages.types import RECORD_BOUNDS
@@ -103,3 +104,20 @@ def test_a_host_with_a_port_is_an_address(text: str, address: str) -> None:
 def test_what_is_no_host_with_a_port_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"HOST:PORT|host|TCP|tcp"):
         tcp_address(text)
+
+
+def test_nobody_answers_at_many_addresses_is_a_short_line() -> None:
+    first, *others = (f"/ip4/192.0.2.{n}/tcp/31337/p2p/{ALICE}" for n in range(1, 9))
+    dialled = "[/ip4/192.0.2.{0}/tcp/31337] dial tcp4 192.0.2.{0}:31337: connect: {1}"
+    said = ["connection refused"] * 7 + ["no route to host"]
+    parts = [dialled.format(n, why) for n, why in enumerate(said, 1)]
+    reason = "all dials failed " * 3 + " * " + " * ".join(parts)
+    refused = "nobody answers at {} (connection refused; no route to host): is {}"
+    assert str(unanswered([first], [reason, reason])) == refused.format(
+        first, "that peer running, and is this the address that it printed last?"
+    )
+    many = "one of these peers running, and are these the addresses that they printed last?"
+    assert str(unanswered([first, *others], [reason])) == refused.format(
+        f"{first} or 7 more addresses", many
+    )
+    assert f"{first} or 1 more address (no" in str(unanswered([first, others[0]], ["no answer"]))

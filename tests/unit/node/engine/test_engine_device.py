@@ -14,7 +14,7 @@ from node.engine.batch_rows import StepRows
 from node.engine.engine import DeviceLostError, WorkItem
 from node.engine.work_item import WorkResult
 from node.profiling.layer_fit import Timing
-from node.profiling.layer_profile import Profile
+from node.profiling.layer_rates import Profile
 from node.stage.local_engine import LocalEngine
 from testing.random_model import make_llama
 from tests.unit.node.engines import loaded

@@ -63,7 +63,7 @@ def test_who_leaves_is_told_what_was_lent_this_time_and_all_of_it_is_kept(tmp_pa
     save(path, BEFORE)
     run_virtual(Peer(path, Reporter(json_log=False, out=out)).serve(), limit_s=600)
     said = out.getvalue().splitlines()
-    assert said[-1] == "Lent this time: 77 tokens in 3 answers, 0:02 of serving. Thank you."
+    assert said[-1] == "Lent this time: 77 tokens in 3 answers, 2 min of serving. Thank you."
     assert load(path) == Contribution(tokens=1077, sessions=13, serving_s=3600.0 + 150.0)
     assert "loading" not in said[-1], "while it loads it serves nobody"
     run_virtual(Peer(path, Reporter(json_log=False, out=out)).serve(), limit_s=600)
@@ -95,6 +95,6 @@ def test_the_panel_is_gone_when_the_totals_are_told(tmp_path: Path) -> None:
     save(path, BEFORE)
     run_virtual(Peer(path, reporter).serve(), limit_s=600)
     assert terminal.lines() == [
-        "Lent this time: 77 tokens in 3 answers, 0:02 of serving. Thank you."
+        "Lent this time: 77 tokens in 3 answers, 2 min of serving. Thank you."
     ]
     assert "1040 tokens in 10 answers" in terminal.getvalue(), "the panel told all since ever"

@@ -62,15 +62,15 @@ def test_the_panel_and_the_line_say_the_same_figures() -> None:
         "5.0 MiB",
         f"4 others: {NEAR[-8:]} 12.0 ms",
         "GPU [bold]9000[/bold], 61 °C, 143 W",
-        "99000 tokens in 120 answers, 1 d 01:00 of serving",
-        "3:07",
+        "99000 tokens in 120 answers, 1 d 1 h of serving",
+        "3 h 07 min",
     ):
         assert part in text
     assert "layers 4-7" in sentence(FIGURES)
     one = sentence(replace(FIGURES, start=3, end=4, sessions=1, peers=1))
     assert one.startswith("serving: layer 3 of 12; 1 session, 4321 tokens, 12.5 tokens/s;")
     assert "; 1 other peer;" in one
-    assert elapsed_text(59) == "0:00"
+    assert [elapsed_text(s) for s in (0.9, 59, 60, 3599)] == ["0 s", "59 s", "1 min", "59 min"]
 
 
 def shown(figures: Figures, width: int = 100, height: int = 60) -> str:
@@ -154,7 +154,7 @@ def test_a_panel_fits_the_terminals_rows(
     assert (lines[0][0], lines[-1][0]) == ("╭", "╰"), "with its whole border"
     assert "serving: layers 4-7 of 12" in text
     words = " ".join(text.replace("│", " ").split())
-    assert "99000 tokens in 120 answers, 1 d 01:00 of serving" in words
+    assert "99000 tokens in 120 answers, 1 d 1 h of serving" in words
     for part in there:
         assert part in words
     for part in left_out:
@@ -165,7 +165,7 @@ def test_a_terminal_without_rows_for_a_border_says_the_state_and_the_totals() ->
     lines = shown(FULL, 80, 3).splitlines()
     assert [" ".join(line.split()) for line in lines] == [
         "state serving: layers 4-7 of 12",
-        "so far 99000 tokens in 120 answers, 1 d 01:00 of serving",
+        "so far 99000 tokens in 120 answers, 1 d 1 h of serving",
     ]
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dht.command_line import EXIT_DONE, EXIT_USER
 from node import profile
@@ -20,16 +18,10 @@ from node.engine.engine import Engine, EngineConfig
 from node.kv.session_state import SessionState
 from node.model.execution.forward import LayerForward
 from node.profiling import layer_profile
-from node.profiling.layer_fit import LayerFit, Line
 from node.profiling.layer_profile import (
-    BATCHES,
     CHECKS,
-    CHUNK_CONTEXTS,
-    CHUNKS,
-    CONTEXTS,
     PROFILING,
     EngineLayer,
-    best_rate,
     feasible,
     layers_to_time,
     measure,
@@ -37,6 +29,7 @@ from node.profiling.layer_profile import (
     room_for_timing,
     tokens_per_s,
 )
+from node.profiling.layer_rates import BATCHES, CHUNK_CONTEXTS, CHUNKS, CONTEXTS
 from node.weights.store import WeightStore
 from testing.random_model import make_llama
 from testing.tiny_families import make
@@ -65,17 +58,6 @@ def test_more_layers_are_slower_and_all_that_fit_are_listed(
     assert len(rates) == engine.layers_max
     assert all(a > b > 0 for a, b in itertools.pairwise(rates))
     assert engine.kv.free_tokens >= engine.kv_tokens_min  # no session of the profile is left
-
-
-@given(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=len(BATCHES)))
-def test_rates_fall_with_layers_whatever_was_measured(seconds: list[float]) -> None:
-    lines = [
-        Line(batch=batch, base_s=s, token_s=1e-6)
-        for batch, s in zip(BATCHES, seconds, strict=False)
-    ]
-    for sessions in (1, 4, 1000):
-        rates = [best_rate(LayerFit(tuple(lines)), n, sessions, 256) for n in range(1, 20)]
-        assert all(a > b > 0 for a, b in itertools.pairwise(rates))
 
 
 def test_one_quiet_moment_is_enough(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ from dht.messages.types import stage_bytes
 from node.engine.engine import Engine, EngineConfig
 from node.profiling import profile_cache
 from node.profiling.layer_fit import Timing
-from node.profiling.layer_profile import Profile, feasible, room_for_timing
+from node.profiling.layer_profile import feasible, room_for_timing
+from node.profiling.layer_rates import Profile
 from node.profiling.profile_cache import ProfileKey, keep_profile, kept_profile, profiled
 from node.weights.store import WeightStore
 from testing.random_model import make_llama
