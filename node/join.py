@@ -230,6 +230,8 @@ def _meter_of(traffic: "LentTraffic", budget: "Budget") -> "ByteMeter":
 
 async def _import_slow_modules() -> None:
     """Import them without looking for garbage, now or later, among all that stays with them."""
+    if sys.modules.keys() >= set(SLOW_MODULES):
+        return  # this process moves to another model
     gc.disable()
     try:
         for name in SLOW_MODULES:
