@@ -1,14 +1,13 @@
 """What a joining peer says of files that it cannot serve."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+
+from testing.forked import run
 
 
 def truncated(file: Path) -> str:
@@ -36,13 +35,7 @@ def test_a_gguf_file_that_cannot_be_served_is_the_users_mistake_in_a_line(
 ) -> None:
     words = write(tmp_path / "m.gguf")
     given = ("--model", str(tmp_path / "m.gguf"), "--identity", str(tmp_path / "identity.key"))
-    done = subprocess.run(
-        [sys.executable, "-m", "node.join", *given, "--network", "nobody-is-there"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HF_HOME": str(tmp_path / "home")},
-        check=False,
-    )
+    done = run("node.join", *given, "--network", "nobody-is-there")
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert line.startswith("error: ")
