@@ -7,6 +7,7 @@ leaves at once.
 
 import argparse
 import asyncio
+import gc
 import os
 import sys
 from dataclasses import replace
@@ -228,9 +229,18 @@ def _meter_of(traffic: "LentTraffic", budget: "Budget") -> "ByteMeter":
 
 
 async def _import_slow_modules(reporter: Reporter) -> None:
-    with reporter.phase("Loading what computes (torch, transformers)"):
-        for name in SLOW_MODULES:
-            await asyncio.to_thread(import_module, name)
+    """Import them without looking for garbage, now or later, among all that stays with them."""
+    if sys.modules.keys() >= set(SLOW_MODULES):
+        return  # this process moves to another model
+    gc.disable()
+    try:
+        with reporter.phase("Loading what computes (torch, transformers)"):
+            for name in SLOW_MODULES:
+                await asyncio.to_thread(import_module, name)
+    finally:
+        gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 async def _open_store(arguments: argparse.Namespace, reporter: Reporter) -> "WeightStore":

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing import connection
 from multiprocessing.reduction import DupFd
+from pathlib import Path
 from typing import Any
 
 from testing import wan_lab
@@ -36,6 +37,7 @@ STARTING = threading.Lock()
 
 
 NO_INTERVALS: Mapping[str, float] = {}
+NOTHING_MORE: Mapping[str, str] = {}
 
 
 class ForkedProcess:
@@ -48,10 +50,14 @@ class ForkedProcess:
         error: int,
         namespace: str = "",
         intervals: Mapping[str, float] = NO_INTERVALS,
+        environment: Mapping[str, str] = NOTHING_MORE,
+        folder: Path = ROOT,
     ) -> None:
-        """Run ``python -m`` with these arguments; its output goes to these open files.
+        """Run ``python -m`` with these arguments in ``folder``; its output goes to these open
+        files.
 
         ``namespace`` is the network namespace that it runs in; "": this process's own.
+        ``environment`` adds to this process's own what nothing reads when it is imported.
         ``intervals`` are shorter ones than its parts have by default, in seconds, by
         ``module:Class.parameter`` or ``module:CONFIG.field``.
         """
@@ -60,7 +66,8 @@ class ForkedProcess:
         # Read when torch is loaded; node.join sees to it where it loads torch itself.
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
         files = DupFd(out), DupFd(error)
-        given = (list(arguments), dict(os.environ), *files, namespace, dict(intervals))
+        whole = {**os.environ, **environment}
+        given = (list(arguments), whole, *files, namespace, dict(intervals), str(folder))
         with STARTING:
             self._process = CONTEXT.Process(target=_run, args=given, daemon=True)
             self._process.start()
@@ -100,6 +107,7 @@ def _run(
     error: Any,
     namespace: str,
     intervals: dict[str, float],
+    folder: str,
 ) -> None:
     """In the new process: what ``python -m`` would do with these arguments."""
     os.setsid()
@@ -110,7 +118,7 @@ def _run(
     assert "testing.imported_first" in sys.modules, "forked without what was to be imported"
     os.environ.clear()
     os.environ.update(environment)
-    os.chdir(ROOT)
+    os.chdir(folder)
     sys.argv = arguments
     for name, seconds in intervals.items():
         _shorten(name, seconds)
@@ -151,20 +159,34 @@ def forked(
 
 
 def run(
-    *arguments: str, limit_s: float | None = None, namespace: str = ""
+    *arguments: str,
+    limit_s: float | None = None,
+    namespace: str = "",
+    environment: Mapping[str, str] = NOTHING_MORE,
+    folder: Path = ROOT,
 ) -> subprocess.CompletedProcess[str]:
     """``python -m`` with these arguments, to its end, and what it wrote.
 
-    It runs in the network namespace ``namespace``, if there is one. Raises
-    subprocess.TimeoutExpired once it ran for ``limit_s``, and ends it.
+    It runs in ``folder``, in the network namespace ``namespace``, if there is one, and with an
+    ``environment`` as in `ForkedProcess`. Raises subprocess.TimeoutExpired once it ran for
+    ``limit_s``, and ends it.
     """
     if not FORKS:
         command = [sys.executable, "-m", *arguments]
         return subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=limit_s
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=limit_s,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         )
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as error:
-        process = ForkedProcess(arguments, out.fileno(), error.fileno(), namespace)
+        files = out.fileno(), error.fileno()
+        process = ForkedProcess(
+            arguments, *files, namespace, environment=environment, folder=folder
+        )
         try:
             ended = process.wait(limit_s)
         except subprocess.TimeoutExpired:

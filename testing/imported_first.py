@@ -1,5 +1,6 @@
 """What :mod:`testing.forked` imports once for all its processes: what peers and clients use."""
 
+import gc
 import importlib
 
 from dht.daemon import lean_hivemind
@@ -19,7 +20,11 @@ MODULES = (
     "node.peer.dry_run",
     "node.stage.server",
 )
+gc.disable()  # nearly all that comes now stays
 lean_hivemind.prepare_hivemind()
 for name in MODULES:
     importlib.import_module(name)
 lean_transformers.prepare_transformers()
+gc.collect()
+gc.freeze()  # no process that is forked looks for garbage among it, or copies it for that
+gc.enable()

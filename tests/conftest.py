@@ -6,6 +6,7 @@ import inspect
 import os
 import random
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -37,6 +38,14 @@ def pytest_configure() -> None:
     if settings.default.derandomize:
         nothing = providers._local_constants
         providers._get_local_constants = lambda: nothing
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Look for no garbage meanwhile: nearly all that is imported stays."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def pytest_collection_finish() -> None:

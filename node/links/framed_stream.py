@@ -132,7 +132,8 @@ class LinkSender:
         queued = self._queued[piece.number]
         if piece.last:
             del self._queued[piece.number]
-            self._slow_sessions -= Counter(queued.sessions)
+            if queued.sessions:
+                self._slow_sessions -= Counter(queued.sessions)
             if piece.offset == 0 and piece.traffic <= TrafficClass.DECODE:
                 return bytes(queued.data)
         part = FramePart(
@@ -208,6 +209,7 @@ class LinkReader:
         self._partial: dict[int, _Partial] = {}
         self._said_bytes = 0
         self._said_slow_bytes = 0
+        self._acknowledged_bytes_min = LinkConfig().frame_bytes_min
         self._part_read = False
         self.total_bytes = 0
         """Bytes read of frames and of parts' bodies, as the sender's scheduler counts them."""
@@ -281,7 +283,7 @@ class LinkReader:
         released = self._said_slow_bytes if hold else self.slow_bytes
         worth = (
             self._part_read
-            or self.total_bytes - self._said_bytes >= LinkConfig().frame_bytes_min
+            or self.total_bytes - self._said_bytes >= self._acknowledged_bytes_min
             or released > self._said_slow_bytes
         )
         if not worth:

@@ -116,6 +116,7 @@ class DraftEngine:
                     dtype=dtype,
                     memory_bytes=need_bytes,
                     keep_prefixes=False,
+                    layout=layout,
                 )
             )
             return engine, vocab

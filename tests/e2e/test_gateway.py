@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -20,7 +19,8 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI
 from langchain_openai import OpenAI as LangchainOpenAI
 
-from testing.local_swarm import ROOT, GatewayProcess, LocalSwarm
+from testing.forked import run
+from testing.local_swarm import GatewayProcess, LocalSwarm
 from testing.reference import Reference
 from tests.compat import python_with
 from tests.e2e.conftest import MODEL, start_swarm
@@ -235,15 +235,13 @@ def test_langchain_chats_and_completes(gateway: GatewayProcess, reference: Refer
 
 def test_mistakes_at_the_start_are_one_line(peers: LocalSwarm, gateway: GatewayProcess) -> None:
     port = gateway.url.rsplit(":", 1)[1].removesuffix("/v1")
-    command = [sys.executable, "-m", "client.gateway", "--model", str(MODEL)]
+    command = ("client.gateway", "--model", str(MODEL))
     for extra, said in (
         (["--initial-peers", *peers.addresses, "--port", port], f"port {port}"),
         (["--initial-peers", *peers.addresses, "--port", "70000"], "--port is 70000"),
         (["--initial-peers", "nonsense"], "nonsense"),
     ):
-        ended = subprocess.run(
-            [*command, *extra], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-        )
+        ended = run(*command, *extra, limit_s=120)
         assert ended.returncode == 2, ended.stderr
         lines = ended.stderr.strip().splitlines()
         assert lines[-1].startswith("error: ")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from testing.forked import forked
+from testing import forked
 from testing.local_swarm import ROOT, LocalSwarm
 from testing.reference import Reference, memory_for
 from tests.e2e.conftest import MODEL
@@ -127,13 +127,13 @@ def test_a_hub_that_is_away_and_offline_mode(hub: FakeHub, tmp_path: Path) -> No
 
 def test_a_local_file_with_a_flipped_bit_is_named_before_it_serves(tmp_path: Path) -> None:
     model = Path(shutil.copytree(MODEL, tmp_path / "model"))
-    assert run({}, "node.weight_hashes", str(model)).returncode == 0
+    assert forked.run("node.weight_hashes", str(model)).returncode == 0
     shard = model / "model.safetensors"
     content = bytearray(shard.read_bytes())
     content[-1000] ^= 8
     shard.write_bytes(content)
-    assert "is not what" in run({}, "node.weight_hashes", str(model), "--check").stderr
-    with LocalSwarm(model, start=forked) as swarm:
+    assert "is not what" in forked.run("node.weight_hashes", str(model), "--check").stderr
+    with LocalSwarm(model, start=forked.forked) as swarm:
         peer = swarm.start_peer()
         assert peer.process.wait(120) == 2
         assert peer.find("serving") is None

@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import os
 import shutil
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -20,8 +18,8 @@ from client.text.tokenizer import Tokenizer
 from coordinator.plans.catalogue.reading import network_models, served_models
 from dht.networks.connecting import observe
 from dht.records.directory import DEFAULT_NETWORK
-from testing.forked import forked
-from testing.local_swarm import ROOT, GatewayProcess, LocalSwarm
+from testing.forked import forked, run
+from testing.local_swarm import GatewayProcess, LocalSwarm
 from testing.reference import Reference, memory_for
 from tests.e2e.conftest import MODEL
 
@@ -71,15 +69,8 @@ def text_of(ids: list[int]) -> str:
 
 def ran(cache: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A command of somebody who has no files, in a directory without any."""
-    environment = {"ANABRANCH_MEMORY": "", "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-m", "anabranch", *words],
-        cwd=cache,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {"ANABRANCH_MEMORY": "", "XDG_CACHE_HOME": str(cache)}
+    return run("anabranch", *words, environment=environment, folder=cache)
 
 
 def post(url: str, **body: object) -> tuple[int, dict[str, Any]]:
@@ -102,22 +93,24 @@ def listed(network: LocalSwarm, cache: Path) -> dict[str, dict[str, Any]]:
     return {each["name"]: each for each in json.loads(done.stdout)}
 
 
-async def replicas_at(address: str) -> dict[str, int]:
-    """What somebody new sees there: the models, and how often each is held whole."""
+async def replicas_come(address: str, wanted: dict[str, int]) -> None:
+    """Wait until who looks there sees these models, each held whole so often."""
     transport = await observe([address])
+    until_s = time.monotonic() + NEWS_S
+    found: dict[str, int] = {}
     try:
-        specs = await network_models(transport, DEFAULT_NETWORK)
-        models = await served_models(transport, DEFAULT_NETWORK, specs)
-        return {model.name: model.replicas for model in models}
+        while found != wanted and time.monotonic() < until_s:
+            await asyncio.sleep(0.5)
+            specs = await network_models(transport, DEFAULT_NETWORK)
+            models = await served_models(transport, DEFAULT_NETWORK, specs)
+            found = {model.name: model.replicas for model in models}
     finally:
         await transport.close()
 
 
 def await_replicas(network: LocalSwarm, cache: Path, wanted: dict[str, int]) -> None:
     """Wait until the list says so: what a peer did is known to all within 10 s."""
-    until_s = time.monotonic() + NEWS_S
-    while asyncio.run(replicas_at(network.addresses[0])) != wanted and time.monotonic() < until_s:
-        time.sleep(0.5)
+    asyncio.run(replicas_come(network.addresses[0], wanted))
     assert {name: each["replicas"] for name, each in listed(network, cache).items()} == wanted
 
 

@@ -11,7 +11,7 @@ from tests.sim.test_sessions import held, until
 
 pytestmark = pytest.mark.sim
 
-NEW = 300
+NEW = 200
 KV_TOKENS = 5000
 
 
@@ -22,8 +22,9 @@ def prompt_of(number: int) -> tuple[int, ...]:
 class Answers:
     """Answers that are asked for one after the other and read at the same time."""
 
-    def __init__(self, client: Swarm) -> None:
+    def __init__(self, client: Swarm, new: int = NEW) -> None:
         self._client = client
+        self._new = new
         self._tasks: list[asyncio.Task[None]] = []
         self.failovers = 0
         self.tokens = 0
@@ -32,12 +33,12 @@ class Answers:
         self._tasks.append(asyncio.create_task(self._read(number, priority)))
 
     async def _read(self, number: int, priority: str) -> None:
-        running = self._client.begin(prompt_of(number), max_new_tokens=NEW, priority=priority)
+        running = self._client.begin(prompt_of(number), max_new_tokens=self._new, priority=priority)
         tokens: list[int] = []
         async for piece in running:
             tokens += piece.token_ids
             self.tokens += len(piece.token_ids)
-        assert tuple(tokens) == answer_of(prompt_of(number), NEW)
+        assert tuple(tokens) == answer_of(prompt_of(number), self._new)
         self.failovers += running.answer().failovers
 
     async def all_right(self) -> None:
@@ -111,7 +112,7 @@ async def test_ordinary_sessions_make_room_around_an_urgent_one() -> None:
     async with paper_swarm() as swarm, swarm.client() as client:
         await swarm.add(0, 4, kv_tokens=KV_TOKENS)
         narrow = await swarm.add(4, 8, kv_tokens=1200)  # room for 3 and the headroom
-        answers = Answers(client)
+        answers = Answers(client, new=300)
         for number in range(3):
             answers.ask(number)
         await until(lambda: answers.tokens > 30)
@@ -152,7 +153,7 @@ async def test_whatever_becomes_of_the_freer_peer_answers_are_right(
     async with paper_swarm() as swarm, swarm.client() as client:
         for span in ((0, 4), (4, 8)):
             await swarm.add(*span, kv_tokens=KV_TOKENS)
-        answers = Answers(client)
+        answers = Answers(client, new=130)
         for number in range(6):
             answers.ask(number)
         await until(lambda: answers.tokens > 60)

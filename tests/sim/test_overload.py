@@ -160,7 +160,7 @@ async def test_one_client_may_call_only_a_few_sessions_urgent() -> None:
 @pytest.mark.virtual(limit_s=3600)
 async def test_ten_times_too_much_is_turned_away_at_once_and_costs_the_others_little() -> None:
     """Requests that do not wait arrive at ten times the rate that could be served."""
-    new, clients, seconds, ramp_s = 30, 3, 15.0, 3.0
+    new, clients, seconds, ramp_s = 30, 3, 9.0, 3.0
     prompt = PROMPT[:10]
 
     async with paper_swarm() as swarm:

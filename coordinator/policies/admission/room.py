@@ -155,10 +155,12 @@ class KvRoom:
         return -(-tokens // self.page_tokens)
 
     def _span(self, ask: KvAsk) -> range:
-        return range(max(ask.start, self.start) - self.start, min(ask.end, self.end) - self.start)
+        start = max(ask.start, self.start)
+        return range(start - self.start, max(start, min(ask.end, self.end)) - self.start)
 
     def _most(self, by_layer: list[int], ask: KvAsk) -> int:
-        return max((by_layer[at] for at in self._span(ask)), default=0)
+        span = self._span(ask)
+        return max(by_layer[span.start : span.stop], default=0)
 
     # Who is let in
 

@@ -130,19 +130,22 @@ class MicroBatches:
     def begins(self, decodes: Iterable[RingWork], now_s: float) -> None:
         """A step begins, with these decodes."""
         self._began_s = now_s
+        last, turn_s, least_s = self._last, self._turn_s, MICRO_BATCHES.turn_s_min
+        longer, shorter = MICRO_BATCHES.turn_step, 1 / MICRO_BATCHES.turn_step
         for work in decodes:
-            before_s = self._last.get(work.session)
-            self._last[work.session] = now_s
-            if work.ring_s is not None and (whole_s := sum(work.ring_s)) > 0:
-                self._shares.append(work.ring_s[1] / whole_s)
+            session, ring_s = work.session, work.ring_s
+            before_s = last.get(session)
+            last[session] = now_s
+            if ring_s is not None and (whole_s := ring_s[0] + ring_s[1]) > 0:
+                self._shares.append(ring_s[1] / whole_s)
             if before_s is None:
                 continue
-            took_s = max(now_s - before_s, MICRO_BATCHES.turn_s_min)
-            if self._turn_s is None:
-                self._turn_s = took_s
+            took_s = max(now_s - before_s, least_s)
+            if turn_s is None:
+                turn_s = took_s
             else:
-                step = MICRO_BATCHES.turn_step
-                self._turn_s *= step if took_s > self._turn_s else 1 / step
+                turn_s *= longer if took_s > turn_s else shorter
+        self._turn_s = turn_s
 
     def drop(self, session: Hashable) -> None:
         """Forget a session that ended."""

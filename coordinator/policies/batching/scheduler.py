@@ -9,7 +9,6 @@ not in every step. A step takes no more decodes than serve the ring
 
 import itertools
 import math
-from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -119,7 +118,7 @@ class Scheduler(Generic[AnyWork]):
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
         self._busy_s = -math.inf
-        self._queues: dict[Hashable, deque[tuple[int, AnyWork]]] = {}
+        self._queues: dict[Hashable, list[tuple[int, AnyWork]]] = {}
         self._arrivals = itertools.count()
         self._urgent_steps = 0
         self._micro = MicroBatches(limits.row_share)
@@ -135,11 +134,11 @@ class Scheduler(Generic[AnyWork]):
 
     def add(self, work: AnyWork) -> None:
         """Queue ``work`` behind its session's earlier items."""
-        queue = self._queues.get(work.session)
-        if queue is None:
-            self._queues[work.session] = deque(((next(self._arrivals), work),))
+        queue, arrived = self._queues.get(work.session), (next(self._arrivals), work)
+        if queue is None:  # a list: most hold one item, and are made anew for each decode
+            self._queues[work.session] = [arrived]
         else:
-            queue.append((next(self._arrivals), work))
+            queue.append(arrived)
 
     def has(self, session: Hashable) -> bool:
         """Whether work of a session is queued."""
@@ -164,11 +163,15 @@ class Scheduler(Generic[AnyWork]):
         Background work adds at most one item, to a step that runs anyway or while the engine is
         quiet.
         """
+        queues = self._queues
+        if not queues:
+            self._micro.sessions_max(now_s)  # the step that ran has ended
+            return []
         decodes: list[AnyWork] = []
         prefills: list[AnyWork] = []
         behind: AnyWork | None = None
         urgent = False
-        for _, work in sorted(queue[0] for queue in self._queues.values()):  # by arrival
+        for _, work in sorted([queue[0] for queue in queues.values()]):  # by arrival
             if work.background:
                 behind = behind or work
                 continue
@@ -193,23 +196,22 @@ class Scheduler(Generic[AnyWork]):
         if chosen:
             self._micro.begins(decoding, now_s)
         for work in chosen:
-            queue = self._queues[work.session]
+            queue = queues[work.session]
             if len(queue) == 1:
-                del self._queues[work.session]
+                del queues[work.session]
             else:
-                queue.popleft()
+                del queue[0]
         return chosen
 
-    def _within_limits(self, decodes: Sequence[AnyWork], now_s: float) -> list[AnyWork]:
+    def _within_limits(self, decodes: list[AnyWork], now_s: float) -> list[AnyWork]:
         """The first of the decodes, as many as the step takes."""
-        chosen: list[AnyWork] = []
         rows, most = self._limits.decodes_max, self._micro.sessions_max(now_s)
-        for work in decodes:
-            if chosen and (work.tokens > rows or len(chosen) >= most):
-                break
-            chosen.append(work)
-            rows -= work.tokens
-        return chosen
+        for at, work in enumerate(decodes):
+            tokens = work.tokens
+            if at and (tokens > rows or at >= most):
+                return decodes[:at]
+            rows -= tokens
+        return decodes
 
 
 def _is_not_urgent(work: Work) -> bool:

@@ -122,16 +122,16 @@ class LinkScheduler:
     @property
     def window_bytes(self) -> int:
         """Prefill and bulk that may be in flight."""
-        delivery = self.delivery
-        least = 2 * self.frame_bytes
-        if delivery.bandwidth_bytes_per_s <= 0:
+        delivery, frame = self.delivery, self.frame_bytes
+        bandwidth, least = delivery.bandwidth_bytes_per_s, 2 * frame
+        if bandwidth <= 0:
             return max(self._config.window_bytes_initial, least)
         if delivery.probing:
             return least
         gain = self._config.window_gain_starting if delivery.starting else self._config.window_gain
-        round_bytes = delivery.bandwidth_bytes_per_s * delivery.base_rtt_us / 1e6
+        round_bytes = bandwidth * delivery.base_rtt_us / 1e6
         # A frame is acknowledged only when it was read whole, so one more must be on its way.
-        return max(int(gain * round_bytes) + delivery.bunch_bytes + self.frame_bytes, least)
+        return max(int(gain * round_bytes) + delivery.bunch_bytes + frame, least)
 
     @property
     def slow_in_flight_bytes(self) -> int:
@@ -160,6 +160,8 @@ class LinkScheduler:
 
         With ``urgent_only``, prefill and bulk wait.
         """
+        if not self.queued_bytes:
+            return None
         chosen, limit = self._choose(now_us, urgent_only)
         if chosen is None:
             return None

@@ -93,6 +93,7 @@ class SimulatedPiece:
         "background",
         "computed_s",
         "dead",
+        "decodes",
         "final",
         "hop",
         "position",
@@ -113,6 +114,8 @@ class SimulatedPiece:
         self.final = final
         """Whether the pass of this piece yields the session's next token."""
         self.prefill = prefill
+        self.decodes = tokens == 1
+        """Whether the piece is one token; nothing is drafted on paper."""
         self.background = False
         """Whether nobody waits for the piece, as in a planned move."""
         self.urgent = session.urgent
@@ -137,11 +140,6 @@ class SimulatedPiece:
         """What the piece took at the stages before the last one."""
         hop = self.hop
         return (self.computed_s, self.waited_s) if hop.last and not hop.first else None
-
-    @property
-    def decodes(self) -> bool:
-        """Whether the piece is one token; nothing is drafted on paper."""
-        return self.tokens == 1
 
 
 class SimulatedWire(Protocol):

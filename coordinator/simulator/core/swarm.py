@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from coordinator.evaluation.shared_uplinks import shared_uplinks
+from coordinator.policies.failure.detector import SAMPLES_MAX
 from coordinator.policies.links.chunk_sizer import QUEUED_BYTES_MAX, RESENT_TOKENS
 from coordinator.policies.links.scheduler import TrafficClass
 from coordinator.simulator.core.clock import Clock
@@ -390,7 +391,9 @@ class LiveSwarm(Clock):
         batch = peer.running
         peer.running = ()
         self._learn(peer, batch)
-        fed = [(p.session, p.hop) for p in batch if p.prefill and p.hop.first]
+        fed: list[tuple[SimulatedSession, SimulatedHop]] = []
+        if not peer.decodes_only:
+            fed = [(p.session, p.hop) for p in batch if p.prefill and p.hop.first]
         tokens: PiecesByLink = {}
         decodes: PiecesByLink = {}
         prompts: list[tuple[SimulatedLink | None, SimulatedPiece]] = []
@@ -437,8 +440,9 @@ class LiveSwarm(Clock):
         """Take a step's times as a stage does."""
         now_s, began_s = self.now_s, peer.began_s
         took_s = now_s - began_s
-        decodes = [piece for piece in batch if piece.tokens == 1 and not piece.background]
-        peer.decode_waits.add_all([now_s - piece.queued_s for piece in decodes])
+        decodes = [piece for piece in batch if piece.decodes and not piece.background]
+        newest = decodes[-SAMPLES_MAX:]
+        peer.decode_waits.add_all([now_s - piece.queued_s for piece in newest])
         for piece in decodes:
             piece.computed_s += took_s
             piece.waited_s += began_s - piece.queued_s

@@ -2,9 +2,6 @@
 
 import asyncio
 import io
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import pytest
 
 from node import join
 from node.owner.reporter import Reporter
+from testing.forked import run
 
 
 def truncated(file: Path) -> str:
@@ -41,13 +39,7 @@ def test_a_gguf_file_that_cannot_be_served_is_the_users_mistake_in_a_line(
 ) -> None:
     words = write(tmp_path / "m.gguf")
     given = ("--model", str(tmp_path / "m.gguf"), "--identity", str(tmp_path / "identity.key"))
-    done = subprocess.run(
-        [sys.executable, "-m", "node.join", *given, "--network", "nobody-is-there"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HF_HOME": str(tmp_path / "home")},
-        check=False,
-    )
+    done = run("node.join", *given, "--network", "nobody-is-there")
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert line.startswith("error: ")
@@ -57,6 +49,7 @@ def test_a_gguf_file_that_cannot_be_served_is_the_users_mistake_in_a_line(
 
 def test_what_takes_seconds_to_import_is_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
     out, said = io.StringIO(), []
+    monkeypatch.setattr(join, "SLOW_MODULES", ("slow_one", "slow_two"))
     monkeypatch.setattr(join, "import_module", lambda name: said.append((name, out.getvalue())))
     asyncio.run(join._import_slow_modules(Reporter(json_log=False, out=out)))
     line = "Loading what computes (torch, transformers) …\n"
