@@ -57,7 +57,7 @@ async def main(arguments: argparse.Namespace) -> int:
 
 
 CAPTION = (
-    "Capacity is in tokens/s, all users together.\n"
+    "At most: tokens/s, all users together, of the least served layer's holders.\n"
     "Free and wanted are tokens of context that sessions may still take, or wait for."
 )
 
@@ -66,7 +66,7 @@ def table(models: Sequence[ServedModel], network: str) -> str:
     """The models as lines for people, those that are served first."""
     if not models:
         return f"Nobody in network {network} announces a model."
-    head = f"{'peers':>6}{'capacity':>10}{'free':>10}{'wanted':>10}  computed in"
+    head = f"{'peers':>6}{'at most':>10}{'free':>10}{'wanted':>10}  computed in"
     lines = [f"{'  served':<26}{head}"]
     for model in sorted(models, key=lambda each: (each.replicas == 0, each.name)):
         lines += [

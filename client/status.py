@@ -74,9 +74,10 @@ def screen(state: Json, network: str) -> str:
         lines.append("plan: nobody follows one now; peers serve the layers that they hold")
     else:
         leader = state["coordinator"]
+        who = "none now" if leader is None else leader["name"]
         lines.append(
-            f"capacity: {plan['flow_tokens_per_s']:.1f} tokens/s, all users together, by plan"
-            f" {plan['version']}; coordinator: {'none now' if leader is None else leader['name']}"
+            f"capacity: about {plan['capacity_tokens_per_s']:.1f} tokens/s, all users together, by"
+            f" plan {plan['version']}; coordinator: {who}"
         )
         lines.append(f"planned {plan['planned_for']}")
     shown = sorted(state["peers"], key=lambda p: (not p["counts"], p["start"], p["end"], p["id"]))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from client.pages.clean import clean_id, clean_name, peer_name
+from client.pages.clean import clean_id, clean_name
 from coordinator.plans.demand import planned_for
 from dht.messages.types import (
     RECORD_BOUNDS,
@@ -135,6 +135,7 @@ def plan_json(
         "version": str(plan.version),
         "planner": clean_name(plan.planner),
         "planned_for": planned_for(plan.answer_weight),
+        "capacity_tokens_per_s": plan.capacity_tokens_per_s,
         "flow_tokens_per_s": plan.flow_tokens_per_s,
         "bound_tokens_per_s": plan.bound_tokens_per_s,
         "created_unix_s": plan.created_unix_s,
@@ -145,7 +146,7 @@ def plan_json(
 
 
 def trace_json(
-    route: Sequence[RouteStage], records: Mapping[str, NodeRecord], links: Sequence[Json]
+    route: Sequence[RouteStage], names: Mapping[str, str], links: Sequence[Json]
 ) -> list[Json]:
     """The stages that answered the page's last request, each with its measured link onwards.
 
@@ -155,13 +156,12 @@ def trace_json(
     shown = route[: NETWORK_PAGE.stages_shown_max]
     stages = []
     for at, stage in enumerate(shown):
-        record = records.get(stage.peer_id)
         onwards = shown[(at + 1) % len(shown)].peer_id
         link = measured.get((clean_id(stage.peer_id), clean_id(onwards)))
         stages.append(
             {
                 "id": clean_id(stage.peer_id),
-                "name": "gone" if record is None else peer_name(record.name, record.peer_id),
+                "name": names.get(stage.peer_id, "gone"),
                 "start": stage.start,
                 "end": stage.end,
                 "link_rtt_s": link and link["rtt_s"],

@@ -30,7 +30,7 @@ from client.health.past import (
     incident_json,
     past_json,
 )
-from client.pages.clean import clean_id, clean_name, peer_name
+from client.pages.clean import clean_id, clean_name, names_in
 from coordinator.evaluation.explain.weak_points import weak_points
 from coordinator.evaluation.explain.words import sentences
 from coordinator.plans.catalogue.served import ServedModel
@@ -162,11 +162,12 @@ def build_state(seen: SwarmSnapshot) -> Json:
     """The whole state as JSON values. Rates in tokens/s, times in seconds."""
     spec = _spec(seen)
     records = {each.record.peer_id: each.record for each in seen.peers}
+    names = names_in(records)
     links = links_json(seen.links, seen.now_unix_s)
     at_peers = links_of_peers(links)
     shown = first_of(seen.peers, STATE.peers_shown_max)
     peers = [
-        _peer(each, spec, seen.now_unix_s)
+        _peer(each, names, spec, seen.now_unix_s)
         for each in sorted(shown, key=lambda each: each.record.peer_id)
     ]
     for peer in peers:
@@ -190,7 +191,7 @@ def build_state(seen: SwarmSnapshot) -> Json:
             "peers": len(peers),
             "serving": sum(each["counts"] for each in peers),
         },
-        "coordinator": _coordinator(seen),
+        "coordinator": _coordinator(seen, names),
         "plan": plan_json(seen.plan, records, links),
         "plan_history": [
             {**each, "planner": clean_name(each["planner"])}
@@ -203,7 +204,7 @@ def build_state(seen: SwarmSnapshot) -> Json:
         "served": {"hours": [dict(each) for each in seen.past[-1].served]},
         "history": [past_json(each) for each in seen.past],
         "incidents": [incident_json(each) for each in seen.incidents[:INCIDENTS_SHOWN_MAX]],
-        "trace": trace_json(seen.route, records, links),
+        "trace": trace_json(seen.route, names, links),
         "token_time": None if seen.token_time is None else asdict(seen.token_time),
         "help": help_text,
         "weak_points": [each for each in weak if each != help_text],
@@ -253,7 +254,9 @@ def _alive(peer: SeenPeer, now_unix_s: float) -> bool:
     return now_unix_s - peer.seen_unix_s <= RECORD_S
 
 
-def _peer(peer: SeenPeer, spec: ModelSpec | None, now_unix_s: float) -> Json:
+def _peer(
+    peer: SeenPeer, names: Mapping[str, str], spec: ModelSpec | None, now_unix_s: float
+) -> Json:
     record = peer.record
     alive, serving = _alive(peer, now_unix_s), record.state is NodeState.SERVING
     state = _state(peer, now_unix_s)
@@ -269,7 +272,7 @@ def _peer(peer: SeenPeer, spec: ModelSpec | None, now_unix_s: float) -> Json:
     flags = [name for name, is_so in (("ghost", ghost), ("lying", lying)) if is_so]
     return {
         "id": clean_id(record.peer_id),
-        "name": peer_name(record.name, record.peer_id),
+        "name": names[record.peer_id],
         "gpu": clean_name(record.device.name),
         "memory_bytes": record.memory_bytes,
         "start": record.start,
@@ -373,7 +376,7 @@ def _at_least(fewest: int, serving: int) -> str:
     return f"at least {fewest} of {serving} serving peers"
 
 
-def _coordinator(seen: SwarmSnapshot) -> Json | None:
+def _coordinator(seen: SwarmSnapshot, names: Mapping[str, str]) -> Json | None:
     living = [
         lease
         for lease in seen.leases
@@ -382,9 +385,7 @@ def _coordinator(seen: SwarmSnapshot) -> Json | None:
     if not living:
         return None
     lease = max(living, key=lambda each: (each.term, each.peer_id))
-    records = {each.record.peer_id: each.record for each in seen.peers}
-    record = records.get(lease.peer_id)
-    name = "not a serving peer" if record is None else peer_name(record.name, record.peer_id)
+    name = names.get(lease.peer_id, "not a serving peer")
     return {"id": clean_id(lease.peer_id), "name": name, "term": lease.term}
 
 

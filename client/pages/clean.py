@@ -1,6 +1,7 @@
 """Words that other peers chose, made fit for a public page: short, printable, no addresses."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 
 from dht.messages.types import NodeRecord
@@ -28,10 +29,20 @@ def peer_name(name: str, peer_id: str) -> str:
     return clean_name(name) if name.strip() else f"peer {clean_id(peer_id)[-8:]}"
 
 
+def names_in(nodes: Mapping[str, NodeRecord]) -> dict[str, str]:
+    """What peers call themselves, made fit; with the ends of their ids where several use a name,
+    of which 10 characters are shown then."""
+    named = {peer_id: peer_name(record.name, peer_id) for peer_id, record in nodes.items()}
+    uses = Counter(named.values())
+    return {
+        peer_id: name if uses[name] == 1 else f"{name[:10]} {clean_id(peer_id)[-8:]}"
+        for peer_id, name in named.items()
+    }
+
+
 def name_in(nodes: Mapping[str, NodeRecord], peer_id: str) -> str:
-    """What a peer calls itself in ``nodes``, made fit; the end of its id where it does not."""
-    record = nodes.get(peer_id)
-    return peer_name("" if record is None else record.name, peer_id)
+    """What a peer of ``nodes`` is called there; the end of its id where it is not among them."""
+    return names_in(nodes).get(peer_id) or peer_name("", peer_id)
 
 
 def clean_id(text: str) -> str:

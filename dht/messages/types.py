@@ -394,6 +394,12 @@ class Plan:
     plan was made: 0 for a full swarm, ``RECORD_BOUNDS.answer_weight_max`` for an idle one."""
 
     @property
+    def capacity_tokens_per_s(self) -> float:
+        """Decoded tokens/s of all users together: as estimated, else the flow."""
+        estimate = self.estimate_tokens_per_s
+        return self.flow_tokens_per_s if estimate is None else estimate
+
+    @property
     def value_tokens_per_s(self) -> float:
         """The value that plans are compared by: see :func:`worth_tokens_per_s`."""
         return worth_tokens_per_s(self.estimate_tokens_per_s, self.flow_tokens_per_s)

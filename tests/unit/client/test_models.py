@@ -26,4 +26,4 @@ def test_the_table_fits_a_terminal_and_names_what_capacity_is() -> None:
     assert lines[1].startswith(f"{spec.name}, fingerprint {spec.fingerprint[:16]}")
     assert lines[2].split()[:2] == ["yes:", str(spec.layers)]
     assert {"12", "957", "1048576", "20", "bfloat16"} <= set(lines[2].split())
-    assert "Capacity is in tokens/s, all users together." in lines
+    assert "At most: tokens/s, all users together, of the least served layer's holders." in lines

@@ -22,7 +22,7 @@ def state(depth: int) -> dict[str, Any]:
         "plan": {
             "version": "1.1",
             "planner": "chains by dp, moved",
-            "flow_tokens_per_s": 957.0,
+            "capacity_tokens_per_s": 957.0,
             "planned_for": "for an idle swarm",
         },
         "coordinator": {"name": "oak"},
@@ -36,7 +36,7 @@ def state(depth: int) -> dict[str, Any]:
 def test_a_screen_has_no_internals_and_says_whose_capacity_it_is(depth: int, said: str) -> None:
     shown = screen(state(depth), "home")
     assert not [word for word in INTERNAL if word in shown]
-    assert "capacity: 957.0 tokens/s, all users together" in shown
+    assert "capacity: about 957.0 tokens/s, all users together" in shown
     assert f"layers: 8, each on {said}" in shown
 
 

@@ -24,7 +24,7 @@ from client.health.state import (
     build_state,
 )
 from client.health.words import told
-from client.pages.clean import clean_name
+from client.pages.clean import clean_name, names_in
 from client.pages.fixed import CSP, SHARED
 from client.status import screen
 from coordinator.policies.failure.pinger import BY_CLIENTS
@@ -316,6 +316,7 @@ def test_flow_is_held_against_what_links_and_peers_can_carry() -> None:
             FlowEdge(tail="12D3Peer1", head="sink", tokens_per_s=10.0),
         ),
         flow_tokens_per_s=10.0,
+        estimate_tokens_per_s=6.5,
         bound_tokens_per_s=20.0,
         planner="test",
         solve_s=0.1,
@@ -336,6 +337,7 @@ def test_flow_is_held_against_what_links_and_peers_can_carry() -> None:
     )
     assert state["token_time"] == {"computed_s": 0.01, "waited_s": 0.002, "way_s": 0.03}
     assert [link["from"] for link in state["links"]] == ["12D3Peer0"], "a stranger measured nothing"
+    assert state["plan"]["capacity_tokens_per_s"] == 6.5, "not the flow, which serves nobody"
     inner = state["plan"]["edges"][1]
     assert inner["capacity_tokens_per_s"] == 20.0  # 1280 bytes/s over 64 bytes a token
     assert inner["use"] == 0.5
@@ -427,6 +429,18 @@ def test_names_are_short_printable_and_no_addresses() -> None:
     nameless = [peer(n, 0, 8, name="", peer_id=f"12D3KooWnobody{n}") for n in (0, 1)]
     state = state_of(*nameless)
     assert [each["name"] for each in state["peers"]] == ["peer Wnobody0", "peer Wnobody1"]
+
+
+def test_peers_of_one_name_are_told_apart_wherever_they_are_named() -> None:
+    twins = [peer(n, 0, 8, name=name) for n, name in enumerate(("vm", "vm ", "oak"))]
+    state = state_of(*twins)
+    names = ["vm 2D3Peer0", "vm 2D3Peer1", "oak"]
+    assert [each["name"] for each in state["peers"]] == names
+    assert state["coordinator"]["name"] == names[0]
+    assert names_in({each.record.peer_id: each.record for each in twins[1:]}) == {
+        "12D3Peer1": "vm",
+        "12D3Peer2": "oak",
+    }
 
 
 def test_the_server_sends_a_strict_policy_and_no_address() -> None:
