@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -62,7 +62,7 @@ class _Entry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    keys: Annotated[dict[KeyName, _Entry], Meta(min_length=1, max_length=KEYS.keys_max)]
+    keys: Annotated[dict[KeyName, Any], Meta(min_length=1, max_length=KEYS.keys_max)]
 
 
 def key_digest(key: str) -> bytes:
@@ -88,7 +88,11 @@ def named_keys(text: str) -> tuple[Key, ...]:
     except msgspec.ValidationError as error:
         raise UserError(str(error)) from None
     keys = []
-    for name, entry in found.keys.items():
+    for name, said in found.keys.items():
+        try:
+            entry = msgspec.convert(said, _Entry)
+        except msgspec.ValidationError as error:
+            raise UserError(f"keys.{name}: {error}") from None
         if (entry.key is None) == (entry.sha256 is None):
             raise UserError(f"keys.{name} has to have one of key and sha256")
         digest = key_digest(entry.key) if entry.key else bytes.fromhex(entry.sha256 or "")

@@ -14,7 +14,7 @@ from coordinator.plans.catalogue.reading import network_models
 from coordinator.plans.catalogue.served import NAMED_MAX
 from coordinator.plans.followed import FollowedPlans
 from coordinator.policies.failure.pinger import BY_CLIENTS, Pinger
-from coordinator.problem.model_pin import ModelPin, several
+from coordinator.problem.model_pin import ModelPin, other_weights, several
 from dht.checkpoints.model_files import directory_fingerprint
 from dht.errors import NetworkError, UserError
 from dht.messages.types import ModelSpec, NodeState, model_key
@@ -197,7 +197,7 @@ class SwarmReader:
             if len(self.view.models) > 1:
                 reason = several(self._model_name, self.view.models)
             elif self.view.nodes:
-                reason += " with the same weights; others do, with other weights"
+                reason += other_weights(self.view.pin, self.view.nodes)
             elif not self._blind and others is None:
                 others = await self.other_models()
                 if others:

@@ -60,6 +60,18 @@ def several(name: str, models: tuple[ModelSpec, ...]) -> str:
     )
 
 
+def other_weights(pin: ModelPin, nodes: Mapping[str, NodeRecord]) -> str:
+    """The end of the sentence that nobody announces a model, where peers do with other weights."""
+    served = {record.model.fingerprint: record.model for record in nodes.values()}
+    asked = f"fingerprint {pin.fingerprint[:DIGITS_MIN]}" if pin.fingerprint else "the same weights"
+    found = ", ".join(sorted(each[:DIGITS_MIN] for each in served)[:NAMED_MAX])
+    return (
+        f" with {asked}; others do, with other weights (fingerprint"
+        f" {found}{', …' if len(served) > NAMED_MAX else ''}): if these are the right ones, give"
+        " --fingerprint or --model for them"
+    )
+
+
 def checked_fingerprint(text: str) -> str:
     """A fingerprint or its first digits, as a user gives them; raises UserError for other text."""
     digits = text.strip().lower()

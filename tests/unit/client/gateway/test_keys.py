@@ -92,6 +92,11 @@ def test_a_file_that_is_wrong_is_refused_without_a_word_of_a_key(text: str) -> N
     assert "hidden" not in str(refused.value)
 
 
+def test_the_entry_that_is_wrong_is_named() -> None:
+    with pytest.raises(UserError, match=r"keys\.bob: .*tokens_per_day"):
+        named_keys('keys.ann = {key = "x"}\nkeys.bob = {key = "y", tokens_per_day = 0}')
+
+
 def test_keys_are_distinct_and_an_empty_one_is_nobodys() -> None:
     check_distinct((key("ann"), key("bob")))
     with pytest.raises(UserError, match="two keys are called 1"):

@@ -9,6 +9,7 @@ from coordinator.problem.model_pin import (
     allowed_models,
     checked_fingerprint,
     named_peers,
+    other_weights,
     several,
 )
 from dht.errors import UserError
@@ -22,6 +23,15 @@ LONGER = replace(MODEL, layers=16)
 def announced(*models: ModelSpec) -> dict[str, NodeRecord]:
     """The records of peers ``p0``, ``p1``, … that announce these models."""
     return {f"p{n}": record_of(f"p{n}", model=model) for n, model in enumerate(models)}
+
+
+def test_who_has_other_weights_is_told_which_there_are() -> None:
+    said = other_weights(ModelPin(fingerprint="ab" * 16), announced(MODEL, LONGER, MODEL))
+    assert said.startswith(f" with fingerprint {'ab' * 8}; others do, with other weights")
+    for model in (MODEL, LONGER):
+        assert said.count(model.fingerprint[:16]) == 1
+    assert "--fingerprint" in said
+    assert other_weights(ModelPin(root="r"), announced(MODEL)).startswith(" with the same weights;")
 
 
 def test_the_fingerprint_covers_root_and_sizes_alone() -> None:
