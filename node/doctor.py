@@ -25,6 +25,7 @@ from dht.command_line import (
     settle_swarm,
 )
 from dht.errors import NetworkError, UserError
+from dht.process.home import at_home
 from dht.transport.config import any_host, listen_address
 
 
@@ -73,16 +74,33 @@ def parse() -> argparse.Namespace:
         exit_codes="0 nothing is wrong, 1 something is, 2 your mistake",
     )
     add_swarm(parser)
-    parser.add_argument("--port", type=int, default=0, metavar="P", help="as in join (any)")
+    parser.add_argument("--port", type=int, metavar="P", help="as in join (the one it would take)")
     parser.add_argument("--host", metavar="H", help="as in join (all)")
     arguments = parser.parse_args()
     arguments.host = arguments.host or any_host()
     listen_address(arguments.host, 0)
+    if arguments.port is None:
+        arguments.port = _port_of_join(arguments.host)
     if not 0 <= arguments.port <= 65535:
         raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
     arguments.model = None
     settle_swarm(arguments, may_found=True, model="", any_model=True)
     return arguments
+
+
+def _port_of_join(host: str) -> int:
+    """The port that ``join`` would take on this machine; 0: any."""
+    from node.peer.join_options import DEFAULT_IDENTITY
+    from node.peer.lent_before import port_of
+
+    try:
+        identity = at_home(DEFAULT_IDENTITY, "--identity FILE")
+    except UserError:  # whoever has no home names another file to join
+        return 0
+    port = port_of(argparse.Namespace(host=host, identity=identity, anew=True))
+    if port.claim is not None:
+        port.claim.close()
+    return port.number
 
 
 async def main(arguments: argparse.Namespace) -> int:

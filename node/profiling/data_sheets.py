@@ -172,20 +172,20 @@ def parse_gpus(text: str) -> tuple[str, ...]:
     Raises UserError.
     """
     found: list[str] = []
+    most = RECORD_BOUNDS.peers_max
     for each in text.lower().split(","):
         key, count = _key(each), 1
-        if key not in GPUS and (several := re.fullmatch(r"\s*(\d{1,4})\s*x(.*)", each)):
-            key, count = _key(several[2]), int(several[1])
+        if key not in GPUS and (several := re.fullmatch(r"\s*(\d+)\s*x(.*)", each)):
+            key, count = _key(several[2]), int(several[1][:9])
         if key not in GPUS:
             raise UserError(
                 f"GPU {key[:40]!r} is not known; known are {', '.join(GPUS)}. Write"
                 " 3x3090,1x4070, or describe the machines in a file (docs/cluster-format.md)"
             )
-        found += [key] * count
-    if not 0 < len(found) <= RECORD_BOUNDS.peers_max:
-        raise UserError(
-            f"{text[:40]!r} names {len(found)} GPUs; 1 to {RECORD_BOUNDS.peers_max} can be planned"
-        )
+        found += [key] * min(count, most + 1)
+    if not 0 < len(found) <= most:
+        names = f"more than {most}" if found else "no"
+        raise UserError(f"{text[:40]!r} names {names} GPUs; 1 to {most} can be planned")
     return tuple(found)
 
 

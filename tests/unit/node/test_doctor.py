@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from dht.networks.remembered import VARIABLE
 from node import doctor
 from node.doctor import Finding, Level, clock, hub, package, port_free
+from node.peer.join_options import DEFAULT_IDENTITY
 
 ROOT = Path(__file__).parents[3]
 DEAD = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
@@ -104,6 +106,28 @@ def test_mistakes() -> None:
     done = ran("--port", "99999")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--port" in done.stderr
+
+
+def test_the_port_is_the_one_that_join_would_take(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def asked(*words: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["doctor", "--host", "127.0.0.1", *words])
+        port: int = doctor.parse().port
+        return port
+
+    assert asked() == 0, "where nothing is remembered it takes any"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "network.json"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        number = free.getsockname()[1]
+    lent = tmp_path / DEFAULT_IDENTITY.expanduser().relative_to(tmp_path)
+    lent.parent.mkdir()
+    lent.with_suffix(".lent.json").write_text(f'{{"port": {number}}}')
+    assert asked() == number
+    assert asked("--port", "31400") == 31400
 
 
 def test_what_others_are_asked_is_shown_while_they_answer(monkeypatch: pytest.MonkeyPatch) -> None:

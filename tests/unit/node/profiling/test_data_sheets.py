@@ -142,3 +142,9 @@ def test_gpus_are_named_as_people_name_them() -> None:
 def test_what_is_no_list_of_gpus_is_the_users_mistake(text: str) -> None:
     with pytest.raises(UserError):
         parse_gpus(text)
+
+
+@pytest.mark.parametrize("count", ["9999", "9999999", "9" * 5000])
+def test_too_many_gpus_are_told_as_such(count: str) -> None:
+    with pytest.raises(UserError, match=r"names more than \d+ GPUs"):
+        parse_gpus(f"{count}x3090")
