@@ -27,6 +27,7 @@ from coordinator.policies.routing.balance import (
     BalanceConfig,
     Movable,
     load_of,
+    reported,
     round_trips,
 )
 from coordinator.policies.routing.routes import Router
@@ -263,7 +264,9 @@ def _balance(seen: Seen, mine: NodeRecord) -> None:
     )
     balance = Balance(me=me, config=BalanceConfig(evens=True))
     for now_s in (0.0, 30.0, 60.0):
-        balance.step(now_s, load_of(mine), others, [here], [here.session], round_trips(seen.links))
+        balance.step(
+            now_s, load_of(mine), others, [here], [here.session], round_trips(reported(seen.links))
+        )
 
 
 @examples(25)
