@@ -11,6 +11,11 @@ from node.device import products
 from node.model.linear import packed_linear
 from node.model.linear.packed_linear import PackedLinear, favour_few_rows
 
+needs_bfloat16 = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    reason="this processor packs no matrices in bfloat16",
+)
+
 
 class Shouting(nn.Linear):
     """Computes something of its own."""
@@ -27,7 +32,10 @@ def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     packed_linear._can_pack.cache_clear()
 
 
-@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "error"),
+    [(torch.float32, 1e-5), pytest.param(torch.bfloat16, 2e-2, marks=needs_bfloat16)],
+)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("outputs", "inputs"), [(33, 70), (128, 64), (1, 5), (64, 129)])
 def test_products_are_the_same(
@@ -67,6 +75,7 @@ def test_without_onednn_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None
     assert favour_few_rows(linear) is linear
 
 
+@needs_bfloat16
 @pytest.mark.parametrize(("packed_s", "kind"), [(0.5, PackedLinear), (2.0, nn.Linear)])
 def test_matrices_in_bfloat16_are_packed_where_that_is_quicker(
     packed_s: float, kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
@@ -76,6 +85,15 @@ def test_matrices_in_bfloat16_are_packed_where_that_is_quicker(
     linear = nn.Linear(8, 8, dtype=torch.bfloat16)
     assert type(favour_few_rows(linear)) is kind
     assert isinstance(favour_few_rows(nn.Linear(8, 8)), PackedLinear)
+
+
+def test_a_processor_without_bfloat16_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    linear = nn.Linear(8, 8, dtype=torch.bfloat16)
+    assert favour_few_rows(linear) is linear
+    assert not caplog.records
 
 
 def test_small_matrices_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
