@@ -221,7 +221,7 @@ class LocalSwarm:
         command = [*run_on, python, "-m", "node.join", *which]
         command += ["--json-log", "--name", name, "--host", host]
         command += ["--identity", str(self.directory / f"{name}.key")]
-        command += [] if memory_gib is None else ["--memory", f"{memory_gib:.9f}"]
+        command += [] if memory_gib is None else ["--memory", repr(float(memory_gib))]
         command += ["--initial-peers", *initial] if initial else []
         log = self.directory / f"{name}-{len(self.peers)}.log"
         with log.open("wb") as file:
