@@ -1,10 +1,12 @@
 """The master problem: which chains live together, against brute force, and what its duals say."""
 
 import random
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 
+from coordinator.planning.search import columns as search
 from coordinator.planning.search.chain_dp import Chain, Chains
 from coordinator.planning.search.columns import Master
 from tests.unit.coordinator.problems import span
@@ -54,6 +56,18 @@ def test_the_choice_is_the_best_of_all(seed: int) -> None:
     taken = [a.peer_id for chain in chosen for a in chain]
     assert len(taken) == len(set(taken))
     assert sum(worths[chain] for chain in chosen) == pytest.approx(brute_force(worths))
+
+
+def test_what_counts_most_is_chosen_where_cpsat_has_no_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worths = {}
+    for seed in range(60):
+        worths |= columns(seed)
+    monkeypatch.setattr(search, "MASTER", replace(search.MASTER, work_s=0.0))
+    master = offered(worths)
+    assert master.chosen() == master.packed(max(worths, key=worths.__getitem__))
+    assert master.solves == 1
 
 
 @pytest.mark.parametrize("seed", range(12))
