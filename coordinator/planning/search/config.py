@@ -23,7 +23,7 @@ class SearchConfig:
     """Share of the time that is gone when the dynamic program over sets of peers ends."""
     columns_share: float = 0.4
     """Share of the time that is gone when column generation ends and moves by the estimate begin.
-    With 0.4 and 0.7, plans of 3 s for 16 made clusters served 4% less by the estimate, as the
+    With 0.4 and 0.7, plans of 3 s for 16 clusters served 4% less by the estimate, as the
     geometric mean; with 0.2 and 0.3 as much."""
     rings: int = 3
     """Number of the quickest rings around which other chains are packed, where the speed of one
