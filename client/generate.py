@@ -20,7 +20,7 @@ from client.answer.generation import (
     GenerationOptions,
     PrefixCache,
 )
-from client.pages.clean import name_in
+from client.pages.clean import namer
 from client.remembering import remember_swarm, settled_swarm
 from client.text.chat_prompt import chat_template_of
 from dht.command_line import (
@@ -207,8 +207,9 @@ def answer_json(answer: Answer) -> str:
 def figures(answer: Answer, nodes: Mapping[str, NodeRecord]) -> str:
     """One line for people: how long it took and who computed it, by the names in ``nodes``."""
     rate = f", {1 / answer.tpot_s:.1f} tokens/s{_spent(answer)}" if answer.tpot_s > 0 else ""
+    name_of = namer(nodes)
     route = " → ".join(
-        f"{name_in(nodes, stage.peer_id)} ({layers_text((stage.start, stage.end))})"
+        f"{name_of(stage.peer_id)} ({layers_text((stage.start, stage.end))})"
         for stage in answer.route
     )
     left = "peer" if answer.failovers == 1 else "peers"

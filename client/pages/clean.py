@@ -2,7 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 from dht.messages.types import NodeRecord
 
@@ -13,6 +14,7 @@ _LINK = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//|www\.", re.IGNORECASE)
 _ID = re.compile(r"[^0-9A-Za-z]")
 
 
+@lru_cache(maxsize=4096)
 def clean_name(text: str) -> str:
     """At most 32 printable ASCII characters, without IP addresses and what makes a link.
 
@@ -40,9 +42,10 @@ def names_in(nodes: Mapping[str, NodeRecord]) -> dict[str, str]:
     }
 
 
-def name_in(nodes: Mapping[str, NodeRecord], peer_id: str) -> str:
-    """What a peer of ``nodes`` is called there; the end of its id where it is not among them."""
-    return names_in(nodes).get(peer_id) or peer_name("", peer_id)
+def namer(nodes: Mapping[str, NodeRecord]) -> Callable[[str], str]:
+    """What a peer is called among ``nodes``, by its id; the end of that where it is not there."""
+    names = names_in(nodes)
+    return lambda peer_id: names.get(peer_id) or peer_name("", peer_id)
 
 
 def clean_id(text: str) -> str:

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from client.pages.clean import name_in
+from client.pages.clean import namer
 from client.view.avoidance import Avoidance
 from client.view.belief import believed
 from client.view.blame import Blame
@@ -167,7 +167,7 @@ class SwarmView:
 
     def name_of(self, peer_id: str) -> str:
         """What a peer calls itself, fit to show."""
-        return name_in(self.nodes, peer_id)
+        return namer(self.nodes)(peer_id)
 
     def draw(
         self,
@@ -381,15 +381,15 @@ class SwarmView:
     def passed_over(self, missing: Sequence[tuple[int, int]], now_s: float) -> tuple[str, ...]:
         """Why peers that say that they serve some of ``missing`` (empty: any layers) are passed
         over, one sentence for each."""
-        found = []
+        found, name_of = [], namer(self.nodes)
         for peer_id, record in self.nodes.items():
             wanted = any(a < record.end and record.start < b for a, b in missing) or not missing
             if record.state is not NodeState.SERVING or not wanted:
                 continue
             if self._is_silent(peer_id):
-                found.append(f"{self.name_of(peer_id)} does not answer")
+                found.append(f"{name_of(peer_id)} does not answer")
             elif reason := self.avoidance.reason(peer_id, now_s):
-                found.append(f"{self.name_of(peer_id)}: {reason}")
+                found.append(f"{name_of(peer_id)}: {reason}")
         return tuple(found)
 
     def at_fault(self, suspects: tuple[str, ...], now_s: float) -> str:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from client.errors import no_route_text
-from client.pages.clean import name_in
+from client.pages.clean import namer
 from client.session.controller import ControllerState, RouteStatus
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason
@@ -70,9 +70,10 @@ class Usage:
 
 def route_body(index: int, status: RouteStatus, nodes: Mapping[str, NodeRecord]) -> dict[str, Any]:
     """How it stands with the route of choice ``index``; peers' own names are made fit to show."""
+    name_of = namer(nodes)
 
     def peer(peer_id: str) -> dict[str, Any]:
-        return {"peer": peer_id, "name": name_in(nodes, peer_id)}
+        return {"peer": peer_id, "name": name_of(peer_id)}
 
     return {
         "index": index,
