@@ -4,7 +4,7 @@ Identities cost nothing, so it never counts how many peers announce a model.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dht.errors import UserError
@@ -52,23 +52,26 @@ def allowed_models(nodes: Mapping[str, NodeRecord], pin: ModelPin) -> tuple[Mode
 
 def several(name: str, models: tuple[ModelSpec, ...]) -> str:
     """The sentence for a name under which peers announce these models."""
-    known = ", ".join(sorted(model.fingerprint[:DIGITS_MIN] for model in models)[:NAMED_MAX])
     return (
-        f"peers announce {len(models)} models as {name} (fingerprints {known}"
-        f"{', …' if len(models) > NAMED_MAX else ''}); say which with --fingerprint, or by the"
-        " model's directory or hub id"
+        f"peers announce {len(models)} models as {name} (fingerprints"
+        f" {_listed(model.fingerprint for model in models)}); say which with --fingerprint, or by"
+        " the model's directory or hub id"
     )
+
+
+def _listed(fingerprints: Iterable[str]) -> str:
+    """The first of some fingerprints, each by its first digits."""
+    each = sorted(fingerprint[:DIGITS_MIN] for fingerprint in fingerprints)
+    return ", ".join([*each[:NAMED_MAX], *(["…"] if len(each) > NAMED_MAX else [])])
 
 
 def other_weights(pin: ModelPin, nodes: Mapping[str, NodeRecord]) -> str:
     """The end of the sentence that nobody announces a model, where peers do with other weights."""
-    served = {record.model.fingerprint: record.model for record in nodes.values()}
     asked = f"fingerprint {pin.fingerprint[:DIGITS_MIN]}" if pin.fingerprint else "the same weights"
-    found = ", ".join(sorted(each[:DIGITS_MIN] for each in served)[:NAMED_MAX])
+    served = _listed({record.model.fingerprint for record in nodes.values()})
     return (
-        f" with {asked}; others do, with other weights (fingerprint"
-        f" {found}{', …' if len(served) > NAMED_MAX else ''}): if these are the right ones, give"
-        " --fingerprint or --model for them"
+        f" with {asked}; others do, with other weights (fingerprint {served}): if these are the"
+        " right ones, give --fingerprint or --model for them"
     )
 
 
