@@ -232,6 +232,11 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (--help lists what {self.prog} takes)")
 
 
+def flag_of(name: str) -> str:
+    """The flag of the option with this name."""
+    return f"--{name.replace('_', '-')}"
+
+
 def add_swarm(parser: Parser) -> None:
     """Add the options that name the swarm and the transport, the same in all commands.
 

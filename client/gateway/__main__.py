@@ -27,6 +27,7 @@ from dht.command_line import (
     add_model,
     add_swarm,
     command_of,
+    flag_of,
     on_interrupt,
     settle_swarm,
 )
@@ -159,8 +160,7 @@ def check(arguments: argparse.Namespace) -> tuple["Key", ...]:
     ):
         value = getattr(arguments, name)
         if value is not None and not low <= value <= high:
-            flag = "--" + name.replace("_", "-")
-            raise UserError(f"{flag} is {value}; it must be between {low} and {high}")
+            raise UserError(f"{flag_of(name)} is {value}; it must be between {low} and {high}")
     check_names(arguments.allow_origin, arguments.allow_host)
     said = os.environ.get(KEYS_VARIABLE, "")
     texts = said.split(",")

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from dht.command_line import COMMAND, EXIT_DONE, on_interrupt
+from dht.command_line import COMMAND, EXIT_DONE, flag_of, on_interrupt
 from dht.networks.invitation import SCHEME, invitation_to, text_of
 from dht.process.lasting_stream import LastingStream
 from node.owner.machine_watch import BESIDE
@@ -50,13 +50,13 @@ def flags_of(arguments: argparse.Namespace, place: int) -> list[str]:
         flags.append(f"--name={arguments.name}")
     for name in SHARED:
         if (value := getattr(arguments, name)) is not None:
-            flags.append(f"--{name.replace('_', '-')}={value / count:g}")
+            flags.append(f"{flag_of(name)}={value / count:g}")
     for name in arguments.taken:  # what was said last time; each peer hears it as if typed now
         value = getattr(arguments, name)
         if isinstance(value, list):
-            flags += [f"--{name.replace('_', '-')}", *value]
+            flags += [flag_of(name), *value]
         elif name not in SHARED:
-            flags.append(f"--{name.replace('_', '-')}" + ("" if value is True else f"={value:g}"))
+            flags.append(flag_of(name) + ("" if value is True else f"={value:g}"))
     if arguments.model:
         flags += [f"--model={arguments.model}", f"--model-name={arguments.model_name}"]
     return flags

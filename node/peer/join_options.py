@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dht.checkpoints.hub import HubId, local_path, served_name
-from dht.command_line import Parser, add_swarm, settle_swarm
+from dht.command_line import Parser, add_swarm, flag_of, settle_swarm
 from dht.errors import UserError, reason_of
 from dht.process.home import at_home
 from node.owner.reporter import gibibytes
 from node.peer.first_steps import WHICH
 from node.peer.join_file import FILE_BYTES_MAX, as_flags
-from node.peer.lent_before import LENT_BEFORE, LIMITS, check_limits, flag_of, take_limits
+from node.peer.lent_before import LENT_BEFORE, LIMITS, check_limits, take_limits
 
 if TYPE_CHECKING:
     from dht.messages.types import Assignment, ModelSpec, UplinkClaim

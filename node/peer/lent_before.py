@@ -18,6 +18,7 @@ from typing import IO, Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from dht.command_line import flag_of
 from dht.errors import UserError
 from dht.networks.remembered import VARIABLE, shown
 from dht.process.home import cache_directory
@@ -227,11 +228,6 @@ def check_limits(arguments: argparse.Namespace) -> None:
         wanted = f"at least {least:g}" if least else "a finite number above 0"
         wanted = f"between {least:g} and {most:g}" if value >= most else wanted
         raise UserError(f"{flag_of(name)} is {value:g}; it must be {wanted}")
-
-
-def flag_of(name: str) -> str:
-    """The flag of an option."""
-    return f"--{name.replace('_', '-')}"
 
 
 def _in_words(name: str, value: Any) -> str:

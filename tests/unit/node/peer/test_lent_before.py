@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from dht.command_line import flag_of
 from dht.errors import UserError
 from node.peer import join_options, lent_before
 from node.peer.gpu_peers import flags_of
-from node.peer.lent_before import LENT_BEFORE, LIMITS, flag_of, keep_lent, port_of
+from node.peer.lent_before import LENT_BEFORE, LIMITS, keep_lent, port_of
 from node.peer.naming import machine_name, settle_name
 
 Parse = Callable[[str], Namespace]
