@@ -9,7 +9,14 @@ class AnabranchError(Exception):
 
 
 class UserError(AnabranchError):
-    """The caller's mistake: commands print the message and exit with code 2."""
+    """The caller's mistake: commands print the message and exit with code 2.
+
+    ``field`` is the name of what is wrong, where the caller gave it by a name.
+    """
+
+    def __init__(self, message: str = "", *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class PeerError(AnabranchError):

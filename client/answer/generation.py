@@ -137,7 +137,8 @@ class GenerationOptions:
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise UserError(
                 f"min_new_tokens is {self.min_new_tokens}, more than max_new_tokens, which is"
-                f" {self.max_new_tokens}"
+                f" {self.max_new_tokens}",
+                field="min_new_tokens",
             )
         for name, bounds in BOUNDS.items():
             _check_within(name, getattr(self, name), bounds)
@@ -165,40 +166,39 @@ class GenerationOptions:
             convert, wanted = _CONVERTED[kinds[0]]
             number = convert(value)
             if number is None:
-                raise UserError(f"{name} is {value!r}; it must be {wanted}")
+                raise UserError(f"{name} is {value!r}; it must be {wanted}", field=name)
             object.__setattr__(self, name, number)
         if self.top_p == 0.0:  # peers know one name for greedy
             object.__setattr__(self, "temperature", 0.0)
             object.__setattr__(self, "top_p", 1.0)
 
     def _check_types(self) -> None:
-        if not isinstance(self.grammar, str):
-            raise UserError("grammar is a text")
-        try:
-            object.__setattr__(self, "priority", Priority(self.priority))
-        except ValueError:
-            known = " or ".join(Priority)
-            raise UserError(f"priority is {self.priority!r}; it must be {known}") from None
-        try:
-            object.__setattr__(self, "prefix_cache", PrefixCache(self.prefix_cache))
-        except ValueError:
-            known = " or ".join(PrefixCache)
-            raise UserError(f"prefix_cache is {self.prefix_cache!r}; it must be {known}") from None
-        if not isinstance(self.cache_salt, str):
-            raise UserError("cache_salt is a text")
+        for name in ("grammar", "cache_salt"):
+            if not isinstance(getattr(self, name), str):
+                raise UserError(f"{name} is a text", field=name)
+        for name, kind in (("priority", Priority), ("prefix_cache", PrefixCache)):
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, kind(value))
+            except ValueError:
+                wanted = " or ".join(kind)
+                said = f"{name} is {value!r}; it must be {wanted}"
+                raise UserError(said, field=name) from None
         biases = _biases(self.logit_bias)
         if biases is None:
-            raise UserError("logit_bias takes numbers by token id, such as {17: -5.0}")
+            said = "logit_bias takes numbers by token id, such as {17: -5.0}"
+            raise UserError(said, field="logit_bias")
         object.__setattr__(self, "logit_bias", biases)
         token_ids = _token_ids(self.stop_token_ids)
         if token_ids is None:
-            raise UserError(f"stop_token_ids is {self.stop_token_ids!r}; it takes token ids")
+            said = f"stop_token_ids is {self.stop_token_ids!r}; it takes token ids"
+            raise UserError(said, field="stop_token_ids")
         object.__setattr__(self, "stop_token_ids", token_ids)
         stop: tuple[object, ...] = (self.stop,)
         if isinstance(self.stop, Iterable) and not isinstance(self.stop, str):
             stop = tuple(self.stop)
         if not all(isinstance(each, str) for each in stop):
-            raise UserError(f"stop is {self.stop!r}; it takes strings")
+            raise UserError(f"stop is {self.stop!r}; it takes strings", field="stop")
         object.__setattr__(self, "stop", stop)
 
     def request(
@@ -256,7 +256,8 @@ class GenerationOptions:
             for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
                 if not 0 <= token_id < vocab:
                     raise UserError(
-                        f"token id {token_id} in {where} is outside the vocabulary of {vocab}"
+                        f"token id {token_id} in {where} is outside the vocabulary of {vocab}",
+                        field=where.removeprefix("the "),
                     )
         for name in ("logprobs", "prompt_logprobs"):
             _check(name, getattr(self, name), 0, vocab)
@@ -264,7 +265,8 @@ class GenerationOptions:
         if top is not None and scored_values(len(prompt_ids), top) > SCORED_VALUES_MAX:
             raise UserError(
                 f"prompt_logprobs is {top} for a prompt of {len(prompt_ids)} tokens;"
-                f" {SCORED_VALUES_MAX // (1 + top)} tokens at most"
+                f" {SCORED_VALUES_MAX // (1 + top)} tokens at most",
+                field="prompt_logprobs",
             )
 
     def new_tokens(self, prompt_tokens: int, context_tokens: int) -> int:
@@ -377,12 +379,12 @@ def _check(name: str, value: float | None, low: float, high: float) -> None:
         return
     if not low <= value <= high:  # NaN is neither
         said = f"{value:g}" if isinstance(value, float) else value
-        raise UserError(f"{name} is {said}; it must be between {low} and {high}")
+        raise UserError(f"{name} is {said}; it must be between {low} and {high}", field=name)
 
 
 def _check_within(name: str, value: float | None, bounds: Meta) -> None:
     if bounds.gt is not None and value == bounds.gt:
-        raise UserError(f"{name} is {value:g}; it must be above {bounds.gt:g}")
+        raise UserError(f"{name} is {value:g}; it must be above {bounds.gt:g}", field=name)
     low = bounds.ge if bounds.ge is not None else bounds.gt
     _check(name, value, low if low is not None else -inf, inf if bounds.le is None else bounds.le)
 

@@ -407,7 +407,7 @@ class CompletionService:
             try:
                 options.check_ids(prompt_ids, spec.vocab)
             except UserError as error:
-                raise bad_request(str(error)) from None
+                raise bad_request(str(error), error.field) from None
         if options.stop:
             self._tokenizer("stop")
 

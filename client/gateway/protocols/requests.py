@@ -487,8 +487,7 @@ def request_options(
             **{name: value for name in ALIKE if (value := chosen(name)) is not None},
         )
     except UserError as error:
-        name = str(error).partition(" ")[0]
-        param = name if name in request.__struct_fields__ else None
+        param = error.field if error.field in request.__struct_fields__ else None
         raise bad_request(str(error), param) from None
 
 
