@@ -57,7 +57,7 @@ def wants_format(request: CompletionRequest | ChatRequest) -> bool:
 
 def _formats(request: CompletionRequest | ChatRequest) -> dict[str, Any]:
     """What a request wants its answer to be, by the field that says so."""
-    form = request.response_format if isinstance(request, ChatRequest) else None
+    form = request.response_format
     guides = {name: getattr(request, name) for name in GUIDES}
     outputs = request.structured_outputs
     for name, kind in OUTPUTS.items():

@@ -201,11 +201,7 @@ def chat_or_text_of(request: OllamaGenerate) -> ChatRequest | CompletionRequest:
         if request.system:
             raise bad_request("system is not for raw: put it into the prompt", "system")
         shared = _shared(request)
-        form = shared.pop("response_format", None)
         shared.pop("reasoning_effort", None)
-        if form is not None:
-            schema = {"type": "object"} if form.json_schema is None else form.json_schema.schema
-            shared["guided_json"] = schema
         return CompletionRequest(
             prompt=request.prompt or "", **{"max_tokens": RAW_TOKENS, **shared}
         )

@@ -119,7 +119,6 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
     },
     "CompletionRequest": {
         **SAMPLING,
-        "response_format": "use guided_json",
         "tools": "use /v1/chat/completions",
     },
     "OllamaChat": _SCORED,

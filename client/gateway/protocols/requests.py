@@ -174,6 +174,7 @@ class Sampled(Passed, kw_only=True):
     guided_grammar: str | None = None
     guided_choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
     structured_outputs: StructuredOutputs | None = None
+    response_format: ResponseFormat | None = None
     # our own
     prefix_cache: Literal["own", "shared", "off"] | None = None
     speculate: bool | None = None
@@ -209,7 +210,6 @@ class ChatRequest(Sampled, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MESSAGES_MAX)]
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
-    response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Meta(max_length=TOOLS_MAX)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None

@@ -49,6 +49,10 @@ def test_a_schema_that_cannot_be_followed_is_a_400_before_a_session_is_opened(na
     asked: list[tuple[str, Any]] = [
         ("/v1/completions", {"prompt": "Hi", "guided_json": schema}),
         (
+            "/v1/completions",
+            {"prompt": "Hi", "response_format": {"type": "json_schema", "json_schema": form}},
+        ),
+        (
             "/v1/chat/completions",
             {"messages": HI, "response_format": {"type": "json_schema", "json_schema": form}},
         ),
