@@ -186,14 +186,15 @@ class SwarmReader:
     async def ready_spec(self) -> ModelSpec:
         """The model's description; waits for a first peer as long as an answer would.
 
-        Raises UnavailableError when none came, and at once where the network serves other models
-        alone.
+        Raises UnavailableError when none came. It does so at once where the network serves other
+        models alone, and after a second look where the caller must say which weights are meant.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._config.wait_s
         self.waits_for, others = "", None
         while (spec := self.view.spec) is None:
             reason = f"nobody in network {self._config.network!r} announces {self._model_name}"
+            must_choose = bool(self.view.nodes) and not self._blind
             if len(self.view.models) > 1:
                 reason = several(self._model_name, self.view.models)
             elif self.view.nodes:
@@ -209,6 +210,8 @@ class SwarmReader:
             if reason != self.waits_for:
                 self.waits_for = reason
                 self._on_status(f"waiting: {reason}")
+            elif must_choose:  # not at the first look, which may have missed a peer
+                raise UnavailableError(reason)
             if loop.time() >= deadline_s:
                 raise UnavailableError(reason)
             await asyncio.sleep(LOOK_S)

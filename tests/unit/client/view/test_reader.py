@@ -14,6 +14,7 @@ from client.view.view import SwarmView, ViewConfig
 from coordinator.plans.store import PlanStore
 from coordinator.plans.versions import rank
 from coordinator.policies.routing.routes import NoRoute
+from coordinator.problem.model_pin import ModelPin
 from dht.identity.peer_id import Identity
 from dht.messages.session import RefusalCode
 from dht.messages.types import FlowEdge, ModelRecord, NodeRecord, Plan, PlanVersion
@@ -342,6 +343,26 @@ async def test_a_wrong_clock_is_told_once_and_in_the_answer() -> None:
         with pytest.raises(UnavailableError, match="; this machine's clock is 100 s"):
             await reader.ready_spec()
     assert sum("until then theirs counts" in line for line in told) == 1
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.virtual(limit_s=30)
+async def test_who_must_say_which_weights_are_meant_hears_so_soon(pinned: bool) -> None:
+    network = MemoryNetwork(random.Random(1))
+    for root in ("ab" * 32, "cd" * 32):
+        peer = Told(network)
+        model = replace(Make.model, root=root)
+        peer.record = replace(peer.record, model=model)
+        await peer.announce()
+    pin = ModelPin(fingerprint="ef" * 32 if pinned else "")
+    loop = asyncio.get_running_loop()
+    config = ReaderConfig(network="net", wait_s=60.0)
+    reader = SwarmReader(network.transport(), Make.model.name, config, lambda line: None, pin=pin)
+    async with reader.reading():
+        began_s = loop.time()
+        with pytest.raises(UnavailableError, match="--fingerprint"):
+            await reader.ready_spec()
+        assert loop.time() - began_s < 3.0
 
 
 def test_who_asks_for_a_model_that_nobody_has_hears_at_once_what_there_is() -> None:
