@@ -168,8 +168,8 @@ FRAME_BYTES = Amount(
 )
 """Bytes of unfinished frames on streams to a stage; 1,024 tokens of a wide model are 16 MiB. A peer
 without a session here sends nothing longer than an open with its history, 1.25 MiB."""
-PINGS = RateLimit(name="pings", unit="", per_s=128, burst=1024, all_per_s=4096, all_burst=32768)
-"""Pings on streams to a stage: a gateway sends one in 2 s on each of its 128."""
+PINGS = RateLimit(name="pings", unit="", per_s=256, burst=2048, all_per_s=4096, all_burst=32768)
+"""Pings on streams to a stage: a gateway sends two a second on each of its 128."""
 OPENS = RateLimit(name="opens", unit="", per_s=64, burst=512, all_per_s=1024, all_burst=8192)
 """Opens of sessions, of which each takes the check of a signature, and a refusal is signed: a first
 stage passes on those of all its clients, some a second."""
