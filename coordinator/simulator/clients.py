@@ -230,8 +230,8 @@ class Clients:
         if session.urgent or session.replays:
             return False
         sessions = self._peers[name].sessions
-        if sessions < ADMISSION.queue_sessions_least:
-            return False
+        if sessions < min(ADMISSION.queue_sessions_least, ADMISSION.untried_sessions):
+            return False  # whatever they wait for
         untried = self._untried[name].values()
         waiting = sum(self._waits(name, other, came_s, now_s) for other, came_s in untried)
         load = StageLoad(

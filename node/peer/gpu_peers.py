@@ -21,12 +21,10 @@ from dht.command_line import COMMAND, EXIT_DONE, flag_of, on_interrupt
 from dht.networks.invitation import SCHEME, invitation_to, text_of
 from dht.process.lasting_stream import LastingStream
 from node.owner.machine_watch import BESIDE
+from node.peer.lent_before import OF_TRAFFIC
 
 LINE_BYTES_MAX = 1 << 20
 _INVITATION = re.compile(rf"{SCHEME}[\w-]+")
-
-SHARED = ("max_up", "max_down", "monthly_cap")
-"""Limits of the whole machine, of which each peer gets its share."""
 
 Command = Callable[[str], Sequence[str]]
 """Makes a command from the invitation that the first one printed, empty for the first."""
@@ -48,14 +46,14 @@ def flags_of(arguments: argparse.Namespace, place: int) -> list[str]:
         flags += ["--announce", *(_further(each, place) for each in arguments.announce)]
     if arguments.name is not None:
         flags.append(f"--name={arguments.name}")
-    for name in SHARED:
+    for name in OF_TRAFFIC:
         if (value := getattr(arguments, name)) is not None:
             flags.append(f"{flag_of(name)}={value / count:g}")
     for name in arguments.taken:  # what was said last time; each peer hears it as if typed now
         value = getattr(arguments, name)
         if isinstance(value, list):
             flags += [flag_of(name), *value]
-        elif name not in SHARED:
+        elif name not in OF_TRAFFIC:
             flags.append(flag_of(name) + ("" if value is True else f"={value:g}"))
     if arguments.model:
         flags += [f"--model={arguments.model}", f"--model-name={arguments.model_name}"]

@@ -14,7 +14,13 @@ from dht.process.home import at_home
 from node.owner.reporter import gibibytes
 from node.peer.first_steps import WHICH
 from node.peer.join_file import FILE_BYTES_MAX, as_flags
-from node.peer.lent_before import LENT_BEFORE, LIMITS, check_limits, take_limits
+from node.peer.lent_before import (
+    LENT_BEFORE,
+    LIMITS,
+    OF_TRAFFIC,
+    check_limits,
+    take_limits,
+)
 
 if TYPE_CHECKING:
     from dht.messages.types import Assignment, ModelSpec, UplinkClaim
@@ -379,11 +385,11 @@ def uplink_claim(arguments: argparse.Namespace, peer_id: str) -> "UplinkClaim | 
 
 
 def relays_for_others(arguments: argparse.Namespace) -> bool:
-    """Whether this peer offers to relay. Who limits what is lent lends it for answers."""
+    """Whether this peer offers to relay. Who limits its traffic lends that for answers."""
     from dht.networks.connecting import chosen_transport
     from dht.transport.config import TransportKind
 
-    unlimited = arguments.max_up is None and arguments.monthly_cap is None
+    unlimited = all(getattr(arguments, name) is None for name in OF_TRAFFIC)
     return unlimited and chosen_transport(arguments.transport) is TransportKind.DAEMON
 
 

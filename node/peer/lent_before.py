@@ -59,6 +59,8 @@ class Limit:
     """It was said of one kind of device."""
     of_gpu: bool = False
     """It is for a GPU alone."""
+    of_traffic: bool = False
+    """It is of what the machine sends or receives: peers of several GPUs share it."""
     rare: bool = False
     """Only ``--help-all`` shows the flag."""
 
@@ -107,12 +109,14 @@ LIMITS: Mapping[str, Limit] = {
         help="most megabits per second to send",
         words="at most {:g} Mbit/s up",
         least=1,
+        of_traffic=True,
     ),
     "max_down": Limit(
         metavar="MBIT",
         help="most megabits per second to receive",
         words="at most {:g} Mbit/s down",
         least=1,
+        of_traffic=True,
         rare=True,
     ),
     "monthly_cap": Limit(
@@ -120,6 +124,7 @@ LIMITS: Mapping[str, Limit] = {
         help="GB a month, both ways (no limit)",
         words="{:g} GB a month",
         least=0.001,
+        of_traffic=True,
     ),
     "idle_only": Limit(
         help="step aside while the machine is in use", words="only while nobody uses the machine"
@@ -135,6 +140,7 @@ LIMITS: Mapping[str, Limit] = {
     ),
 }
 """By the names of their flags."""
+OF_TRAFFIC = tuple(name for name, limit in LIMITS.items() if limit.of_traffic)
 
 
 class LentBefore(msgspec.Struct, frozen=True, kw_only=True):
