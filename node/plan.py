@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from coordinator.plan import add_search_options, main, plan_and_print
 from coordinator.planning.placement import NoPlacementError, why_uncoverable
+from coordinator.plans.catalogue.precision import QUANTISED
 from coordinator.problem.service import announced_service
 from dht.checkpoints.hub import served_name
 from dht.command_line import EXIT_USER, Parser, exit_code_of, print_lines, saying
@@ -66,7 +67,7 @@ def _add_named(parser: Parser, *, in_help_alone: bool = False) -> None:
             group.add_argument(flag, **named)
 
     add("--gpus", required=True, metavar="LIST", help="such as 3x3090,1x4070")
-    add("--quantize", choices=("int8", "int4"), metavar="Q", help="weights in int8 or int4")
+    add("--quantize", choices=QUANTISED, metavar="Q", help="weights in int8 or int4")
     add("--mbit", type=_positive, default=100.0, metavar="M", help="of each link (100)")
     add("--ms", type=_positive, default=30.0, metavar="T", help="round trip of each link (30)")
 

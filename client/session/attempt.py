@@ -164,12 +164,12 @@ class Attempt:
             await self._prompt(self._first, 0, token_ids)
 
     async def _prompt(self, first: Stream, position: int, token_ids: tuple[int, ...]) -> None:
-        for at in range(0, len(token_ids), SESSION_BOUNDS.prompt_tokens_max):
+        for at in range(0, len(token_ids), SESSION_BOUNDS.message_tokens_max):
             prompt = Prompt(
                 session=self._open_message.session,
                 attempt=self.attempt,
                 position=position + at,
-                token_ids=token_ids[at : at + SESSION_BOUNDS.prompt_tokens_max],
+                token_ids=token_ids[at : at + SESSION_BOUNDS.message_tokens_max],
             )
             await self._send(0, first, prompt)
 

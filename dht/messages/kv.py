@@ -11,7 +11,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from dht.messages import codec
-from dht.messages.session import Position, Reason, RouteAttempt, SessionId
+from dht.messages.session import SESSION_BOUNDS, Position, Reason, RouteAttempt, SessionId
 from dht.messages.types import PeerId
 
 
@@ -39,7 +39,7 @@ class KvPages:
     session: SessionId
     attempt: RouteAttempt
     position: Position
-    tokens: Annotated[int, Meta(ge=1, le=1 << 16)]
+    tokens: Annotated[int, Meta(ge=1, le=SESSION_BOUNDS.message_tokens_max)]
     dtype: Annotated[str, Meta(max_length=16)]
 
 

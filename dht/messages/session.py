@@ -39,8 +39,9 @@ class SessionBounds:
     grammar_bytes_max: int = 64 << 10
     draft_tokens_max: int = 31
     """Maximum drafted tokens of one chunk: a decode has one row more at most."""
-    prompt_tokens_max: int = 1 << 16
-    """Maximum token ids of one message: decoding a million takes longer than a ring's token may."""
+    message_tokens_max: int = 1 << 16
+    """Maximum token ids, or rows, of one message: a million ids take longer to decode than a ring's
+    token may."""
     history_tokens_max: int = 1 << 18
     """Maximum token ids of an open: what sampling that looks back may look at."""
     step_s_max: float = 3600.0
@@ -278,7 +279,7 @@ class Prompt:
     attempt: RouteAttempt
     position: Position
     token_ids: Annotated[
-        tuple[TokenId, ...], Meta(min_length=1, max_length=SESSION_BOUNDS.prompt_tokens_max)
+        tuple[TokenId, ...], Meta(min_length=1, max_length=SESSION_BOUNDS.message_tokens_max)
     ]
 
 
@@ -341,7 +342,7 @@ class ActivationItem:
     session: SessionId
     attempt: RouteAttempt
     position: Position
-    tokens: Annotated[int, Meta(ge=1, le=1 << 16)]
+    tokens: Annotated[int, Meta(ge=1, le=SESSION_BOUNDS.message_tokens_max)]
     drafts: Annotated[tuple[TokenId, ...], Meta(max_length=SESSION_BOUNDS.draft_tokens_max)] = ()
     """Token ids that the rows after the first were drafted with; the last stage accepts those that
     it draws itself."""
@@ -427,7 +428,7 @@ class Tokens:
     session: SessionId
     attempt: RouteAttempt
     position: Position
-    token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=1 << 16)]
+    token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=SESSION_BOUNDS.message_tokens_max)]
     finish_reason: FinishReason | None = None
     computed_s: StepSeconds = 0.0
     """Seconds that all stages' steps took, since such a message before, for tokens that follow a
@@ -447,7 +448,7 @@ class PromptScores:
     session: SessionId
     attempt: RouteAttempt
     position: Position
-    tokens: Annotated[int, Meta(ge=1, le=1 << 16)]
+    tokens: Annotated[int, Meta(ge=1, le=SESSION_BOUNDS.message_tokens_max)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,7 +75,7 @@ class ModelLayout:
     """Parameters that the model's code computes in float32, whatever the dtype."""
     quantize: str | None = None
     """Quantisation of the layers' linear modules, one of
-    :data:`node.model.linear.quantize.KINDS`."""
+    :data:`coordinator.plans.catalogue.precision.QUANTISED`."""
     device: torch.device = CPU
     """The device that the weights will be on; sizes are those that they take there."""
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coordinator.plans.catalogue.precision import QUANTISED
 from dht.checkpoints.hub import HubId, local_path, served_name
 from dht.command_line import Parser, add_swarm, flag_of, settle_swarm
 from dht.errors import UserError, reason_of
@@ -150,7 +151,7 @@ def join_parser() -> Parser:
     )
     rare(
         "--quantize",
-        choices=("int8", "int4"),
+        choices=QUANTISED,
         metavar="Q",
         help="weights in int8 or int4 (docs/weights.md)",
     )

@@ -157,7 +157,7 @@ class StageStreams:
     ) -> bool:
         """Handle one frame of a client's session; False when the client closes."""
         await sender.room()
-        token_ids = min(open_.prompt_tokens, SESSION_BOUNDS.prompt_tokens_max)
+        token_ids = min(open_.prompt_tokens, SESSION_BOUNDS.message_tokens_max)
         longest = READING.control_bytes_max + READING.token_id_bytes_max * token_ids
         frame = await self._read(stream, READING.client_silence_s, longest)
         mine = (open_.session, open_.attempt)

@@ -337,7 +337,7 @@ async def test_a_long_prompt_comes_in_several_messages(monkeypatch: pytest.Monke
         return Prompt(**fields)
 
     monkeypatch.setattr(
-        attempt, "SESSION_BOUNDS", replace(attempt.SESSION_BOUNDS, prompt_tokens_max=12)
+        attempt, "SESSION_BOUNDS", replace(attempt.SESSION_BOUNDS, message_tokens_max=12)
     )
     monkeypatch.setattr(attempt, "Prompt", counted)
 

@@ -11,6 +11,8 @@ from dht.messages.types import ModelSpec
 
 BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "int8": 8.0, "int4": 4.5}
 """Bits of a weight. In 4 bits, 64 weights share a scale of 32 bits."""
+QUANTISED = ("int8", "int4")
+"""Those that a peer can pack weights into itself."""
 PUBLISHED = "bfloat16"
 """Precision that the files of most models are in."""
 

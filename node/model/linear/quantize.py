@@ -30,7 +30,6 @@ from node.kernels.choice import multiplies_packed
 from node.packed.packing import Packing
 from node.packed.tensor import PackedTensor
 
-KINDS = ("int8", "int4")
 BLOCK = 64
 """Number of weights that share a scale in 4 bits."""
 NUMBERS_MIN = 4096
@@ -45,7 +44,7 @@ PIECE_NUMBERS = 1 << 18
 
 def quantize_linears(module: nn.Module, kind: str) -> nn.Module:
     """Replace the linear layers within ``module`` that are not packed, in place; ``kind`` is one of
-    KINDS.
+    QUANTISED.
 
     Raises UserError if ``bitsandbytes`` is missing or cannot work here.
     """

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from coordinator.plans.catalogue.precision import QUANTISED
 from dht.errors import UserError
 from dht.messages.types import in_precision_of
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.model.linear.quantize import (
     BLOCK,
-    KINDS,
     held_bytes,
     quantised,
     quantize_linears,
@@ -70,7 +70,7 @@ def size_bytes(module: nn.Module) -> int:
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUANTISED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_linear_layers_shrink_and_err_as_published(kind: str, dtype: torch.dtype) -> None:
     right, block = made(dtype), made(dtype)
@@ -134,7 +134,7 @@ def test_four_bits_keep_zeros_and_what_lies_on_steps() -> None:
         assert torch.equal(packed.parts["zeros"], torch.full((32, 2), zero, dtype=torch.uint8))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUANTISED)
 @pytest.mark.parametrize("shift", list(SHIFTS))
 def test_products_of_what_is_served_err_as_published(kind: str, shift: str, tmp_path: Path) -> None:
     """Through an engine, as ``--quantize`` serves it."""
@@ -156,7 +156,7 @@ def test_products_of_what_is_served_err_as_published(kind: str, shift: str, tmp_
     assert (got - wanted).norm() < SERVED_ERROR_MAX[kind] * wanted.norm()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUANTISED)
 def test_extreme_rows_stay_finite(kind: str) -> None:
     block = quantize_linears(made(torch.bfloat16), kind)
     rows = torch.stack([torch.zeros(128), torch.full((128,), 1e5), torch.full((128,), 1e-20)])
@@ -170,7 +170,7 @@ def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
         quantize_linears(made(torch.float32), "int8")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUANTISED)
 def test_an_engine_holds_what_its_spec_promises(kind: str, tmp_path: Path) -> None:
     config = AutoConfig.for_model("llama", **SHAPE)
     torch.manual_seed(0)
