@@ -18,7 +18,7 @@ get one more rival: Helix's program by CP-SAT, in :data:`PROGRAM_S`.
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -215,22 +215,30 @@ def informed(each: Case) -> float:
     return each.replayed(plan_of(problem, placed.assignments, placed.edges))
 
 
-def rivals_of(each: Case) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Rivals:
     """What a row says of the rivals."""
-    made = dict(rivals(each))
-    found = {rival: figures(each, plan) for rival, plan in made.items()}
-    best = max(
-        (rival for rival in made if rival != "helix"), key=lambda rival: found[rival]["served"]
-    )
-    return {
-        "rivals": found,
-        "best": best,
-        "by_helix": {
-            rival: each.replayed(made[rival], helix=True)
-            for rival in (best, "helix")
-            if rival in made
-        },
-    }
+
+    figures: dict[str, dict[str, float]]
+    by_helix: dict[str, float]
+    """What some of them serve by Helix's rules."""
+
+    @property
+    def best(self) -> str:
+        """The one that serves the most from what peers announce."""
+        from_records = (rival for rival in self.figures if rival != "helix")
+        return max(from_records, key=lambda rival: self.figures[rival]["served"])
+
+    def joined(self, each: Case, plans: Mapping[str, Plan]) -> "Rivals":
+        """These with more of them."""
+        found = self.figures | {rival: figures(each, plan) for rival, plan in plans.items()}
+        best = Rivals(found, {}).best
+        by_helix = {
+            rival: each.replayed(plan, helix=True)
+            for rival, plan in plans.items()
+            if rival in {best, "helix"}
+        }
+        return Rivals(found, self.by_helix | by_helix)
 
 
 def row(name: str, before: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -242,25 +250,36 @@ def row(name: str, before: dict[str, Any] | None = None) -> dict[str, Any]:
     is_same = (first.assignments, first.edges) == (thorough.assignments, thorough.edges)
     found["thorough"] = found["first"] if is_same else figures(each, thorough)
     plan = plans.adopted
-    ours = found["first" if plan is plans.first else "thorough"]
-    known = before or rivals_of(each)
-    rivals_ = known["rivals"]
-    return {
+    known = rivals_in(before) if before else Rivals({}, {}).joined(each, dict(rivals(each)))
+    ours_ = {
         "cluster": name,
         "peers": len(each.problem.nodes),
         "model": each.problem.model.name,
         "planner": plan.planner,
         "plan_s": [round(took_s, 2) for took_s in plans.took_s],
-        "ours": ours,
+        "ours": found["first" if plan is plans.first else "thorough"],
         **found,
         "gain": round(plans.gain, 3),
-        "rivals": rivals_,
-        "best": known["best"],
-        "ratio": ours["served"] / max(1e-9, rivals_[known["best"]]["served"]),
-        "by_helix": {**known["by_helix"], "ours": each.replayed(plan, helix=True)},
+    }
+    by_helix = {"ours": each.replayed(plan, helix=True)}
+    return beside(ours_, Rivals(known.figures, known.by_helix | by_helix))
+
+
+def rivals_in(row: dict[str, Any]) -> Rivals:
+    """The rivals of a row."""
+    return Rivals(row["rivals"], row["by_helix"])
+
+
+def beside(ours: dict[str, Any], rivals: Rivals) -> dict[str, Any]:
+    """A row: what it says of ours, beside the rivals."""
+    all_ = (ours["first"], ours["thorough"], *rivals.figures.values())
+    return ours | {
+        "rivals": rivals.figures,
+        "best": rivals.best,
+        "ratio": ours["ours"]["served"] / max(1e-9, rivals.figures[rivals.best]["served"]),
+        "by_helix": rivals.by_helix,
         "tau": {
-            by: tau([(one[by], one["served"]) for one in (*found.values(), *rivals_.values())])
-            for by in ("judged", "estimated")
+            by: tau([(one[by], one["served"]) for one in all_]) for by in ("judged", "estimated")
         },
     }
 
@@ -273,14 +292,7 @@ def with_program(before: dict[str, Any]) -> dict[str, Any]:
     if spans is None:
         return before
     plan = plan_of(each.known, spans, solve_flow(each.known, spans).edges)
-    rivals_ = before["rivals"] | {PROGRAM: figures(each, plan)}
-    changed = before | {"rivals": rivals_}
-    if rivals_[PROGRAM]["served"] > rivals_[before["best"]]["served"]:
-        changed["best"] = PROGRAM
-        changed["ratio"] = before["ours"]["served"] / rivals_[PROGRAM]["served"]
-        by_helix = each.replayed(plan, helix=True)
-        changed["by_helix"] = before["by_helix"] | {PROGRAM: by_helix}
-    return changed
+    return beside(before, rivals_in(before).joined(each, {PROGRAM: plan}))
 
 
 def tau(pairs: Sequence[tuple[float, float]]) -> float | None:
