@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.__main__ import benchmarks
 from bench.sources import sources
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 
 def provenance(seed: int) -> dict[str, Any]:

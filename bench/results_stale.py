@@ -7,7 +7,7 @@ from typing import Any
 from bench.papers.jobs import fingerprint
 from bench.papers.recipes import RECIPES
 from bench.sources import sources
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 UNKNOWN = "measured before results named the files that they ran"
 

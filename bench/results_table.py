@@ -18,7 +18,7 @@ from bench import report, results_figures, results_stale
 from bench.papers import report as papers
 from bench.papers.recipes import RECIPES
 from coordinator.policies.admission.config import ADMISSION
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 RESULTS, TEMPLATES = ROOT / "bench" / "results", ROOT / "bench" / "reports"
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

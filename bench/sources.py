@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 ROOMS = ("node", "coordinator", "dht", "client", "bench", "testing", "tests")
 WRITERS = ("bench/report", "bench/results_", "bench/sources", "bench/papers/report")
@@ -32,13 +32,16 @@ def sources(module: str, root: Path = ROOT) -> dict[str, str]:
 
 
 def closure(module: str, root: Path = ROOT) -> set[Path]:
-    """The files that ``module`` runs, its own among them; empty where there is no such module."""
+    """The files that ``module`` runs, its own among them, and those that write about figures; empty
+    where there is no such module."""
     found: set[Path] = set()
     waiting = list(_files(module, root))
     while waiting:
         path = waiting.pop()
         if path not in found:
             found.add(path)
+            if path.relative_to(root).as_posix().startswith(WRITERS):
+                continue
             for name in _named(path.read_text()):
                 waiting += _files(name, root)
     return found
@@ -69,6 +72,7 @@ def _named(text: str) -> frozenset[str]:
         elif (
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)
+            and "." in node.value
             and node.value.replace(".", "").isidentifier()
         ):
             found.add(node.value)

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from testing import wan_lab
-from testing.local_swarm import ROOT, Process, end_group, spawned
+from testing.local_swarm import Process, end_group, spawned
+from testing.paths import ROOT
 
 FORKS = "forkserver" in multiprocessing.get_all_start_methods()
 """Not on Windows: commands are started as users start them there."""

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-ROOT = Path(__file__).resolve().parent.parent
+from testing.paths import ROOT
+
 os.environ.setdefault("ANABRANCH_MEMORY", "")  # a swarm for a while is nobody's usual network
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each start compiles every module again
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 from testing.terminal import Terminal
 
 SUBNET = "192.168.77"

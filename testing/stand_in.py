@@ -30,8 +30,8 @@ from node.stage.config import StageConfig, StageEngine
 from node.stage.server import StageServer
 from node.stage.streams import StageStreams
 from testing.clock import run_virtual
-from testing.local_swarm import ROOT
 from testing.network import LinkModel, MemoryNetwork, MemoryTransport
+from testing.paths import ROOT
 from testing.timed_engine import GpuTimes, TimedEngine
 
 MBIT = 125_000.0

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 SUBNET = "10.213.7"
 MTU = 1500

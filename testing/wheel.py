@@ -16,7 +16,7 @@ from pathlib import Path
 
 from anabranch.commands import COMMANDS
 from testing.documents import PAGES, imported, programs
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 from testing.terminal import Terminal
 
 BUILT_OF = (

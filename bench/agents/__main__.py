@@ -23,7 +23,7 @@ from bench.agents import outside, programs, sdks
 from bench.agents.families import CALLS, ONE_CALL, calls, could_call, says, thinks
 from bench.agents.said import TOOL, Ask, Refused, Turn
 from bench.report import code, earlier, parser_of, provenance, write
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 from tests.templates import TEMPLATES
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
 from tests.unit.client.gateway.test_tool_answers import scripted

@@ -21,7 +21,7 @@ from bench.agents.said import (
     chat_messages,
     chat_options,
 )
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 HERE = Path(__file__).parent
 LINE_BYTES_MAX = 1 << 24

@@ -21,7 +21,8 @@ from rich.console import Console
 from bench.demo.moving_picture import Line, Screen, styled, svg
 from bench.demo.starting import MODEL, PROMPT, ROUND_TRIP_MS, phase_of, volunteers
 from client import Swarm
-from testing.local_swarm import ROOT, LocalPeer, LocalSwarm, PeerStartError
+from testing.local_swarm import LocalPeer, LocalSwarm, PeerStartError
+from testing.paths import ROOT
 from testing.terminal import Terminal, cells
 
 TOKENS = 120

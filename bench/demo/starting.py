@@ -13,7 +13,8 @@ from rich.table import Table
 from bench.demo.slow_links import HOST, SlowLinks, free_port
 from dht.messages.types import layers_text
 from node.stage.draft_engine import DIRECTORY
-from testing.local_swarm import ROOT, LocalPeer, LocalSwarm, PeerStartError
+from testing.local_swarm import LocalPeer, LocalSwarm, PeerStartError
+from testing.paths import ROOT
 from testing.reference import draft_memory_for, memory_for
 
 Event = Mapping[str, Any]

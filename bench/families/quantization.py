@@ -34,9 +34,9 @@ from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.weights.store import WeightStore
 from testing.gguf_files import of_kind, write_gguf
-from testing.local_swarm import ROOT
 from testing.packed_checkpoints import formats
 from testing.packed_checkpoints import write as write_packed
+from testing.paths import ROOT
 from testing.random_model import make_llama
 from testing.tiny_families import make
 

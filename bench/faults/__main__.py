@@ -27,7 +27,8 @@ from typing import Any
 
 from bench import report
 from bench.faults.lab import Cables, Place, why_no_clock, why_no_lab
-from testing.local_swarm import ROOT, LocalPeer, LocalSwarm, end_group
+from testing.local_swarm import LocalPeer, LocalSwarm, end_group
+from testing.paths import ROOT
 from testing.reference import memory_for
 
 MODEL = ROOT / "models" / "brook"

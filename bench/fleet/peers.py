@@ -20,7 +20,8 @@ from dht.command_line import EXIT_DONE, EXIT_INTERRUPTED
 from dht.errors import NetworkError
 from dht.messages.types import RECORD_BOUNDS, NodeRecord, NodeState, Plan, Reach
 from dht.records.directory import DEFAULT_NETWORK
-from testing.local_swarm import ROOT, LocalPeer, LocalSwarm, Start, spawned
+from testing.local_swarm import LocalPeer, LocalSwarm, Start, spawned
+from testing.paths import ROOT
 
 MODEL = ROOT / "models" / "brook"
 LOOK_S = 0.1

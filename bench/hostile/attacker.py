@@ -20,7 +20,7 @@ from dht.networks.connecting import connect
 from dht.records.directory import DEFAULT_NETWORK, Directory
 from dht.transport.config import TransportConfig
 from dht.transport.interface import Stream, StreamHandler, Transport
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 MODEL = ROOT / "models" / "brook"
 AGAIN_S = 0.2

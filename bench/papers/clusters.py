@@ -16,7 +16,7 @@ from coordinator.planning.solve import by_clock
 from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.core.trace import Request, as_in_papers, read_trace
 from dht.messages.types import SINK, SOURCE, Assignment, Plan, Problem
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 DATA = ROOT / "bench" / "data"
 REFERENCE = DATA / "helix" / "reference.json"

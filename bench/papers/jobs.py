@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from bench import report
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 RESULTS = ROOT / "bench" / "results" / "papers"
 SIMULATED = ("coordinator", "dht/messages/types.py", "bench/papers", "bench/data")

@@ -29,7 +29,7 @@ from dht.command_line import EXIT_DONE
 from dht.messages.types import weight_bytes
 from node.plan import fewest_more, named_problem, studied
 from node.profiling.data_sheets import GPUS
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 KINDS = ("3060", "3090", "5090")
 PRECISIONS = (None, "int4")

@@ -23,7 +23,7 @@ from coordinator.planning.search.short_rings import short_rings
 from coordinator.problem.service import announced_service
 from coordinator.runtime import CoordinatorConfig
 from dht.messages.types import RECORD_BOUNDS, Problem
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 RESULT = ROOT / "bench" / "results" / "idle_plan.json"
 PLANS = {"idle": RECORD_BOUNDS.answer_weight_max, "full": 0.0}

@@ -45,7 +45,7 @@ from coordinator.simulator.core.profiles import Profiles
 from coordinator.simulator.judge import judge, standing_load
 from coordinator.simulator.plans import plan_of
 from dht.messages.types import Assignment, FlowEdge, Plan, PlanVersion, Problem
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 RESULT = ROOT / "bench" / "results" / "live_plan.json"
 NAMED = (

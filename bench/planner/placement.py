@@ -28,7 +28,7 @@ from coordinator.problem.cluster_file import read_cluster
 from coordinator.problem.service import Service
 from coordinator.simulator.core.trace import as_in_papers, read_trace
 from dht.messages.types import Assignment, FlowEdge, PlanVersion, Problem
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 DATA = ROOT / "bench" / "data" / "helix"
 CASES = (

@@ -27,7 +27,7 @@ from coordinator.planning.solve import SolveAnswer, SolveRequest, by_clock, solv
 from coordinator.problem.service import Service, announced_service
 from coordinator.runtime import CoordinatorConfig
 from dht.messages.types import FlowEdge, Link, Plan, PlanVersion, Problem
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 SIZES = (
     (10, "small10", "30b", 1.0),

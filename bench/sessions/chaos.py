@@ -40,7 +40,8 @@ from rich.console import Console
 from bench import report
 from bench.report import percentile
 from client import GenerationOptions, Swarm, UnavailableError
-from testing.local_swarm import ROOT, LocalPeer, LocalSwarm, end_group
+from testing.local_swarm import LocalPeer, LocalSwarm, end_group
+from testing.paths import ROOT
 from testing.reference import memory_for
 
 MODEL = ROOT / "models" / "brook"

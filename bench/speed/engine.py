@@ -30,7 +30,7 @@ from dht.messages.session import Sampling
 from node.engine.engine import Engine, EngineConfig, WorkItem
 from node.model.linear.packed_linear import PackedLinear
 from node.weights.store import WeightStore
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 from testing.random_model import make_llama
 from testing.reference import Reference, memory_for
 

@@ -24,7 +24,8 @@ import psutil
 from rich.console import Console
 
 from bench import report
-from testing.local_swarm import ROOT, LocalPeer, LocalSwarm
+from testing.local_swarm import LocalPeer, LocalSwarm
+from testing.paths import ROOT
 
 MODEL = ROOT / "models" / "brook"
 EVENTS = ("listening", "measured", "assigned", "serving")

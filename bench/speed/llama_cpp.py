@@ -40,7 +40,7 @@ from bench.speed.real_sizes import (
 from node.engine.engine import Engine, EngineConfig
 from node.weights.store import WeightStore
 from testing.gguf_files import of_kind, write_gguf
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 KINDS = ("BF16", "Q8_0", "Q4_K")
 PROMPTS = 3

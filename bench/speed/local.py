@@ -20,7 +20,8 @@ from rich.console import Console
 
 from bench import report
 from client import Swarm
-from testing.local_swarm import ROOT, LocalSwarm
+from testing.local_swarm import LocalSwarm
+from testing.paths import ROOT
 from testing.random_model import make_llama
 from testing.reference import Reference, memory_for
 

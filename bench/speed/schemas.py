@@ -26,7 +26,8 @@ import openai
 from rich.console import Console
 
 from bench import report
-from testing.local_swarm import ROOT, GatewayProcess, LocalSwarm
+from testing.local_swarm import GatewayProcess, LocalSwarm
+from testing.paths import ROOT
 from testing.reference import Reference, memory_for
 
 MODEL = ROOT / "models" / "brook"

@@ -47,8 +47,9 @@ from node.links.hops import HopConfig
 from node.stage.config import StageConfig
 from node.stage.draft_engine import DIRECTORY
 from testing.clock import run_virtual
-from testing.local_swarm import ROOT, LocalSwarm
+from testing.local_swarm import LocalSwarm
 from testing.network import MemoryNetwork
+from testing.paths import ROOT
 from testing.reference import draft_memory_for, memory_for
 from testing.stand_in import (
     PATIENT,

@@ -37,8 +37,8 @@ from node.engine.engine import Engine, EngineConfig
 from node.stage.config import StageConfig
 from node.stage.local_engine import LocalEngine
 from node.weights.store import WeightStore
-from testing.local_swarm import ROOT
 from testing.network import MemoryNetwork
+from testing.paths import ROOT
 from testing.stand_in import NETWORK, served_by
 
 ROOMS = ("client", "coordinator", "dht", "node")

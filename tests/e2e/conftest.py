@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from testing.forked import forked
-from testing.local_swarm import ROOT, LocalSwarm
+from testing.local_swarm import LocalSwarm
+from testing.paths import ROOT
 from testing.reference import Reference, memory_for
 
 MODEL = ROOT / "models" / "brook"

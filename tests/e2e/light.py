@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 PYTHON = os.environ.get("ANABRANCH_LIGHT_PYTHON", sys.executable)
 HIDING = {

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from testing.local_swarm import ROOT, LocalSwarm
+from testing.local_swarm import LocalSwarm
+from testing.paths import ROOT
 from testing.reference import Reference
 from tests.e2e.conftest import MODEL
 from tests.unit.test_mistakes import assert_plain

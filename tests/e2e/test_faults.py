@@ -23,7 +23,7 @@ from dht.messages.types import NodeState, model_key
 from dht.networks.connecting import observe
 from dht.records.directory import DEFAULT_NETWORK, Directory
 from dht.transport.config import TransportConfig
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 from tests.e2e.conftest import MODEL, start_swarm
 
 pytestmark = pytest.mark.e2e

@@ -13,7 +13,8 @@ import pytest
 
 from bench.speed.footprint import footprint, wait_idle
 from client import BlockingSwarm
-from testing.local_swarm import ROOT, LocalSwarm
+from testing.local_swarm import LocalSwarm
+from testing.paths import ROOT
 from testing.reference import Reference, memory_for
 from tests.e2e.conftest import MODEL
 

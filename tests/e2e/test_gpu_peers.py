@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 from tests.e2e.conftest import MODEL
 
 pytestmark = pytest.mark.e2e

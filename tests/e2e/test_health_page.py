@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from testing.local_swarm import ROOT, LocalSwarm, end_group
+from testing.local_swarm import LocalSwarm, end_group
+from testing.paths import ROOT
 from tests.e2e.conftest import start_swarm
 
 pytestmark = pytest.mark.e2e

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from testing import forked
-from testing.local_swarm import ROOT, LocalSwarm
+from testing.local_swarm import LocalSwarm
+from testing.paths import ROOT
 from testing.reference import Reference, memory_for
 from tests.e2e.conftest import MODEL
 from tests.unit.node.fake_hub import FakeHub

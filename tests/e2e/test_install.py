@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from node import VERSION
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 from testing.wheel import built_wheel
 
 pytestmark = [

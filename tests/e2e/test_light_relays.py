@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from testing.local_swarm import ROOT, LocalPeer, LocalSwarm
+from testing.local_swarm import LocalPeer, LocalSwarm
+from testing.paths import ROOT
 from testing.reference import Reference
 from testing.wan_lab import Shape, WanLab, why_not
 from tests.e2e.conftest import MODEL

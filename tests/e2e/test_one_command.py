@@ -10,7 +10,8 @@ import pytest
 
 from dht.networks.invitation import read_invitation
 from testing.forked import forked
-from testing.local_swarm import ROOT, LocalSwarm
+from testing.local_swarm import LocalSwarm
+from testing.paths import ROOT
 from tests.e2e.conftest import MODEL
 from tests.unit.test_anabranch import IMPORTED
 

@@ -15,7 +15,8 @@ from client import Answer, GenerationOptions, Swarm
 from client.model import SwarmModel
 from client.swarm.long_answer import LongAnswer
 from dht.errors import UserError
-from testing.local_swarm import ROOT, LocalSwarm
+from testing.local_swarm import LocalSwarm
+from testing.paths import ROOT
 from testing.reference import Reference
 from tests.e2e.conftest import MODEL
 

@@ -37,7 +37,7 @@ from node.weights.safetensors_header import (
     safetensors_header_bytes,
 )
 from node.weights.store import WeightStore
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 from tests.choices import Choices, choices
 from tests.examples import examples
 from tests.fuzz.laws import lawful

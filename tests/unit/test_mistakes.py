@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from testing.forked import run
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 MODEL = ROOT / "models" / "brook"
 DEAD = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX")

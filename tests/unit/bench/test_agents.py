@@ -3,7 +3,7 @@
 import json
 
 from bench.agents.__main__ import GOOD
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 
 def test_every_client_does_all() -> None:

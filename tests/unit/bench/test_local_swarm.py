@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 STARTS_A_SLEEPER = """
 import signal, sys, time

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 from bench.demo.film import picture, screens
 from bench.demo.moving_picture import Screen, styled, svg, windows
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 from testing.terminal import cells, shown
 
 FILM = ROOT / "docs" / "images" / "film.svg"

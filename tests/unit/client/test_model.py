@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, pipeline
 
 from anabranch import BlockingSwarm, SwarmModel
 from client.text.tokenizer import ModelText
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 from tests.unit.records import MODEL
 
 BROOK = ROOT / "models" / "brook"

@@ -30,8 +30,8 @@ from dht.messages.logprobs import TokenScore
 from dht.messages.session import Sampling
 from dht.messages.types import ModelSpec, RouteStage
 from dht.process.supervision import Supervisor
-from testing.local_swarm import ROOT
 from testing.network import MemoryNetwork
+from testing.paths import ROOT
 from tests.unit.records import record_of
 
 MODEL = ROOT / "models" / "brook"

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from client.gateway.programs import PROGRAMS, settings, settings_for
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 URL = "http://127.0.0.1:8000/v1"
 DOCS = (ROOT / "docs" / "agents.md").read_text()

@@ -19,7 +19,7 @@ from client.swarm.swarm import Connecting
 from client.text.tokenizer import ModelText
 from dht.errors import UserError
 from testing.clock import run_virtual
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 from tests.sim.paper_swarm import NAME_ALONE, answer_of, paper_swarm
 from tests.templates import LLAMA3, QWEN3
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 pty = pytest.importorskip("pty")
 SAID_S = 60.0

@@ -23,7 +23,7 @@ from client.text.tokenizer import (
 )
 from dht.errors import UserError
 from dht.messages.types import layers_text
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 MODEL = ROOT / "models" / "brook"
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from client.text.vocabulary import longest_token
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 BROOK: dict[str, Any] = json.loads((ROOT / "models/brook/tokenizer.json").read_text())
 LLAMA: dict[str, Any] = {

@@ -13,7 +13,7 @@ from dht.checkpoints.library_files import CODE_KEYS, without_code
 from dht.checkpoints.model_files import library_config, read_config
 from dht.errors import UserError
 from dht.process.json_file import DEPTH_MAX, read_object
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 BROOK = ROOT / "models" / "brook"
 HUB = "somebody/kernels"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 from testing.random_model import make_llama
 
 LAYERS = 8

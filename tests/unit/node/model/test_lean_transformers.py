@@ -11,7 +11,7 @@ import pytest
 
 from node.model.layer_range import ModelLayout
 from node.weights.store import WeightStore
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 from testing.tiny_families import FAMILIES, make
 
 STUDY = """

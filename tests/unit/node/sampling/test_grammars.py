@@ -20,7 +20,7 @@ from node.sampling.grammars import GRAMMARS, Grammars
 from node.sampling.penalties import SamplingRow
 from node.sampling.sampler import draw_rows
 from node.sampling.token_history import TokenHistory
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 
 MODEL = ROOT / "models" / "brook"
 VOCAB, EOS = 2048, 1

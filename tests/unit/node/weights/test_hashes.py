@@ -28,7 +28,7 @@ from node.model.layer_range import ModelLayout
 from node.weight_hashes import main
 from node.weights.safetensors_header import DamagedError
 from node.weights.store import WeightStore
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 from tests.examples import examples
 
 BROOK = ROOT / "models" / "brook"

@@ -20,7 +20,7 @@ from client.gateway.structured.calls_grammar import calls_grammar
 from client.gateway.structured.channels import MESSAGES, TAGGED_THOUGHTS, Channels
 from client.text.tokenizer import Tokenizer
 from dht.grammars.trial import fault_of, limits
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 from tests.examples import seeds
 from tests.unit.client.gateway.structured.call_samples import WRITTEN, template_of, written_call
 

@@ -27,7 +27,7 @@ from client.gateway.structured.schemas import (
     SchemaDocument,
     TooManyPlaces,
 )
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 from tests.examples import examples
 
 MODEL = ROOT / "models" / "brook"

@@ -13,7 +13,7 @@ import pytest
 from client.gateway.web.app import GatewayConfig
 from client.gateway.web.callers import asked_by, party_of, proxies_of
 from dht.errors import UserError
-from testing.local_swarm import ROOT
+from testing.paths import ROOT
 from tests.unit.client.gateway.paper import paper_gateway
 from tests.unit.client.gateway.waiting import until
 
