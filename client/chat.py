@@ -9,11 +9,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from client.answer.defaults import SamplingDefaults
+from client.answer.defaults import defaults_of
 from client.answer.generation import GenerationOptions
 from client.generate import add_generation, figures, generation_options, print_note, show
 from client.remembering import remember_swarm, settled_swarm
@@ -259,7 +259,7 @@ async def main(arguments: argparse.Namespace) -> int:
         await swarm.ready_text()
         directory = swarm.text.directory
         if directory is not None:
-            for name, value in asdict(SamplingDefaults.read(directory)).items():
+            for name, value in defaults_of(directory).items():
                 setattr(arguments, name, getattr(arguments, name, value))
         chat = Chat(swarm, generation_options(arguments), arguments.system)
         with on_interrupt(chat.interrupt, (signal.SIGINT,)):

@@ -10,7 +10,7 @@ import sys
 
 from client.health.history import History
 from client.health.prober import Prober, ProberConfig
-from client.health.words import told
+from client.health.words import COLUMNS
 from client.remembering import remember_swarm, settled_swarm
 from dht.command_line import (
     EXIT_DONE,
@@ -22,7 +22,6 @@ from dht.command_line import (
     print_lines,
     settle_swarm,
 )
-from dht.messages.types import span_text
 from dht.process.json_file import Json
 
 PEERS_SHOWN_MAX = 16
@@ -81,16 +80,12 @@ def screen(state: Json, network: str) -> str:
         )
         lines.append(f"planned {plan['planned_for']}")
     shown = sorted(state["peers"], key=lambda p: (not p["counts"], p["start"], p["end"], p["id"]))
-    lines += ["", f"{'layers':<10}{'peer':<20}{'state':<14}{'tokens/s':>9}  device"]
+    table = [column for column in COLUMNS if column.terminal]
+    lines += ["", "".join(f"{column.label:{column.terminal}}" for column in table)]
     for peer in shown[:PEERS_SHOWN_MAX]:
-        span = span_text(peer["start"], peer["end"]) if peer["end"] > peer["start"] else "–"
-        words, wrong = told(peer)
-        lines.append(
-            f"{span:<10}{peer['name'][:19]:<20}{words:<14}"
-            f"{peer['tokens_per_s']:>9.1f}  {peer['gpu'][:24]}"
-        )
-        if wrong:
-            lines.append(f"{'':<10}{wrong}")
+        lines.append("".join(f"{column.text(peer):{column.terminal}}" for column in table))
+        wrong = [column.note(peer) for column in table if column.is_wrong]
+        lines += [f"    {each}" for each in wrong if each]
     if len(shown) > PEERS_SHOWN_MAX:
         lines.append(f"… and {len(shown) - PEERS_SHOWN_MAX} more")
     held = f"layers: {layers['count']}, each on {_peers(layers['replica_depth'])} or more"

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum
+from enum import Enum, StrEnum
 from math import inf
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -61,9 +61,18 @@ class Flag:
     help: str
 
 
-def _option(default: Given, metavar: str, help: str) -> Given:
+class Theirs(Enum):
+    """What an option is to ``transformers``, whose ``generate()`` takes it by the same name."""
+
+    SAMPLER = "sampler"
+    """It chooses among likely tokens, and does nothing without ``do_sample``."""
+    PROCESSOR = "processor"
+    """It changes logits, those of greedy answers, too."""
+
+
+def _option(default: Given, metavar: str, help: str, theirs: Theirs | None = None) -> Given:
     """A field of :class:`GenerationOptions` that commands have as a flag of its name."""
-    return field(default=default, metadata={Flag: Flag(metavar, help)})
+    return field(default=default, metadata={Flag: Flag(metavar, help), Theirs: theirs})
 
 
 class PrefixCache(StrEnum):
@@ -80,11 +89,11 @@ class GenerationOptions:
 
     max_new_tokens: int | None = _option(None, "N", "maximum length of the answer")
     """Maximum new tokens; None: 128, or the rest of the context if that is less."""
-    temperature: float = _option(0.0, "T", "0 is greedy")
+    temperature: float = _option(0.0, "T", "0 is greedy", Theirs.SAMPLER)
     """Temperature; 0: greedy."""
-    top_p: float = _option(1.0, "P", "sample among the likeliest that make up P")
+    top_p: float = _option(1.0, "P", "sample among the likeliest that make up P", Theirs.SAMPLER)
     """Share of the probability that the likeliest tokens make up, which are sampled; 0: greedy."""
-    top_k: int = _option(0, "K", "sample among the K likeliest tokens")
+    top_k: int = _option(0, "K", "sample among the K likeliest tokens", Theirs.SAMPLER)
     """0 keeps all tokens."""
     seed: int | None = _option(None, "N", "same seed, same answer (default: drawn)")
     """Same seed, same answer. None draws one."""
@@ -92,12 +101,14 @@ class GenerationOptions:
     """The answer ends before the first of these strings; they are not part of it."""
     ignore_eos: bool = False
     """Go on after end-of-text."""
-    min_new_tokens: int = _option(0, "N", "no end of the answer before N tokens")
+    min_new_tokens: int = _option(0, "N", "no end of the answer before N tokens", Theirs.PROCESSOR)
     """Minimum length of the answer: neither end-of-text nor ``stop_token_ids`` end it before."""
-    min_p: float = _option(0.0, "P", "leave out what is less likely than P × the likeliest")
+    min_p: float = _option(
+        0.0, "P", "leave out what is less likely than P × the likeliest", Theirs.SAMPLER
+    )
     """Leave out tokens less likely than this share of the likeliest; 0 keeps all."""
     repetition_penalty: float = _option(
-        1.0, "R", "above 1: fewer tokens of prompt and answer again"
+        1.0, "R", "above 1: fewer tokens of prompt and answer again", Theirs.PROCESSOR
     )
     """Above 1 makes tokens of prompt and answer less likely, below 1 likelier."""
     presence_penalty: float = _option(0.0, "P", "taken from logits of tokens in the answer")
@@ -343,6 +354,13 @@ FLAGS: Mapping[str, tuple[type, Flag]] = {
     if Flag in each.metadata
 }
 """The options that commands have as flags of one value, with its type."""
+THEIRS: Mapping[str, Theirs] = {
+    each.name: theirs
+    for each in fields(GenerationOptions)
+    if (theirs := each.metadata.get(Theirs)) is not None
+}
+"""The options that mean the same to ``transformers``."""
+SAMPLERS = tuple(name for name, theirs in THEIRS.items() if theirs is Theirs.SAMPLER)
 
 
 def _biases(given: object) -> dict[int, float] | None:

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, SupportsIndex
 
-from client.answer.generation import GenerationOptions
+from client.answer.defaults import FOLLOWED
+from client.answer.generation import THEIRS, GenerationOptions, Theirs
 from dht.errors import UserError
 
 NEW_TOKENS_DEFAULT = 20
 """Fixed by ``transformers``: ``max_new_tokens`` where neither it nor ``max_length`` is given."""
-SAMPLED_TOP_K_DEFAULT = 50
-"""Fixed by ``transformers``: ``top_k`` where it samples and none is given."""
+SAMPLED_DEFAULTS = {"temperature": 1.0, "top_k": 50}
+"""Fixed by ``transformers``: options where it samples and none are given."""
 BATCH_MAX = 64
 
-_PASSED = ("top_p", "min_p", "repetition_penalty", "min_new_tokens")
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "num_beams": (1,),
     "num_beam_groups": (1,),
@@ -40,6 +40,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1.0,),
     "min_length": (0,),
+    "min_new_tokens": (0,),
     "is_assistant": (False,),
     "guidance_scale": (1.0,),
     "token_healing": (False,),
@@ -53,7 +54,8 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
         (),
     ),
 }  # fmt: skip
-"""Arguments of which only these values, None and empty lists ask for what is done anyway."""
+"""Arguments of which only these values, None and empty lists ask for what is done anyway. Those
+that are options, too, may have any value."""
 _NO_MATTER = frozenset(
     {"transformers_version", "_from_model_config", "bos_token_id", "decoder_start_token_id",
      "use_cache", "cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size",
@@ -69,12 +71,10 @@ _READ = frozenset(
         "max_new_tokens",
         "max_length",
         "do_sample",
-        "temperature",
-        "top_k",
         "eos_token_id",
         "pad_token_id",
         "seed",
-        *_PASSED,
+        *THEIRS,
     }
 )
 KNOWN = _READ | _NO_MATTER | _NEUTRAL.keys()
@@ -120,18 +120,13 @@ def understood(
                 f"generate() does not support {name}={value!r} in a swarm; leave it out or give"
                 f" {neutral!r}"
             )
-    options: dict[str, Any] = {name: given[name] for name in _PASSED if given.get(name) is not None}
-    if given.get("do_sample"):
-        temperature = given.get("temperature")
-        options["temperature"] = 1.0 if temperature is None else temperature
-        if options["temperature"] == 0:
-            raise UserError("temperature is 0 with do_sample; leave do_sample out for greedy")
-        top_k = given.get("top_k")
-        options["top_k"] = SAMPLED_TOP_K_DEFAULT if top_k is None else top_k
-        options["seed"] = given.get("seed")
-    else:  # as transformers: sampling's arguments do nothing without do_sample
-        options.pop("top_p", None)
-        options.pop("min_p", None)
+    samples = bool(given.get("do_sample"))
+    options: dict[str, Any] = {**SAMPLED_DEFAULTS, "seed": given.get("seed")} if samples else {}
+    for name, theirs in THEIRS.items():
+        if given.get(name) is not None and (samples or theirs is not Theirs.SAMPLER):
+            options[name] = given[name]
+    if samples and options["temperature"] == 0:
+        raise UserError("temperature is 0 with do_sample; leave do_sample out for greedy")
     options["max_new_tokens"] = _new_tokens(given, prompt_tokens, context_tokens)
     ends = _ids("eos_token_id", given.get("eos_token_id"))
     known = tuple(token_id for token_id in ends if 0 <= token_id < vocab)
@@ -146,11 +141,12 @@ def understood(
 def unheeded(defaults: Mapping[str, Any]) -> dict[str, Any]:
     """What a model's generation configuration asks for that only ``generate()`` does or refuses,
     and that other answers do not follow."""
-    beside = {**_NEUTRAL, "min_new_tokens": (0,)}
     return {
         name: value
         for name, value in defaults.items()
-        if name in beside and not _is_empty(value) and value not in beside[name]
+        if name in _NEUTRAL.keys() - FOLLOWED
+        and not _is_empty(value)
+        and value not in _NEUTRAL[name]
     }
 
 

@@ -12,7 +12,7 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from client.answer.defaults import FILE, SamplingDefaults
+from client.answer.defaults import FILE, SamplingDefaults, defaults_in, defaults_of
 from client.answer.transformers_arguments import unheeded
 from client.gateway.programs import PROGRAMS, settings, settings_for
 from client.gateway.protocols.requests import CHAT_TOKENS_DEFAULT
@@ -357,10 +357,10 @@ def _service(
 def _text_side(directory: Path | None) -> tuple[ChatTemplate | None, SamplingDefaults]:
     """Chat template and default sampling from the model's files."""
     if directory is None:
-        return None, SamplingDefaults()
+        return None, defaults_in({})
     for name, value in unheeded(object_or_empty(directory / FILE)).items():
         _say(f"{directory / FILE} says {name} {str(value)[:60]}, which answers do not follow here")
-    return ChatTemplate.load(directory), SamplingDefaults.read(directory)
+    return ChatTemplate.load(directory), defaults_of(directory)
 
 
 def _say(text: str) -> None:

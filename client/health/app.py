@@ -18,7 +18,14 @@ from client.health.drawing import (
     latency_drawing,
     throughput_drawing,
 )
-from client.health.words import FLAGS, told
+from client.health.words import (
+    COLUMNS,
+    FLAGS,
+    NOTHING,
+    long_duration,
+    megabits,
+    milliseconds,
+)
 from client.pages.fixed import HEADERS, fixed_file, page_files
 from dht.networks.invitation import SCHEME
 from dht.process.json_file import Json
@@ -31,35 +38,9 @@ INCIDENTS_OPEN = 5
 """Incidents that stand there without a click."""
 
 
-def long_duration(seconds: float | None) -> str:
-    """``4 min``, ``3 h``, ``12 d``."""
-    if seconds is None:
-        return "–"
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def milliseconds(seconds: float | None) -> str:
-    """``12 ms``, ``0.4 ms``; a dash without a value."""
-    if seconds is None:
-        return "–"
-    value = 1000 * seconds
-    return f"{value:.1f} ms" if value < 9.95 else f"{value:.0f} ms"
-
-
 def rate(seconds_each: float | None) -> str:
     """Tokens/s, as ``24.4``, where one takes ``seconds_each``; a dash without a value."""
-    return f"{1 / seconds_each:.3g}" if seconds_each else "–"
-
-
-def megabits(bytes_per_s: float | None) -> str:
-    """``93 Mbit/s``; a dash without a value."""
-    if bytes_per_s is None:
-        return "–"
-    value = bytes_per_s * 8 / 1e6
-    return f"{value / 1000:.1f} Gbit/s" if value >= 1000 else f"{value:.3g} Mbit/s"
+    return f"{1 / seconds_each:.3g}" if seconds_each else NOTHING
 
 
 def ago(unix_s: float, now_unix_s: float) -> str:
@@ -115,7 +96,6 @@ class Page:
             rate=rate,
             ago=ago,
             weekday_time=weekday_time,
-            told=told,
         )
         self._template = environment.get_template("page.html")
         self._shown: tuple[Json, str] | None = None
@@ -152,6 +132,7 @@ class Page:
             kind=_kind(verdict),
             sentence=_without_verdict(state["swarm"]["sentence"]),
             incidents_open=INCIDENTS_OPEN,
+            columns=COLUMNS,
             refresh_s=self._refresh_s,
             invited=any(f" {SCHEME}" in model["ask"] for model in state["models"]),
             matrix=_matrix(state),

@@ -66,6 +66,9 @@ class StateConfig:
     lies_least: int = 2
     """Refusals of announced layers that make a liar: one may be a record that lags."""
     lies_s: float = 600.0
+    there_s: float = 25.0
+    """A record that was not seen for longer is not there any more: two looks at the DHT, which come
+    every 10 s, did not find it."""
     lag_s: float = 60.0
     """For a peer that just took its layers the record may lag behind what it does."""
     probes_s: float = 3600.0
@@ -259,6 +262,7 @@ def _peer(
 ) -> Json:
     record = peer.record
     alive, serving = _alive(peer, now_unix_s), record.state is NodeState.SERVING
+    last_seen_s = max(0.0, now_unix_s - peer.seen_unix_s)
     state = _state(peer, now_unix_s)
     ghost = serving and state == "silent"
     settled_s = peer.placed_unix_s + STATE.lag_s
@@ -284,7 +288,8 @@ def _peer(
         "why_idle": why_idle(record) if alive else "",
         "version": clean_name(record.software_version),
         "uptime_s": max(0.0, now_unix_s - record.joined_unix_s) if record.joined_unix_s else 0.0,
-        "last_seen_s": max(0.0, now_unix_s - peer.seen_unix_s),
+        "last_seen_s": last_seen_s,
+        "record_there": last_seen_s < STATE.there_s,
         "answered_s": _answered_s(peer, now_unix_s),
         "rtt_s": peer.rtt_s,
         "flags": flags,

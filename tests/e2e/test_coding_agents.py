@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from client.answer.defaults import SamplingDefaults
+from client.answer.defaults import defaults_of
 from client.answer.generation import AnswerRequest
 from client.gateway.answering.answers import Answers
 from client.gateway.answering.models import GatewayModels, OpenModel
@@ -82,7 +82,7 @@ async def scripted_gateway(peers: LocalSwarm, model: Path, call: str) -> AsyncIt
     async with Swarm.connect(peers.addresses, model=str(model)) as swarm:
         metrics, config = Metrics(), GatewayConfig()
         answers = Answers(metrics, at_once_max=4, queued_max=16)
-        template, defaults = ChatTemplate.load(model), SamplingDefaults.read(model)
+        template, defaults = ChatTemplate.load(model), defaults_of(model)
         service = Scripted(swarm, answers, template=template, defaults=defaults)
         service.call = call
 

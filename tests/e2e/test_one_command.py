@@ -65,8 +65,8 @@ def test_an_invitation_once_and_then_nothing(tmp_path: Path) -> None:
         assert code == 0, told
         assert shown[0] == f"brook in network anabranch, fingerprint {kept['fingerprint'][:16]}"
         assert shown[1].startswith("Healthy, but fragile: every layer is on the one serving peer")
-        (row,) = [line for line in shown if line.startswith("0-7")]
-        assert row.split()[1] == "peer0"
+        (row,) = [line for line in shown if line.startswith("peer0 ")]
+        assert "0–7" in row.split()
 
         # Weights that are not those of before are refused under the remembered name.
         memory.write_text(json.dumps({**kept, "fingerprint": "ab" * 32}))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from client.answer.defaults import SamplingDefaults
+from client.answer.defaults import defaults_of
 from client.text.chat_template import ChatTemplate
 from client.text.tokenizer import Tokenizer, stop_token_ids
 from dht.checkpoints.model_files import (
@@ -148,7 +148,7 @@ def manifest(directory: Path) -> None:
 
 
 def defaults(directory: Path) -> None:
-    SamplingDefaults.read(directory)
+    defaults_of(directory)
     assert all(isinstance(each, int) for each in stop_token_ids(directory))
 
 

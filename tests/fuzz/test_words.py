@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from client.answer.defaults import SamplingDefaults
+from client.answer.defaults import defaults_in
 from client.gateway.errors import ApiError
 from client.gateway.protocols.requests import (
     ChatRequest,
@@ -133,7 +133,7 @@ def test_a_body_is_a_request_or_names_its_fault(
             check_supported(request)
             if isinstance(request, CompletionRequest):
                 prompts_of(request)
-            request_options(request, SamplingDefaults(), wanted_tokens(request))
+            request_options(request, defaults_in({}), wanted_tokens(request))
         except ApiError as error:
             refused.append(error)
 

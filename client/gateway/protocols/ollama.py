@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from client.answer.generation import AskedTopP
 from client.gateway.errors import ApiError, bad_request
 from client.gateway.protocols.answer_bodies import rfc3339
 from client.gateway.protocols.blocks import AnswerWriter
@@ -29,11 +28,11 @@ from client.gateway.protocols.requests import (
     ChatRequest,
     CompletionRequest,
     NamedSchema,
+    Passed,
     ResponseFormat,
     Stop,
     StreamOptions,
 )
-from dht.messages.session import Temperature
 from dht.process.json_file import Json
 
 VERSION = "0.12.0"
@@ -42,28 +41,23 @@ TAG = ":latest"
 """What programs put behind names without a tag."""
 
 
-class Options(msgspec.Struct, kw_only=True):
-    """How to sample. What would change an answer and is not built is refused by name
-    (:mod:`client.gateway.protocols.refused`), what only tells how to run a model is let through."""
+class Options(Passed, kw_only=True):
+    """How to sample, by OpenAI's names. What would change an answer and is not built is refused by
+    name (:mod:`client.gateway.protocols.refused`), what only tells how to run a model is let
+    through."""
 
-    num_predict: int | None = None
-    temperature: Temperature | None = None
-    top_p: AskedTopP | None = None
-    top_k: int | None = None
+    max_tokens: int | None = msgspec.field(name="num_predict", default=None)
+    repetition_penalty: float | None = msgspec.field(name="repeat_penalty", default=None)
+    # their bounds are told in our own words
     min_p: float | None = None
-    seed: int | None = None
-    stop: Stop | Annotated[list[Stop], Meta(max_length=REQUEST.stops_max)] | None = None
-    repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=REQUEST.stops_max)] | None = None
 
 
-SAME_OPTIONS = {*Options.__struct_fields__} - {"num_predict", "repeat_penalty"}
-"""Options that OpenAI's interface has by the same name."""
 PARAMS = {
-    **{name: f"options.{name}" for name in Options.__struct_fields__},
-    "max_tokens": "options.num_predict",
-    "repetition_penalty": "options.repeat_penalty",
+    **{each.name: f"options.{each.encode_name}" for each in msgspec.structs.fields(Options)},
     "response_format": "format",
 }
 """Fields of a chat by the names that they have here."""
@@ -220,15 +214,14 @@ def _no_images(images: Sequence[str] | None, param: str) -> None:
 
 
 def _shared(request: OllamaAsked) -> dict[str, Any]:
-    options = request.options or Options()
-    length, streams = options.num_predict, request.stream is not False
+    options = msgspec.structs.asdict(request.options or Options())
+    length, streams = options["max_tokens"] or 0, request.stream is not False
     found: dict[str, Any] = {
+        **options,
         "model": name_of(request.model),
         "stream": streams,
         "stream_options": StreamOptions(include_usage=True) if streams else None,
-        "max_tokens": length if length is not None and length > 0 else None,
-        "repetition_penalty": options.repeat_penalty,
-        **{name: getattr(options, name) for name in SAME_OPTIONS},
+        "max_tokens": length if length > 0 else None,
     }
     found = {name: value for name, value in found.items() if value is not None}
     if request.format == "json":

@@ -16,6 +16,7 @@ from dataclasses import fields
 
 import msgspec
 
+from client.answer.generation import SAMPLERS
 from client.gateway.errors import bad_request
 from dht.messages.session import Sampling
 
@@ -52,42 +53,44 @@ NEUTRAL: Mapping[str, frozenset[bytes]] = {
     "top_p": frozenset({b"1", b"1.0"}),
 }
 """Values of fields that programs send for "as without"."""
-_SAMPLERS = "this way to sample is not built; use temperature, top_p, top_k or min_p"
+BUILT = frozenset(field.name for field in fields(Sampling))
+"""What the swarm can do: no name of these is refused as a way to sample."""
+_OTHER_SAMPLER = (
+    f"this way to sample is not built; use {', '.join(SAMPLERS[:-1])} or {SAMPLERS[-1]}"
+)
+_OTHER_SAMPLERS = {
+    name: _OTHER_SAMPLER
+    for name in (
+        "dry_multiplier", "dynatemp_range", "epsilon_cutoff", "eta_cutoff", "logits_processors",
+        "min_p_decay", "mirostat", "tfs_z", "top_a", "typical_p", "xtc_probability",
+    )
+    if name not in BUILT
+}  # fmt: skip
 _STORED = "nothing is stored; send the whole conversation"
 _OWN_TEMPLATE = "the model's own chat template is used"
 SAMPLING: Mapping[str, str] = {
+    **_OTHER_SAMPLERS,
     "allowed_token_ids": "use logit_bias, or a format",
     "bad_words": "use logit_bias",
-    "dry_multiplier": _SAMPLERS,
-    "dynatemp_range": _SAMPLERS,
-    "epsilon_cutoff": _SAMPLERS,
-    "eta_cutoff": _SAMPLERS,
     "grammar": "use guided_grammar, in llguidance's dialect",
     "guided_whitespace_pattern": "a schema may say it, as x-guidance.whitespace_pattern",
     "json_schema": "use response_format",
     "length_penalty": "beams are not built",
-    "logits_processors": _SAMPLERS,
-    "min_p_decay": _SAMPLERS,
-    "mirostat": _SAMPLERS,
     "n_predict": "use max_tokens",
     "n_probs": "use logprobs",
     "prompt_logprobs": "use echo with logprobs at /v1/completions",
     "repeat_penalty": "use repetition_penalty",
-    "tfs_z": _SAMPLERS,
     "thinking_budget": "thoughts have no bound of their own",
     "thinking_token_budget": "thoughts have no bound of their own",
-    "top_a": _SAMPLERS,
     "truncate_prompt_tokens": "what is too long is refused, and nothing is left out of it",
-    "typical_p": _SAMPLERS,
     "use_beam_search": "beams are not built",
-    "xtc_probability": _SAMPLERS,
 }
 _SCORED = {
     "logprobs": "log probabilities come from /v1/chat/completions",
     "top_logprobs": "log probabilities come from /v1/chat/completions",
 }
 ELSEWHERE = "it is no field of this endpoint; see /openapi.json for those that are"
-CHANGING = frozenset(field.name for field in fields(Sampling)) | {
+CHANGING = BUILT | {
     "add_generation_prompt", "add_special_tokens", "best_of", "chat_template_kwargs",
     "continue_final_message", "echo", "enable_thinking", "format", "guided_choice",
     "guided_grammar", "guided_json", "guided_regex", "ignore_eos", "images", "include_reasoning",
@@ -99,8 +102,8 @@ CHANGING = frozenset(field.name for field in fields(Sampling)) | {
 }  # fmt: skip
 """Fields that change an answer at one endpoint or another, refused where they do not."""
 OPTIONS: Mapping[str, str] = {
-    "dynatemp_exponent": _SAMPLERS,
-    **{name: SAMPLING[name] for name in SAMPLING if SAMPLING[name] == _SAMPLERS},
+    **_OTHER_SAMPLERS,
+    "dynatemp_exponent": _OTHER_SAMPLER,
     "logit_bias": "use /v1/chat/completions",
 }
 """What is refused in Ollama's ``options``."""

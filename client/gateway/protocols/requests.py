@@ -140,11 +140,12 @@ if TYPE_CHECKING:
 
         temperature: float | None = None
         top_p: float | None = None
+        top_k: int | None = None
 
 else:
-    _HINTS = get_type_hints(Sampling, include_extras=True)
+    _HINTS = get_type_hints(Sampling, include_extras=True) | {"top_p": AskedTopP, "top_k": int}
     Passed = msgspec.defstruct(
-        "Passed", [(name, _HINTS[name] | None, None) for name in ALIKE], kw_only=True
+        "Passed", [(name, _HINTS[name] | None, None) for name in (*ALIKE, "top_k")], kw_only=True
     )
 
 
@@ -157,12 +158,10 @@ class Sampled(Passed, kw_only=True):
     n: Choices | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=REQUEST.stops_max)] | None = None
-    top_p: AskedTopP | None = None
     logit_bias: dict[str, Bias] | None = None
     max_tokens: MostTokens | None = None
     max_completion_tokens: MostTokens | None = None
     # vLLM's
-    top_k: int | None = None
     min_tokens: TokenCount | None = None
     stop_token_ids: Annotated[list[int], Meta(max_length=32)] | None = None
     ignore_eos: bool | None = None
@@ -463,13 +462,13 @@ def request_options(
 
     def chosen(name: str) -> Any:
         value = getattr(request, name)
-        return getattr(defaults, name, None) if value is None else value
+        return defaults.get(name) if value is None else value
 
     try:
         return GenerationOptions(
             max_new_tokens=max_new_tokens,
             min_new_tokens=request.min_tokens or 0,
-            top_k=max(0, chosen("top_k")),  # vLLM's -1 is all
+            top_k=max(0, chosen("top_k") or 0),  # vLLM's -1 is all
             logit_bias=_bias(request.logit_bias or {}),
             # vLLM's, and llama.cpp's: -1 is any.
             seed=None if request.seed in (None, -1) else request.seed & ((1 << 63) - 1),

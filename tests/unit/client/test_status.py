@@ -14,7 +14,7 @@ INTERNAL = ("chains by dp", "moved", "keep", "flow in", "held by", "planner", "r
 def state(depth: int) -> dict[str, Any]:
     """What one look at a swarm of this many holders of each layer saw."""
     peer = {"counts": True, "start": 0, "end": 8, "id": "a", "name": "oak", "state": "serving",
-            "flags": [], "tokens_per_s": 50.0, "gpu": "RTX 3090", "reasons": []}  # fmt: skip
+            "flags": [], "tokens_per_s": 50.0, "gpu": "RTX 3090", "uptime_s": 7200.0}  # fmt: skip
     return {
         "swarm": {"model": "brook", "fingerprint": "ab" * 16, "sentence": "Healthy."},
         "probes": {"tpot_p50_s": 0.02, "ttft_p50_s": 0.5},
@@ -38,6 +38,26 @@ def test_a_screen_has_no_internals_and_says_whose_capacity_it_is(depth: int, sai
     assert not [word for word in INTERNAL if word in shown]
     assert "capacity: about 957.0 tokens/s, all users together" in shown
     assert f"layers: 8, each on {said}" in shown
+
+
+def test_a_row_at_its_longest_fits_80_columns_with_all_that_tells_peers_apart() -> None:
+    seen = state(1)
+    seen["peers"] = [
+        {**seen["peers"][0], "name": name, "state": "silent", "flags": ["lying"], "start": 100,
+         "end": 128, "gpu": "NVIDIA GeForce RTX 3090 Ti", "tokens_per_s": 12345.6}
+        for name in ("DESKTOP-AB aaaaaaaa", "DESKTOP-AB aaaaaaab", "x" * 32)
+    ]  # fmt: skip
+    seen["peers"][0] |= {"state": "serving", "flags": [], "uptime_s": 3540.0, "tokens_per_s": 0.44}
+    _, table, _ = screen(seen, "home").split("\n\n")
+    head, first, *rest = table.split("\n")
+    assert all(len(line) <= 80 for line in table.split("\n"))
+    assert head.split() == ["Name", "State", "Layers", "GPU", "tokens/s", "Up"]
+    assert first == (
+        "DESKTOP-AB aaaaaaaa serving       100–127 NVIDIA GeForce RTX 3090     0.4 59 min"
+    )
+    assert rest[0].startswith("DESKTOP-AB aaaaaaab not answering 100–127 ")
+    assert rest[0].endswith(" 12346      –")
+    assert rest[1] == "    announces layers that it does not answer for"
 
 
 def test_the_page_names_no_planner() -> None:

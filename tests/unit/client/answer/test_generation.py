@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 
-from client.answer.defaults import SamplingDefaults
+from client.answer.defaults import defaults_in
 from client.answer.generation import GenerationOptions
 from client.generate import generation_options, parse
 from dht.errors import UserError
@@ -92,9 +92,9 @@ def test_a_number_out_of_all_bounds_is_refused_by_name(name: str, value: object)
 
 
 def test_a_models_own_sampling_is_taken_in_the_types_that_travel() -> None:
-    found = SamplingDefaults.of({"temperature": 1, "top_k": 50.0, "top_p": 2, "min_p": None})
-    assert found == SamplingDefaults(temperature=1.0, top_k=50)
-    assert (type(found.temperature), type(found.top_k)) == (float, int)
+    found = defaults_in({"temperature": 1, "top_k": 50.0, "top_p": 2, "min_p": None})
+    assert found == {"temperature": 1.0, "top_k": 50}
+    assert (type(found["temperature"]), type(found["top_k"])) == (float, int)
 
 
 def test_sampling_looks_back_no_further_than_an_open_can_carry() -> None:

@@ -256,7 +256,7 @@ async def paper_gateway(
         swarm,
         answers,
         template=ChatTemplate(template, {"bos_token": "<|bos|>"}) if template else None,
-        defaults=defaults or SamplingDefaults(temperature=0.0),
+        defaults=defaults or {"temperature": 0.0},
         chat_tokens=chat_tokens,
         trials=trials,
     )

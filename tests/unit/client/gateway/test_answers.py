@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from client.answer.defaults import SamplingDefaults
+from client.answer.defaults import defaults_in
 from client.gateway.protocols.requests import (
     CompletionRequest,
     parse_request,
@@ -88,7 +88,7 @@ async def test_usage_tells_what_peers_had_kept_and_salts_share_nothing() -> None
 def test_a_request_may_leave_drafts_out(asked: bool | None, drafted: bool) -> None:
     body = json.dumps({"prompt": "a", "speculate": asked}).encode()
     request = parse_request(body, CompletionRequest)
-    assert request_options(request, SamplingDefaults(), 4).speculate == drafted
+    assert request_options(request, defaults_in({}), 4).speculate == drafted
 
 
 async def test_a_stream_has_the_same_text_and_usage() -> None:
@@ -244,8 +244,8 @@ async def test_a_stop_string_ends_the_text_before_it() -> None:
 
 
 async def test_the_models_own_sampling_is_the_default() -> None:
-    defaults = SamplingDefaults.of({"temperature": 0.5, "top_k": 50, "top_p": "much", "eos": 3})
-    assert defaults == SamplingDefaults(temperature=0.5, top_k=50)
+    defaults = defaults_in({"temperature": 0.5, "top_k": 50, "top_p": "much", "eos": 3})
+    assert defaults == {"temperature": 0.5, "top_k": 50}
     async with paper_gateway(defaults=defaults) as gateway:
         asked = {"prompt": [5, 6], "max_tokens": 6, "seed": 3}
         prompt, texts = (5, 6), []

@@ -23,7 +23,7 @@ from client.health.state import (
     aged,
     build_state,
 )
-from client.health.words import told
+from client.health.words import COLUMNS, told
 from client.pages.clean import clean_name, names_in
 from client.pages.fixed import CSP, SHARED
 from client.status import screen
@@ -246,6 +246,26 @@ def test_a_peer_that_refuses_what_it_announces_lies() -> None:
     assert state["peers"][2]["flags"] == ["lying"]
 
 
+def test_a_column_has_one_label_on_wide_and_narrow_pages() -> None:
+    state = state_of(peer(0, 0, 8))
+    page = Page(lambda: {}).render(state)
+    table = page[page.index('<table class="peers">') :]
+    table = table[: table.index("</table>")]
+    labels = [column.label for column in COLUMNS]
+    assert re.findall("<th>(.*?)</th>", table) == labels
+    assert re.findall('data-label="(.*?)"', table) == labels[1:], "the name needs none"
+    cells = re.findall("<td.*?>(.*?)</td>", table)
+    assert cells == [column.text(state["peers"][0]) for column in COLUMNS]
+
+
+def test_a_record_that_two_looks_did_not_find_is_gone() -> None:
+    peers = [peer(number, 0, 8, seen_unix_s=NOW_S - age_s) for number, age_s in enumerate((24, 26))]
+    state = state_of(*peers)
+    assert [each["record_there"] for each in state["peers"]] == [True, False]
+    page = Page(lambda: {}).render(state)
+    assert re.findall('data-label="Record">(.*?)<', page) == ["there", "gone for 26 s"]
+
+
 def test_people_are_told_what_a_peer_does_and_not_what_it_is_called() -> None:
     twice = (NOW_S - 60, NOW_S - 30)
     peers = [peer(0, 0, 8), peer(1, 0, 8, refused_unix_s=twice), peer(2, 0, 8, misses=SILENT)]
@@ -270,7 +290,7 @@ def test_people_are_told_what_a_peer_does_and_not_what_it_is_called() -> None:
         assert shown.count(words) == 2
         assert shown.count("not asked yet") >= 1
     assert max(map(len, seen.split("\n\n")[1].splitlines())) <= 80
-    assert [line.split("  ")[0] for line in seen.splitlines()].count("0-7") == 5
+    assert sum(" 0–7 " in line for line in seen.splitlines()) == 5
 
 
 def test_old_records_nobody_and_a_failed_probe_are_not_healthy() -> None:
