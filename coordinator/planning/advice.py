@@ -75,6 +75,6 @@ def placed_again(
         return anew if anew.worth >= placement.worth else placement
     judge = Judge(problem, service)
     objective = Objective(judge)
-    better = improved(chains, judge, objective, seed=seed, share=1.0, spent=spent).chains
+    better = improved(chains, judge, objective, seed=seed, spent=spent).chains
     again = of_chains(judge, better, placement.planner)
     return again if again.worth >= placement.worth else placement

@@ -71,10 +71,8 @@ def search(
     best += [Found(objective(chains), chains, BY_COLUMNS) for chains in generated if chains]
     best.sort(key=lambda found: -found.value)
     refined = []
-    began = 0.0 if spent is None else spent()
-    for turn, found in enumerate(_distinct(best)[: SEARCH.refined], start=1):
-        share = began + (1 - began) * turn / SEARCH.refined
-        moved = improved(found.chains, judge, objective, seed=seed, share=share, spent=spent)
+    for found in _distinct(best)[: SEARCH.refined]:  # the next where moves stop helping in time
+        moved = improved(found.chains, judge, objective, seed=seed, spent=spent)
         refined.append(replace(moved, planner=found.planner))
     if chosen := generation.chosen():
         refined.insert(0, Found(objective(chosen), chosen, BY_COLUMNS, refined=True))
@@ -103,16 +101,15 @@ def improved(
     objective: Objective,
     *,
     seed: int,
-    share: float,
     spent: Callable[[], float] | None,
 ) -> Found:
-    """Chains improved by moves, until ``share`` of the time is gone or moves stop helping."""
+    """Chains improved by moves, until the time is gone or moves stop helping."""
     better, value = local_moves.improve_by_moves(
         judge.problem,
         chains,
         judge=objective,
         seed=seed,
-        go_on=until(spent, share, SEARCH.moves_max, 0),
+        go_on=until(spent, 1.0, SEARCH.moves_max, 0),
         stale_max=max(SEARCH.stale_least, SEARCH.stale_per_peer * len(judge.problem.nodes)),
     )
     return Found(value, better, refined=True)
