@@ -70,10 +70,16 @@ def search(
     generated = generation.generated(at_load, turns_end, _rings(objective))
     best += [Found(objective(chains), chains, BY_COLUMNS) for chains in generated if chains]
     best.sort(key=lambda found: -found.value)
-    refined = []
-    for found in _distinct(best)[: SEARCH.refined]:  # the next where moves stop helping in time
-        moved = improved(found.chains, judge, objective, seed=seed, spent=spent)
-        refined.append(replace(moved, planner=found.planner))
+    refined = _distinct(best)[: SEARCH.refined]
+    for patience in SEARCH.patiences:
+        refined.sort(key=lambda found: -found.value)
+        refined = [
+            replace(
+                improved(found.chains, judge, objective, seed=seed, patience=patience, spent=spent),
+                planner=found.planner,
+            )
+            for found in refined
+        ]
     if chosen := generation.chosen():
         refined.insert(0, Found(objective(chosen), chosen, BY_COLUMNS, refined=True))
     ordered = sorted([*refined, *best], key=lambda found: -found.value)
@@ -102,15 +108,19 @@ def improved(
     *,
     seed: int,
     spent: Callable[[], float] | None,
+    patience: float = 1.0,
 ) -> Found:
-    """Chains improved by moves, until the time is gone or moves stop helping."""
+    """Chains improved by moves, until the time is gone or moves stop helping: no gain in as many in
+    a row as ``patience``, a share of the most, allows."""
     better, value = local_moves.improve_by_moves(
         judge.problem,
         chains,
         judge=objective,
         seed=seed,
         go_on=until(spent, 1.0, SEARCH.moves_max, 0),
-        stale_max=max(SEARCH.stale_least, SEARCH.stale_per_peer * len(judge.problem.nodes)),
+        stale_max=round(
+            patience * max(SEARCH.stale_least, SEARCH.stale_per_peer * len(judge.problem.nodes))
+        ),
     )
     return Found(value, better, refined=True)
 
