@@ -1179,9 +1179,8 @@ def test_where_nothing_tells_models_apart_the_client_says_so() -> None:
             async with swarm.client(wait_s=5, on_status=told.append) as client:
                 with pytest.raises(UnavailableError, match=r"announce 2 models.*--fingerprint"):
                     await client.generate(PROMPT, max_new_tokens=5)
-            first, *again = told
-            assert first.startswith("waiting: peers announce 2 models")
-            assert [line.partition(": ")[2] for line in again] == [first.partition(": ")[2]]
+            (said,) = told
+            assert said.startswith("waiting: peers announce 2 models")
 
     run_virtual(scenario(), limit_s=300)
 
