@@ -207,12 +207,12 @@ class SwarmReader:
                 reason = f"cannot read who serves {self._model_name}: {self._blind}"
             if note := self._transport.clock_note:
                 reason += f"; {note}"
-            if reason != self.waits_for:
+            was_told = reason == self.waits_for
+            if not was_told:
                 self.waits_for = reason
                 self._on_status(f"waiting: {reason}")
-            elif must_choose:  # not at the first look, which may have missed a peer
-                raise UnavailableError(reason)
-            if loop.time() >= deadline_s:
+            # The first look may have missed a peer.
+            if (must_choose and was_told) or loop.time() >= deadline_s:
                 raise UnavailableError(reason)
             await asyncio.sleep(LOOK_S)
             await self.look()

@@ -252,6 +252,6 @@ def as_api_error(error: UserError | SwarmError | NetworkError) -> ApiError:
         case RequestRefusedError():
             return bad_request(f"the swarm cannot follow this request: {error}")
         case UserError():
-            return bad_request(str(error), error.field)
+            return bad_request(str(error))
         case _:
             return unavailable(f"the swarm cannot serve this now: {error}")

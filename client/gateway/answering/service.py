@@ -37,6 +37,7 @@ from client.gateway.protocols.requests import (
     StreamOptions,
     check_stops,
     check_supported,
+    mistake_in,
     open_tokens,
     prompts_of,
     request_options,
@@ -407,7 +408,7 @@ class CompletionService:
             try:
                 options.check_ids(prompt_ids, spec.vocab)
             except UserError as error:
-                raise bad_request(str(error), error.field) from None
+                raise mistake_in(request, error) from None
         if options.stop:
             self._tokenizer("stop")
 

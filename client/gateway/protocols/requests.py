@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from client.answer.defaults import SamplingDefaults
 from client.answer.generation import PASSED_ON, AskedTopP, GenerationOptions, PrefixCache
-from client.gateway.errors import bad_request, not_text
+from client.gateway.errors import ApiError, bad_request, not_text
 from client.gateway.protocols.empty_objects import mended_fields
 from client.gateway.protocols.messages import (
     MESSAGES_MAX,
@@ -486,8 +486,13 @@ def request_options(
             **{name: value for name in ALIKE if (value := chosen(name)) is not None},
         )
     except UserError as error:
-        param = error.field if error.field in request.__struct_fields__ else None
-        raise bad_request(str(error), param) from None
+        raise mistake_in(request, error) from None
+
+
+def mistake_in(request: msgspec.Struct, error: UserError) -> ApiError:
+    """The error of options that cannot be, with the field at fault where the request has it."""
+    param = error.field if error.field in request.__struct_fields__ else None
+    return bad_request(str(error), param)
 
 
 def _bias(given: Mapping[str, float]) -> dict[int, float]:
