@@ -72,6 +72,8 @@ class PlacementConfig:
     kept: int = 12
     """Number of the search's best chains that are compared with the heuristics' placements; the
     best of every depth is, too."""
+    spared_max: int = 6
+    """Maximum placements, the best first, that are completed with spares and lose nothing by it."""
     trials_from: float = 0.3
     """Share of the time that is gone when finalists are tried, where they are."""
     trials_max: int = 16
@@ -254,15 +256,22 @@ def _heuristics(
 
 
 def _best_with_spares(problem: Problem, found: Sequence[Placement], service: Service) -> Placement:
-    """The best placement with spares placed; the next best where spares cost the best one flow."""
-    left, spared = list(found), []
-    while left:
+    """The best of the placements once spares are placed, which serve more in one than in another.
+
+    Those that may still be the best are completed, up to ``PLACEMENT.spared_max`` whose spares cost
+    them nothing.
+    """
+    left, spared = list(found), list[Placement]()
+    least, sound = 0.0, 0
+    while left and sound < PLACEMENT.spared_max:
         best = choose(left)
-        spared.append(with_spares(problem, best, service))
-        left = [p for p in left if p is not best and p.worth > spared[-1].worth]
-        if spared[-1].worth >= PLACEMENT.value_within * best.worth:
+        if best.worth < PLACEMENT.value_within * least:
             break
-    return max(spared, key=lambda placement: placement.worth)
+        spared.append(with_spares(problem, best, service))
+        least = max(least, spared[-1].worth)
+        sound += spared[-1].worth >= PLACEMENT.value_within * best.worth
+        left = [p for p in left if set(p.assignments) != set(best.assignments)]
+    return choose(spared)
 
 
 def _by_cells(

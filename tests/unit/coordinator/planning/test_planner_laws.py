@@ -50,8 +50,11 @@ def by_flow(problem: Problem) -> Placement | None:
     return PLANNERS["by-flow"](problem, service_from_rates(problem), effort)
 
 
-def best(problem: Problem, looks: int = 60) -> Placement | None:
-    """The planner's answer after a fixed amount of work."""
+def best(problem: Problem, looks: int = 1000) -> Placement | None:
+    """The planner's answer after a fixed amount of work, a tenth of what live swarms have for it.
+
+    With 60 looks, two orders of the peers differed by more than 5% in 5 of 91 drawn problems.
+    """
     try:
         return best_placement(
             problem,
