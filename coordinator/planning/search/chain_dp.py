@@ -8,6 +8,7 @@ machine at any load.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations, zip_longest
@@ -96,10 +97,7 @@ def _ladder(
     for order in orders(nodes, region_of):
         row = Row(problem, order)
         for peers_min in (1, SEARCH.holders):
-            for step in steps:
-                chain = row.chain(bound * step, peers_min)
-                if chain is not None:
-                    yield chain
+            yield from row.ladder([bound * step for step in steps], peers_min)
 
 
 def orders(
@@ -141,6 +139,7 @@ class Row:
         # A peer is as fast at more layers as at fewer, at most: measurements may say otherwise.
         rates[1:] = np.minimum.accumulate(rates[1:], axis=0)
         self._sums = np.cumsum(rates, axis=1)
+        self._between = self._sums[1:, None, :] - self._sums[1:, :, None]
         self._first = _least([r.first for r in reaches])
         self._middle = _least([r.middle for r in reaches])
         self._last = _least([r.last for r in reaches])
@@ -180,6 +179,14 @@ class Row:
             if held.max() <= 0:
                 return None
         return None
+
+    def ladder(self, flows: Sequence[float], peers_min: int) -> Iterator[Chain]:
+        """The chains of falling ``flows``: where one has none, larger ones have none either."""
+        least = bisect_left(flows, True, key=lambda flow: self.chain(flow, peers_min) is not None)
+        for flow in flows[least:]:
+            chain = self.chain(flow, peers_min)
+            if chain is not None:
+                yield chain
 
     def cheapest(
         self, flow: float, prices: Mapping[str, float], peers_min: int = 1
@@ -234,9 +241,7 @@ class Row:
     def _reach(self, flow: float, peers_min: int) -> _Table:
         """The most layers at which peers i to j - 1 reach ``flow`` side by side; 0: at none."""
         ends = np.arange(self._sums.shape[1])
-        found = np.zeros((len(ends), len(ends)), dtype=int)
-        for sums in self._sums[1:]:  # which fall with the layers
-            found += sums[None, :] - sums[:, None] >= flow
+        found = np.count_nonzero(self._between >= flow, axis=0)  # as rates fall with the layers
         found[ends[None, :] - ends[:, None] < peers_min] = 0
         return found
 

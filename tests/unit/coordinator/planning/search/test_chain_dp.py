@@ -100,6 +100,16 @@ def test_what_rows_give_is_near_the_best_that_is_known(cluster, size, served) ->
     assert max(judge(chains) for chains in found) >= served
 
 
+@pytest.mark.parametrize("peers_min", [1, 2])
+def test_a_ladder_skips_only_flows_without_a_chain(peers_min) -> None:
+    problem = problem_of("single24", "30b")
+    row = Row(problem, problem.nodes)
+    flows = [5_000.0 * 0.85**step for step in range(40)]
+    each = [row.chain(flow, peers_min) for flow in flows]
+    assert {chain is None for chain in each} == {True, False}, "only some flows have a chain"
+    assert list(row.ladder(flows, peers_min)) == [chain for chain in each if chain is not None]
+
+
 def test_nothing_fits_nowhere() -> None:
     problem = Problem(model=model(2), nodes=(node("a", [1.0], memory_bytes=10),))
     service = service_from_rates(problem)
