@@ -46,6 +46,9 @@ class EstimateConfig:
     rounds: int = 12
     """Maximum fixed-point rounds for a peer's step; the search for X has at most twice as many."""
     precision: float = 1e-3
+    over_max: float = 0.05
+    """Most that the logarithm of what is fullest counts where a rate does not fit: it rises without
+    bounds just beyond the rate that is sought. With 1.0, a fifth more rates were tried."""
     step_s_max: float = 100.0
     """Maximum time of a peer's step with decodes alone."""
     decodes_most: int = 256
@@ -522,35 +525,36 @@ class _Network:
     def most(self, least: float) -> Estimate:
         """The estimate at the largest rate that fits; ``NOTHING`` below ``least``.
 
-        By false position: what is fullest fills about as a power of the rate.
+        By false position between the logarithms of the rate and of what is fullest, which of the
+        end that stays is halved (the Illinois method; Dowell and Jarratt, 1971).
         """
         low, high = 0.0, self.ceiling()
         if high <= least:
             return NOTHING
-        under, over = 0.0, 1.0  # what is fullest at ``low`` and at ``high``
+        under, over = -math.inf, ESTIMATE.over_max  # of what is fullest at ``low`` and at ``high``
         best: _State | None = None
-        rate, widths = least or high / 2, [high, high]
+        was_below: bool | None = None
+        rate, near = least or high / 2, 0.9 * ESTIMATE.precision * high
         for _ in range(2 * ESTIMATE.rounds):
             tried = self.at(rate)
-            if tried.load < 1:
-                low, under, best = rate, tried.load, tried
+            is_below = tried.load < 1
+            if is_below:
+                low, best = rate, tried
+                under = math.log(tried.load) if tried.load > 0 else -math.inf
+                over /= 2 if was_below is True else 1
             elif rate == least:
                 return NOTHING
             else:
-                high, over = rate, tried.load
-            widths.append(high - low)
-            if widths[-1] < ESTIMATE.precision * high:
+                high, over = rate, min(math.log(tried.load), ESTIMATE.over_max)
+                under /= 2 if was_below is False else 1
+            was_below = is_below
+            if high - low < ESTIMATE.precision * high:
                 break
-            if under > 0 and math.isfinite(over):
-                power = math.log(over / under) / math.log(high / low)
-                rate = low * under ** (-1 / power)
+            if under > -math.inf:
+                share = over / (over - under)
+                rate = low**share * high ** (1 - share)
+                rate = min(max(rate, low + near), high - near)
             else:
-                rate = high / over
-            # The next guess falls to the side that was not tried last, so both ends come near.
-            near = ESTIMATE.precision / 3
-            rate *= 1 + near if tried.load < 1 else 1 - near
-            rate = min(max(rate, low * (1 + near)), high * (1 - near))
-            if widths[-1] > widths[-3] / 2:
                 rate = (low + high) / 2
         best = best or self.at(self.ceiling() * 1e-6)
         return Estimate(
