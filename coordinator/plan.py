@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """example, the two nodes in docs/cluster-format.md as two.json:
   %(prog)s two.json
-  > capacity, all users together: about 1732.3 tokens/s
+  > capacity, all users together: about 1732.4 tokens/s
 With --json, estimate_tokens_per_s is what the plan would serve under full
 load, by coordinator.evaluation.estimate.
 """

@@ -534,7 +534,7 @@ class _Network:
         under, over = -math.inf, ESTIMATE.over_max  # of what is fullest at ``low`` and at ``high``
         best: _State | None = None
         was_below: bool | None = None
-        rate, near = least or high / 2, 0.9 * ESTIMATE.precision * high
+        rate = least or high / 2
         for _ in range(2 * ESTIMATE.rounds):
             tried = self.at(rate)
             is_below = tried.load < 1
@@ -553,6 +553,7 @@ class _Network:
             if under > -math.inf:
                 share = over / (over - under)
                 rate = low**share * high ** (1 - share)
+                near = 0.9 * ESTIMATE.precision * high
                 rate = min(max(rate, low + near), high - near)
             else:
                 rate = (low + high) / 2

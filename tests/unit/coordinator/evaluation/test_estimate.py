@@ -4,16 +4,20 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
+from hypothesis import assume, given
 
 from bench.planner.pattern_cpsat import widest_chain
 from bench.planner.stage_patterns import Terrain, place_chains
-from coordinator.evaluation.estimate import estimate
+from coordinator.evaluation.estimate import ESTIMATE, _Network, estimate
+from coordinator.evaluation.flow_shares import flow_shares, separate_parts, topological
 from coordinator.evaluation.max_flow import solve_flow
+from coordinator.planning.heuristics.heuristics import greedy
 from coordinator.problem.service import Curve, service_from_rates
 from coordinator.simulator.judge import judge
 from dht.messages.types import Assignment, Problem
+from tests.examples import examples
 from tests.unit.coordinator.helix import problem_of, published, service_of
-from tests.unit.coordinator.problems import model, node, span
+from tests.unit.coordinator.problems import model, node, problems, span
 
 DEPTHS: dict[tuple[str, str], tuple[str | int, ...]] = {
     ("single24", "70b"): ("helix", "petals", 14, 20),
@@ -165,3 +169,23 @@ def test_pairs_that_share_no_peer_add_up_however_many_they_are(pairs: int) -> No
     alone = estimate(problem, spans[:2], edges[:3], service).tokens_per_s
     assert alone > 0
     assert estimate(problem, spans, edges, service).tokens_per_s == pytest.approx(pairs * alone)
+
+
+@examples(40)
+@given(problems(peers_max=4, layers_max=5))
+def test_the_rate_fits_and_a_larger_one_does_not(problem: Problem) -> None:
+    spans = greedy(problem)
+    assume(spans is not None)
+    held = {a.peer_id: a for a in spans}
+    service = service_from_rates(problem)
+    for part in separate_parts(flow_shares(solve_flow(problem, spans).edges)):
+        for requests in (0.5, 8.0, 1000.0):
+            order = topological(part, held)
+            network = _Network(problem, held, order, part, service, requests)
+            rate = network.most(0.0).tokens_per_s
+            assert not rate or network.at(rate).load < 1
+            larger = rate + 1.1 * ESTIMATE.precision * max(rate, 1e-6 * network.ceiling())
+            assert larger >= network.ceiling() or network.at(larger).load >= 1
+            assert network.most(0.9 * rate).tokens_per_s == pytest.approx(
+                rate, rel=2 * ESTIMATE.precision
+            )
