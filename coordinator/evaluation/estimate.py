@@ -538,15 +538,15 @@ class _Network:
         for _ in range(2 * ESTIMATE.rounds):
             tried = self.at(rate)
             is_below = tried.load < 1
+            kept = 0.5 if is_below == was_below else 1.0  # of the end that stays
             if is_below:
-                low, best = rate, tried
+                low, best, over = rate, tried, over * kept
                 under = math.log(tried.load) if tried.load > 0 else -math.inf
-                over /= 2 if was_below is True else 1
             elif rate == least:
                 return NOTHING
             else:
-                high, over = rate, min(math.log(tried.load), ESTIMATE.over_max)
-                under /= 2 if was_below is False else 1
+                high, under = rate, under * kept
+                over = min(math.log(tried.load), ESTIMATE.over_max)
             was_below = is_below
             if high - low < ESTIMATE.precision * high:
                 break

@@ -8,7 +8,6 @@ machine at any load.
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations, zip_longest
@@ -180,13 +179,15 @@ class Row:
                 return None
         return None
 
-    def ladder(self, flows: Sequence[float], peers_min: int) -> Iterator[Chain]:
+    def ladder(self, flows: Sequence[float], peers_min: int) -> list[Chain]:
         """The chains of falling ``flows``: where one has none, larger ones have none either."""
-        least = bisect_left(flows, True, key=lambda flow: self.chain(flow, peers_min) is not None)
-        for flow in flows[least:]:
+        found: list[Chain] = []
+        for flow in reversed(flows):
             chain = self.chain(flow, peers_min)
-            if chain is not None:
-                yield chain
+            if chain is None:
+                break
+            found.append(chain)
+        return found[::-1]
 
     def cheapest(
         self, flow: float, prices: Mapping[str, float], peers_min: int = 1
