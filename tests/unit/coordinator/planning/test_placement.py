@@ -39,7 +39,7 @@ from coordinator.planning.search.chain_dp import Chains
 from coordinator.planning.search.columns import Master
 from coordinator.planning.solve import SolveAnswer, SolveRequest, gain_of, solve_request
 from coordinator.plans.transition import TransitionConfig
-from coordinator.problem.service import announced_service
+from coordinator.problem.service import announced_service, service_from_rates
 from coordinator.simulator.judge import judge
 from dht.messages.types import (
     RECORD_BOUNDS,
@@ -689,3 +689,19 @@ class TestLightLoad:
         little = replace(greedy, planner="quick", flow_tokens_per_s=91.0, one_answer_s=0.01)
         much = replace(little, planner="quicker", flow_tokens_per_s=89.0)
         assert adoptable(problem, [greedy, little, much]) == [greedy, little]
+
+
+def test_of_plans_worth_the_same_the_one_whose_spare_helps_is_chosen() -> None:
+    """One has the slow peer beside a fast one; the other leaves it to be a spare."""
+    rates = {"a": [627.0, 626.0, 122.0, 104.0, 19.0], "b": [748.0], "c": [76.0], "d": [765.0]}
+    nodes = [node(name, each) for name, each in rates.items()]
+    problem = Problem(model=model(5), nodes=tuple(nodes))
+    service = service_from_rates(problem)
+    chain = (span("d", 0, 1), span("a", 1, 4), span("b", 4, 5))
+    beside = score(problem, (*chain, span("c", 4, 5)), "beside", service=service)
+    idle = score(problem, chain, "idle", service=service)
+    assert beside.worth == pytest.approx(idle.worth)
+    alone = placement._best_with_spares(problem, [beside], service)
+    best = placement._best_with_spares(problem, [beside, idle], service)
+    assert best.planner == "idle"
+    assert best.worth > 1.05 * alone.worth
