@@ -16,7 +16,7 @@ from dht.checkpoints.hub import HubListing, notes_directory
 from dht.checkpoints.library_files import check_numbers, key_words, read_by_library, without_code
 from dht.checkpoints.text_files import digest_of, text_hashes
 from dht.errors import UserError
-from dht.messages.types import fingerprint_of
+from dht.messages.types import RECORD_BOUNDS, fingerprint_of
 from dht.process.json_file import decode_json, object_or_empty, read_object
 
 INDEX = "model.safetensors.index.json"
@@ -204,11 +204,17 @@ def library_config(directory: Path) -> Any:
 
 
 def sizes_of(config: Any) -> tuple[int, int, int]:
-    """Layers, longest context in tokens, and vocabulary of a transformers configuration."""
+    """Layers, longest context in tokens, and vocabulary of a transformers configuration.
+
+    A context beyond what messages can count ends there. Raises ValueError for one of no tokens.
+    """
     text = config.get_text_config()
     named = next(filter(None, (getattr(text, name, None) for name in CONTEXTS)), CONTEXT_TOKENS)
     context = max(int(named), *_extended(getattr(text, "rope_parameters", None)))
-    return int(text.num_hidden_layers), context, int(text.vocab_size)
+    if context < 1:
+        raise ValueError(f"it names a context of {named} tokens")
+    longest = min(context, RECORD_BOUNDS.context_tokens_max)
+    return int(text.num_hidden_layers), longest, int(text.vocab_size)
 
 
 def _extended(rope: Any) -> Iterator[int]:

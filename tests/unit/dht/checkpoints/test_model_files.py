@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dht.checkpoints.model_files import (
+    directory_fingerprint,
     library_config,
     library_type,
     read_config,
@@ -14,6 +15,7 @@ from dht.checkpoints.model_files import (
     sizes_of,
 )
 from dht.errors import UserError
+from dht.messages.types import RECORD_BOUNDS
 
 TINY = {"num_hidden_layers": 3, "max_position_embeddings": 64, "vocab_size": 50}
 
@@ -93,6 +95,19 @@ def test_yarn_extends_the_original_context(
 def test_the_context_is_found_by_each_of_its_names(family: str, key: str, tmp_path: Path) -> None:
     write(tmp_path, model_type=family, **{key: 64})
     assert sizes_of(library_config(tmp_path))[1] == 64
+
+
+def test_a_context_longer_than_messages_count_ends_there(tmp_path: Path) -> None:
+    """Llama 4 Scout's has 10,485,760 tokens, and peers could announce none of it."""
+    write(tmp_path, model_type="llama", **TINY | {"max_position_embeddings": 10 << 20})
+    assert sizes_of(library_config(tmp_path))[1] == RECORD_BOUNDS.context_tokens_max
+    assert directory_fingerprint("", tmp_path)
+
+
+def test_a_context_without_tokens_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, model_type="llama", **TINY | {"max_position_embeddings": -5})
+    with pytest.raises(UserError, match="context of -5 tokens"):
+        directory_fingerprint("", tmp_path)
 
 
 def test_a_configuration_that_the_library_refuses_is_a_fault_of_the_model(tmp_path: Path) -> None:
