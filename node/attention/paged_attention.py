@@ -168,7 +168,7 @@ def paged_attention(
     """
     rule = CAUSAL if attention_mask is None else attention_mask
     if _running.looking:
-        _refuse_unknown(module, rule, is_causal, others)
+        _refuse_unknown(module, rule, is_causal, softcap, others)
         raise KvShapeFound(module.layer_idx, key.shape[1], key.shape[-1], value.shape[-1])
     if _running.passing:
         _running.passed += 1
@@ -280,12 +280,16 @@ def _session_by_session(
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _refuse_unknown(module: Any, rule: Any, is_causal: bool | None, others: dict[str, Any]) -> None:
+def _refuse_unknown(
+    module: Any, rule: Any, is_causal: bool | None, softcap: float | None, others: dict[str, Any]
+) -> None:
     if not isinstance(rule, MaskRule):
         raise NotImplementedError("attention with a bias of its own")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if (rule is CAUSAL and not causal) or rule.looks_ahead:
         raise LooksAhead("attention to later tokens")
+    if softcap is not None and not softcap > 0.0:  # 0 means none to kernels
+        raise NotImplementedError(f"attention with scores capped at {softcap}")
     for name, given in others.items():
         if isinstance(given, torch.Tensor) and name not in WITHOUT_EFFECT:
             raise NotImplementedError(f"attention with {name}")

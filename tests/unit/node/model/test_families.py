@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from dht.errors import UserError
 from dht.messages.session import Sampling
@@ -213,6 +214,23 @@ def test_answers_equal_the_whole_models(name: str, device: str, tmp_path: Path) 
     known = torch.cat([rows_of(model, *each) for each in zip(prompts, expected, strict=True)])
     errors = (drawn[:, None] - known[None]).abs().amax(-1).amin(-1)
     assert errors.max() < LOGIT_ERROR_MAX  # every row drawn from is one of the model's own
+
+
+@pytest.mark.parametrize("cap", [0.0, -0.25])
+def test_scores_capped_by_no_number_above_0_are_the_whole_models(
+    cap: float, tmp_path: Path
+) -> None:
+    make(tmp_path, "gemma2")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "attn_logit_softcapping": cap}))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    engine = engine_of(tmp_path, 0, 4)
+    logits: list[torch.Tensor] = []
+    listen(engine, logits)
+    session = Session(name="a", prompt=prompt_of(20), chunk=7, spans=[(0, 0, 4)])
+    serve([engine], [session])
+    known = rows_of(model, session.prompt, session.answer)
+    assert (torch.cat(logits) - known).abs().max() < LOGIT_ERROR_MAX
 
 
 @pytest.mark.parametrize("name", ["phi3, longrope", "falcon_h1, longrope"])
