@@ -122,11 +122,12 @@ def absolute_model(model: str) -> str:
 
 def served_name(model: str) -> str:
     """The name that a model is served under: its hub id, the name of its directory, or that of its
-    GGUF file without the ending and the number of a part."""
+    GGUF file without the ending and the number of a part; without bytes that are no text."""
     path = local_path(model)
     if path is None:
         return model
-    return path.resolve().name if path.is_dir() else _PART_NUMBER.sub("", path.stem)
+    name = path.resolve().name if path.is_dir() else _PART_NUMBER.sub("", path.stem)
+    return name.encode(errors="ignore").decode()
 
 
 class HubFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ a weight. A directory's hashes are in its manifest, which the first ``node.join`
 """
 
 import hashlib
+import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any
@@ -93,7 +94,7 @@ def listed_root(listing: HubListing, directory: Path) -> str:
 
 def manifest_paths(directory: Path) -> tuple[Path, Path]:
     """Where a directory's manifest may be: in it, or kept elsewhere if nobody may write there."""
-    name = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()
+    name = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()
     return directory / MANIFEST, notes_directory() / "manifests" / f"{name}.json"
 
 

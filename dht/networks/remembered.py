@@ -142,11 +142,7 @@ def remember(new: Remembered, say: Callable[[str], None]) -> None:
     if old is not None and (warning := other_weights(old, new.network, new.model_name, new)):
         say(warning)
         return
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(path, msgspec.json.format(msgspec.json.encode(new)) + b"\n")
-    except OSError as error:
-        say(f"not remembered: {shown(path)} cannot be written: {error.strerror}")
+    if not write_kept(path, new, say):
         return
     if (
         old is None
@@ -156,6 +152,21 @@ def remember(new: Remembered, say: Callable[[str], None]) -> None:
         another = old is not None and old.network != new.network
         instead = f" in the place of network {old.network}" if old and another else ""
         say(f"network {new.network} is remembered in {shown(path)}{instead}")
+
+
+def write_kept(path: Path, new: msgspec.Struct, say: Callable[[str], None]) -> bool:
+    """Whether ``new`` is in the file at ``path`` now; where it cannot be, that is said."""
+    try:
+        content = msgspec.json.format(msgspec.json.encode(new)) + b"\n"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(path, content)
+    except UnicodeEncodeError:
+        say("not remembered: the model's path is not valid UTF-8 text")
+        return False
+    except OSError as error:
+        say(f"not remembered: {shown(path)} cannot be written: {error.strerror}")
+        return False
+    return True
 
 
 def other_weights(old: Remembered, network: str, name: str, new: Remembered) -> str:

@@ -25,10 +25,9 @@ from dht.networks.remembered import (
     is_remembered,
     memory_file,
     remember,
-    shown,
+    write_kept,
 )
 from dht.process.json_file import decode_json
-from dht.process.whole_file import write_whole
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
 from node.owner.reporter import Reporter
@@ -73,11 +72,7 @@ def remember_served(arguments: argparse.Namespace, spec: ModelSpec, reporter: Re
         model_name=spec.name,
         fingerprint=spec.fingerprint,
     )
-    path = _served_file(arguments.identity)
-    try:
-        write_whole(path, msgspec.json.encode(served) + b"\n")
-    except OSError as error:
-        reporter.say(f"not remembered: {shown(path)} cannot be written: {error.strerror}")
+    write_kept(_served_file(arguments.identity), served, reporter.say)
 
 
 def addresses_to_keep(

@@ -1,13 +1,17 @@
 """Which class of transformers a model's configuration stands for."""
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dht.checkpoints.hub import served_name
 from dht.checkpoints.model_files import (
     directory_fingerprint,
+    directory_root,
     library_config,
     library_type,
     read_config,
@@ -114,6 +118,14 @@ def test_a_configuration_that_the_library_refuses_is_a_fault_of_the_model(tmp_pa
     write(tmp_path, model_type="llama", layer_types=["spiral"] * 3, **TINY)
     with pytest.raises(UserError, match=r"is not understood.*spiral"):
         library_config(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere all names of files are text")
+def test_a_directory_may_have_a_name_of_any_bytes(tmp_path: Path) -> None:
+    directory = tmp_path / os.fsdecode(b"caf\xe9")
+    directory.mkdir()
+    assert directory_root(directory) == ""
+    assert served_name(str(directory)) == "caf"
 
 
 def test_the_file_is_the_one_that_the_configuration_chooses(tmp_path: Path) -> None:

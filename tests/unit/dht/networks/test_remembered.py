@@ -133,6 +133,12 @@ def test_where_nothing_can_be_written_that_is_said_and_no_error(file: Path, tmp_
     assert line.startswith("not remembered: ")
 
 
+def test_a_model_whose_path_is_no_text_is_said_not_to_be_remembered(file: Path) -> None:
+    (line,) = remembered(structs.replace(ONE, model="/models/caf\udce9"))
+    assert line.startswith("not remembered: ")
+    assert not file.exists()
+
+
 def test_nothing_is_remembered_where_it_is_not_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
