@@ -196,6 +196,8 @@ class Parser(argparse.ArgumentParser):
         means_something = action.default == "" or action.dest in self._may_be_empty
         if not arg_string and action.option_strings and not means_something:
             raise argparse.ArgumentError(action, "it is empty; leave it out or give a value")
+        if not _may_travel(arg_string) and action.type is not Path:
+            raise argparse.ArgumentError(action, "it is not valid UTF-8 text")
         if isinstance(action.type, type) and issubclass(action.type, Enum):
             known = {str(each.value): each for each in action.type}
             return known.get(arg_string, arg_string)  # which _check_value refuses
@@ -311,6 +313,12 @@ def _place_of(parser: argparse.ArgumentParser, word: str) -> str:
         return f"; a model goes behind --model: --model {shlex.quote(word[:80])}"
     takes_one = any(each.dest == "invitation" for each in parser._actions)
     return "; an invitation begins with anabranch:" if takes_one else ""
+
+
+def _may_travel(value: str) -> bool:
+    """Whether a value is text, or names a file that is here, whose name may be of any bytes."""
+    text = value.encode(errors="ignore").decode() == value
+    return text or os.path.exists(value)
 
 
 def _meant(flag: str, known: Sequence[str]) -> str:

@@ -122,6 +122,10 @@ WRONG = {
     "join --config {tmp}/empty.toml": "{tmp}/empty.toml: argument --model: it is empty",
     "join --identity /": "--identity names no file",
     "join --config {tmp}": "--config {tmp} cannot be read: Is a directory",
+    # bytes that are no text
+    f"{HERE} --name caf\udce9": "--name: it is not valid UTF-8 text",
+    f"{HERE} --model-name caf\udce9": "--model-name: it is not valid UTF-8 text",
+    f"{ASK} --prompt caf\udce9": "--prompt: it is not valid UTF-8 text",
     f"{HERE} --max-up 1e12": "--max-up is 1e+12; it must be between 1 and 1e+09",
     f"{HERE} --announce 203.0.113.7:0": "--announce: others dial a port of 1 or more",
     "plan --load much": "--load: 'much' is not known here",
