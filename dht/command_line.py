@@ -546,7 +546,7 @@ async def _watched(work: Coroutine[Any, Any, int]) -> int:
 
 def exit_code_of(work: Callable[[], int], *, of_swarm: int = EXIT_SWARM) -> int:
     """What ``work`` returns; errors are told in a line each, those of a swarm with ``of_swarm``."""
-    replace_unprintable()
+    prepare_streams()
     try:
         return work()
     except UserError as error:
@@ -583,9 +583,16 @@ def _is_temporary(name: object) -> bool:
         return False
 
 
-def replace_unprintable() -> None:
-    """Print a question mark for what the terminal or file has no character for: not every system
-    writes UTF-8, and no answer should end for that."""
+def prepare_streams() -> None:
+    """What ``anabranch`` does, too, before it imports anything, for a module that is run by itself.
+
+    A standard stream that was closed is that of ``/dev/null``: else the event loop gets its number
+    and ends the process. A question mark is printed for what a stream has no character for: not
+    every system writes UTF-8, and no answer should end for that.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # in this order: the lowest free number is taken
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  until the end
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
