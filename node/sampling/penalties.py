@@ -15,6 +15,7 @@ from dht.messages.session import Sampling
 from node.sampling.token_history import TokenHistory
 
 FLOAT32_MAX = float(torch.finfo(torch.float32).max)
+FLOAT32_LEAST = float(torch.finfo(torch.float32).tiny)
 Scores = npt.NDArray[np.float32]
 
 
@@ -83,7 +84,7 @@ def _penalise(row: Scores, draw: SamplingRow) -> None:
         inside = known < len(row)
         known, times = known[inside], times[inside]
     values = row[known]
-    repetition = np.float32(sampling.repetition_penalty)
+    repetition = np.float32(max(sampling.repetition_penalty, FLOAT32_LEAST))  # 0 / 0 is no number
     with np.errstate(over="ignore"):
         values = np.where(values < 0, values * repetition, values / repetition)
         values -= np.float32(sampling.frequency_penalty) * times

@@ -186,6 +186,22 @@ def test_what_is_no_number_is_least_likely() -> None:
     assert draw_rows(logits[None], [SamplingRow(sampling=sampling, position=0)]) == [3]
 
 
+@given(
+    st.lists(st.sampled_from([math.nan, -math.inf, -3e38, 0.0, 2.5, math.inf]), min_size=1),
+    st.sampled_from([5e-324, 1e-300, 1e-46, 1e-38, 100.0]),
+    st.sampled_from([0.0, 5e-324, 2.0]),
+    st.sampled_from([(), ((0, -2.5),)]),
+)
+def test_any_penalty_leaves_numbers_that_a_token_is_drawn_from(
+    values: list[float], penalty: float, temperature: float, bias: tuple[tuple[int, float], ...]
+) -> None:
+    logits, past = torch.tensor(values), history([0], list(range(len(values))))
+    sampling = Sampling(repetition_penalty=penalty, temperature=temperature, logit_bias=bias)
+    assert adjusted(finite(logits), sampling, past).isfinite().all()
+    draw = SamplingRow(sampling=sampling, position=5, history=past)
+    assert 0 <= draw_rows(logits[None], [draw])[0] < len(values)
+
+
 @given(token_ids, token_ids, st.integers(0, 40))
 def test_a_replay_has_the_same_history(prompt: list[int], answer: list[int], cut: int) -> None:
     whole = history(prompt, answer)
