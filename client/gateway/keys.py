@@ -216,16 +216,18 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._accounts)
 
-    def find(self, text: str) -> Account:
-        """Whose key this is; raises ApiError (401).
+    def find(self, *texts: str) -> Account:
+        """Whose key one of these is; raises ApiError (401). Programs send what they have for
+        another service beside it, or nothing.
 
         Every key is compared, and by digest: the time says nothing about them.
         """
-        given, found = key_digest(text), None
-        for account in self._accounts:
-            if hmac.compare_digest(given, account.key.digest):
-                found = account
-        if found is None or not text.strip():
+        found = None
+        for given in [key_digest(text) for text in texts if text.strip()]:
+            for account in self._accounts:
+                if hmac.compare_digest(given, account.key.digest):
+                    found = account
+        if found is None:
             raise ApiError(
                 401,
                 "give a valid key as 'Authorization: Bearer KEY'",

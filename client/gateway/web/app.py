@@ -242,11 +242,10 @@ class Gateway:
         ):
             raise ApiError(403, f"pages of {origin[:200]} may not call; --allow-origin lets them")
         if self._keys and request.path not in OPEN_PATHS:
-            scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-            if scheme.lower() != "bearer":
-                own = (request.headers.get(name) for name in KEY_HEADERS)
-                key = next(filter(None, own), "")
-            request[ASKED].account = self._keys.find(key)
+            scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+            given = [request.headers.get(name, "") for name in KEY_HEADERS]
+            given += [bearer] if scheme.lower() == "bearer" else []
+            request[ASKED].account = self._keys.find(*given)
         return await handler(request)
 
     def is_busy(self, connection: object) -> bool:

@@ -463,12 +463,15 @@ def test_who_speaks_no_http_gets_json_and_leaves_no_line_in_the_log(
     assert not [each.getMessage() for each in caplog.records if each.exc_info]
 
 
-@pytest.mark.parametrize("header", ["x-api-key", "api-key"])
-def test_keys_come_in_the_headers_of_every_vendor(header: str) -> None:
+@pytest.mark.parametrize("beside", ["", "none"])
+@pytest.mark.parametrize("header", ["Authorization", "x-api-key", "api-key"])
+def test_keys_come_in_the_headers_of_every_vendor(header: str, beside: str) -> None:
     async def scenario() -> None:
+        begins = {"Authorization": "Bearer ", "x-api-key": "", "api-key": ""}
+        others = {name: begin + beside for name, begin in begins.items()}
         async with paper_gateway(config=GatewayConfig(keys=plain_keys(["k-one"]))) as gateway:
-            for key, status in (("k-one", 200), ("k-two", 401)):
-                headers = {header: key}
+            for key, status in (("k-one", 200), ("k-two", 401), ("", 401)):
+                headers = {**others, header: begins[header] + key}
                 async with gateway.http.get(
                     gateway.url + "/v1/models", headers=headers
                 ) as response:
