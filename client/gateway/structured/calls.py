@@ -128,10 +128,10 @@ def _json_call(value: object, form: CallFormat) -> Call:
     name = value.get(form.function_name, value.get("name"))
     if not isinstance(name, str):
         raise ValueError
-    arguments = value.get("arguments", value.get("parameters", {}))
+    arguments = value.get("arguments", value.get("parameters"))
     if isinstance(arguments, str):
         arguments = json.loads(arguments or "{}", parse_constant=_no_number, strict=False)
-    return _call(name, arguments)
+    return _call(name, {} if arguments in (None, []) else arguments)
 
 
 def _formed_calls(text: str, form: CallFormat, types: ArgumentTypes) -> Iterator[Call]:

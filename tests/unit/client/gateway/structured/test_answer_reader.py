@@ -100,6 +100,10 @@ ANSWERS: list[tuple[CallFormat | None, str, list[AnswerPart]]] = [
     raw(TAGGED_JSON, '<tool_call>{"name": "weather", "arguments": {"n": 1e999}}</tool_call>'),
     raw(TAGGED_JSON, '<tool_call>{"name": "two words", "arguments": {}}</tool_call>'),
     raw(TAGGED_JSON, '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>'),
+    *(
+        (TAGGED_JSON, f'<tool_call>{{"name": "weather"{none}}}</tool_call>', [NONE])
+        for none in ("", *(f', "arguments": {each}' for each in ("null", "[]", '""', '"null"')))
+    ),
     raw(TAGGED_JSON, f"<tool_call>{'[' * 5000}</tool_call>"),
     (
         TAGGED_JSON,
