@@ -23,6 +23,8 @@ from dht.process.json_file import object_or_empty
 
 _END = "zqendqz"
 """Stands behind the text of a message that is continued, to tell where it ends."""
+_SPACE = "\v"
+"""Stands behind that: a template that trims the text leaves it out."""
 _CANNOT_RENDER = (
     ArithmeticError,
     AttributeError,
@@ -166,10 +168,10 @@ class ChatTemplate:
             ) from None
         if not continue_final_message:
             return text
-        before, end, _ = text.rpartition(_END)
+        before, end, behind = text.rpartition(_END)
         if not end:
             raise UserError("the final message cannot be continued: the template leaves it out")
-        return before
+        return before if behind.startswith(_SPACE) else before.rstrip()
 
     def written_call(self, call: Mapping[str, Any], tool: Mapping[str, Any]) -> str:
         """What the template writes for an answer that is ``call`` (``name``, ``arguments``) of
@@ -189,9 +191,9 @@ def _with_end(content: Any) -> Any:
     """The content of a message, a text or a list of one part, with a word behind its text."""
     if isinstance(content, list):
         return [{**part, "text": _with_end(part.get("text"))} for part in content]
-    if not (text := str(content or "").strip()):
+    if not (text := str(content or "")).strip():
         raise UserError("the final message cannot be continued: it has no text")
-    return text + _END
+    return text + _END + _SPACE
 
 
 def _by_name(found: object) -> dict[str, str]:

@@ -58,14 +58,15 @@ def test_prompts_are_those_of_transformers(source: str, prompts: bool) -> None:
     assert got == expected[0]
 
 
-@pytest.mark.parametrize("said", ["Once upon", "<", "e", "{", "|>"])
-def test_the_final_message_can_be_continued(said: str) -> None:
+@pytest.mark.parametrize("source", [CHATML, CHATML.replace(" | trim", "")])
+@pytest.mark.parametrize("said", ["Once upon", "<", "e", "{", "|>", "```python\n", " It is "])
+def test_the_final_message_can_be_continued(said: str, source: str) -> None:
     messages = [*CHAT, {"role": "assistant", "content": said}]
     options: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
-    got = ChatTemplate(CHATML, {}).render(messages, **options)
-    expected, _ = render_jinja_template([messages], chat_template=CHATML, **options)
+    got = ChatTemplate(source, {}).render(messages, **options)
+    expected, _ = render_jinja_template([messages], chat_template=source, **options)
     assert got == expected[0]
-    assert got.endswith(f"assistant\n{said}")
+    assert got.endswith(f"assistant\n{said.strip() if source == CHATML else said}")
 
 
 @pytest.mark.parametrize(
