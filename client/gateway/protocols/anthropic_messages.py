@@ -11,7 +11,14 @@ from msgspec import Meta
 from client.answer.generation import AskedTopP
 from client.gateway.errors import ApiError, bad_request, not_text
 from client.gateway.protocols.answer_bodies import rfc3339
-from client.gateway.protocols.blocks import Kind, PartWriter, message_from, text_in, tool_from
+from client.gateway.protocols.blocks import (
+    Kind,
+    PartWriter,
+    begins_answer,
+    message_from,
+    text_in,
+    tool_from,
+)
 from client.gateway.protocols.messages import (
     MESSAGES_MAX,
     TOOLS_MAX,
@@ -366,7 +373,7 @@ def prompt_of(request: CountRequest) -> ChatRequest:
         messages.append(Message(role="system", content=text_in(request.system)))
     for at, message in enumerate(request.messages):
         messages += _messages(message, f"messages[{at}]")
-    choice, config, last = request.tool_choice, request.output_config, messages[-1:]
+    choice, config = request.tool_choice, request.output_config
     return ChatRequest(
         model=request.model,
         messages=messages,
@@ -378,11 +385,7 @@ def prompt_of(request: CountRequest) -> ChatRequest:
         or None,
         tool_choice=None if choice is None else _choice(choice),
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
-        # What the last message begins, the answer goes on with.
-        continue_final_message=any(
-            each.role == "assistant" and bool(each.content) and not each.tool_calls for each in last
-        )
-        or None,
+        continue_final_message=begins_answer(messages),
         reasoning_effort=_effort(request.thinking, config),
     )
 

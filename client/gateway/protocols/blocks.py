@@ -39,6 +39,13 @@ def message_from(
     )
 
 
+def begins_answer(messages: Sequence[Message]) -> bool | None:
+    """Whether the last of ``messages`` is what the answer goes on with; None: it is not."""
+    last = messages[-1] if messages else None
+    said = last is not None and last.role == "assistant" and last.content and not last.tool_calls
+    return bool(said) or None
+
+
 def tool_from(
     name: str, description: str | None, parameters: Json | None, strict: bool | None
 ) -> Tool:

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from client.gateway.errors import ApiError, bad_request
 from client.gateway.protocols.answer_bodies import rfc3339
-from client.gateway.protocols.blocks import AnswerWriter
+from client.gateway.protocols.blocks import AnswerWriter, begins_answer
 from client.gateway.protocols.messages import (
     MESSAGES_MAX,
     TOOLS_MAX,
@@ -153,7 +153,12 @@ def chat_of(request: OllamaChat) -> ChatRequest:
                 or None,
             )
         )
-    return ChatRequest(messages=messages, tools=request.tools, **_shared(request))
+    return ChatRequest(
+        messages=messages,
+        tools=request.tools,
+        continue_final_message=begins_answer(messages),
+        **_shared(request),
+    )
 
 
 def _answered(result: OllamaMessage, calls: list[OllamaCall]) -> OllamaCall | None:

@@ -176,10 +176,14 @@ def test_thoughts_between_calls_reach_a_template() -> None:
     assert "hotel" in asyncio.run(prompt_for(MESSAGES, body, GPT_OSS))
 
 
-def test_a_last_assistant_message_is_continued() -> None:
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [(MESSAGES, {"max_tokens": 9}), ("/api/chat", {"model": "brook", "stream": False})],
+)
+def test_a_last_assistant_message_is_continued(path: str, more: dict[str, Any]) -> None:
     begun = [*HI, {"role": "assistant", "content": "The answer is {"}]
     for family, template in TEMPLATES.items():
-        prompt = asyncio.run(prompt_for(MESSAGES, {"messages": begun, "max_tokens": 9}, template))
+        prompt = asyncio.run(prompt_for(path, {"messages": begun, **more}, template))
         assert prompt.endswith("The answer is {"), family
 
 
