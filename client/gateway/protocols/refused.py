@@ -30,7 +30,9 @@ ASKING = frozenset(
         "enable_thinking",
         "include_reasoning",
         "parallel_tool_calls",
+        "random_seed",
         "seed",
+        "skip_special_tokens",
         "temperature",
         "think",
     }
@@ -38,20 +40,30 @@ ASKING = frozenset(
 """Fields that ask for something with ``false`` or 0, too."""
 NEUTRAL: Mapping[str, frozenset[bytes]] = {
     **dict.fromkeys(
-        ("length_penalty", "repeat_penalty", "tfs_z", "typical_p"), frozenset({b"1", b"1.0"})
+        (
+            "encoder_repetition_penalty", "guidance_scale", "length_penalty", "repeat_penalty",
+            "tfs", "tfs_z", "typical", "typical_p",
+        ),
+        frozenset({b"1", b"1.0"}),
     ),
-    **dict.fromkeys(("best_of", "n"), frozenset({b"1"})),
+    **dict.fromkeys(("best_of", "n", "num_beams"), frozenset({b"1"})),
     **dict.fromkeys(
-        ("add_generation_prompt", "include_reasoning", "parallel_tool_calls"), frozenset({b"true"})
+        (
+            "add_generation_prompt", "include_reasoning", "parallel_tool_calls",
+            "skip_special_tokens",
+        ),
+        frozenset({b"true"}),
     ),
+    **dict.fromkeys(("adaptive_target", "top_n_sigma"), frozenset({b"-1", b"-1.0"})),
     **dict.fromkeys(
         ("n_predict", "num_predict", "max_tokens", "top_k", "truncate_prompt_tokens"),
         frozenset({b"-1"}),
     ),
+    "reasoning_format": frozenset({b'"auto"', b'"deepseek"', b'"parsed"'}),
     "response_format": frozenset({b'{"type":"text"}', b'{"type": "text"}'}),
     "tool_choice": frozenset({b'"auto"'}),
     "top_p": frozenset({b"1", b"1.0"}),
-}
+}  # fmt: skip
 """Values of fields that programs send for "as without"."""
 BUILT = frozenset(field.name for field in fields(Sampling))
 """What the swarm can do: no name of these is refused as a way to sample."""
@@ -61,8 +73,10 @@ _OTHER_SAMPLER = (
 _OTHER_SAMPLERS = {
     name: _OTHER_SAMPLER
     for name in (
-        "dry_multiplier", "dynatemp_range", "epsilon_cutoff", "eta_cutoff", "logits_processors",
-        "min_p_decay", "mirostat", "tfs_z", "top_a", "typical_p", "xtc_probability",
+        "adaptive_target", "dry_multiplier", "dynatemp_range", "encoder_repetition_penalty",
+        "epsilon_cutoff", "eta_cutoff", "guidance_scale", "logits_processors", "min_p_decay",
+        "mirostat", "mirostat_mode", "no_repeat_ngram_size", "penalty_alpha", "smoothing_factor",
+        "tfs", "tfs_z", "top_a", "top_n_sigma", "typical", "typical_p", "xtc_probability",
     )
     if name not in BUILT
 }  # fmt: skip
@@ -72,14 +86,24 @@ SAMPLING: Mapping[str, str] = {
     **_OTHER_SAMPLERS,
     "allowed_token_ids": "use logit_bias, or a format",
     "bad_words": "use logit_bias",
+    "ebnf": "use guided_grammar, in llguidance's dialect",
+    "enable_search": "nothing is searched for here; offer a function",
     "grammar": "use guided_grammar, in llguidance's dialect",
     "guided_whitespace_pattern": "a schema may say it, as x-guidance.whitespace_pattern",
+    "include_stop_str_in_output": "an answer ends before the text that stops it",
     "json_schema": "use response_format",
     "length_penalty": "beams are not built",
     "n_predict": "use max_tokens",
     "n_probs": "use logprobs",
+    "num_beams": "beams are not built",
     "prompt_logprobs": "use echo with logprobs at /v1/completions",
+    "random_seed": "use seed",
+    "reasoning_format": "thoughts are reasoning_content; include_reasoning: false omits them",
+    "regex": "use guided_regex",
     "repeat_penalty": "use repetition_penalty",
+    "return_tokens_as_token_ids": "tokens of log probabilities are texts",
+    "skip_special_tokens": "tokens that end an answer are no part of it",
+    "stop_regex": "use stop",
     "thinking_budget": "thoughts have no bound of their own",
     "thinking_token_budget": "thoughts have no bound of their own",
     "truncate_prompt_tokens": "what is too long is refused, and nothing is left out of it",
@@ -153,7 +177,8 @@ def refused_by(kind: type[msgspec.Struct]) -> Mapping[str, str]:
     and none that it has."""
     if (own := REFUSED.get(kind.__name__)) is None:
         return {}
-    named = {**own, **{name: ELSEWHERE for name in CHANGING if name not in own}}
+    elsewhere = {**dict.fromkeys(CHANGING, ELSEWHERE), **_OTHER_SAMPLERS}
+    named = {**own, **{name: why for name, why in elsewhere.items() if name not in own}}
     return {name: why for name, why in named.items() if name not in kind.__struct_fields__}
 
 

@@ -392,6 +392,15 @@ async def refusal(path: str, body: dict[str, Any]) -> dict[str, Any]:
         (CHAT, {"audio": {"voice": "a"}}, "audio"),
         (CHAT, {"chat_template": "x"}, "chat_template"),
         (CHAT, {"mirostat": 2}, "mirostat"),
+        (CHAT, {"top_n_sigma": 1.5}, "top_n_sigma"),
+        (CHAT, {"no_repeat_ngram_size": 3}, "no_repeat_ngram_size"),
+        (CHAT, {"num_beams": 4}, "num_beams"),
+        (CHAT, {"random_seed": 0}, "random_seed"),
+        (CHAT, {"include_stop_str_in_output": True}, "include_stop_str_in_output"),
+        (CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
+        (CHAT, {"reasoning_format": "hidden"}, "reasoning_format"),
+        (RESPONSES, {"input": "x", "mirostat": 2}, "mirostat"),
+        ("/v1/completions", {"prompt": "x", "regex": "[a-z]+"}, "regex"),
         (CHAT, {"allowed_token_ids": [5]}, "allowed_token_ids"),
         (CHAT, {"web_search_options": {"a": 1}}, "web_search_options"),
         (CHAT, {"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),
@@ -411,6 +420,10 @@ def test_fields_that_would_change_an_answer_are_refused_by_name(
 
 def test_fields_that_change_nothing_are_let_through() -> None:
     body = {"user": "u", "store": False, "metadata": {"a": "b"}, "functions": [], "audio": None}
+    # What programs of many samplers send for none of them.
+    body |= {"top_n_sigma": -1, "typical": 1.0, "guidance_scale": 1, "no_repeat_ngram_size": 0,
+             "mirostat_mode": 0, "num_beams": 1, "skip_special_tokens": True,
+             "include_stop_str_in_output": False, "reasoning_format": "auto"}  # fmt: skip
     assert asyncio.run(prompt_for(CHAT, {"messages": HI, "anything": 1, **body}))
 
 
