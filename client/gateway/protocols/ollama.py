@@ -80,7 +80,14 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
     images: list[str] | None = None
     tool_calls: Annotated[list[OllamaCall], Meta(max_length=TOOLS_MAX)] | None = None
     tool_name: str | None = None
+    name: str | None = None
+    """``tool_name`` as older programs say it."""
     tool_call_id: str | None = None
+
+    @property
+    def function(self) -> str | None:
+        """Whose result this is."""
+        return self.tool_name or self.name
 
 
 Think = bool | Literal["low", "medium", "high"] | None
@@ -138,7 +145,7 @@ def chat_of(request: OllamaChat) -> ChatRequest:
             Message(
                 role=message.role,
                 content=message.content,
-                name=message.tool_name,
+                name=message.function,
                 reasoning_content=message.thinking,
                 tool_call_id=own,
                 tool_calls=[
@@ -168,7 +175,7 @@ def _answered(result: OllamaMessage, calls: list[OllamaCall]) -> OllamaCall | No
     def fits(call: OllamaCall) -> bool:
         if result.tool_call_id:
             return call.id == result.tool_call_id
-        return result.tool_name in (None, "", call.function.name)
+        return result.function in (None, "", call.function.name)
 
     at = next((at for at, call in enumerate(calls) if fits(call)), 0)
     return calls.pop(at) if calls else None

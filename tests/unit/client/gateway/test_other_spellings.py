@@ -196,11 +196,10 @@ def test_documents_and_search_results_that_are_text_stand_in_the_prompt() -> Non
 # Ollama
 
 
-def test_results_find_their_calls_by_the_functions_names() -> None:
+@pytest.mark.parametrize("field", ["tool_name", "name"])
+def test_results_find_their_calls_by_the_functions_names(field: str) -> None:
     calls = [{"function": {"name": name, "arguments": {}}} for name in ("one", "two")]
-    results = [
-        {"role": "tool", "tool_name": name, "content": f"r-{name}"} for name in ("two", "one")
-    ]
+    results = [{"role": "tool", field: name, "content": f"r-{name}"} for name in ("two", "one")]
     turns = [*HI, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
     body = {"model": "brook", "messages": turns, "stream": False}
     prompt = asyncio.run(prompt_for(OLLAMA, body, TEMPLATES["Kimi K2"]))
