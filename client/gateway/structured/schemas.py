@@ -41,6 +41,14 @@ ANNOTATIONS = frozenset(
     }
 )
 """Keywords that say nothing of a value."""
+_HOLDS: Mapping[str, tuple[object, ...]] = {
+    **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), ({},)),
+    "propertyNames": (True, {}, {"type": "string"}),
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), (True, {})),
+    "uniqueItems": (False,),
+}
+"""What keywords say that holds for every value: programs write it by themselves, and llguidance
+knows no such keyword."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,8 +239,8 @@ class SchemaDocument:
         """A document that says of its value what this one says at ``path``.
 
         Its references are pointers from its own root, and each schema that they lead to is in it
-        once. Formats that only describe a value are left out. Raises TooManyPlaces, and
-        LostReference for one that leads to nothing in here.
+        once. Formats that only describe a value, and what holds for all, are left out. Raises
+        TooManyPlaces, and LostReference for one that leads to nothing in here.
         """
         if not _is_rewritten(self.at(path)):
             return self.at(path)
@@ -250,14 +258,11 @@ class SchemaDocument:
 
         def copied(at: Path, schema: Schema) -> dict[str, Any]:
             self._spend(at)
-            found = {name: value for name, value in schema.items() if name not in _PLACES}
-            if _only_describes(schema):
-                del found["format"]
+            left_out = _PLACES | _idle(schema)
+            found = {name: value for name, value in schema.items() if name not in left_out}
             if isinstance(schema.get("$ref"), str):
                 found["$ref"] = pointer(at)
-            for steps, each in subschemas(schema):
-                if steps[0] in _DEFINITIONS:
-                    continue
+            for steps, each in subschemas({**found}):
                 made = copied((*at, *steps), each)
                 if len(steps) == 1:
                     found[steps[0]] = made
@@ -359,17 +364,19 @@ def properties_of(schema: object) -> Mapping[str, Schema]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _only_describes(schema: Schema) -> bool:
-    """Whether the schema's format says nothing that a grammar follows."""
-    return isinstance(schema.get("format"), str) and schema["format"] not in KNOWN_FORMATS
+def _idle(schema: Schema) -> set[str]:
+    """The keywords of a schema that say nothing that a grammar follows."""
+    found = {name for name, values in _HOLDS.items() if name in schema and schema[name] in values}
+    told = schema.get("format")
+    return found | ({"format"} if isinstance(told, str) and told not in KNOWN_FORMATS else set())
 
 
 def _is_rewritten(schema: Schema) -> bool:
-    """Whether a schema, or one within it, refers to anything or has a format to leave out."""
+    """Whether a schema, or one within it, refers to anything or has what is to be left out."""
     ahead = [schema]
     while ahead:
         found = ahead.pop()
-        if isinstance(found.get("$ref"), str) or _only_describes(found):
+        if isinstance(found.get("$ref"), str) or _idle(found):
             return True
         ahead += [each for _, each in subschemas(found)]
     return False

@@ -10,6 +10,7 @@ from client.gateway.structured.call_formats import FUNCTION_TAGS, KEYS_AND_VALUE
 from client.gateway.structured.calls_grammar import calls_grammar
 from client.gateway.structured.grammar import of_schema
 from client.gateway.structured.text_patterns import patterns_of
+from dht.grammars.trial import fault_of
 from tests.templates import GPT_OSS, MISTRAL, QWEN3, TEMPLATES
 from tests.unit.client.gateway.paper import paper_gateway
 from tests.unit.client.gateway.structured.call_samples import written_call
@@ -358,6 +359,32 @@ def test_formats_that_only_describe_a_value_are_left_out_of_grammars() -> None:
     assert follows("start: " + of_schema(schema), '{"at": "/a"}')
     dated = {"type": "string", "format": "date"}
     assert of_schema(dated).count("date") == 1
+
+
+RECORD = {"type": "object", "additionalProperties": {"type": "integer"}}
+
+
+@pytest.mark.parametrize(
+    ("holds", "says"),
+    [
+        ({"propertyNames": {"type": "string"}}, {"propertyNames": {"enum": ["a"]}}),
+        ({"uniqueItems": False}, {"uniqueItems": True}),
+        ({"dependentRequired": {}}, {"dependentRequired": {"a": ["b"]}}),
+        ({"unevaluatedProperties": True}, {"unevaluatedProperties": False}),
+    ],
+)
+def test_what_holds_for_every_value_is_left_out_of_grammars(
+    holds: dict[str, Any], says: dict[str, Any]
+) -> None:
+    def grammar(more: dict[str, Any]) -> str:
+        named = {**RECORD, **more, "properties": {next(iter(more)): {"type": "integer"}}}
+        items = [{"$ref": "#/$defs/r"}, named]
+        schema = {"type": "array", "prefixItems": items, "$defs": {"r": {**RECORD, **more}}}
+        return "start: " + of_schema(schema)
+
+    assert follows(grammar(holds), f'[{{"a": 1}}, {{"{next(iter(holds))}": 2}}]')
+    assert not follows(grammar(holds), '[{"a": "x"}]')
+    assert "Unimplemented" in (fault_of(grammar(says)) or "")
 
 
 @pytest.mark.parametrize("pattern", ["^a$|b", "a^b", "a$b", "(^a|b)"])
