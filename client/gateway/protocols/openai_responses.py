@@ -122,8 +122,10 @@ class ResponseTool(msgspec.Struct, kw_only=True):
 
 
 class NamedTool(msgspec.Struct, kw_only=True):
-    type: Literal["function", "custom"]
-    name: str
+    """A tool that may be called; a hosted one is left out here, too."""
+
+    type: str
+    name: str | None = None
     namespace: str | None = None
 
 
@@ -207,7 +209,10 @@ def _choice(
     if not isinstance(choice, ChosenTool):
         return choice
     if choice.type == "allowed_tools":
-        names = (FunctionName(name=_joined(tool.namespace, tool.name)) for tool in choice.tools)
+        named = (tool for tool in choice.tools if not tool.type.startswith(HOSTED))
+        names = (
+            FunctionName(name=_joined(tool.namespace, tool.name or tool.type)) for tool in named
+        )
         tools = [ChatTool(type="function", function=name) for name in names]
         return ToolChoice(
             type="allowed_tools", allowed_tools=AllowedTools(mode=choice.mode, tools=tools)

@@ -237,11 +237,13 @@ def test_functions_without_properties_are_told_to_templates_with_some() -> None:
 
 TWO = [function("look"), function("find")]
 RESPONSE_TOOLS = [{"type": "function", "name": n, "parameters": SCHEMA} for n in ("look", "find")]
+HOSTED = [{"type": "mcp", "server_label": "s"}, {"type": "image_generation"}]
 ALLOWED: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": HI, "tools": TWO, "tool_choice": {"type": "allowed_tools", "allowed_tools":
             {"mode": "auto", "tools": [{"type": "function", "function": {"name": "look"}}]}}}),
-    (RESPONSES, {"input": "x", "tools": RESPONSE_TOOLS, "tool_choice": {"type": "allowed_tools",
-            "mode": "auto", "tools": [{"type": "function", "name": "look"}]}}),
+    (RESPONSES, {"input": "x", "tools": RESPONSE_TOOLS + HOSTED, "tool_choice":
+            {"type": "allowed_tools", "mode": "auto",
+             "tools": [{"type": "function", "name": "look"}, *HOSTED]}}),
 ]  # fmt: skip
 
 
