@@ -3,6 +3,7 @@
 A schema is a stranger's: each place in it is looked at once, however many references lead there.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,10 @@ _HOLDS: Mapping[str, tuple[object, ...]] = {
 }
 """What keywords say that holds for every value: programs write it by themselves, and llguidance
 knows no such keyword."""
+_DRAFT = re.compile(
+    r"(?:http://json-schema\.org/draft-0[3-7]|https://json-schema\.org/draft/20(?:19-09|20-12))/schema#?"
+)
+"""Fixed by JSON Schema: the names of its versions. Programs write others, which nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,8 +372,10 @@ def properties_of(schema: object) -> Mapping[str, Schema]:
 def _idle(schema: Schema) -> set[str]:
     """The keywords of a schema that say nothing that a grammar follows."""
     found = {name for name, values in _HOLDS.items() if name in schema and schema[name] in values}
-    told = schema.get("format")
-    return found | ({"format"} if isinstance(told, str) and told not in KNOWN_FORMATS else set())
+    for name, is_known in (("format", KNOWN_FORMATS.__contains__), ("$schema", _DRAFT.fullmatch)):
+        told = schema.get(name)
+        found |= {name} if isinstance(told, str) and not is_known(told) else set()
+    return found
 
 
 def _is_rewritten(schema: Schema) -> bool:

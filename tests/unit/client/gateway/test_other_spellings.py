@@ -389,6 +389,24 @@ def test_what_holds_for_every_value_is_left_out_of_grammars(
     assert "Unimplemented" in (fault_of(grammar(says)) or "")
 
 
+@pytest.mark.parametrize(
+    ("version", "is_kept"),
+    [
+        ("http://json-schema.org/draft-04/schema#", True),
+        ("https://json-schema.org/draft/2020-12/schema", True),
+        ("https://json-schema.org/draft-07/schema#", False),
+        ("http://json-schema.org/schema#", False),
+        ("https://spec.openapis.org/oas/3.1/dialect/base", False),
+        ("x", False),
+    ],
+)
+def test_a_version_that_json_schema_has_not_is_left_out(version: str, is_kept: bool) -> None:
+    said = {"type": "object", "$schema": version}
+    grammar = "start: " + of_schema({**said, "properties": {"a": said}})
+    assert grammar.count("$schema") == (2 if is_kept else 0)
+    assert follows(grammar, '{"a": {}}')
+
+
 @pytest.mark.parametrize("pattern", ["^a$|b", "a^b", "a$b", "(^a|b)"])
 def test_ends_of_a_text_at_other_places_are_not_followed(pattern: str) -> None:
     assert patterns_of({"pattern": pattern}) is None
