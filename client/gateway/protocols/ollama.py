@@ -4,6 +4,7 @@ Many desktop programs know this one alone. Streams are lines of JSON, and on unl
 otherwise.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -129,17 +130,16 @@ def name_of(model: str) -> str:
 
 def chat_of(request: OllamaChat) -> ChatRequest:
     """The same request to ``/v1/chat/completions``; raises ApiError (400)."""
-    open_calls: list[OllamaCall] = []
-    """Those whose results have not come; Ollama's have no ids."""
+    open_calls = _OpenCalls()
     messages = []
     for at, message in enumerate(request.messages or ()):
         _no_images(message.images, f"messages[{at}].images")
         for call_at, call in enumerate(message.tool_calls or ()):
             call.id = call.id or f"call{at}x{call_at}"
-            open_calls.append(call)
+            open_calls.add(call)
         own = message.tool_call_id
         if message.role == "tool":
-            answered = _answered(message, open_calls)
+            answered = open_calls.answered_by(message)
             own = own or (answered and answered.id) or "call"
         messages.append(
             Message(
@@ -168,17 +168,35 @@ def chat_of(request: OllamaChat) -> ChatRequest:
     )
 
 
-def _answered(result: OllamaMessage, calls: list[OllamaCall]) -> OllamaCall | None:
-    """The call that a result belongs to, out of those that wait for one: by its id, or else the
-    first of its function, or else the first."""
+class _OpenCalls:
+    """Calls whose results have not come; Ollama's have no ids. Each is looked at a few times,
+    however many results there are."""
 
-    def fits(call: OllamaCall) -> bool:
-        if result.tool_call_id:
-            return call.id == result.tool_call_id
-        return result.function in (None, "", call.function.name)
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[str, str], deque[OllamaCall]] = {}
+        """By id, by function, and all: the first to come first, some of them answered already."""
+        self._answered: set[int] = set()
 
-    at = next((at for at, call in enumerate(calls) if fits(call)), 0)
-    return calls.pop(at) if calls else None
+    def add(self, call: OllamaCall) -> None:
+        """Wait for the result of ``call``."""
+        for key in (("id", call.id or ""), ("name", call.function.name), _ANY):
+            self._waiting.setdefault(key, deque()).append(call)
+
+    def answered_by(self, result: OllamaMessage) -> OllamaCall | None:
+        """The call that a result belongs to: by its id, or else the first of its function, or else
+        the first."""
+        own = ("name", result.function) if result.function else _ANY
+        for key in (("id", result.tool_call_id) if result.tool_call_id else own, _ANY):
+            calls = self._waiting.get(key)
+            while calls:
+                call = calls.popleft()
+                if id(call) not in self._answered:
+                    self._answered.add(id(call))
+                    return call
+        return None
+
+
+_ANY = ("", "")
 
 
 def loaded(request: OllamaChat | OllamaGenerate, created: int) -> Json | None:

@@ -15,7 +15,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -26,6 +26,7 @@ from client.gateway.answering.answers import Answers
 from client.gateway.answering.job import Job
 from client.gateway.answering.models import GatewayModels
 from client.gateway.answering.service import CompletionService
+from client.gateway.answering.text_threads import THREADS, TextThreads
 from client.gateway.errors import ApiError, bad_request, too_many, unavailable
 from client.gateway.keys import Key, Keys
 from client.gateway.metrics import Metrics
@@ -54,6 +55,7 @@ from coordinator.policies.routing.affinity import Route
 from coordinator.policies.routing.routes import NoRoute
 from dht.process.json_file import Json
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 requests = logging.getLogger(f"{__name__}.requests")
 """A line per request, without anything that a client wrote."""
@@ -130,6 +132,7 @@ class Gateway:
         self._config = config
         self._swarm = swarm
         self._keys = Keys(config.keys)
+        self._reading = TextThreads()
         self._busy: set[Any] = set()
         self._uploads: Counter[str] = Counter()
         """Requests whose body is still on its way, by address."""
@@ -256,8 +259,9 @@ class Gateway:
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
         async with self._admitted(request) as body:
-            asked = anthropic_messages.prompt_of(
-                parse_request(body, anthropic_messages.CountRequest)
+            kind = anthropic_messages.CountRequest
+            asked = await self._read(
+                body, lambda: anthropic_messages.prompt_of(parse_request(body, kind))
             )
             async with self._served.use(asked.model) as model:
                 return _json({"input_tokens": await model.service.count(asked)})
@@ -274,13 +278,11 @@ class Gateway:
 
     async def _generate(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         async with self._admitted(request) as body:
-            given = parse_request(body, dialect.kind)
+            given, parsed, writer = await self._read(body, partial(_understood, body, dialect))
             done = dialect.at_once(given, int(self._config.now_s()))
             if done is not None:
-                async with self._served.use(dialect.chat_of(given).model):
+                async with self._served.use(parsed.model):
                     return _json(done)
-            parsed = dialect.chat_of(given)
-            writer = dialect.writer(given)
             async with self._understood(request, parsed, dialect, writer) as (service, job):
                 if not job.streams:
                     return await self._whole(request, service, job, writer)
@@ -292,6 +294,11 @@ class Gateway:
                                 yield event
 
                 return await self._stream(request, written(), writer)
+
+    async def _read(self, body: bytes, read: Callable[[], T]) -> T:
+        """What ``read()`` makes of a body, in a thread where that may take long."""
+        is_long = len(body) >= THREADS.long_size
+        return await self._reading.run(len(body) if is_long else 0, read)
 
     @asynccontextmanager
     async def _understood(
@@ -596,6 +603,14 @@ def _aliases(path: str) -> list[str]:
     paths = [path, f"/{path}", f"/v1{path}", f"/v1/{behind}"]
     paths += [behind] if behind != path else []
     return paths + [f"{each}/" for each in paths if not each.endswith("}")]
+
+
+def _understood(
+    body: bytes, dialect: Dialect
+) -> tuple[Any, ChatRequest | CompletionRequest, AnswerWriter]:
+    """A request, what it asks of the swarm, and what writes the answer; raises ApiError (400)."""
+    given = parse_request(body, dialect.kind)
+    return given, dialect.chat_of(given), dialect.writer(given)
 
 
 def _json(body: Json, status: int = 200) -> web.Response:

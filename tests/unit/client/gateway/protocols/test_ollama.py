@@ -6,6 +6,13 @@ from typing import Any
 
 import pytest
 
+from client.gateway.protocols.ollama import (
+    OllamaCall,
+    OllamaChat,
+    OllamaFunction,
+    OllamaMessage,
+    chat_of,
+)
 from client.gateway.web.app import GatewayConfig
 from tests.templates import QWEN3
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
@@ -176,3 +183,37 @@ def test_a_mistake_is_named(path: str, body: Any, status: int, said: str) -> Non
             assert said in str(answer["error"])
 
     asyncio.run(scenario())
+
+
+class Looked(str):
+    """A text that counts how often it is compared."""
+
+    looks = 0
+
+    def __eq__(self, other: object) -> bool:
+        Looked.looks += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_results_find_their_calls_without_looking_at_all_of_them() -> None:
+    """400 results of 294,000 calls took 15 s."""
+    calls = [OllamaCall(function=OllamaFunction(name="a")) for _ in range(100)]
+    other = OllamaCall(function=OllamaFunction(name="b"), id="own")
+    asks = OllamaMessage(role="assistant", tool_calls=[*calls, other])
+    of_name = OllamaMessage(role="tool", tool_name=Looked("b"))
+    of_id = OllamaMessage(role="tool", tool_call_id=Looked("none"))
+    chat = chat_of(OllamaChat(model="m", messages=[asks, of_name, *[of_id] * 99]))
+    assert chat.messages[1].tool_call_id == "own"
+    assert Looked.looks < 100
+
+
+def test_results_belong_to_calls_by_id_then_function_then_order() -> None:
+    calls = [OllamaCall(function=OllamaFunction(name=name)) for name in "abab"]
+    asks = OllamaMessage(role="assistant", tool_calls=calls)
+    names = ("b", "a", "none", "", "a")
+    results = [OllamaMessage(role="tool", tool_name=name) for name in names]
+    chat = chat_of(OllamaChat(model="m", messages=[asks, *results]))
+    found = [message.tool_call_id for message in chat.messages[1:]]
+    assert found == ["call0x1", "call0x0", "call0x2", "call0x3", "call"]

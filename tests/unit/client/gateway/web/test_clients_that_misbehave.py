@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import aiohttp
 import pytest
 
 import client.gateway.__main__ as command
+from client.gateway.answering.text_threads import THREADS
+from client.gateway.errors import bad_request
 from client.gateway.keys import Key, plain_keys
+from client.gateway.web import app
 from client.gateway.web.app import Gateway, GatewayConfig
 from client.gateway.web.callers import hosts_of
 from coordinator.policies.routing.affinity import Route
@@ -387,3 +391,26 @@ def test_keys_come_from_a_file_or_the_environment_and_from_no_command_line(
             keys_of(monkeypatch, f"--api-key-file={wrong}")
     with pytest.raises(UserError, match="--api-key"):
         keys_of(monkeypatch, "--api-key", "alpha")
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/api/chat"]
+)
+def test_a_long_body_is_read_beside_the_event_loop(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results of 4 million parts took 46 s."""
+    read_in: list[threading.Thread] = []
+
+    def parse(*_: object) -> None:
+        read_in.append(threading.current_thread())
+        raise bad_request("no")
+
+    monkeypatch.setattr(app, "parse_request", parse)
+
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            assert (await gateway.post(path, messages=["a" * THREADS.long_size]))[0] == 400
+
+    asyncio.run(scenario())
+    assert [thread is threading.main_thread() for thread in read_in] == [False]
