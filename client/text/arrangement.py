@@ -8,13 +8,14 @@ rewrites as will do.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import count
 from typing import Any
 
-from client.text.chat_template import ChatTemplate
+from client.text.chat_template import ChatTemplate, TakesTooLong
 from dht.errors import UserError
 
 Message = dict[str, Any]
@@ -61,6 +62,7 @@ def arranged(
     tools: Sequence[Mapping[str, Any]] | None = None,
     options: Mapping[str, Any] | None = None,
     add_generation_prompt: bool = True,
+    until_s: float = math.inf,
 ) -> list[Message]:
     """The conversation, rewritten as far as the template needs it; the arguments are those of
     :meth:`ChatTemplate.render`. The last message stays last.
@@ -82,7 +84,10 @@ def arranged(
                 tools=stubs,
                 options=options,
                 add_generation_prompt=add_generation_prompt,
+                until_s=until_s,
             )
+        except TakesTooLong:
+            raise
         except UserError as error:
             return error
         said = set(_WORD.findall(text))  # once: there are as many words as the text is long

@@ -5,7 +5,9 @@ sandbox, with the same environment, filters and globals as ``transformers`` give
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,6 +36,10 @@ _CANNOT_RENDER = (
     ValueError,
 )
 """What a template raises that asks something for what it does not have."""
+
+
+class TakesTooLong(UserError):
+    """A template did not end in the time that it has for a conversation."""
 
 
 class _Generation(Extension):
@@ -139,8 +145,10 @@ class ChatTemplate:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
+        until_s: float = math.inf,
     ) -> str:
-        """The prompt's text, special tokens included; raises UserError with the template's reason.
+        """The prompt's text, special tokens included; raises UserError with the template's reason,
+        and TakesTooLong where it is not whole at ``until_s`` by this thread's processor time.
 
         ``continue_final_message`` ends it behind the last message's content. ``tools`` are
         functions in OpenAI's form, ``options`` what the template takes beside.
@@ -150,7 +158,7 @@ class ChatTemplate:
         if continue_final_message:
             shown[-1]["content"] = _with_end(shown[-1]["content"])
         try:
-            text = template.render(
+            pieces = template.generate(
                 {
                     "documents": None,
                     **(options or {}),
@@ -160,6 +168,7 @@ class ChatTemplate:
                     **self._special_tokens,
                 }
             )
+            text = "".join(_while_in_time(pieces, until_s))
         except jinja2.TemplateError as error:
             raise UserError(f"the model's chat template refuses these messages: {error}") from None
         except _CANNOT_RENDER as error:
@@ -185,6 +194,13 @@ class ChatTemplate:
         except UserError:
             return ""
         return whole.removeprefix(prompt) if whole.startswith(prompt) else ""
+
+
+def _while_in_time(pieces: Iterator[str], until_s: float) -> Iterator[str]:
+    for piece in pieces:
+        if time.thread_time() > until_s:
+            raise TakesTooLong("the model's chat template takes too long for these messages")
+        yield piece
 
 
 def _with_end(content: Any) -> Any:

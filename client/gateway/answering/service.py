@@ -144,13 +144,13 @@ class CompletionService:
         prompts and answers that ask for no number of tokens; None: it does not.
         """
         names: Mapping[str, str] = {}
+        check_supported(request)
         if isinstance(request, ChatRequest):
             request, names = with_shown_names(with_allowed_tools(request))
-        check_supported(request)
         check_stops((request.stop,) if isinstance(request.stop, str) else request.stop or ())
         context = await self._context()
         prompts, texts = await self._threads.run(
-            size_of(request), lambda: self._prompts(request, context)
+            size_of(request), lambda: self._prompts(request, context), who
         )
         n = request.n or 1
         is_chat = isinstance(request, ChatRequest)
@@ -162,7 +162,7 @@ class CompletionService:
             )
             raise bad_request(f"{name} is 0; at least 1" + ", or 0 with echo" * (not is_chat), name)
         grammar = await self._threads.run(
-            size_of(request), lambda: self._grammar(request, texts[0] if texts else "")
+            size_of(request), lambda: self._grammar(request, texts[0] if texts else ""), who
         )
         await self._check(grammar, who)
         told = (request.stream and request.stream_options) or StreamOptions()
@@ -220,14 +220,14 @@ class CompletionService:
             "opened": None if channels is None else channels.opened_by(prompt),
         }
 
-    async def count(self, request: ChatRequest) -> int:
-        """The number of tokens of the prompt that ``request`` makes; raises ApiError."""
-        request, _ = with_shown_names(with_allowed_tools(request))
+    async def count(self, request: ChatRequest, who: str = "") -> int:
+        """The number of tokens of the prompt that ``request`` of ``who`` makes; raises ApiError."""
         check_supported(request)
-        await self._threads.run(size_of(request), lambda: self._grammar(request))
+        request, _ = with_shown_names(with_allowed_tools(request))
+        await self._threads.run(size_of(request), lambda: self._grammar(request), who)
         context = await self._context()
         (prompt_ids,), _ = await self._threads.run(
-            size_of(request), lambda: self._prompts(request, context)
+            size_of(request), lambda: self._prompts(request, context), who
         )
         return len(prompt_ids)
 
@@ -348,6 +348,7 @@ class CompletionService:
             "add_generation_prompt": request.add_generation_prompt is not False and not continued,
             "tools": [tool.function.as_dict() for tool in request.offered] or None,
             "options": request.template_options(self._template.source),
+            "until_s": time.thread_time() + REQUEST.template_s,
         }
         try:
             messages = arranged(
@@ -435,7 +436,9 @@ class CompletionService:
                 writers[part.index].add(part)
                 _count(job, part)
         choices = await self._threads.run(
-            sum(writer.size for writer in writers), lambda: [writer.whole() for writer in writers]
+            sum(writer.size for writer in writers),
+            lambda: [writer.whole() for writer in writers],
+            job.who,
         )
         return {**job.head.body(choices), "usage": job.usage.body}
 
@@ -456,6 +459,7 @@ class CompletionService:
                 choices = await self._threads.run(
                     len(part.prompt_logprobs or ()) * writer.values_per_token,
                     partial(writer.chunks, part),
+                    job.who,
                 )
                 for choice in choices:
                     yield {**job.head.body([choice]), **no_usage}

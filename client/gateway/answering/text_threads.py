@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from client.gateway.answering.turns import Turns
+
 T = TypeVar("T")
 
 
@@ -25,20 +27,29 @@ THREADS = ThreadsConfig()
 class TextThreads:
     """Runs templates, tokenizers and writers of log probabilities, few at once.
 
-    Long work waits for long work alone: short work has threads of its own. What is given up before
-    it begins is left out.
+    Long work waits for long work alone: short work has threads of its own. Those who ask take
+    turns. What is given up before it begins is left out.
     """
 
     def __init__(self) -> None:
         self._short = ThreadPoolExecutor(THREADS.short_threads, "short texts")
+        self._short_turns = Turns(THREADS.short_threads)
         self._long = ThreadPoolExecutor(THREADS.long_threads, "long texts")
+        self._long_turns = Turns(THREADS.long_threads)
 
-    async def run(self, size: int, work: Callable[[], T]) -> T:
-        """What ``work()`` returns or raises; ``size`` in characters or log probabilities.
+    async def run(self, size: int, work: Callable[[], T], who: str = "") -> T:
+        """What ``work()`` for ``who`` returns or raises; ``size`` in characters or log
+        probabilities.
 
         Work of no size is done at once.
         """
         if not size:
             return work()
-        pool = self._long if size >= THREADS.long_size else self._short
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
+        is_long = size >= THREADS.long_size
+        turns = self._long_turns if is_long else self._short_turns
+        await turns.take(who, None, lambda: False)
+        try:
+            pool = self._long if is_long else self._short
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
+        finally:
+            turns.give_back(who)

@@ -32,8 +32,9 @@ class Turns:
         """Whether ``who`` has as many turns as anyone may have at a time."""
         return self._taken[who] >= self._own_max
 
-    async def take(self, who: str, wait_s: float, may_leave: Callable[[], bool]) -> bool:
-        """Take a turn; False where none came within ``wait_s`` and ``may_leave`` says so then."""
+    async def take(self, who: str, wait_s: float | None, may_leave: Callable[[], bool]) -> bool:
+        """Take a turn; False where none came within ``wait_s`` and ``may_leave`` says so then.
+        None: one comes, however late."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(who, OrderedDict())[turn] = None
         self._grant()

@@ -49,6 +49,11 @@ class RequestConfig:
     """Maximum size of any other field: 16 stop strings of 1,024 escaped characters have 192 KiB."""
     message_characters: int = 64
     """Characters that take as long as a message alone."""
+    parts_max: int = 1 << 16
+    """Maximum parts of the messages of a chat, all together."""
+    template_s: float = 5.0
+    """Processor time that a chat template has for a conversation: some look at all later messages
+    for each call."""
     prompts_max: int = 256
     choices_max: int = 16
     answers_max: int = 256
@@ -371,9 +376,10 @@ def with_allowed_tools(request: ChatRequest) -> ChatRequest:
 
 
 def check_supported(request: CompletionRequest | ChatRequest) -> None:
-    """Raises ApiError (400) for what would be answered wrongly."""
+    """Raises ApiError (400) for what would be answered wrongly, or has too many parts."""
     refused: dict[str, bool]
     if isinstance(request, ChatRequest):
+        _check_counts(request.messages)
         refused = {
             **_not_read(request.messages),
             "modalities": bool(request.modalities) and request.modalities != ["text"],
@@ -389,6 +395,20 @@ def check_supported(request: CompletionRequest | ChatRequest) -> None:
             raise bad_request("top_logprobs is for requests with logprobs: true", param)
         if is_refused:
             raise bad_request(f"{param} is not supported here: leave it out", param)
+
+
+def _check_counts(messages: Sequence[Message]) -> None:
+    """Raises ApiError (400) for more than any conversation has: templates go through all of it,
+    many times, and some interfaces have several messages in one."""
+    contents = (each.content for each in messages if isinstance(each.content, list))
+    counts = {
+        "messages": (len(messages), MESSAGES_MAX),
+        "calls": (sum(len(each.tool_calls or ()) for each in messages), MESSAGES_MAX),
+        "parts": (sum(map(len, contents)), REQUEST.parts_max),
+    }
+    for what, (count, most) in counts.items():
+        if count > most:
+            raise bad_request(f"messages has {count} {what} in all; {most} at most", "messages")
 
 
 def _not_read(messages: Sequence[Message]) -> dict[str, bool]:

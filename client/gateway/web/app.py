@@ -261,10 +261,10 @@ class Gateway:
         async with self._admitted(request) as body:
             kind = anthropic_messages.CountRequest
             asked = await self._read(
-                body, lambda: anthropic_messages.prompt_of(parse_request(body, kind))
+                request, body, lambda: anthropic_messages.prompt_of(parse_request(body, kind))
             )
             async with self._served.use(asked.model) as model:
-                return _json({"input_tokens": await model.service.count(asked)})
+                return _json({"input_tokens": await model.service.count(asked, self._who(request))})
 
     @asynccontextmanager
     async def _admitted(self, request: web.Request) -> AsyncIterator[bytes]:
@@ -278,7 +278,9 @@ class Gateway:
 
     async def _generate(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         async with self._admitted(request) as body:
-            given, parsed, writer = await self._read(body, partial(_understood, body, dialect))
+            given, parsed, writer = await self._read(
+                request, body, partial(_understood, body, dialect)
+            )
             done = dialect.at_once(given, int(self._config.now_s()))
             if done is not None:
                 async with self._served.use(parsed.model):
@@ -295,10 +297,10 @@ class Gateway:
 
                 return await self._stream(request, written(), writer)
 
-    async def _read(self, body: bytes, read: Callable[[], T]) -> T:
+    async def _read(self, request: web.Request, body: bytes, read: Callable[[], T]) -> T:
         """What ``read()`` makes of a body, in a thread where that may take long."""
         is_long = len(body) >= THREADS.long_size
-        return await self._reading.run(len(body) if is_long else 0, read)
+        return await self._reading.run(len(body) if is_long else 0, read, self._who(request))
 
     @asynccontextmanager
     async def _understood(

@@ -164,6 +164,30 @@ async def test_what_nests_too_deep_is_the_callers_mistake(
     assert "a request failed" not in caplog.text
 
 
+CALLED = {"role": "assistant", "tool_calls": [{"function": {"name": "a"}}] * 128}
+HOSTED = {"type": "mcp_tool_result", "tool_use_id": "a"}
+SAID = {"role": "user", "content": [{"type": "text", "text": ""}] * 4096}
+
+
+@pytest.mark.parametrize(
+    ("path", "message", "count", "said"),
+    [
+        (CHAT, CALLED, 33, "4224 calls"),
+        (CHAT, SAID, 17, "69632 parts"),
+        ("/v1/messages", {"role": "assistant", "content": [HOSTED] * 2049}, 1, "4098 messages"),
+        ("/v1/messages/count_tokens", {"role": "user", "content": [HOSTED] * 2049}, 1, "4098"),
+    ],
+)
+async def test_parts_of_a_conversation_are_bounded_together(
+    path: str, message: dict[str, Any], count: int, said: str
+) -> None:
+    """Each call may become a message: 32 kB of them took a template 5 s, and 1 MB over an hour."""
+    async with paper_gateway() as gateway:
+        status, body = await gateway.post(path, max_tokens=1, messages=[message] * count)
+        assert status == 400
+        assert f"messages has {said}" in str(body)
+
+
 def test_no_request_makes_more_than_a_line_of_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     call = {"function": {"name": "a", "arguments": "no JSON"}}

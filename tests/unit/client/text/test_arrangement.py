@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from client.text.arrangement import Arguments, LeftOut, _one_call_each, arranged
-from client.text.chat_template import ChatTemplate
+from client.text.chat_template import ChatTemplate, TakesTooLong
 from dht.errors import UserError
 from tests.templates import GPT_OSS, HERMES, KIMI_K2, MISTRAL, QWEN3, TEMPLATES
 
@@ -174,6 +174,19 @@ class Compared(dict[str, Any]):
         return super().__eq__(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def test_nothing_is_rewritten_for_a_template_that_takes_too_long() -> None:
+    class Counted(ChatTemplate):
+        rendered = 0
+
+        def render(self, *arguments: Any, **named: Any) -> str:
+            Counted.rendered += 1
+            return super().render(*arguments, **named)
+
+    with pytest.raises(TakesTooLong):
+        arranged(Counted(MISTRAL, {}), CONVERSATIONS["two calls at once"], until_s=0.0)
+    assert Counted.rendered == 1
 
 
 def test_results_find_their_calls_without_looking_at_all_pairs() -> None:

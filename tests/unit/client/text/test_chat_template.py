@@ -1,13 +1,14 @@
 """Chat templates: rendered as ``transformers`` renders them, in a sandbox."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from client.text.chat_template import ChatTemplate
+from client.text.chat_template import ChatTemplate, TakesTooLong
 from dht.errors import UserError
 
 CHATML = (
@@ -86,6 +87,13 @@ def test_the_final_message_can_be_continued(said: str, source: str) -> None:
 def test_the_sandbox_holds(source: str) -> None:
     with pytest.raises(UserError):
         ChatTemplate(source, {}).render(CHAT)
+
+
+def test_a_template_ends_in_time_or_is_ended() -> None:
+    """One that looks at all later messages for each call took 5 s for 32 kB, and hours for more."""
+    with pytest.raises(TakesTooLong, match="too long"):
+        ChatTemplate(CHATML, {}).render(CHAT, until_s=0.0)
+    assert ChatTemplate(CHATML, {}).render(CHAT, until_s=math.inf)
 
 
 def test_a_template_that_is_none_is_refused() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from client.gateway.protocols import anthropic_messages
 from client.gateway.protocols.anthropic_messages import MessagesRequest, chat_of_messages
 from client.gateway.protocols.requests import parse_request
 
@@ -30,7 +29,7 @@ def test_only_blocks_that_may_be_results_are_tried_as_such(
         tried.append(part)
         return convert(part, *rest)
 
-    monkeypatch.setattr(anthropic_messages.msgspec, "convert", counted)
+    monkeypatch.setattr(msgspec, "convert", counted)
     text = {"type": "text", "text": "a"}
     strange: list[Any] = [0, [], {}, {"type": 7}, {"type": ["text"]}, {"type": "weather"}]
     lines = told([text, *strange, None, {"type": "text"}, "b"]).split("\n")
