@@ -8,7 +8,6 @@ rewrites as will do.
 """
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
@@ -62,7 +61,7 @@ def arranged(
     tools: Sequence[Mapping[str, Any]] | None = None,
     options: Mapping[str, Any] | None = None,
     add_generation_prompt: bool = True,
-    until_s: float = math.inf,
+    late: Callable[[], bool] = lambda: False,
 ) -> list[Message]:
     """The conversation, rewritten as far as the template needs it; the arguments are those of
     :meth:`ChatTemplate.render`. The last message stays last.
@@ -84,7 +83,7 @@ def arranged(
                 tools=stubs,
                 options=options,
                 add_generation_prompt=add_generation_prompt,
-                until_s=until_s,
+                late=late,
             )
         except TakesTooLong:
             raise

@@ -5,9 +5,7 @@ sandbox, with the same environment, filters and globals as ``transformers`` give
 """
 
 import json
-import math
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -145,10 +143,10 @@ class ChatTemplate:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
-        until_s: float = math.inf,
+        late: Callable[[], bool] = lambda: False,
     ) -> str:
         """The prompt's text, special tokens included; raises UserError with the template's reason,
-        and TakesTooLong where it is not whole at ``until_s`` by this thread's processor time.
+        and TakesTooLong where it is not whole before ``late`` says so.
 
         ``continue_final_message`` ends it behind the last message's content. ``tools`` are
         functions in OpenAI's form, ``options`` what the template takes beside.
@@ -168,7 +166,7 @@ class ChatTemplate:
                     **self._special_tokens,
                 }
             )
-            text = "".join(_while_in_time(pieces, until_s))
+            text = "".join(_before(late, pieces))
         except jinja2.TemplateError as error:
             raise UserError(f"the model's chat template refuses these messages: {error}") from None
         except _CANNOT_RENDER as error:
@@ -196,9 +194,9 @@ class ChatTemplate:
         return whole.removeprefix(prompt) if whole.startswith(prompt) else ""
 
 
-def _while_in_time(pieces: Iterator[str], until_s: float) -> Iterator[str]:
+def _before(late: Callable[[], bool], pieces: Iterator[str]) -> Iterator[str]:
     for piece in pieces:
-        if time.thread_time() > until_s:
+        if late():
             raise TakesTooLong("the model's chat template takes too long for these messages")
         yield piece
 

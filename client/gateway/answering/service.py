@@ -344,11 +344,12 @@ class CompletionService:
                 "no_chat_template",
             )
         continued = request.continues
+        until_s = time.thread_time() + REQUEST.template_s
         shown: dict[str, Any] = {
             "add_generation_prompt": request.add_generation_prompt is not False and not continued,
             "tools": [tool.function.as_dict() for tool in request.offered] or None,
             "options": request.template_options(self._template.source),
-            "until_s": time.thread_time() + REQUEST.template_s,
+            "late": lambda: time.thread_time() > until_s,
         }
         try:
             messages = arranged(

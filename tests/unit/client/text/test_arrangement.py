@@ -185,7 +185,7 @@ def test_nothing_is_rewritten_for_a_template_that_takes_too_long() -> None:
             return super().render(*arguments, **named)
 
     with pytest.raises(TakesTooLong):
-        arranged(Counted(MISTRAL, {}), CONVERSATIONS["two calls at once"], until_s=0.0)
+        arranged(Counted(MISTRAL, {}), CONVERSATIONS["two calls at once"], late=lambda: True)
     assert Counted.rendered == 1
 
 

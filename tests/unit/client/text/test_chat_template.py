@@ -1,7 +1,6 @@
 """Chat templates: rendered as ``transformers`` renders them, in a sandbox."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +91,8 @@ def test_the_sandbox_holds(source: str) -> None:
 def test_a_template_ends_in_time_or_is_ended() -> None:
     """One that looks at all later messages for each call took 5 s for 32 kB, and hours for more."""
     with pytest.raises(TakesTooLong, match="too long"):
-        ChatTemplate(CHATML, {}).render(CHAT, until_s=0.0)
-    assert ChatTemplate(CHATML, {}).render(CHAT, until_s=math.inf)
+        ChatTemplate(CHATML, {}).render(CHAT, late=lambda: True)
+    assert ChatTemplate(CHATML, {}).render(CHAT, late=lambda: False)
 
 
 def test_a_template_that_is_none_is_refused() -> None:
