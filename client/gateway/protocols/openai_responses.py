@@ -402,7 +402,8 @@ class ResponseWriter(PartWriter):
 
     def __init__(self, request: ResponsesRequest) -> None:
         super().__init__()
-        self._request = request
+        # It is as large as a body, or twenty times that, and nothing here tells of it.
+        self._request = msgspec.structs.replace(request, input="")
         self._head: Json = {}
         """Fields that a response has from its beginning; empty before that."""
         self._base = ""

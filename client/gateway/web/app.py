@@ -11,7 +11,7 @@ from collections.abc import (
     Callable,
     Coroutine,
 )
-from contextlib import aclosing, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from client.gateway.protocols.anthropic_messages import error_of
 from client.gateway.protocols.blocks import AnswerWriter
 from client.gateway.protocols.requests import ChatRequest, CompletionRequest, parse_request
 from client.gateway.web.beats import with_beats
-from client.gateway.web.bodies import encoding_of, too_large, unpacked
+from client.gateway.web.bodies import BODY_BYTES, Body, encoding_of, too_large, unpacked
 from client.gateway.web.callers import IpNetwork, answers_to, asked_by, is_own, is_proxy, party_of
 from client.gateway.web.dialects import (
     CHATS,
@@ -53,6 +53,7 @@ from client.pages.fixed import fixed_file, page_files
 from client.swarm.swarm import Swarm
 from coordinator.policies.routing.affinity import Route
 from coordinator.policies.routing.routes import NoRoute
+from dht.budget import Held
 from dht.process.json_file import Json
 
 T = TypeVar("T")
@@ -133,6 +134,7 @@ class Gateway:
         self._swarm = swarm
         self._keys = Keys(config.keys)
         self._reading = TextThreads()
+        self._bodies = Held(BODY_BYTES)
         self._busy: set[Any] = set()
         self._uploads: Counter[str] = Counter()
         """Requests whose body is still on its way, by address."""
@@ -261,31 +263,34 @@ class Gateway:
         async with self._admitted(request) as body:
             kind = anthropic_messages.CountRequest
             asked = await self._read(
-                request, body, lambda: anthropic_messages.prompt_of(parse_request(body, kind))
+                request,
+                body,
+                lambda data: anthropic_messages.prompt_of(parse_request(data, kind)),
             )
             async with self._served.use(asked.model) as model:
                 return _json({"input_tokens": await model.service.count(asked, self._who(request))})
 
     @asynccontextmanager
-    async def _admitted(self, request: web.Request) -> AsyncIterator[bytes]:
+    async def _admitted(self, request: web.Request) -> AsyncIterator[Body]:
         """The body of a request that is counted in; raises ApiError."""
         request[ASKED].account.begin(self._config.now_s())
-        body = await self._body(request)
-        if self.draining:
-            raise unavailable("this gateway is stopping")
-        async with self._answers.admitted(self._who(request)):
-            yield body
+        with closing(await self._body(request)) as body:
+            if self.draining:
+                raise unavailable("this gateway is stopping")
+            async with self._answers.admitted(self._who(request)):
+                yield body
 
     async def _generate(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         async with self._admitted(request) as body:
-            given, parsed, writer = await self._read(
-                request, body, partial(_understood, body, dialect)
-            )
+            given, parsed, writer = await self._read(request, body, partial(_understood, dialect))
             done = dialect.at_once(given, int(self._config.now_s()))
             if done is not None:
                 async with self._served.use(parsed.model):
                     return _json(done)
-            async with self._understood(request, parsed, dialect, writer) as (service, job):
+            understood = self._understood(request, parsed, dialect, writer)
+            del given, parsed  # as large as its body, or twenty times that
+            async with understood as (service, job):
+                body.close()
                 if not job.streams:
                     return await self._whole(request, service, job, writer)
 
@@ -297,10 +302,11 @@ class Gateway:
 
                 return await self._stream(request, written(), writer)
 
-    async def _read(self, request: web.Request, body: bytes, read: Callable[[], T]) -> T:
-        """What ``read()`` makes of a body, in a thread where that may take long."""
-        is_long = len(body) >= THREADS.long_size
-        return await self._reading.run(len(body) if is_long else 0, read, self._who(request))
+    async def _read(self, request: web.Request, body: Body, read: Callable[[bytes], T]) -> T:
+        """What ``read`` makes of a body, in a thread where that may take long."""
+        data = bytes(body.data)
+        size = len(data) if len(data) >= THREADS.long_size else 0
+        return await self._reading.run(size, partial(read, data), self._who(request))
 
     @asynccontextmanager
     async def _understood(
@@ -323,6 +329,7 @@ class Gateway:
                 )
             except ApiError as error:
                 raise error.renamed(dialect.params) from error.__cause__
+            del parsed
             writer.begin(job.usage.prompt_tokens, job.head.created)
             with asked.spending(job, now_s):
                 yield model.service, job
@@ -386,7 +393,7 @@ class Gateway:
         said = ",".join(request.headers.getall(header, ())).split(",")
         return [each.strip() for each in said if each.strip()]
 
-    async def _body(self, request: web.Request) -> bytes:
+    async def _body(self, request: web.Request) -> Body:
         if request.content_type != "application/json":
             said = request.headers.get("Content-Type", "none")[:100]
             raise ApiError(415, f"send 'Content-Type: application/json'; this body's is {said}")
@@ -397,8 +404,13 @@ class Gateway:
             raise too_many(reason)
         self._uploads[address] += 1
         try:
-            async with asyncio.timeout(self._config.body_s):
-                body = await request.read()
+            with ExitStack() as failed:
+                body = failed.enter_context(closing(Body(held=self._bodies, address=address)))
+                async with asyncio.timeout(self._config.body_s):
+                    await self._take(request, body)
+                body.hold(unpacked(bytes(body.data), encoding, self._config.body_bytes_max))
+                failed.pop_all()
+                return body
         except TimeoutError:
             raise ApiError(
                 408, f"the body did not come within {self._config.body_s:.0f} s"
@@ -410,7 +422,15 @@ class Gateway:
             self._uploads[address] -= 1
             if not self._uploads[address]:
                 del self._uploads[address]
-        return unpacked(body, encoding, self._config.body_bytes_max)
+
+    async def _take(self, request: web.Request, body: Body) -> None:
+        """Read a body as it comes; raises ApiError for one that is too large."""
+        data = bytearray()
+        async for chunk in request.content.iter_any():
+            data += chunk
+            if len(data) > self._config.body_bytes_max:
+                raise too_large()
+            body.hold(data)
 
     async def _stream(
         self, request: web.Request, events: AsyncGenerator[Json, None], writer: AnswerWriter
@@ -491,7 +511,8 @@ class Gateway:
         return _json(ollama.tags_of(self._served.list()["data"]))
 
     async def _show(self, request: web.Request) -> web.Response:
-        asked = parse_request(await self._body(request), ollama.ShowRequest)
+        with closing(await self._body(request)) as body:
+            asked = parse_request(bytes(body.data), ollama.ShowRequest)
         name = ollama.name_of(asked.model or asked.name or "")
         async with self._served.use(name) as model:
             service = model.service
@@ -608,7 +629,7 @@ def _aliases(path: str) -> list[str]:
 
 
 def _understood(
-    body: bytes, dialect: Dialect
+    dialect: Dialect, body: bytes
 ) -> tuple[Any, ChatRequest | CompletionRequest, AnswerWriter]:
     """A request, what it asks of the swarm, and what writes the answer; raises ApiError (400)."""
     given = parse_request(body, dialect.kind)

@@ -1,12 +1,18 @@
 """Clients that hang up, send slowly, take nothing or never say anything: others are unaffected."""
 
 import asyncio
+import gc
 import json
 import threading
+import weakref
+import zlib
+from dataclasses import replace
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 import client.gateway.__main__ as command
@@ -15,6 +21,7 @@ from client.gateway.errors import bad_request
 from client.gateway.keys import Key, plain_keys
 from client.gateway.web import app
 from client.gateway.web.app import Gateway, GatewayConfig
+from client.gateway.web.bodies import BODIES, BODY_BYTES
 from client.gateway.web.callers import hosts_of
 from coordinator.policies.routing.affinity import Route
 from coordinator.policies.routing.routes import NoRoute
@@ -24,6 +31,7 @@ from tests.unit.client.gateway.waiting import until
 
 TEXT = "/v1/completions"
 JSON = "application/json"
+LOCAL = (ip_network("127.0.0.0/8"),)
 
 
 def raw_request(body: dict[str, object], *, length: int | None = None) -> bytes:
@@ -414,3 +422,62 @@ def test_a_long_body_is_read_beside_the_event_loop(
 
     asyncio.run(scenario())
     assert [thread is threading.main_thread() for thread in read_in] == [False]
+
+
+def test_bytes_of_unfinished_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 bodies of 8 MiB, which one address may send at a time, took 2 GiB."""
+    most = replace(BODY_BYTES, per_peer=100_000, in_all=150_000, crowded=None)
+    monkeypatch.setattr(app, "BODY_BYTES", most)
+
+    async def scenario() -> None:
+        async with paper_gateway(config=GatewayConfig(proxies=LOCAL)) as gateway:
+            long = b" " * (BODIES.uncounted_bytes + 60_000)
+            held = gateway.gateway._bodies
+            _, first = await connect(gateway)
+            first.write(raw_request({}, length=len(long) + 10) + long)
+            await until(lambda: held.total > 55_000)
+            packed = zlib.compress(b"{}" + long)
+            for said, status in (({}, 429), ({"X-Forwarded-For": "192.0.2.1"}, 400)):
+                for data, encoding in ((b"{}" + long, "identity"), (packed, "deflate")):
+                    headers = {"Content-Type": JSON, "Content-Encoding": encoding, **said}
+                    async with gateway.http.post(
+                        gateway.url + TEXT, data=data, headers=headers
+                    ) as response:
+                        assert response.status == status, await response.text()
+            first.transport.abort()
+            await until(lambda: held.total == 0)
+            assert not held.by_peer
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_what_was_understood_is_not_kept_while_it_is_answered(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body of 8 MiB may be read as objects of 200 MiB, of which an answer needs none."""
+    made: list[weakref.ref[Any]] = []
+    parse = app.parse_request
+
+    def noted(body: bytes, kind: Any) -> Any:
+        weak = msgspec.defstruct("Weak", [], bases=(kind,), weakref=True, kw_only=True)
+        made.append(weakref.ref(request := parse(body, weak)))
+        return request
+
+    monkeypatch.setattr(app, "parse_request", noted)
+
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            gateway.swarm.gate = asyncio.Event()
+            said = [{"role": "user", "content": "alfa"}]
+            name = "input" if path.endswith("responses") else "messages"
+            length = "max_output_tokens" if name == "input" else "max_tokens"
+            body: dict[str, object] = {name: said, length: 8}
+            asking = asyncio.create_task(gateway.post(path, **body))
+            await until(lambda: gateway.swarm.live == 1)
+            gc.collect()
+            assert [ref() for ref in made] == [None]
+            gateway.swarm.gate.set()
+            assert (await asking)[0] == 200
+
+    asyncio.run(scenario())
