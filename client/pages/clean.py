@@ -10,8 +10,15 @@ from dht.messages.types import NodeRecord
 NAME_CHARS_MAX = 32
 _IPV4 = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
 _IPV6 = re.compile(r"[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){3,}|[0-9A-Fa-f]{0,4}::[0-9A-Fa-f:]*")
-_LINK = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//|www\.", re.IGNORECASE)
+_LINK = re.compile(r"(?:(?<![a-z0-9+.-])[a-z][a-z0-9+.-]*+:)?//|www\.", re.IGNORECASE)
+"""A scheme is looked for where a word begins alone: from each letter on, it would be in a square of
+time, and there are thousands of names."""
 _ID = re.compile(r"[^0-9A-Za-z]")
+
+
+def without_links(text: str) -> str:
+    """``text`` with ``*`` for what makes a link of what follows."""
+    return _LINK.sub("*", text)
 
 
 @lru_cache(maxsize=4096)
@@ -21,7 +28,8 @@ def clean_name(text: str) -> str:
     Other scripts are left out too: marks that turn text around or pile up are among them.
     """
     text = "".join(char for char in text[:512] if " " <= char <= "~")
-    for pattern in (_LINK, _IPV6, _IPV4):
+    text = without_links(text)
+    for pattern in (_IPV6, _IPV4):
         text = pattern.sub("*", text)
     return " ".join(text.split())[:NAME_CHARS_MAX] or "unnamed"
 

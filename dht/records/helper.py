@@ -120,10 +120,11 @@ class RecordHelper:
 
     async def _take_stream(self, peer_id: str) -> bool:
         """Whether there is room for one more stream; the longest idle one gives way to a peer that
-        may have it."""
+        may have it: while all are taken, that is no stranger."""
         streams = self._streams
         mine, most = streams.by_peer[peer_id], streams.limit
-        if mine < most.per_peer and streams.total >= most.in_all and self._idle:
+        is_full = streams.total >= most.in_all and self.budget.parties.knows(peer_id)
+        if mine < most.per_peer and is_full and self._idle:
             longest_idle = next(iter(self._idle))
             del self._idle[longest_idle]
             self.counters["streams_displaced"] += 1

@@ -24,7 +24,7 @@ from client.health.state import (
     build_state,
 )
 from client.health.words import COLUMNS, told
-from client.pages.clean import clean_name, names_in
+from client.pages.clean import clean_name, names_in, without_links
 from client.pages.fixed import CSP, SHARED
 from client.status import screen
 from coordinator.policies.failure.pinger import BY_CLIENTS
@@ -438,6 +438,12 @@ def test_no_tag_or_attribute_comes_from_a_peer(payload: str) -> None:
     calm.feed(hostile("plain"))
     attacked.feed(hostile(payload))
     assert attacked.seen == calm.seen
+
+
+def test_a_name_without_a_link_is_passed_once() -> None:
+    """4,097 names of 128 letters took 0.9 s, whenever they were shown."""
+    assert without_links("a" * 1_000_000 + " b://c") == "a" * 1_000_000 + " *c"
+    assert without_links("1a://b //c www.d") == "1a:*b *c *d"
 
 
 def test_names_are_short_printable_and_no_addresses() -> None:

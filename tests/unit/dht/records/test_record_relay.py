@@ -551,6 +551,31 @@ def test_where_all_streams_are_taken_the_longest_idle_one_gives_way() -> None:
     within(body)
 
 
+def test_no_stranger_ends_a_stream_where_all_are_taken() -> None:
+    """Each attempt ended the one that was idle for longest, and was refused then."""
+
+    async def body() -> None:
+        world = World(helpers=1)
+        await world.start()
+        full, helper = world.full[0].peer_id, world.helpers[0]
+        streams: list[Stream] = []
+        for _ in range(RECORD_STREAMS.in_all // RECORD_STREAMS.per_peer):
+            peer = world.network.transport()
+            streams += [
+                await peer.open_stream(full, RECORDS_PROTOCOL)
+                for _ in range(RECORD_STREAMS.per_peer)
+            ]
+        await asyncio.sleep(1)
+        helper.budget.parties.trust_nobody()
+        stranger = await world.network.transport().open_stream(full, RECORDS_PROTOCOL)
+        with pytest.raises(NetworkError):
+            await stranger.read_exactly(1)
+        assert helper.counters["streams_displaced"] == 0
+        assert helper._streams.total == RECORD_STREAMS.in_all
+
+    within(body)
+
+
 def test_greeting_says_what_is_wrong_with_each() -> None:
     async def body() -> None:
         world = World()
