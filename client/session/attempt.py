@@ -25,7 +25,7 @@ from dht.errors import NetworkError, PeerError
 from dht.identity.grant import grant, is_own_word
 from dht.messages import codec
 from dht.messages.kv import KvCopy
-from dht.messages.logprobs import TokenScore, unpack_scores
+from dht.messages.logprobs import TokenScore, row_bytes, unpack_scores
 from dht.messages.session import (
     SESSION_BOUNDS,
     FinishReason,
@@ -96,6 +96,17 @@ class Attempt:
     def _is_warm(self) -> bool:
         """Whether it prepares a planned move, and serves nothing itself."""
         return self._open_message.migrate_until is not None
+
+    @property
+    def _answer_bytes_max(self) -> int:
+        """Maximum bytes of a message with tokens or scores: as many as were asked for."""
+        open_, most = self._open_message, SESSION_BOUNDS.message_tokens_max
+        top, prompt_top = open_.sampling.logprobs, open_.sampling.prompt_logprobs
+        token_bytes = self._config.token_id_bytes_max + (0 if top is None else row_bytes(top))
+        scored_bytes = 0 if prompt_top is None else row_bytes(prompt_top)
+        return self._config.control_bytes_max + max(
+            min(most, self._tokens_left) * token_bytes, min(most, open_.scores_end) * scored_bytes
+        )
 
     @property
     def prompt_tokens(self) -> int:
@@ -266,7 +277,8 @@ class Attempt:
         await self._send(0, stream, granted)
         try:
             async with asyncio.timeout(self._config.open_s):
-                reply = (await codec.read_frame(stream)).message
+                most = self._config.control_bytes_max
+                reply = (await codec.read_frame(stream, limit_bytes=most)).message
         except TimeoutError:
             reason = f"the route did not answer an open within {self._config.open_s:.0f} s"
             accused = (first, *self._others(first))
@@ -321,9 +333,10 @@ class Attempt:
         loop = asyncio.get_running_loop()
         watch = PeerWatch(config=self._config.watch, heard_s=loop.time())
         pings = asyncio.create_task(self._watch(stage, stream, watch))
+        most = self._config.control_bytes_max if stage == 0 else self._answer_bytes_max
         try:
             while True:
-                frame = await codec.read_frame(stream)
+                frame = await codec.read_frame(stream, limit_bytes=most)
                 watch.heard(loop.time())
                 if isinstance(frame.message, Pong):
                     pong = frame.message

@@ -17,7 +17,9 @@ class SessionConfig:
     stall_per_prompt_token_s: float = 0.1
     """Added to ``stall_s`` until the first token, per prompt token."""
     control_bytes_max: int = 1 << 16
-    """Maximum bytes of what a first stage says."""
+    """Maximum bytes of what a stage says besides tokens and scores."""
+    token_id_bytes_max: int = 5
+    """Bytes of the longest token id in a message."""
     words_max: int = 4096
     """Messages besides tokens and scores that are taken from the ends of one route: a stage that
     leaves says so every second."""

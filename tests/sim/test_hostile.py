@@ -1416,6 +1416,29 @@ async def test_what_a_stage_says_takes_a_bounded_memory_while_nobody_reads(
         await pieces.aclose()
 
 
+def test_a_stage_that_says_more_than_was_asked_for_is_given_up() -> None:
+    """It could have a client hold 32 MiB on each of its streams, and a gateway has hundreds."""
+
+    async def scenario(first: bool) -> None:
+        async with paper_swarm(*((0, LAYERS),) * 2) as swarm, swarm.client() as client:
+            running = client.begin(PROMPT, max_new_tokens=50)
+            pieces = aiter(running)
+            tokens = list((await anext(pieces)).token_ids)
+            by_id = {peer.peer_id: peer for peer in swarm.peers}
+            (liar,) = (by_id[stage.peer_id] for stage in running.route)
+            (live,) = list(liar.stage.shell.table)
+            sender = live.upstream if first else live.attached
+            assert sender is not None
+            sender.send(Pong(nonce=1), bytes(1 << 20))
+            async for piece in pieces:
+                tokens += piece.token_ids
+            assert tuple(tokens) == answer_of(PROMPT, 50)
+            assert liar.peer_id not in {stage.peer_id for stage in running.answer().route}
+
+    run_virtual(scenario(True), limit_s=300)
+    run_virtual(scenario(False), limit_s=300)
+
+
 def test_a_stage_does_not_speak_for_another() -> None:
     """It says in the name of the last stage that the middle one was lost, or in its own name that
     one far away refuses; the stage before it does not pass on what is not signed."""
