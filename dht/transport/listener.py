@@ -9,6 +9,7 @@ asks for our certificate next, and gets none.
 import asyncio
 import ssl
 from contextlib import suppress
+from dataclasses import dataclass
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -25,6 +26,17 @@ _SEQUENCE, _OCTETS = 0x30, 0x04
 """Fixed by ASN.1 (X.690): tags of these types."""
 _IDENTITY_HASH = 0x00
 """Fixed by multihash: the code of an identity hash."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerConfig:
+    """What is read of a listener."""
+
+    certificate_bytes_max: int = 4096
+    """Those of libp2p have some 500; TLS takes 100 KB of them, which take 0.1 s to read."""
+
+
+LISTENER = ListenerConfig()
 
 
 async def greets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
@@ -56,6 +68,8 @@ async def identity_of(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 
 def peer_of_certificate(data: bytes) -> str:
     """The peer id in a certificate in DER; raises ValueError for any other bytes."""
+    if len(data) > LISTENER.certificate_bytes_max:
+        raise ValueError(f"a certificate of {len(data)} bytes")
     try:
         certificate = x509.load_der_x509_certificate(data)
         extension = certificate.extensions.get_extension_for_oid(KEY_EXTENSION).value

@@ -200,9 +200,9 @@ class _CallsGrammar:
         if wrong := next((name for name in ALTERNATIVES if name in schema), None):
             raise _not_here(function, "parameters", wrong)
         required = schema.get("required")
-        required = required if isinstance(required, list) else []
+        required = dict.fromkeys(map(str, required if isinstance(required, list) else ()))
         terms = []
-        for key in dict.fromkeys((*properties_of(schema), *map(str, required))):
+        for key in dict.fromkeys((*properties_of(schema), *required)):
             term = self._argument(function, key, document, (*path, "properties", key))
             terms.append(term if key in required else f"({term})?")
         return " ".join(terms)

@@ -22,6 +22,7 @@ from dht.identity.peer_id import Identity, peer_id_bytes
 from dht.transport.listener import (
     GREETING,
     KEY_EXTENSION,
+    LISTENER,
     SIGNED,
     TLS,
     greets,
@@ -96,6 +97,12 @@ async def test_a_listener_is_known_by_its_key(tmp_path: Path) -> None:
     _, file = certified(ALICE, ALICE, tmp_path)
     async with peer(file) as port:
         assert await found_at(port) == ALICE.peer_id
+
+
+def test_a_certificate_is_measured_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(x509, "load_der_x509_certificate", pytest.fail)
+    with pytest.raises(ValueError, match="a certificate of 4097 bytes"):
+        peer_of_certificate(bytes(LISTENER.certificate_bytes_max + 1))
 
 
 async def test_nobody_shows_anothers_key(tmp_path: Path) -> None:
