@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import sys
 from contextlib import AsyncExitStack, closing
+from functools import partial
 from pathlib import Path
 
 from client.health.inviting import page_invitation
@@ -72,7 +73,7 @@ async def main(arguments: argparse.Namespace) -> int:
     from client.health.history import History
     from client.health.prober import Prober, ProberConfig
     from client.health.state import aged
-    from client.pages.listening import listen, runner_of
+    from client.pages.listening import close_idle, listen, runner_of
     from client.remembering import remember_swarm, settled_swarm
 
     if not 0 <= arguments.port <= 65_535:
@@ -98,8 +99,9 @@ async def main(arguments: argparse.Namespace) -> int:
         )
         runner = runner_of(page.app, keepalive_s=15.0)
         await runner.setup()
+        assert runner.server is not None  # noqa: S101  setup() made it
         try:
-            async with parts.beside(prober.run):
+            async with parts.beside(prober.run, partial(close_idle, runner.server)):
                 port = await listen(runner, arguments.host, arguments.port)
                 host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
                 url = f"http://{host}:{port}/"

@@ -1,6 +1,9 @@
 """Listening for HTTP, as the gateway and the pages do."""
 
+import asyncio
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -10,6 +13,16 @@ from dht.errors import UserError, reason_of
 
 logger = logging.getLogger(__name__)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListeningConfig:
+    """How long a connection may hold what was asked for there."""
+
+    taken_s: float = 60.0
+    """Time to take an answer, of 2 MB at most."""
+
+
+LISTENING = ListeningConfig()
 
 CLIENTS_FAULTS = HttpProcessingError, web.RequestPayloadError, UnicodeEncodeError
 """What aiohttp raises for no HTTP, for a body that cannot be unpacked, and for a header that is no
@@ -35,6 +48,33 @@ def runner_of(
     """What runs ``app``, and closes a connection after ``keepalive_s`` without a request. ``named``
     goes to ``aiohttp``."""
     return kind(app, access_log=None, keepalive_timeout=keepalive_s, logger=logger, **named)
+
+
+async def close_idle(
+    server: web.Server,
+    limit_s: float = LISTENING.taken_s,
+    is_busy: Callable[[Any], bool] = lambda connection: False,
+) -> None:
+    """Close connections that for ``limit_s`` have brought no whole request head, or not taken what
+    they asked for, until cancelled. ``is_busy``: whether an answer is being made there.
+
+    aiohttp bounds the time between requests, but neither how long a head may take nor an answer.
+    """
+    loop = asyncio.get_running_loop()
+    seen: dict[Any, tuple[int, float]] = {}
+    """Requests of each connection, and since when there are as many."""
+    while True:
+        await asyncio.sleep(min(1.0, limit_s / 4))
+        now_s, before, seen = loop.time(), seen, {}
+        for connection in server.connections:
+            if is_busy(connection):
+                continue
+            requests, since_s = before.get(connection, (-1, now_s))
+            if requests != connection._request_count:
+                since_s = now_s
+            seen[connection] = connection._request_count, since_s
+            if now_s - since_s > limit_s and connection.transport is not None:
+                connection.transport.abort()
 
 
 async def listen(runner: web.AppRunner, host: str, port: int) -> int:

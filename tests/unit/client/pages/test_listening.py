@@ -1,13 +1,18 @@
-"""Listening for HTTP where somebody else listens already."""
+"""Listening for HTTP: where somebody else listens already, and for those who take nothing."""
 
 import asyncio
 import socket
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from aiohttp import web
 
-from client.pages.listening import listen, runner_of
+from client.pages.listening import close_idle, listen, runner_of
 from dht.errors import UserError
+from dht.process.supervision import end_all
+from testing.clock import run_virtual
+from tests.unit.client.gateway.waiting import until
 
 
 def test_an_address_in_use_is_named_once() -> None:
@@ -27,3 +32,54 @@ def test_an_address_in_use_is_named_once() -> None:
     assert said.startswith(f"cannot listen at 127.0.0.1 port {port}: ")
     assert said.endswith("address already in use; choose another with --host and --port")
     assert said.count("127.0.0.1") == 1
+
+
+@pytest.mark.parametrize("asks", [b"", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"])
+def test_who_asks_for_nothing_or_takes_nothing_is_closed(asks: bytes) -> None:
+    """200 connections whose pages nobody took held 430 MB for ever."""
+
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(body=bytes(16 << 20))
+
+    async def scenario() -> None:
+        app = web.Application()
+        app.add_routes([web.get("/", page)])
+        runner = runner_of(app, keepalive_s=60.0)
+        await runner.setup()
+        server = runner.server
+        assert server is not None
+        closing = asyncio.create_task(close_idle(server, 0.2))
+        try:
+            port = await listen(runner, "127.0.0.1", 0)
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(asks)
+                await until(lambda: bool(server.connections))
+                await until(lambda: not server.connections)
+        finally:
+            await end_all((closing,))
+            await runner.cleanup()
+
+    asyncio.run(scenario())
+
+
+class Connection(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
+def test_who_goes_on_asking_is_not_closed() -> None:
+    closed: list[None] = []
+    transport = SimpleNamespace(abort=lambda: closed.append(None))
+    asks = Connection(_request_count=0, transport=transport)
+    server: Any = SimpleNamespace(connections=[asks])
+
+    async def scenario() -> None:
+        closing = asyncio.create_task(close_idle(server, 4.0))
+        for _ in range(10):
+            await asyncio.sleep(3.0)
+            asks._request_count += 1
+        assert not closed
+        await asyncio.sleep(6.0)
+        assert closed
+        await end_all((closing,))
+
+    run_virtual(scenario(), limit_s=100)
