@@ -7,6 +7,7 @@ again OR-Tools'.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 from coordinator.evaluation.max_flow import flow_parts
@@ -112,17 +113,37 @@ def improved(
 ) -> Found:
     """Chains improved by moves, until the time is gone or moves stop helping: no gain in as many in
     a row as ``patience``, a share of the most, allows."""
-    better, value = local_moves.improve_by_moves(
+    move = partial(
+        local_moves.improve_by_moves,
         judge.problem,
-        chains,
-        judge=objective,
         seed=seed,
         go_on=until(spent, 1.0, SEARCH.moves_max, 0),
+    )
+    better, value = move(
+        by_guess(chains, objective, move),
+        judge=objective,
         stale_max=round(
             patience * max(SEARCH.stale_least, SEARCH.stale_per_peer * len(judge.problem.nodes))
         ),
     )
     return Found(value, better, refined=True)
+
+
+def by_guess(
+    chains: Chains, objective: Objective, move: Callable[..., tuple[Chains, float]]
+) -> Chains:
+    """Chains improved by moves that the guess judges, as far as the estimate agrees with where they
+    lead: it takes many times as long."""
+    while True:
+        moved, _ = move(
+            chains,
+            judge=lambda chains, *_: objective.guess(chains),
+            stale_max=SEARCH.guessed_stale,
+        )
+        value = objective(chains)
+        if moved == chains or objective(moved, value, chains) <= value:
+            return chains
+        chains = moved
 
 
 def until(

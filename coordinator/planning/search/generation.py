@@ -255,7 +255,7 @@ class Generation:
         return improve_by_moves(
             self._judge.problem,
             chains,
-            judge=lambda chains, _: self._judge.combined(
+            judge=lambda chains, *_: self._judge.combined(
                 chains, lambda chain: master.worth(chain, guess(chain))
             ),
             seed=self._rng.randrange(1 << 30),

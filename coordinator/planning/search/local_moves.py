@@ -30,20 +30,22 @@ def improve_by_moves(
     problem: Problem,
     chains: Chains,
     *,
-    judge: Callable[[Chains, float], float],
+    judge: Callable[[Chains, float, Chains], float],
     seed: int,
     go_on: Callable[[int], bool],
     stale_max: int | None = None,
 ) -> tuple[Chains, float]:
     """The best chains found while ``go_on(moves tried)`` was true, and their worth.
 
-    The search also ends after ``stale_max`` moves in a row without gain. ``judge(chains, least)``
-    returns the worth of chains, or any value below ``least`` once the worth is surely below it.
+    The search also ends after ``stale_max`` moves in a row without gain. ``judge(chains, least,
+    near)`` returns the worth of chains, or any value below ``least`` once it is most probably below
+    that, as far as those of ``near`` tell, from which they were moved.
     """
     rng = random.Random(seed)  # noqa: S311 - a search, not a secret
     nodes = {node.peer_id: node for node in problem.nodes}
     best = layout_of(chains)
-    worth = judge(chains, 0.0)
+    near = spans_of(best)
+    worth = judge(near, 0.0, ())
     tried = stale = since = 0
     while go_on(tried) and (stale_max is None or since < stale_max):
         tried += 1
@@ -54,10 +56,11 @@ def improve_by_moves(
         if candidate is None or candidate == best or not _fits(problem, nodes, candidate):
             continue
         stale += 1
-        value = judge(spans_of(candidate), worth)
+        moved = spans_of(candidate)
+        value = judge(moved, worth, near)
         if value > worth:
-            best, worth, stale, since = candidate, value, 0, 0
-    return spans_of(best), worth
+            best, near, worth, stale, since = candidate, moved, value, 0, 0
+    return near, worth
 
 
 def layout_of(chains: Chains) -> Layout:

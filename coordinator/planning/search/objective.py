@@ -18,14 +18,22 @@ class Objective:
         self._judge = judge
         self._known_s: dict[Chain, float] = {}
 
-    def __call__(self, chains: Chains, least: float = 0.0) -> float:
+    def __call__(self, chains: Chains, least: float = 0.0, near: Chains = ()) -> float:
         """The chains' worth, or any value below ``least`` once it is surely, or most probably,
-        below that."""
+        below that, also as far as those of ``near`` tell, of which they are a small change."""
         if not self.weight:
-            return self._judge(chains, least)
-        alone_s = min(map(self._alone_s, chains), default=math.inf)
-        served = self._judge(chains, tokens_per_s_for(least, alone_s, self.weight))
+            return self._judge(chains, least, near)
+        alone_s = self._answer_s(chains)
+        served = self._judge(chains, tokens_per_s_for(least, alone_s, self.weight), near)
         return worth(served, alone_s, self.weight)
+
+    def guess(self, chains: Chains) -> float:
+        """About what the chains are worth, without the estimate."""
+        served = self._judge.combined(chains, self._judge.guess)
+        return worth(served, self._answer_s(chains), self.weight) if self.weight else served
+
+    def _answer_s(self, chains: Chains) -> float:
+        return min(map(self._alone_s, chains), default=math.inf)
 
     def _alone_s(self, chain: Chain) -> float:
         if chain not in self._known_s:

@@ -79,7 +79,7 @@ def test_moves_find_the_better_boundary() -> None:
     problem = Problem(model=model(10), nodes=nodes)
     start = ((span("fast", 0, 5), span("slow", 5, 10)),)
 
-    def judge(chains, least):
+    def judge(chains, least, near):
         return sum(solve_flow(problem, chain).flow_tokens_per_s for chain in chains)
 
     better, worth = improve_by_moves(
