@@ -51,7 +51,7 @@ JUDGING = JudgeConfig()
 
 
 class Judge:
-    """The tokens/s of chains by the estimate, and a guess at them in a hundredth of the time."""
+    """The tokens/s of chains by the estimate, and a guess at them in a small part of its time."""
 
     def __init__(self, problem: Problem, service: Service):
         self.problem = problem

@@ -5,6 +5,7 @@ live together best, moves improve each chain, and the last choice among all that
 again OR-Tools'.
 """
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,7 +59,7 @@ def search(
     ``spent()`` returns the share of the time that is gone; without it, the work is a fixed amount.
     Where OR-Tools fails, only its steps find nothing.
     """
-    objective = Objective(judge)
+    objective, rng = Objective(judge), random.Random(seed)  # noqa: S311 - a search, not a secret
     made: dict[Chains, float] = {chains: judge(chains) for chains in seeds if chains}
     at_load = at_full_load(judge.problem, judge.service, judge.token_s(made))
     rows_end = until(spent, SEARCH.sets_share, SEARCH.candidates_max)
@@ -76,7 +77,14 @@ def search(
         refined.sort(key=lambda found: -found.value)
         refined = [
             replace(
-                improved(found.chains, judge, objective, seed=seed, patience=patience, spent=spent),
+                improved(
+                    found.chains,
+                    judge,
+                    objective,
+                    seed=rng.randrange(1 << 30),
+                    patience=patience,
+                    spent=spent,
+                ),
                 planner=found.planner,
             )
             for found in refined
@@ -113,19 +121,15 @@ def improved(
 ) -> Found:
     """Chains improved by moves, until the time is gone or moves stop helping: no gain in as many in
     a row as ``patience``, a share of the most, allows."""
+    most = max(SEARCH.stale_least, SEARCH.stale_per_peer * len(judge.problem.nodes))
     move = partial(
         local_moves.improve_by_moves,
         judge.problem,
         seed=seed,
         go_on=until(spent, 1.0, SEARCH.moves_max, 0),
+        stale_max=round(patience * most),
     )
-    better, value = move(
-        by_guess(chains, objective, move),
-        judge=objective,
-        stale_max=round(
-            patience * max(SEARCH.stale_least, SEARCH.stale_per_peer * len(judge.problem.nodes))
-        ),
-    )
+    better, value = move(by_guess(chains, objective, move), judge=objective)
     return Found(value, better, refined=True)
 
 
@@ -135,11 +139,7 @@ def by_guess(
     """Chains improved by moves that the guess judges, as far as the estimate agrees with where they
     lead: it takes many times as long."""
     while True:
-        moved, _ = move(
-            chains,
-            judge=lambda chains, *_: objective.guess(chains),
-            stale_max=SEARCH.guessed_stale,
-        )
+        moved, _ = move(chains, judge=lambda chains, *_: objective.guess(chains))
         value = objective(chains)
         if moved == chains or objective(moved, value, chains) <= value:
             return chains

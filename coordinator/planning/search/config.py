@@ -22,8 +22,6 @@ class SearchConfig:
     first all are improved for a while, then the best as long as that helps. With a third of the
     time for each instead, plans of 3 s for 12 clusters served 4% less by the estimate, as the
     geometric mean of three seeds."""
-    guessed_stale: int = 150
-    """Moves by the guess in a row without gain after which what they led to is judged."""
     judged_least: int = 3
     """Minimum chains judged, however late it is."""
     sets_share: float = 0.2
