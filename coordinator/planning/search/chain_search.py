@@ -5,7 +5,6 @@ live together best, moves improve each chain, and the last choice among all that
 again OR-Tools'.
 """
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -59,7 +58,7 @@ def search(
     ``spent()`` returns the share of the time that is gone; without it, the work is a fixed amount.
     Where OR-Tools fails, only its steps find nothing.
     """
-    objective, rng = Objective(judge), random.Random(seed)  # noqa: S311 - a search, not a secret
+    objective = Objective(judge)
     made: dict[Chains, float] = {chains: judge(chains) for chains in seeds if chains}
     at_load = at_full_load(judge.problem, judge.service, judge.token_s(made))
     rows_end = until(spent, SEARCH.sets_share, SEARCH.candidates_max)
@@ -73,7 +72,7 @@ def search(
     best += [Found(objective(chains), chains, BY_COLUMNS) for chains in generated if chains]
     best.sort(key=lambda found: -found.value)
     refined = _distinct(best)[: SEARCH.refined]
-    for patience in SEARCH.patiences:
+    for turn, patience in enumerate(SEARCH.patiences):
         refined.sort(key=lambda found: -found.value)
         refined = [
             replace(
@@ -81,7 +80,7 @@ def search(
                     found.chains,
                     judge,
                     objective,
-                    seed=rng.randrange(1 << 30),
+                    seed=seed + turn,
                     patience=patience,
                     spent=spent,
                 ),
