@@ -393,7 +393,12 @@ class ModelRunner:
         positions: torch.Tensor,
         slots: torch.Tensor | slice,
     ) -> torch.Tensor:
-        """Run layers ``[start, end)`` over the active rows; other rows pass unchanged."""
+        """Run layers ``[start, end)`` over the active rows; other rows pass unchanged.
+
+        What comes out is in the dtype that peers compute in, also where layers add up in float32,
+        as Mamba's do.
+        """
+        dtype = self._layout.dtype
         at = 0
         for row in active:
             row.segment.first, row.segment.last = at, at + row.last - row.first
@@ -401,13 +406,13 @@ class ModelRunner:
         segments = [row.segment for row in active]
         if at == total:
             step = self._step(segments, slots)
-            return self._loaded.forward.run(start, end, step, hidden, positions)
+            return self._loaded.forward.run(start, end, step, hidden, positions).to(dtype)
         spans = [range(row.first, row.last) for row in active]
         chosen = to_device(list(itertools.chain.from_iterable(spans)), self.device)
         step = self._step(segments, self._rows_of(slots)[chosen])
         merged = hidden.clone()
         rows = self._loaded.forward.run(start, end, step, hidden[chosen], positions[chosen])
-        merged[chosen] = rows
+        merged[chosen] = rows.to(dtype)
         return merged
 
     def _step(self, segments: list[Segment], slots: torch.Tensor | slice) -> Step:
