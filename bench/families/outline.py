@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from bench import report
@@ -87,7 +86,7 @@ def measure(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory, torch.inference_mode():
         model = make(Path(directory), name)
         expected = model(ids[None]).logits[0, PREFILL - 1 :]
-        short = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval()
+        short = type(model).from_pretrained(directory, dtype=torch.bfloat16).eval()
         theirs = short(ids[None]).logits[0, PREFILL - 1 :].float()
         structure = stages(Path(directory), "float32")[0].layout.structure
         ours = {d: logits_of(Path(directory), d, ids.tolist()) for d in ("float32", "bfloat16")}
