@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from coordinator.evaluation.estimate import row_bytes_per_token
 from coordinator.evaluation.max_flow import (
     bandwidth_bytes_per_s,
     own_rates_bytes_per_s,
@@ -27,8 +28,8 @@ from dht.messages.types import Assignment, Problem
 
 NO_LIMIT = (math.inf, math.inf)
 Stages = Sequence[Sequence[Assignment]]
-Shares = Sequence[Sequence[float]]
-"""Of each stage's tokens, those that each of its peers runs."""
+PerPeer = Sequence[Sequence[float]]
+"""A number for each peer, by stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class RingConfig:
     fullest: float = 0.95
     """Maximum share of a peer's, or a link's, time that is taken to be used."""
     in_flight: tuple[float, ...] = (1.0, 0.64, 0.4)
-    """Shares of the sessions that there is KV for with which a chain's rate is tried."""
+    """PerPeer of the sessions that there is KV for with which a chain's rate is tried."""
     rate_min: float = 1e-9
     """Minimum tokens/s that a peer counts as passing on when sessions are shared out."""
 
@@ -97,9 +98,7 @@ class RingRates:
         self._bandwidth = bandwidth_bytes_per_s(problem)
         self._own = own_rates_bytes_per_s(problem)
         self._shared = shared_uplinks(problem)
-        rows = 1 + load.input_tokens / load.output_tokens
-        self._token_bytes = rows * max(1, problem.model.activation_bytes)
-        """Bytes on a link for each decoded token, with those of its share of the prompt."""
+        self._token_bytes = max(1.0, row_bytes_per_token(problem, load))
 
     def __call__(self, chain: Sequence[Assignment]) -> float:
         """Tokens/s of a chain whose spans are equal or follow each other; 0: no room for KV,
@@ -139,7 +138,7 @@ class RingRates:
         rates = self._rates(stages, self._link_rates(stages))
         return self._ways(stages, [[each / sum(rate) for each in rate] for rate in rates])
 
-    def _ways(self, stages: Stages, shares: Shares) -> dict[Way, float]:
+    def _ways(self, stages: Stages, shares: PerPeer) -> dict[Way, float]:
         parts = [
             list(zip(stage, share, strict=True))
             for stage, share in zip(stages, shares, strict=True)
@@ -151,7 +150,7 @@ class RingRates:
             for b, part in after
         )
 
-    def _rates(self, stages: Stages, links: Shares) -> list[list[float]]:
+    def _rates(self, stages: Stages, links: PerPeer) -> list[list[float]]:
         """Tokens/s that each peer and its links pass on."""
         return [
             [
@@ -212,7 +211,7 @@ class RingRates:
             alone_s=run * decode.at(1.0) + machine.step_overhead_s,
         )
 
-    def _passes_shared(self, stages: Stages, shares: Shares) -> float:
+    def _passes_shared(self, stages: Stages, shares: PerPeer) -> float:
         """Tokens/s that the uplinks pass which the chain's peers share."""
         if not self._shared.bytes_per_s:
             return math.inf
@@ -274,7 +273,7 @@ def _shares(rates: Sequence[float], most: Sequence[float]) -> list[float]:
     return found
 
 
-def _passes(links: Shares, shares: Shares) -> float:
+def _passes(links: PerPeer, shares: PerPeer) -> float:
     """Tokens/s that the links pass, in tokens/s each, where peers run such shares."""
     return min(
         (
@@ -287,7 +286,7 @@ def _passes(links: Shares, shares: Shares) -> float:
     )
 
 
-def _links_s(hops_s: Sequence[Sequence[Sequence[float]]], shares: Shares) -> float:
+def _links_s(hops_s: Sequence[Sequence[Sequence[float]]], shares: PerPeer) -> float:
     """Mean time on links of one token around the ring."""
     total = 0.0
     for at, (hops, parts) in enumerate(zip(hops_s, shares, strict=True)):
