@@ -32,12 +32,16 @@ def _reasons(result: dict[str, Any], root: Path) -> list[str]:
     stamps = list(_stamps(result))
     if not stamps or not all("sources" in stamp for stamp in stamps):
         return [UNKNOWN]
-    changed = set()
+    run: set[str] = set()
+    changed: set[str] = set()
     for stamp in stamps:
         now = sources(stamp["module"], root)
         then = stamp["sources"]
+        run |= now.keys() | then.keys()
         changed |= {folder for folder in now | then if now.get(folder) != then.get(folder)}
-    return [f"changed since: {', '.join(sorted(changed))}"] if changed else []
+    rooms = sorted({folder.partition("/")[0] for folder in changed})
+    said = f"changed since: {len(changed)} of {len(run)} folders, in {', '.join(rooms)}"
+    return [said] if changed else []
 
 
 def _stamps(part: object) -> Iterator[dict[str, Any]]:

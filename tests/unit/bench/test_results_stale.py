@@ -72,12 +72,12 @@ def test_files_that_a_benchmark_does_not_run_make_no_result_old(root: Path, name
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("dht/records/signed.py", "dht/records"),
-        ("node/stage/server.py", "node/stage"),
-        ("testing/kit.py", "dht/records, testing"),
+        ("dht/records/signed.py", "1 of 6 folders, in dht"),
+        ("node/stage/server.py", "1 of 6 folders, in node"),
+        ("testing/kit.py", "2 of 6 folders, in dht, testing"),
     ],
 )
-def test_folders_whose_files_changed_are_named(root: Path, name: str, said: str) -> None:
+def test_folders_whose_files_changed_are_counted(root: Path, name: str, said: str) -> None:
     stamp = report.code(root, MODULE)
     change(root, name)
     assert stale({"old": stamp}, root) == {"old": [f"changed since: {said}"]}
@@ -94,7 +94,7 @@ def test_every_part_of_a_result_counts(root: Path) -> None:
     first = report.code(root, MODULE)
     change(root, "dht/records/signed.py", "SIZE = 2\n")
     result = {"provenance": report.code(root, MODULE), "rounds": [{**first, "took_s": 1.0}]}
-    assert stale({"grown": result}, root) == {"grown": ["changed since: dht/records"]}
+    assert stale({"grown": result}, root) == {"grown": ["changed since: 1 of 6 folders, in dht"]}
 
 
 def test_every_benchmark_of_this_project_is_found() -> None:
