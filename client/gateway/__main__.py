@@ -17,6 +17,7 @@ from client.answer.transformers_arguments import unheeded
 from client.gateway.programs import PROGRAMS, settings, settings_for
 from client.gateway.protocols.requests import CHAT_TOKENS_DEFAULT
 from client.gateway.web.callers import check_names, hosts_of, proxies_of
+from client.gateway.web.uploads import UploadsConfig
 from client.remembering import remember_swarm, settled_swarm
 from client.swarm.swarm import Swarm, model_beside, named_of
 from client.text.chat_template import ChatTemplate
@@ -242,7 +243,7 @@ async def serve(arguments: argparse.Namespace) -> int:
         origins=tuple(each.rstrip("/") for each in arguments.allow_origin),
         hosts=hosts_of(arguments.host, arguments.allow_host),
         proxies=proxies_of(arguments.proxy),
-        body_bytes_max=int(arguments.max_body * 2**20),
+        uploads=UploadsConfig(bytes_max=int(arguments.max_body * 2**20)),
         requests_max=arguments.max_requests,
     )
     async with settled_swarm(arguments, _say, wait_s=arguments.wait, pings_always=True) as swarm:

@@ -4,15 +4,14 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Callable,
     Coroutine,
 )
-from contextlib import ExitStack, aclosing, asynccontextmanager, closing
-from dataclasses import dataclass
+from contextlib import aclosing, asynccontextmanager, closing
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,16 +26,15 @@ from client.gateway.answering.job import Job
 from client.gateway.answering.models import GatewayModels
 from client.gateway.answering.service import CompletionService
 from client.gateway.answering.text_threads import THREADS, TextThreads
-from client.gateway.errors import ApiError, bad_request, too_many, unavailable
+from client.gateway.errors import ApiError, bad_request, unavailable
 from client.gateway.keys import Key, Keys
 from client.gateway.metrics import Metrics
 from client.gateway.protocols import anthropic_messages, ollama
 from client.gateway.protocols.answer_bodies import Usage
-from client.gateway.protocols.anthropic_messages import error_of
 from client.gateway.protocols.blocks import AnswerWriter
 from client.gateway.protocols.requests import ChatRequest, CompletionRequest, parse_request
 from client.gateway.web.beats import with_beats
-from client.gateway.web.bodies import BODY_BYTES, Body, encoding_of, too_large, unpacked
+from client.gateway.web.bodies import Body
 from client.gateway.web.callers import IpNetwork, answers_to, asked_by, is_own, is_proxy, party_of
 from client.gateway.web.dialects import (
     CHATS,
@@ -47,13 +45,20 @@ from client.gateway.web.dialects import (
     RESPONSES,
     Dialect,
 )
+from client.gateway.web.error_answers import (
+    ANTHROPIC_HEADER,
+    answer_to,
+    error_body,
+    error_response,
+    json_answer,
+)
 from client.gateway.web.openapi import Endpoint, document
 from client.gateway.web.request_log import HUNG_UP, Asked
+from client.gateway.web.uploads import Uploads, UploadsConfig
 from client.pages.fixed import fixed_file, page_files
 from client.swarm.swarm import Swarm
 from coordinator.policies.routing.affinity import Route
 from coordinator.policies.routing.routes import NoRoute
-from dht.budget import Held
 from dht.process.json_file import Json
 
 T = TypeVar("T")
@@ -71,9 +76,6 @@ KEY_HEADERS = ("x-api-key", "api-key")
 PREFLIGHT_S = 600
 """Time for which a browser need not ask again what a page may send."""
 ASKED = web.RequestKey("asked", Asked)
-ANTHROPIC_HEADER, ANTHROPIC_PART = "anthropic-version", "messages"
-"""What requests have whose errors are in Anthropic's form: the header of its clients, or a part of
-the path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +94,11 @@ class GatewayConfig:
     :func:`client.gateway.web.callers.hosts_of`."""
     proxies: tuple[IpNetwork, ...] = ()
     """Web servers before this gateway that are believed who asked them, and by what name."""
-    body_bytes_max: int = 8 << 20
+    uploads: UploadsConfig = field(default_factory=UploadsConfig)
     answers_at_once_max: int = 48
     """Stages take 64 sessions of one client."""
     requests_max: int = 256
     """Requests that are answered or wait at a time; one more is refused with 429."""
-    uploads_per_address_max: int = 256
-    """Requests of one address whose body is still on its way; one more is refused with 429."""
     health_s: float = 1.0
     """Time for which ``/health``, which needs no key, says what was found: a look takes longer the
     more peers are announced."""
@@ -109,8 +109,6 @@ class GatewayConfig:
     """Time between signs of life while nothing comes: proxies cut silent answers after 60 s."""
     head_s: float = 15.0
     """Time for a connection to bring a whole request head, after it was opened or last answered."""
-    body_s: float = 30.0
-    """Time for the body of a request."""
     write_s: float = 30.0
     """Time for a client to take what is written; then its answer is ended."""
 
@@ -134,10 +132,8 @@ class Gateway:
         self._swarm = swarm
         self._keys = Keys(config.keys)
         self._reading = TextThreads()
-        self._bodies = Held(BODY_BYTES)
         self._busy: set[Any] = set()
-        self._uploads: Counter[str] = Counter()
-        """Requests whose body is still on its way, by address."""
+        self._uploads = Uploads(config.uploads)
         self._answering: tuple[Route | NoRoute, object, float] = (), None, -math.inf
         """The route that was found last for ``/health``, the records that it was found in, and
         when."""
@@ -145,7 +141,7 @@ class Gateway:
         """Set to refuse new requests while the last ones are answered."""
         self.app = web.Application(
             middlewares=[self._outermost, self._guard],
-            client_max_size=config.body_bytes_max,
+            client_max_size=config.uploads.bytes_max,
         )
         self._paths: dict[str, str] = {}
         """The path that an endpoint is documented with, by each that it has."""
@@ -268,13 +264,15 @@ class Gateway:
                 lambda data: anthropic_messages.prompt_of(parse_request(data, kind)),
             )
             async with self._served.use(asked.model) as model:
-                return _json({"input_tokens": await model.service.count(asked, self._who(request))})
+                return json_answer(
+                    {"input_tokens": await model.service.count(asked, self._who(request))}
+                )
 
     @asynccontextmanager
     async def _admitted(self, request: web.Request) -> AsyncIterator[Body]:
         """The body of a request that is counted in; raises ApiError."""
         request[ASKED].account.begin(self._config.now_s())
-        with closing(await self._body(request)) as body:
+        with closing(await self._uploads.body(request, self._party(request))) as body:
             if self.draining:
                 raise unavailable("this gateway is stopping")
             async with self._answers.admitted(self._who(request)):
@@ -286,7 +284,7 @@ class Gateway:
             done = dialect.at_once(given, int(self._config.now_s()))
             if done is not None:
                 async with self._served.use(parsed.model):
-                    return _json(done)
+                    return json_answer(done)
             understood = self._understood(request, parsed, dialect, writer)
             del given, parsed  # as large as its body, or twenty times that
             async with understood as (service, job):
@@ -349,7 +347,7 @@ class Gateway:
             async with aclosing(with_beats(only(), self._config.silent_s)) as beaten:
                 async for answer in beaten:
                     if answer is not None and response is None:
-                        return _json(writer.whole(answer))
+                        return json_answer(writer.whole(answer))
                     if response is None and job.accepted.is_set():
                         response = await self._begun(request, "application/json")
                     if response is None:
@@ -365,7 +363,7 @@ class Gateway:
             if response is None:
                 raise
             self._failed(request, error)
-            await self._write(request, response, msgspec.json.encode(_body_of(request, error)))
+            await self._write(request, response, msgspec.json.encode(error_body(request, error)))
             if request.transport is not None:
                 request.transport.close()  # before its end, so that nobody takes it for an answer
         assert response is not None  # noqa: S101  there is an answer, or an error
@@ -392,45 +390,6 @@ class Gateway:
         """What proxies say in ``header`` of who asked them, the first one's first."""
         said = ",".join(request.headers.getall(header, ())).split(",")
         return [each.strip() for each in said if each.strip()]
-
-    async def _body(self, request: web.Request) -> Body:
-        if request.content_type != "application/json":
-            said = request.headers.get("Content-Type", "none")[:100]
-            raise ApiError(415, f"send 'Content-Type: application/json'; this body's is {said}")
-        encoding = encoding_of(request.headers.get("Content-Encoding", ""))
-        address = self._party(request)
-        if self._uploads[address] >= self._config.uploads_per_address_max:
-            reason = f"{self._uploads[address]} unfinished requests come from {address}"
-            raise too_many(reason)
-        self._uploads[address] += 1
-        try:
-            with ExitStack() as failed:
-                body = failed.enter_context(closing(Body(held=self._bodies, address=address)))
-                async with asyncio.timeout(self._config.body_s):
-                    await self._take(request, body)
-                body.hold(unpacked(bytes(body.data), encoding, self._config.body_bytes_max))
-                failed.pop_all()
-                return body
-        except TimeoutError:
-            raise ApiError(
-                408, f"the body did not come within {self._config.body_s:.0f} s"
-            ) from None
-        except web.RequestPayloadError as error:
-            reason = " ".join(str(error).split())
-            raise bad_request(f"the body cannot be read: {reason}") from None
-        finally:
-            self._uploads[address] -= 1
-            if not self._uploads[address]:
-                del self._uploads[address]
-
-    async def _take(self, request: web.Request, body: Body) -> None:
-        """Read a body as it comes; raises ApiError for one that is too large."""
-        data = bytearray()
-        async for chunk in request.content.iter_any():
-            data += chunk
-            if len(data) > self._config.body_bytes_max:
-                raise too_large()
-            body.hold(data)
 
     async def _stream(
         self, request: web.Request, events: AsyncGenerator[Json, None], writer: AnswerWriter
@@ -505,18 +464,18 @@ class Gateway:
         listed = self._served.list()
         if ANTHROPIC_HEADER in request.headers:
             listed = anthropic_messages.models_of(listed["data"])
-        return _json(listed)
+        return json_answer(listed)
 
     async def _tags(self, request: web.Request) -> web.Response:
-        return _json(ollama.tags_of(self._served.list()["data"]))
+        return json_answer(ollama.tags_of(self._served.list()["data"]))
 
     async def _show(self, request: web.Request) -> web.Response:
-        with closing(await self._body(request)) as body:
+        with closing(await self._uploads.body(request, self._party(request))) as body:
             asked = parse_request(bytes(body.data), ollama.ShowRequest)
         name = ollama.name_of(asked.model or asked.name or "")
         async with self._served.use(name) as model:
             service = model.service
-            return _json(
+            return json_answer(
                 ollama.shown(
                     self._served.entry(name),
                     service.template,
@@ -526,13 +485,13 @@ class Gateway:
             )
 
     async def _version(self, request: web.Request) -> web.Response:
-        return _json({"version": ollama.VERSION})
+        return json_answer({"version": ollama.VERSION})
 
     async def _model(self, request: web.Request) -> web.Response:
         entry = self._served.entry(request.match_info["model"].rstrip("/"))
         if ANTHROPIC_HEADER in request.headers:
             entry = anthropic_messages.model_of(entry)
-        return _json(entry)
+        return json_answer(entry)
 
     async def _health(self, request: web.Request) -> web.Response:
         """200 where a route covers all layers of the first model now, 503 with the layers that
@@ -544,7 +503,7 @@ class Gateway:
             self._answering = found, view.nodes, now_s
         if isinstance(found, NoRoute):
             raise unavailable(no_route_text(found))
-        return _json({"status": "ok", "stages": len(found)})
+        return json_answer({"status": "ok", "stages": len(found)})
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
         return web.Response(
@@ -557,7 +516,7 @@ class Gateway:
 
     async def _openapi(self, request: web.Request) -> web.Response:
         endpoints = (endpoint for endpoint, _ in ENDPOINTS)
-        return _json(document(endpoints, with_keys=bool(self._keys)))
+        return json_answer(document(endpoints, with_keys=bool(self._keys)))
 
 
 EndpointHandler = Callable[[Gateway, web.Request], Coroutine[Any, Any, web.StreamResponse]]
@@ -634,55 +593,3 @@ def _understood(
     """A request, what it asks of the swarm, and what writes the answer; raises ApiError (400)."""
     given = parse_request(body, dialect.kind)
     return given, dialect.chat_of(given), dialect.writer(given)
-
-
-def _json(body: Json, status: int = 200) -> web.Response:
-    return web.Response(
-        status=status, body=msgspec.json.encode(body), content_type="application/json"
-    )
-
-
-def _body_of(request: web.BaseRequest, error: ApiError) -> Json:
-    if "/api/" in request.path:
-        return ollama.error_of(error)
-    is_anthropic = ANTHROPIC_HEADER in request.headers or ANTHROPIC_PART in request.path.split("/")
-    return error_of(error) if is_anthropic else error.body
-
-
-def answer_to(request: web.BaseRequest, error: web.HTTPException) -> web.Response:
-    """An error of aiohttp in the form of who asks."""
-    response = error_response(request, _of_http(request, error))
-    if "Allow" in error.headers:
-        response.headers["Allow"] = error.headers["Allow"]
-    return response
-
-
-def error_response(request: web.BaseRequest, error: ApiError) -> web.Response:
-    """An error in the form of who asks: Ollama's, Anthropic's, or OpenAI's."""
-    response = _json(_body_of(request, error), error.status)
-    if error.retry_after_s is not None:
-        response.headers["Retry-After"] = str(error.retry_after_s)
-    if error.status == 401:
-        response.headers["WWW-Authenticate"] = "Bearer"
-    if error.status in {408, 413}:
-        response.force_close()
-    return response
-
-
-def _of_http(request: web.BaseRequest, error: web.HTTPException) -> ApiError:
-    match error.status:
-        case 404:
-            return ApiError(
-                404, "there is nothing at this path; see /openapi.json", code="not_found"
-            )
-        case 405:
-            taken = error.headers.get("Allow", "").replace(",", " or ")
-            reason = f"{request.method[:80]} is not for this path: send {taken}"
-            return ApiError(405, reason, code="method_not_allowed")
-        case 413:
-            return too_large()
-        case 417:
-            said = request.headers.get("Expect", "")[:80]
-            return ApiError(417, f"'Expect: {said}' is not known here: send 100-continue or none")
-        case status:
-            return ApiError(status, error.reason or "the request failed")

@@ -10,7 +10,8 @@ from aiohttp import web
 
 from client.gateway.answering.answers import Answers
 from client.gateway.errors import ApiError
-from client.gateway.web.app import Gateway, answer_to, error_response
+from client.gateway.web.app import Gateway
+from client.gateway.web.error_answers import answer_to, error_response
 from client.pages.listening import close_idle, listen, runner_of
 from dht.process.supervision import Supervisor
 

@@ -17,6 +17,7 @@ from client.gateway.keys import plain_keys
 from client.gateway.protocols.openai_responses import ResponsesRequest, chat_of_response
 from client.gateway.protocols.requests import ChatRequest, CompletionRequest, parse_request
 from client.gateway.web.app import GatewayConfig
+from client.gateway.web.uploads import UploadsConfig
 from client.text.tokenizer import Tokenizer
 from dht.errors import NetworkError, SwarmError
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway
@@ -465,7 +466,9 @@ async def test_the_loop_goes_on_while_long_texts_are_tokenized(
 
 
 async def test_a_large_body_is_refused() -> None:
-    async with paper_gateway(config=GatewayConfig(body_bytes_max=1000)) as gateway:
+    async with paper_gateway(
+        config=GatewayConfig(uploads=UploadsConfig(bytes_max=1000))
+    ) as gateway:
         status, answer = await gateway.post(TEXT, prompt="a" * 2000)
         assert status == 413
         assert error_of(answer)["code"] == "too_large"

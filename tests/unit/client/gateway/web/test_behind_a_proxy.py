@@ -12,6 +12,7 @@ import pytest
 
 from client.gateway.web.app import GatewayConfig
 from client.gateway.web.callers import asked_by, party_of, proxies_of
+from client.gateway.web.uploads import UploadsConfig
 from dht.errors import UserError
 from testing.paths import ROOT
 from tests.unit.client.gateway.paper import paper_gateway
@@ -104,7 +105,9 @@ def test_who_asks_is_the_nearest_address_that_is_no_proxy(
 
 def test_unfinished_requests_of_one_network_are_counted_together() -> None:
     async def scenario() -> list[int]:
-        config = GatewayConfig(proxies=proxies_of(["127.0.0.1"]), uploads_per_address_max=2)
+        config = GatewayConfig(
+            proxies=proxies_of(["127.0.0.1"]), uploads=UploadsConfig(per_address_max=2)
+        )
         async with paper_gateway(config=config) as gateway:
             ended = asyncio.Event()
 

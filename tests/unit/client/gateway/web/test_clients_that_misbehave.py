@@ -23,6 +23,7 @@ from client.gateway.web import app
 from client.gateway.web.app import Gateway, GatewayConfig
 from client.gateway.web.bodies import BODIES, BODY_BYTES
 from client.gateway.web.callers import hosts_of
+from client.gateway.web.uploads import UploadsConfig
 from coordinator.policies.routing.affinity import Route
 from coordinator.policies.routing.routes import NoRoute
 from dht.errors import UserError
@@ -123,14 +124,16 @@ async def half_open(
 
 def test_a_hundred_half_open_and_slow_clients_leave_others_alone() -> None:
     async def scenario() -> None:
-        async with paper_gateway(config=GatewayConfig(body_s=600.0), head_s=600.0) as gateway:
+        async with paper_gateway(
+            config=GatewayConfig(uploads=UploadsConfig(time_s=600.0)), head_s=600.0
+        ) as gateway:
             slow = await half_open(gateway)
-            await until(lambda: sum(gateway.gateway._uploads.values()) >= 30)
+            await until(lambda: sum(gateway.gateway._uploads.unfinished.values()) >= 30)
             statuses = await asyncio.gather(
                 *(gateway.post(TEXT, prompt=[at], max_tokens=5) for at in range(20))
             )
             assert [status for status, _ in statuses] == [200] * 20
-            assert sum(gateway.gateway._uploads.values()) >= 30, "they are still there"
+            assert sum(gateway.gateway._uploads.unfinished.values()) >= 30, "they are still there"
             for _, writer in slow:
                 writer.transport.abort()
 
@@ -139,7 +142,7 @@ def test_a_hundred_half_open_and_slow_clients_leave_others_alone() -> None:
 
 def test_half_open_and_slow_clients_are_not_there_for_ever() -> None:
     async def scenario() -> None:
-        config = GatewayConfig(body_s=0.5, write_s=0.5)
+        config = GatewayConfig(uploads=UploadsConfig(time_s=0.5), write_s=0.5)
         async with paper_gateway(config=config, head_s=0.5) as gateway:
             slow = await half_open(gateway)
             for reader, _ in slow[:90]:
@@ -181,7 +184,9 @@ def test_the_sweep_of_idle_connections_goes_on_after_it_failed(
 
 def test_a_body_that_does_not_come_is_a_408() -> None:
     async def scenario() -> None:
-        async with paper_gateway(config=GatewayConfig(body_s=0.2)) as gateway:
+        async with paper_gateway(
+            config=GatewayConfig(uploads=UploadsConfig(time_s=0.2))
+        ) as gateway:
             reader, writer = await connect(gateway)
             writer.write(raw_request({"prompt": [5]}, length=10_000))
             answer = await asyncio.wait_for(reader.read(), 60)
@@ -194,14 +199,14 @@ def test_a_body_that_does_not_come_is_a_408() -> None:
 
 def test_unfinished_bodies_of_one_address_keep_nobody_else_out() -> None:
     async def scenario() -> None:
-        config = GatewayConfig(requests_max=4, uploads_per_address_max=8)
+        config = GatewayConfig(requests_max=4, uploads=UploadsConfig(per_address_max=8))
         async with paper_gateway(config=config) as gateway:
             writers = []
             for _ in range(8):
                 _, writer = await connect(gateway)
                 writer.write(raw_request({"prompt": [6]}, length=5000))
                 writers.append(writer)
-            await until(lambda: sum(gateway.gateway._uploads.values()) == 8)
+            await until(lambda: sum(gateway.gateway._uploads.unfinished.values()) == 8)
             assert gateway.answers.requests == 0, "they hold no place"
             status, answer = await gateway.post(TEXT, prompt=[7])
             assert status == 429
@@ -214,7 +219,7 @@ def test_unfinished_bodies_of_one_address_keep_nobody_else_out() -> None:
                 assert response.status == 200
             for writer in writers:
                 writer.transport.abort()
-            await until(lambda: not gateway.gateway._uploads)
+            await until(lambda: not gateway.gateway._uploads.unfinished)
             assert (await gateway.post(TEXT, prompt=[7]))[0] == 200
 
     asyncio.run(scenario())
@@ -424,15 +429,15 @@ def test_a_long_body_is_read_beside_the_event_loop(
     assert [thread is threading.main_thread() for thread in read_in] == [False]
 
 
-def test_bytes_of_unfinished_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_of_unfinished_requests_are_bounded() -> None:
     """256 bodies of 8 MiB, which one address may send at a time, took 2 GiB."""
     most = replace(BODY_BYTES, per_peer=100_000, in_all=150_000, crowded=None)
-    monkeypatch.setattr(app, "BODY_BYTES", most)
+    config = GatewayConfig(proxies=LOCAL, uploads=UploadsConfig(held=most))
 
     async def scenario() -> None:
-        async with paper_gateway(config=GatewayConfig(proxies=LOCAL)) as gateway:
+        async with paper_gateway(config=config) as gateway:
             long = b" " * (BODIES.uncounted_bytes + 60_000)
-            held = gateway.gateway._bodies
+            held = gateway.gateway._uploads.held
             _, first = await connect(gateway)
             first.write(raw_request({}, length=len(long) + 10) + long)
             await until(lambda: held.total > 55_000)

@@ -13,6 +13,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 
 from client.gateway.web.app import ENDPOINTS, GatewayConfig
 from client.gateway.web.openapi import document
+from client.gateway.web.uploads import UploadsConfig
 from tests.examples import examples
 from tests.unit.client.gateway.beside import gateway_beside
 
@@ -28,7 +29,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """A gateway on a loop of its own, as schemathesis waits for its answers."""
-    with gateway_beside(config=GatewayConfig(body_s=5.0)) as gateway:
+    with gateway_beside(config=GatewayConfig(uploads=UploadsConfig(time_s=5.0))) as gateway:
         yield gateway.url
 
 
