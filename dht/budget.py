@@ -39,6 +39,9 @@ class Shares:
     """Length of the prefix of an IPv4 address: the least that is routed by itself."""
     ipv6_bits: int = 48
     """Length of the prefix of an IPv6 address: what one subscriber may get (RFC 6177)."""
+    household_bits: int = 64
+    """Length of the prefix of an IPv6 address that counts as one where connections are counted: the
+    least that anybody gets."""
 
 
 SHARES = Shares()
@@ -111,16 +114,31 @@ def prefix_of(host: str) -> str:
 
     "" for loopback, where all peers are one machine's, and for what is no address.
     """
+    address = ip_of(host)
+    if address is None or address.is_loopback:
+        return ""
+    bits = SHARES.ipv4_bits if address.version == 4 else SHARES.ipv6_bits
+    return str(ipaddress.ip_network((address, bits), strict=False))
+
+
+def neighbourhood_of(host: str) -> str:
+    """Whose connections count together: an IPv4 address, or a household's network of IPv6.
+
+    "" for what is no address.
+    """
+    address = ip_of(host)
+    if isinstance(address, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((address, SHARES.household_bits), strict=False))
+    return str(address or "")
+
+
+def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """An IP address, of IPv4 where IPv6 only wraps it; None for what is none."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
-        return ""
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    if address.is_loopback:
-        return ""
-    bits = SHARES.ipv4_bits if address.version == 4 else SHARES.ipv6_bits
-    return str(ipaddress.ip_network(f"{address}/{bits}", strict=False))
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

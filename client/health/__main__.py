@@ -73,7 +73,7 @@ async def main(arguments: argparse.Namespace) -> int:
     from client.health.history import History
     from client.health.prober import Prober, ProberConfig
     from client.health.state import aged
-    from client.pages.listening import close_idle, listen, runner_of
+    from client.pages.listening import PageRunner, close_idle, listen, runner_of
     from client.remembering import remember_swarm, settled_swarm
 
     if not 0 <= arguments.port <= 65_535:
@@ -97,7 +97,7 @@ async def main(arguments: argparse.Namespace) -> int:
             refresh_s=10,
             parts=parts,
         )
-        runner = runner_of(page.app, keepalive_s=15.0)
+        runner = runner_of(page.app, keepalive_s=15.0, kind=PageRunner)
         await runner.setup()
         assert runner.server is not None  # noqa: S101  setup() made it
         try:

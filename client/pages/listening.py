@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from dht.budget import neighbourhood_of
 from dht.errors import UserError, reason_of
 
 logger = logging.getLogger(__name__)
@@ -20,6 +22,8 @@ class ListeningConfig:
 
     taken_s: float = 60.0
     """Time to take an answer, of 2 MB at most."""
+    connections_max: int = 256
+    """Connections to a page at a time: each may hold an answer that nobody takes."""
 
 
 LISTENING = ListeningConfig()
@@ -48,6 +52,53 @@ def runner_of(
     """What runs ``app``, and closes a connection after ``keepalive_s`` without a request. ``named``
     goes to ``aiohttp``."""
     return kind(app, access_log=None, keepalive_timeout=keepalive_s, logger=logger, **named)
+
+
+class PageRunner(web.AppRunner):
+    """Runs a page, whose visitors all come at once and ask for little.
+
+    One connection more than there may be ends the oldest of the address that has the most: a crowd
+    from one place costs its own.
+    """
+
+    __slots__ = ()
+
+    async def _make_server(self) -> web.Server:
+        return _PageServer(await super()._make_server())
+
+
+class _PageServer(web.Server):
+    """Another server's, with fewer connections."""
+
+    def __init__(self, made: web.Server) -> None:
+        super().__init__(
+            made.request_handler,
+            request_factory=made.request_factory,
+            handler_cancellation=made.handler_cancellation,
+            loop=made._loop,
+            **made._kwargs,
+        )
+        self._open: dict[web.RequestHandler, str] = {}
+        """Where each connection comes from, the oldest first."""
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        """Count a connection, and end another where it is one too many."""
+        super().connection_made(handler, transport)
+        peer = transport.get_extra_info("peername") or ("",)
+        self._open[handler] = neighbourhood_of(peer[0])
+        if len(self._open) > LISTENING.connections_max:
+            [(crowd, _)] = Counter(self._open.values()).most_common(1)
+            oldest = next(each for each, whence in self._open.items() if whence == crowd)
+            del self._open[oldest]
+            if oldest.transport is not None:
+                oldest.transport.abort()
+
+    def connection_lost(
+        self, handler: web.RequestHandler, exc: BaseException | None = None
+    ) -> None:
+        """Count it no more."""
+        super().connection_lost(handler, exc)
+        self._open.pop(handler, None)
 
 
 async def close_idle(

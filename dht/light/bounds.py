@@ -6,7 +6,6 @@ in plain text in which anybody can call himself anybody, and stores what strange
 themselves. Importing this module needs py-libp2p.
 """
 
-import ipaddress
 import logging
 import struct
 from contextlib import suppress
@@ -36,7 +35,15 @@ from libp2p.stream_muxer.yamux.yamux import (
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 
-from dht.budget import CONNECTIONS, HANDSHAKES, STREAMS, UNREAD_BYTES, Budget, Held
+from dht.budget import (
+    CONNECTIONS,
+    HANDSHAKES,
+    STREAMS,
+    UNREAD_BYTES,
+    Budget,
+    Held,
+    neighbourhood_of,
+)
 
 LINE_BYTES_MAX = 1024
 """Fixed by go-libp2p: maximum line with which two sides agree on a protocol
@@ -227,17 +234,6 @@ def _host_of(raw: Any) -> str:
         return str(raw.stream.socket.getpeername()[0])
     except (AttributeError, OSError):  # it has gone already
         return ""
-
-
-def neighbourhood_of(host: str) -> str:
-    """Whose connections count together: an IPv4 address, or an IPv6 network of 64 bits."""
-    try:
-        ip = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return ""
-    if isinstance(ip, ipaddress.IPv4Address):
-        return str(ip)
-    return str(ip.ipv4_mapped or ipaddress.ip_network((ip, 64), strict=False))
 
 
 def upgrades(keys: KeyPair, budget: Budget) -> dict[str, Any]:

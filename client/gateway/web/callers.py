@@ -1,10 +1,10 @@
 """Names and addresses that requests come by. Pure."""
 
 from collections.abc import Sequence
-from contextlib import suppress
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 from urllib.parse import urlsplit
 
+from dht.budget import ip_of, neighbourhood_of
 from dht.errors import UserError
 
 IpNetwork = IPv4Network | IPv6Network
@@ -57,11 +57,7 @@ def is_loopback(name: str) -> bool:
 
 def address_of(name: str) -> IPv4Address | IPv6Address | None:
     """The address that a text is, with a port or without; None: it is none."""
-    for part in (name, _name_of(name)):
-        with suppress(ValueError):
-            address = ip_address(part)
-            return getattr(address, "ipv4_mapped", None) or address
-    return None
+    return ip_of(name) or ip_of(_name_of(name))
 
 
 def _name_of(host: str) -> str:
@@ -91,10 +87,7 @@ def is_proxy(remote: str, proxies: Sequence[IpNetwork]) -> bool:
 
 def party_of(remote: str) -> str:
     """Whose turn a request from an address takes: who has one of IPv6 has 2**64 of them."""
-    address = address_of(remote)
-    if isinstance(address, IPv6Address):
-        return str(IPv6Network((address, 64), strict=False))
-    return str(address or remote)
+    return neighbourhood_of(str(address_of(remote))) or remote
 
 
 def answers_to(host: str, known: frozenset[str] | None) -> bool:

@@ -2,13 +2,15 @@
 
 import asyncio
 import socket
+from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from client.pages.listening import close_idle, listen, runner_of
+from client.pages import listening
+from client.pages.listening import ListeningConfig, PageRunner, close_idle, listen, runner_of
 from dht.errors import UserError
 from dht.process.supervision import end_all
 from testing.clock import run_virtual
@@ -60,6 +62,50 @@ def test_who_asks_for_nothing_or_takes_nothing_is_closed(asks: bytes) -> None:
             await runner.cleanup()
 
     asyncio.run(scenario())
+
+
+def test_a_crowd_of_one_address_costs_its_own_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A page held 2 MB for each connection of any number that read nothing."""
+    monkeypatch.setattr(listening, "LISTENING", ListeningConfig(connections_max=8))
+
+    async def scenario() -> None:
+        runner = runner_of(web.Application(), keepalive_s=60.0, kind=PageRunner)
+        await runner.setup()
+        server = runner.server
+        assert server is not None
+        try:
+            port = await listen(runner, "127.0.0.1", 0)
+            with ExitStack() as stack:
+
+                def connect(address: str) -> socket.socket:
+                    here = (address, 0)
+                    return stack.enter_context(
+                        socket.create_connection(("127.0.0.1", port), source_address=here)
+                    )
+
+                visitors = [connect("127.0.0.2"), connect("127.0.0.3")]
+                await until(lambda: len(server.connections) == 2)
+                crowd = [connect("127.0.0.4") for _ in range(20)]
+                newest = connect("127.0.0.5")
+                for each in (*visitors, *crowd[-5:], newest):
+                    each.setblocking(False)
+                    await ask(each)
+                await until(lambda: len(server.connections) == 8)
+                with suppress(ConnectionError):
+                    assert crowd[0].recv(1) == b""
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(scenario())
+
+
+async def ask(connection: socket.socket) -> None:
+    """Send a request and wait for the beginning of its answer."""
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(connection, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert await loop.sock_recv(connection, 4) == b"HTTP"
 
 
 class Connection(SimpleNamespace):
