@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.commands import COMMANDS as BY_NAME
 from testing.documents import SENTENCE_WORDS_MAX, long_sentences, private_words, sentences
-from tests.unit.test_help import COMMANDS, shown_by
+from tests.unit.test_help import COMMANDS, running, shown_by
 
 ROOT = Path(__file__).parents[2]
 GUIDES = (
@@ -47,9 +47,7 @@ def test_a_table_within_a_list_has_cells() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_commands_help_and_docstring_are_plain(command: str) -> None:
-    found = importlib.util.find_spec(command)
-    if found is not None and found.submodule_search_locations:
-        found = importlib.util.find_spec(f"{command}.__main__")
+    found = importlib.util.find_spec(running(command))
     assert found is not None
     assert found.origin is not None
     said = ast.get_docstring(ast.parse(Path(found.origin).read_text())) or ""

@@ -5,6 +5,7 @@ import runpy
 import sys
 from contextlib import redirect_stdout
 from functools import cache
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 
@@ -61,11 +62,19 @@ def said_by(command: str, *words: str) -> list[str]:
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out):
         patch.setenv("COLUMNS", str(COLUMNS))
         patch.setattr(sys, "argv", [command, *words])
-        patch.delitem(sys.modules, command, raising=False)
+        patch.delitem(sys.modules, running(command), raising=False)
         with pytest.raises(SystemExit) as ended:
             runpy.run_module(command, run_name="__main__", alter_sys=True)
     assert not ended.value.code
     return out.getvalue().splitlines()
+
+
+def running(command: str) -> str:
+    """The module that ``python -m command`` runs. The package around it stays: one that is imported
+    anew is another than its modules' own, for every test after this one."""
+    spec = find_spec(command)
+    assert spec is not None
+    return f"{command}.__main__" if spec.submodule_search_locations else command
 
 
 @cache
