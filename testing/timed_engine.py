@@ -159,6 +159,11 @@ class TimedEngine:
     def together(self) -> AbstractContextManager[object]:
         return nullcontext()
 
+    def _step_s(self, batch: Sequence[WorkItem]) -> float:
+        """Time of a step, in seconds."""
+        decodes = sum(item.decodes for item in batch)
+        return self._times.of(decodes, sum(item.tokens for item in batch) - decodes)
+
     def _start(self) -> None:
         loop = asyncio.get_running_loop()
         batch = self._scheduler.next_batch(loop.time())
@@ -170,7 +175,7 @@ class TimedEngine:
             return
         self._running = True
         decodes = sum(item.decodes for item in batch)
-        took_s = self._times.of(decodes, sum(item.tokens for item in batch) - decodes)
+        took_s = self._step_s(batch)
         self.steps += 1
         self.busy_s += took_s
         self.decoding = (loop.time(), decodes) if decodes else None

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +297,8 @@ def make(directory: Path, name: str, *, dtype: torch.dtype = torch.float32, **sh
     torch.manual_seed(1)
     known = {key: value for key, value in shape.items() if key in {**SHAPE, **extra}}
     given = {**SHAPE, **extra, **known}
+    if kinds := given.get("layer_types"):
+        given["layer_types"] = list(islice(cycle(kinds), given["num_hidden_layers"]))
     if "text_config" in extra:  # one that also sees
         given = {**extra, "text_config": {**SHAPE, **extra["text_config"]}}
     config = AutoConfig.for_model(family, **given)

@@ -13,8 +13,8 @@ there and back, and a client near all of them.
   trained on little stories alone, so it copies nothing; it repeats itself in long answers.
 - ``brook_drafter``: its stories with the drafter that is bundled with it, over three and five
   stages.
-- ``alone``: the stand-in under a virtual clock, where nothing else takes time; ``full_load``: so
-  many answers at once that steps are full.
+- ``alone``: the stand-in under a virtual clock, where nothing else takes time, also for layers
+  that keep a state; ``full_load``: so many answers at once that steps are full.
 
 Every answer is compared with the one without drafts, token by token.
 """
@@ -42,6 +42,7 @@ from dht.messages.types import ModelSpec
 from dht.transport.config import TransportConfig
 from dht.transport.interface import Transport
 from node.drafting.suffix import SuffixDrafter
+from node.engine.model_runner import RUNNER
 from node.engine.work_item import WorkItem, WorkResult
 from node.links.hops import HopConfig
 from node.stage.config import StageConfig
@@ -71,6 +72,8 @@ class StandIn:
 
     spec: ModelSpec
     times: GpuTimes
+    keeps_state: bool = False
+    """Whether its layers keep a state: rows of right drafts run again where others were wrong."""
 
 
 SPEC = replace(QWEN_7B, name="8b-shapes", vocab=1 << 16)
@@ -83,6 +86,7 @@ STAND_INS = {
         GpuTimes(step_s=1.42e-2, decode_s=2e-5, prefill_s=6.6e-4),
     ),
 }
+STATEFUL = {"8 B with states": replace(STAND_INS["8 B"], keeps_state=True)}
 NEAR = Shape(mbit=1000, delay_ms=0.1)
 MBIT = 100.0
 ROUND_TRIPS_MS = (20.0, 50.0)
@@ -181,6 +185,28 @@ def accepted_by_place() -> dict[str, list[float]]:
     return found
 
 
+class StatefulEngine(ScriptedEngine):
+    """The same for layers that keep a state (:class:`node.kv.session_state.SessionState`)."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._known: dict[str, tuple[int, int]] = {}
+        """Where each session's state is known: before its newest step's rows, and behind them."""
+
+    def _step_s(self, batch: Sequence[WorkItem]) -> float:
+        apart_s, again = 0.0, 0
+        for item in batch:
+            first, last = self._known.get(item.session, (0, 0))
+            rows = item.position - first if first < item.position < last else 0
+            if 0 < rows <= RUNNER.again_rows_max:
+                again += rows
+            else:
+                apart_s += self._times.of(0, rows) if rows else 0.0
+                first = item.position
+            self._known[item.session] = first, item.position + item.tokens
+        return super()._step_s(batch) + apart_s + again * self._times.prefill_s
+
+
 async def stage_on(transport: Transport, number: int, model: StandIn) -> StandInPeer:
     """Serve a stage of a stand-in model."""
     config = StageConfig(idle_s=600.0, hops=HopConfig(watch=PATIENT))
@@ -192,7 +218,7 @@ async def stage_on(transport: Transport, number: int, model: StandIn) -> StandIn
         model.times,
         limits,
         config,
-        engine_class=ScriptedEngine,
+        engine_class=StatefulEngine if model.keeps_state else ScriptedEngine,
     )
 
 
@@ -374,7 +400,7 @@ def alone() -> dict[str, Any]:
             name: on_paper(kind, model, 1, min(ANSWER_TOKENS, len(answer)), MBIT, each / 2e3)
             for kind, (name, _, answer) in enumerate(SCRIPTS)
         }
-        for size, model in STAND_INS.items()
+        for size, model in (STAND_INS | STATEFUL).items()
         for each in ROUND_TRIPS_MS
     }
 

@@ -17,7 +17,7 @@ from node.attention.paged_attention import Segment, Step
 from node.device.failure import AcceleratorError
 from node.device.tensors import to_device
 from node.engine.batch_output import results_of
-from node.engine.batch_rows import StepRows, joined
+from node.engine.batch_rows import StepRows, joined, own_rows
 from node.engine.kernel_trial import try_attention_kernel
 from node.engine.work_item import WorkResult
 from node.kernels import moe
@@ -45,6 +45,9 @@ class RunnerConfig:
     to bfloat16 causes."""
     exact_least: float = 1e-4
     """Likewise in float32; of rows one by one on a CPU alone, whose convolutions keep all of it."""
+    again_rows_max: int = 16
+    """Rows of a session that run again in front of its newest ones: as many as a step reads the
+    weights for anyway. They grow by each round's right drafts until all of a round are right."""
 
 
 RUNNER = RunnerConfig()
@@ -295,14 +298,36 @@ class ModelRunner:
         Rows are ordered by the layers they need, so that a layer's active rows form few slices.
         """
         ordered = sorted(rows, key=lambda row: (row.item.start, row.item.end))
+        for row in ordered:
+            row.take_again()
+        if apart := [row.again_alone() for row in ordered if self._runs_apart(row)]:
+            self._run(apart, keeps=False)
+            for row in ordered:
+                if self._runs_apart(row):
+                    row.ran_again()
+        hidden = self._run(ordered)
+        return results_of(rows, own_rows(ordered, hidden), self._loaded, self._spec)
+
+    def _runs_apart(self, row: StepRows) -> bool:
+        """Whether a session's rows that run again do so in a pass of their own, behind which its
+        states are copied anew: else these rows run again and again until all drafts are right."""
+        most = 0 if self._loaded.forward.row_by_row else RUNNER.again_rows_max
+        return row.again is not None and len(row.again) > most
+
+    def _run(self, ordered: list[StepRows], *, keeps: bool = True) -> torch.Tensor:
+        """What comes out of the rows' layers, ``[tokens, width]``. ``keeps``: whether sessions keep
+        rows of the step that may be taken back."""
         at = 0
         for row in ordered:
-            row.first, row.last = at, at + row.item.tokens
+            row.first, row.last = at, at + row.tokens
             at = row.last
             row.segment = self._segment(row)
             if row.reservation.state is not None:
-                row.reservation.state.begin(row.item.position)
+                row.reservation.state.begin(row.position)
         hidden = self._embed(ordered)
+        if keeps:
+            for row in ordered:
+                row.keep(hidden)
         positions = self._positions(ordered)
         slots = self._slots(ordered)
         featured = [row for row in ordered if row.item.features is not None]
@@ -314,41 +339,45 @@ class ModelRunner:
             active = [r for r in ordered if r.item.start <= start < r.item.end]
             if active:
                 hidden = self._run_layers(start, end, active, at, hidden, positions, slots)
-        return results_of(rows, hidden, self._loaded, self._spec)
+        return hidden
 
     def _embed(self, rows: list[StepRows]) -> torch.Tensor:
         """Input hidden states, ``[tokens, hidden]``."""
         entering = [row.item for row in rows if row.item.token_ids is not None]
+        again = any(row.again is not None for row in rows)
         embedded: Iterator[torch.Tensor] = iter(())
         if entering and self._loaded.embed is not None:
             token_ids = [item.token_ids for item in entering if item.token_ids is not None]
             hidden = self._loaded.forward.enter(
                 token_ids, [item.position for item in entering], self.device
             )
-            if len(entering) == len(rows):
+            if len(entering) == len(rows) and not again:
                 return hidden
             embedded = iter(torch.split(hidden, [item.tokens for item in entering]))
-        parts = [next(embedded) if row.item.hidden is None else row.item.hidden for row in rows]
-        if not entering:  # one transfer for all rows
+        parts: list[torch.Tensor] = []
+        for row in rows:
+            parts += [] if row.again is None else [row.again]
+            parts.append(next(embedded) if row.item.hidden is None else row.item.hidden)
+        if not entering and not again:  # one transfer for all rows
             return to_device(joined(parts), self.device).to(self._layout.dtype)
         return joined([to_device(part, self.device).to(self._layout.dtype) for part in parts])
 
     def _positions(self, rows: Sequence[StepRows]) -> torch.Tensor:
         """Position of each row in its session, ``[tokens]``."""
-        spans = [range(row.item.position, row.item.position + row.item.tokens) for row in rows]
+        spans = [range(row.position, row.position + row.tokens) for row in rows]
         return to_device(list(itertools.chain.from_iterable(spans)), self.device)
 
     def _slots(self, rows: Sequence[StepRows]) -> torch.Tensor | slice:
         """Pool rows of the step's new tokens."""
         found = [self._new_rows(row) for row in rows]
-        if len(rows) == 1 and isinstance(found[0], range) and rows[0].item.tokens > 1:
+        if len(rows) == 1 and isinstance(found[0], range) and rows[0].tokens > 1:
             return slice(found[0].start, found[0].stop)
         return to_device(list(itertools.chain.from_iterable(found)), self.device)
 
     def _new_rows(self, row: StepRows) -> Sequence[int]:
-        """Pool rows of an item's own tokens; a range if its pages are contiguous."""
-        pages, size, first = row.reservation.pages, self._page_tokens, row.item.position
-        last = first + row.item.tokens
+        """Pool rows of an item's tokens; a range if its pages are contiguous."""
+        pages, size, first = row.reservation.pages, self._page_tokens, row.position
+        last = first + row.tokens
         if row.reservation.run:
             return range(pages[0] * size + first, pages[0] * size + last)
         return [pages[at // size] * size + at % size for at in range(first, last)]
@@ -364,7 +393,7 @@ class ModelRunner:
         else:
             whole = pool_rows(pages, context, size)
             if (
-                row.item.tokens > 1 or self._loaded.forward.graphs is None
+                row.tokens > 1 or self._loaded.forward.graphs is None
             ):  # a table needs it on the host
                 whole = to_device(whole, self.device)
         return Segment(

@@ -3,14 +3,33 @@
 Convolutions over tokens and recurrences carry a state of fixed size from one token to the next. It
 belongs to one position, so nothing can be cut from its end as from pages. A copy from before the
 newest step is kept beside it: rows go on from either of the two positions, or from the first token.
+Where rows of that step were drafted, they are kept, too. Those that turn out right run again, so
+rows may also go on from within the step.
 Storage and updates are ``transformers``' own, so that each family's layers find what they expect.
 """
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What was known before the newest step."""
+
+    position: int
+    layers: dict[int, Any]
+    """The states there."""
+    rows: torch.Tensor | None = None
+    """The step's rows as they came, ``[rows, width]``; None: not kept."""
+
+    @property
+    def last(self) -> int:
+        """The last position that the kept rows lead to."""
+        return self.position + (0 if self.rows is None else len(self.rows))
 
 
 class SessionState:
@@ -21,8 +40,7 @@ class SessionState:
         self._layers: dict[int, Any] = {}
         self._position: int | None = 0
         """Position that comes next; None while a step runs."""
-        self._before: tuple[int, dict[int, Any]] = (0, {})
-        """The position before the newest step, and the states there."""
+        self._before = _Before(0, {})
 
     def layer(self, index: int) -> Any:
         """The states of a layer, as ``transformers.cache_utils.LinearAttentionLayer``."""
@@ -34,8 +52,21 @@ class SessionState:
 
     def resumable(self, position: int) -> int:
         """The last position up to ``position`` from which rows can go on."""
-        known = (self._position, self._before[0])
+        before = self._before  # the event loop asks while the engine's thread goes on
+        if before.position <= position <= before.last:
+            return position
+        known = (self._position, before.last, before.position)
         return max((each for each in known if each is not None and each <= position), default=0)
+
+    def again(self, position: int) -> torch.Tensor | None:
+        """Rows, ``[rows, width]``, that have to run once more before those at ``position``; None if
+        the states are known there."""
+        before = self._before
+        if before.rows is None or position == self._position:
+            return None
+        if not before.position < position <= before.last:
+            return None
+        return before.rows[: position - before.position]
 
     def begin(self, position: int) -> None:
         """Stand at ``position`` and keep a copy; ValueError if no state is known there.
@@ -43,14 +74,18 @@ class SessionState:
         A step that failed midway is begun again from the copy.
         """
         if position == self._position:
-            self._before = position, copy.deepcopy(self._layers)
-        elif position == self._before[0]:
-            self._layers = copy.deepcopy(self._before[1])
+            self._before = _Before(position, copy.deepcopy(self._layers))
+        elif position == self._before.position:
+            self._layers = copy.deepcopy(self._before.layers)
         elif position == 0:
-            self._layers, self._before = {}, (0, {})
+            self._layers, self._before = {}, _Before(0, {})
         else:
             raise ValueError(f"position {position} asked, the states stand at {self._position}")
         self._position = None
+
+    def keep(self, rows: torch.Tensor | None) -> None:
+        """Keep the rows of the step that has begun, ``[rows, width]``; None: it takes none back."""
+        self._before = replace(self._before, rows=rows)
 
     def ran(self, position: int) -> None:
         """The step is over; ``position`` comes next."""

@@ -142,7 +142,7 @@ class StageEngine(Protocol):
     @property
     def state_tokens(self) -> int:
         """KV tokens that a session is charged with for what its layers keep beside keys and values;
-        0 if that is nothing. Such sessions are not copied, and nothing is drafted in them."""
+        0 if that is nothing. Such sessions are not copied."""
         ...
 
     def resumable(self, key: str, position: int) -> int:

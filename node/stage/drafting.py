@@ -28,9 +28,7 @@ class StageDrafting(StagePart):
         None where they are about to be there: ``push`` is called then.
         """
         session = live.session
-        if session.is_warming or self._engine.state_tokens:
-            return ()
-        if session.unknown:  # a drafter follows no placeholders
+        if session.is_warming or session.unknown:  # a drafter follows no placeholders
             return ()
         if live.drafting is None:
             if self._table.holding > self._config.drafting_sessions_max:

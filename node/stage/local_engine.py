@@ -79,18 +79,14 @@ def step_seen(
 def _head_of(engine: Engine, head: WeightStore | None, *, insists: bool) -> DraftHead | None:
     """The head that drafts at the last stage, if there is one. Raises UserError where ``head`` is
     none for this model, if the owner ``insists`` on it."""
-    stateful = engine.state_tokens > 0  # rows of wrong drafts are taken back; a state cannot be
     try:
-        if head is not None and stateful:
-            where = head.directory
-            raise UserError(f"{where} cannot draft: the model's layers keep a state")
         if head is not None:
             return eagle_head(engine.layout, head)
     except UserError as error:
         if insists:
             raise
         logger.warning("a head is left out: %s", error)
-    return None if stateful else own_head(engine.layout)
+    return own_head(engine.layout)
 
 
 class LocalEngine:

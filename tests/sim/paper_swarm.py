@@ -111,7 +111,7 @@ class PaperEngine:
         self.feature_layers: tuple[int, ...] = ()
         """Layers in front of which that head looks, as the peer says."""
         self.chance = random.Random(7)
-        self.known: dict[str, tuple[int, int]] = {}
+        self.known: dict[str, tuple[int, ...]] = {}
         """Positions at which each session's state is known."""
 
     @property
@@ -191,7 +191,7 @@ class PaperEngine:
                 handle.cancel()
 
     def resumable(self, key: str, position: int) -> int:
-        """With states, those of the newest step's beginning and end alone."""
+        """With states, those of the newest step's beginning and end, or within what was drafted."""
         if not self.state_tokens:
             return position
         return max((at for at in self.known.get(key, (0,)) if at <= position), default=0)
@@ -258,8 +258,9 @@ class PaperEngine:
         assert item.position < len(states), "a position was skipped"
         if self.state_tokens:
             assert item.position in (0, *self.known.get(key, ())), "no state is known there"
-            assert not item.drafts, "drafted rows cannot be taken back"
-            self.known[key] = item.position, item.position + len(ids)
+            end = item.position + len(ids)
+            within = range(item.position + 1, end) if item.drafts else ()
+            self.known[key] = item.position, *within, end
         del states[item.position + 1 :]
         self.settled[key] = item.position
         for token_id in ids:

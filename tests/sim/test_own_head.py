@@ -83,6 +83,9 @@ class RealEngine(PaperEngine):
         if self.heads is not None:
             self.heads.free(key)
 
+    def resumable(self, key: str, position: int) -> int:
+        return self.engine.kv.resumable(key, position)
+
     def kv_row_bytes(self, start: int, end: int) -> int:
         return self.engine.spec.kv_bytes_per_token_layer * (end - start)
 
@@ -124,10 +127,11 @@ def rows_of(swarm: PaperSwarm) -> list[Any]:
     return [rows for head in heads for rows in head._rows.values()]
 
 
-@pytest.fixture(params=["deepseek_v3", "glm4_moe"])
+@pytest.fixture(params=["deepseek_v3", "glm4_moe", "qwen3_next"])
 def _model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = foretelling(tmp_path, request.param, LAYERS)
     monkeypatch.setattr(RealEngine, "model", made, raising=False)
+    monkeypatch.setattr(HeadedSwarm, "state_tokens", made.engine(0, 1).state_tokens)
 
 
 async def struck(
