@@ -48,6 +48,8 @@ class RunnerConfig:
     again_rows_max: int = 16
     """Rows of a session that run again in front of its newest ones: as many as a step reads the
     weights for anyway. They grow by each round's right drafts until all of a round are right."""
+    state_far: float = 64.0
+    """How far numbers of a state that is to be recognised lie above those that rows leave."""
 
 
 RUNNER = RunnerConfig()
@@ -228,6 +230,26 @@ class ModelRunner:
             made(at, at + 1, other, others)  # a state of the modules' own would be mixed up
             return made(at, at + 1, state)
 
+        half = RUNNER.rows_tried // 2
+
+        def recurrences(*ends: int) -> torch.Tensor:
+            """Those behind rows in runs that end there, of large ones behind the first half."""
+            state = new_state()
+            assert state is not None  # noqa: S101 - seen by the caller
+            made(0, half, state)
+            for kept in state.recurrences(layer):
+                kept.fill_(RUNNER.state_far * (1 + kept.abs().max()))
+            for first, last in itertools.pairwise((half, *ends)):
+                made(first, last, state)
+            return torch.cat([rows.new_zeros(0), *map(torch.flatten, state.recurrences(layer))])
+
+        def forgets() -> bool:
+            """Whether rows together lose what the rows before them left, however little that says
+            in the layer's output."""
+            apart = recurrences(*range(half + 1, RUNNER.rows_tried + 1))
+            lost = torch.linalg.vector_norm(recurrences(RUNNER.rows_tried) - apart)
+            return not lost <= RUNNER.ahead_least * torch.linalg.vector_norm(apart)
+
         with torch.inference_mode():
             whole = made(0, RUNNER.rows_tried, new_state())
 
@@ -236,9 +258,8 @@ class ModelRunner:
                 return bool(difference <= least * torch.linalg.vector_norm(whole))
 
             if (state := new_state()) is not None:
-                half = RUNNER.rows_tried // 2
                 parts = [made(0, half, state), made(half, RUNNER.rows_tried, state)]
-                if not is_same(parts, self._least):
+                if not is_same(parts, self._least) or forgets():
                     self._loaded.forward.row_by_row = True
             state = new_state()
             least = self._least if self.device.type == "cpu" else RUNNER.ahead_least

@@ -50,6 +50,10 @@ class SessionState:
             self._layers[index] = LinearAttentionLayer(number_of_states=self._states_per_layer)
         return self._layers[index]
 
+    def recurrences(self, index: int) -> list[torch.Tensor]:
+        """The states of a layer's recurrences, themselves."""
+        return [kept for kept in self.layer(index).recurrent_states.values() if kept is not None]
+
     def resumable(self, position: int) -> int:
         """The last position up to ``position`` from which rows can go on."""
         before = self._before  # the event loop asks while the engine's thread goes on

@@ -4,12 +4,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from node.engine.engine import Engine
 from node.engine.work_item import WorkItem, WorkResult
 from testing.tiny_families import LAYERS, make
 from tests.unit.node.engines import loaded
-from tests.unit.node.model.test_families import NEW_TOKENS, Session, prompt_of, serve
+from tests.unit.node.model.test_families import (
+    NEW_TOKENS,
+    Session,
+    listen,
+    prompt_of,
+    rows_of,
+    serve,
+)
 
 FAMILIES = (
     "mamba",  # adds up in float32
@@ -48,3 +57,53 @@ def test_rows_travel_in_the_dtype_that_peers_compute_in(
     serve(engines, sessions)
     assert all(len(session.answer) == NEW_TOKENS for session in sessions)
     assert set(travelled) == {torch.bfloat16}
+
+
+def remembering(directory: Path, family: str) -> None:
+    """Write a model whose states last for dozens of tokens, as those of trained ones do, and say
+    little in the output of a layer behind the first rows."""
+    make(directory, family)
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    for name, tensor in tensors.items():
+        if name.endswith(("A_log", "dt_proj.weight")):
+            tensor.mul_(0.1)
+        if name.endswith("dt_proj.bias"):
+            tensor.fill_(-3.5)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_later_parts_of_a_prompt_go_on_from_the_states_before(dtype: str, tmp_path: Path) -> None:
+    """Mamba's code forgets them where rows run together."""
+    remembering(tmp_path, "mamba")
+    as_float32, as_peers = (
+        AutoModelForCausalLM.from_pretrained(tmp_path, dtype=known).eval()
+        for known in (torch.float32, getattr(torch, dtype))
+    )
+    engine = loaded(tmp_path, dtype=dtype)
+    logits: list[torch.Tensor] = []
+    listen(engine, logits)
+    session = Session("a", prompt_of(71), chunk=7, spans=[(0, 0, LAYERS)])
+    serve([engine], [session])
+    known = rows_of(as_float32, session.prompt, session.answer)
+    own = (rows_of(as_peers, session.prompt, session.answer) - known).abs().max()
+    assert (torch.cat(logits) - known).abs().max() < 2 * own + 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("family", "forgets"),
+    [("mamba", True), ("falcon_h1", False), ("qwen3_next", False), ("lfm2", False)],
+)
+def test_rows_run_alone_only_where_the_code_forgets_states(
+    family: str, forgets: bool, dtype: str, tmp_path: Path
+) -> None:
+    """However little a state says in the layer's output."""
+    make(tmp_path, family)
+    path = tmp_path / "model.safetensors"
+    small = {
+        name: tensor * (0.1 if tensor.dim() > 1 else 1) for name, tensor in load_file(path).items()
+    }
+    save_file(small, path, metadata={"format": "pt"})
+    assert loaded(tmp_path, dtype=dtype).loaded.forward.row_by_row is forgets
