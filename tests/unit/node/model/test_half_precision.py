@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from node.engine.engine import Engine
 from node.engine.work_item import WorkItem, WorkResult
-from testing.tiny_families import LAYERS, make
+from node.model.inspection.meta_model import auto_class
+from testing.tiny_families import FAMILIES, LAYERS, make
 from tests.unit.node.engines import loaded
 from tests.unit.node.model.test_families import (
     NEW_TOKENS,
@@ -20,7 +21,7 @@ from tests.unit.node.model.test_families import (
     serve,
 )
 
-FAMILIES = (
+CASTING = (
     "mamba",  # adds up in float32
     "falcon_h1",
     "qwen3_next",
@@ -31,7 +32,7 @@ FAMILIES = (
 )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CASTING)
 def test_rows_travel_in_the_dtype_that_peers_compute_in(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +58,26 @@ def test_rows_travel_in_the_dtype_that_peers_compute_in(
     serve(engines, sessions)
     assert all(len(session.answer) == NEW_TOKENS for session in sessions)
     assert set(travelled) == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_errors_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Of a usual row: in mixtures of experts some rows go to other experts, there as here."""
+    model = make(tmp_path, name)
+    engine = loaded(tmp_path, dtype="bfloat16")
+    logits: list[torch.Tensor] = []
+    listen(engine, logits)
+    sessions = [
+        Session(str(tokens), prompt_of(tokens, seed=tokens), 13, [(0, 0, engine.spec.layers)])
+        for tokens in (12, 31, 58)
+    ]
+    serve([engine], sessions)
+    drawn = torch.cat(logits).float()
+    known = torch.cat([rows_of(model, s.prompt, s.answer) for s in sessions])
+    half = auto_class(model.config).from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    own = torch.cat([rows_of(half, s.prompt, s.answer) for s in sessions]).float()
+    error = (drawn[:, None] - known).abs().mean(-1).amin(-1).median()
+    assert error < 1.5 * (own - known).abs().mean(-1).median()
 
 
 def remembering(directory: Path, family: str) -> None:
