@@ -130,7 +130,7 @@ def layers_name(model: nn.Module, config: Any) -> str:
     stacks = within or list(found.values())  # some models call their LM head the decoder
     stacks = [name for name in stacks if not any(name.startswith(f"{o}.") for o in stacks)]
     if len(stacks) != 1:
-        raise Unservable(f"it has {len(stacks)} stacks of layers")
+        raise Unservable(f"it has {len(stacks)} stacks of {count} layers")
     return stacks[0]
 
 

@@ -144,6 +144,9 @@ class SessionInspection:
             if shared is not None and own.numbers:
                 raise Unservable(f"layer {index} uses the keys of layer {shared.source}, too")
             kept.append(own if shared is None else shared.kv)
+        failure = next((each.failure for each in looked if each.failure), "")
+        if failure and not any(each.view.seen for each in looked):
+            raise Unservable(f"its layers look at numbers before they keep any ({failure})")
         count = len(self._layers)
         carried = Carried(
             hidden=self.form(),
