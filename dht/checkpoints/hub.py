@@ -8,9 +8,11 @@ cache, so that a peer or a client can start again without the hub.
 import json
 import logging
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -55,12 +57,18 @@ GGUF = ".gguf"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubConfig:
-    """Bounds of what a hub says of a model."""
+    """Bounds of what a hub says of a model, and how often it is asked again; times in seconds."""
 
     text_bytes_max: int = 256 << 20
     files_max: int = 100_000
     shown_max: int = 8
     """Names that a message shows."""
+    again_max: int = 5
+    """Maximum times in a row that a file is asked for again where no byte of it came."""
+    again_s: float = 1.0
+    """Wait before the first of them; each later one is twice as long."""
+    asked_wait_max_s: float = 300.0
+    """Maximum wait that a hub may ask for: huggingface.co counts requests for five minutes."""
 
 
 HUB_BOUNDS = HubConfig()
@@ -99,6 +107,9 @@ class HubId:
 
 class HubUnreachableError(NetworkError):
     """The hub does not answer, or its answer makes no sense."""
+
+    wait_s: float = 0.0
+    """Time that the hub asks to wait."""
 
 
 class HubOfflineError(UserError):
@@ -190,9 +201,14 @@ def _mistyped(hub_id: HubId) -> UserError | None:
 
 def _ask(hub_id: HubId) -> HubListing:
     with hub_errors(hub_id.place):
-        from huggingface_hub import HfApi
+        from huggingface_hub import HfApi, constants
 
-        info = HfApi().model_info(hub_id.repo, revision=hub_id.revision, files_metadata=True)
+        info = HfApi().model_info(
+            hub_id.repo,
+            revision=hub_id.revision,
+            files_metadata=True,
+            timeout=constants.HF_HUB_ETAG_TIMEOUT,
+        )
         files = {
             file.rfilename: {
                 "size_bytes": file.size,
@@ -299,24 +315,75 @@ def file_url(listing: HubListing, name: str) -> str:
 
 
 def fetch_start(listing: HubListing, name: str, count_bytes: int) -> bytes:
-    """The first bytes of a file on the hub, and no more, even where it ignores ranges.
+    """The first bytes of a file on the hub, and no more. Raises as :func:`fetch_bytes`."""
+    return b"".join(fetch_bytes(listing, name, 0, count_bytes))
+
+
+def fetch_bytes(
+    listing: HubListing,
+    name: str,
+    begin: int,
+    end: int,
+    wait: Callable[[float], object] = time.sleep,
+) -> Iterator[bytes]:
+    """The bytes ``[begin, end)`` of a file on the hub, in order, in blocks as they come. Where the
+    hub breaks off it is asked for the rest, after ``wait`` has waited so many seconds.
 
     Raises UserError, NetworkError.
     """
-    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
+    again = 0
+    while begin < end:
+        try:
+            for block in _blocks(listing, name, begin, end):
+                begin, again = begin + len(block), 0
+                yield block
+            if begin < end:
+                raise HubUnreachableError(f"the hub cut {name} of {listing.repo} short")
+        except HubUnreachableError as error:
+            if again == HUB_BOUNDS.again_max:
+                raise
+            wait_s = max(error.wait_s, HUB_BOUNDS.again_s * 2**again)
+            again += 1
+            logger.warning("%s; asking again in %.0f s", error, wait_s)
+            wait(wait_s)
 
-    got, what = bytearray(), f"{name} of {listing.repo}"
-    headers = {**build_hf_headers(), "Range": f"bytes=0-{count_bytes - 1}"}
+
+def _blocks(listing: HubListing, name: str, begin: int, end: int) -> Iterator[bytes]:
+    """What one request for the bytes ``[begin, end)`` of a file brings of them."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    what, size_bytes = f"{name} of {listing.repo}", listing.files[name].size_bytes
+    asked = {**build_hf_headers(), "Accept-Encoding": "identity"}
+    if begin > 0 or end < size_bytes:
+        asked["Range"] = f"bytes={begin}-{end - 1 if end < size_bytes else ''}"
     with (
         hub_errors(what),
-        http_stream_backoff("GET", file_url(listing, name), headers=headers) as response,
+        get_session().stream(
+            "GET",
+            file_url(listing, name),
+            headers=asked,
+            timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+        ) as response,
     ):
         hf_raise_for_status(response)
+        at = begin if response.status_code == 206 else 0  # else it ignores ranges
+        if not _is_part(response.headers, at, size_bytes, partial=response.status_code == 206):
+            raise HubUnreachableError(f"the hub sends something else than {what} as it listed it")
         for block in response.iter_bytes():
-            got += block
-            if len(got) >= count_bytes:
-                return bytes(got[:count_bytes])
-    raise HubUnreachableError(f"the hub cut the header of {what} short")
+            if at + len(block) > begin:
+                yield block[max(0, begin - at) : end - at]
+            at += len(block)
+            if at >= end:
+                return
+
+
+def _is_part(headers: Mapping[str, str], at: int, size_bytes: int, *, partial: bool) -> bool:
+    """Whether an answer may be the bytes from ``at`` on of a file of this size, by its headers."""
+    if partial:
+        found = re.match(r"bytes (\d+)-\d+/(\d+|\*)$", headers.get("Content-Range", ""))
+        return found is not None and int(found[1]) == at and found[2] in {str(size_bytes), "*"}
+    return "Content-Encoding" in headers or headers.get("Content-Length") in {None, str(size_bytes)}
 
 
 @contextmanager
@@ -364,9 +431,11 @@ def _plain(what: str, error: BaseException) -> UserError | NetworkError:
                     f"{what}: {hub} refuses access ({status}); set HF_TOKEN to a token that may"
                     " read it"
                 )
-            return HubUnreachableError(
+            failed = HubUnreachableError(
                 f"{what}: the hub at {hub} answered with an error ({status})"
             )
+            failed.wait_s = _asked_wait_s(error.response.headers)
+            return failed
         case json.JSONDecodeError() | msgspec.ValidationError():
             return HubUnreachableError(f"the hub's answer about {what} makes no sense: {error}")
         case ValueError():
@@ -376,3 +445,17 @@ def _plain(what: str, error: BaseException) -> UserError | NetworkError:
             return HubUnreachableError(f"{what}: the hub at {hub} cannot be reached ({reason})")
         case _:
             return HubUnreachableError(f"{what} cannot be fetched: {error}")
+
+
+def _asked_wait_s(headers: Mapping[str, str]) -> float:
+    """The time that an answer asks to wait: a number of seconds, or a moment by the hub's clock."""
+    said = headers.get("Retry-After", "")
+    try:
+        if said.isdecimal():
+            asked_s = float(said)
+        else:
+            until, now = map(parsedate_to_datetime, (said, headers.get("Date", "")))
+            asked_s = (until - now).total_seconds()
+    except (ValueError, TypeError):
+        return 0.0
+    return min(max(0.0, asked_s), HUB_BOUNDS.asked_wait_max_s)

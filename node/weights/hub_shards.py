@@ -5,21 +5,21 @@ byte range of it could not be checked against anything. A file that came is hash
 and tensor by tensor; the tensors' hashes are kept, and every later load checks what it reads.
 
 ``huggingface_hub`` makes the requests, and ``hf_hub_download`` fetches small files. It starts anew
-whenever a process was killed, and checks lengths alone, so large files come by its ``http_get``.
+whenever a process was killed, and checks lengths alone, so large files come by
+:func:`dht.checkpoints.hub.fetch_bytes`.
 """
 
 import hashlib
-import io
 import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -29,9 +29,8 @@ from dht.checkpoints.hub import (
     HubListing,
     HubOfflineError,
     HubUnreachableError,
+    fetch_bytes,
     fetch_start,
-    file_url,
-    hub_errors,
     local_path,
     notes_directory,
     snapshot,
@@ -60,6 +59,7 @@ class FetchConfig:
     """Bytes of the disk that a fetch leaves free."""
     fetches_max: int = 2
     """Maximum times that a file is fetched if it comes damaged."""
+    report_every_s: float = 0.1
 
 
 FETCH = FetchConfig()
@@ -201,7 +201,10 @@ class HubShards:
         for left in range(fetches_max - 1, -1, -1):
             try:
                 if not self.path(shard).is_file():
-                    self._download(shard, report)
+                    try:
+                        self._download(shard, report)
+                    except OSError as error:
+                        raise UserError(f"{self._at(shard)} cannot be kept: {error}") from error
                 if shard not in self._hashes:
                     noted = self._noted_hashes(shard)
                     self._hashes[shard] = noted or self._hash(shard, self.path(shard))
@@ -255,44 +258,39 @@ class HubShards:
                 blob.replace(path)
 
     def _transfer(self, shard: str, partial: Path, report: Callable[[int], None]) -> None:
-        from huggingface_hub.file_download import http_get
-        from huggingface_hub.utils import build_hf_headers, disable_progress_bars
-
-        disable_progress_bars()
         size_bytes = self._size(shard)
-
-        def watch(done_bytes: int) -> None:
-            self._still_wanted()
-            if done_bytes > size_bytes:
-                raise HubUnreachableError(f"{self._at(shard)}: the hub sends more than it listed")
-            report(done_bytes)
-
-        with _Watched(partial, watch) as opened:
+        with partial.open("ab") as opened:
             if opened.tell() > size_bytes:
+                opened.truncate(0)
                 opened.seek(0)
-                opened.truncate()
-            kept_bytes = opened.tell()
-            need_bytes = size_bytes - kept_bytes + FETCH.spare_bytes
+            done_bytes = opened.tell()
+            need_bytes = size_bytes - done_bytes + FETCH.spare_bytes
             free_bytes = shutil.disk_usage(partial.parent).free
             if need_bytes > free_bytes:
                 raise UserError(
                     f"{shard} needs {need_bytes / 2**30:.1f} GiB in {partial.parent}, where"
                     f" {free_bytes / 2**30:.1f} GiB are free; HF_HOME chooses another place"
                 )
+            blocks = fetch_bytes(self._listing, shard, done_bytes, size_bytes, self._pause)
+            reported_s = 0.0
             try:
-                with hub_errors(self._at(shard)):
-                    http_get(
-                        file_url(self._listing, shard),
-                        opened,
-                        resume_size=kept_bytes,
-                        headers=build_hf_headers(),
-                        expected_size=size_bytes,
-                    )
+                for block in blocks:
+                    self._still_wanted()
+                    opened.write(block)
+                    done_bytes += len(block)
+                    now_s = time.monotonic()
+                    if now_s - reported_s >= FETCH.report_every_s or done_bytes == size_bytes:
+                        reported_s = now_s
+                        report(done_bytes)
             except NetworkError as error:
                 raise HubUnreachableError(
-                    f"{error}; {opened.tell()} of {size_bytes} bytes of {shard} are kept, and it"
+                    f"{error}; {done_bytes} of {size_bytes} bytes of {shard} are kept, and it"
                     " goes on there"
                 ) from error
+
+    def _pause(self, seconds: float) -> None:
+        self._stopped.wait(seconds)
+        self._still_wanted()
 
     def _still_wanted(self, _: int = 0) -> None:
         if self._stopped.is_set():
@@ -343,15 +341,3 @@ class HubShards:
     def _note(self, shard: str, kind: str) -> Path:
         """Where something about the file's content is kept."""
         return notes_directory() / "shards" / f"{self._name(shard)}.{kind}"
-
-
-class _Watched(io.BufferedWriter):
-    """A file that grows; ``watch`` is told its length before each block, and may end it."""
-
-    def __init__(self, path: Path, watch: Callable[[int], None]) -> None:
-        super().__init__(io.FileIO(path, "ab"))
-        self._watch = watch
-
-    def write(self, block: Any) -> int:
-        self._watch(self.tell() + len(block))
-        return super().write(block)

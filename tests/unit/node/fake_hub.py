@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -40,6 +41,12 @@ class FakeHub:
     """So many responses with a whole shard come with a flipped bit."""
     status: int | None = None
     """Answer everything with this status."""
+    answers: list[tuple[int, dict[str, str], bytes] | None] = field(default_factory=list)
+    """Status, headers and body of the next responses with a shard's body; None: the right ones."""
+    stalls: str = ""
+    """Requests whose path ends so get no answer while this is set."""
+    unmeasured: bool = False
+    """Say no length of shards' bodies; the end of the connection is theirs."""
     ignore_ranges: bool = False
     asked: list[Asked] = field(default_factory=list)
     port: int = 0
@@ -98,6 +105,8 @@ class _Handler(BaseHTTPRequestHandler):
             token=self.headers.get("Authorization"),
         )
         self.hub.asked.append(self._asked)
+        while self.hub.stalls and path.endswith(self.hub.stalls):
+            time.sleep(0.01)
         if self.hub.status is not None:
             self._send(self.hub.status, b"")
             return
@@ -161,10 +170,17 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(
         self, status: int, body: bytes, headers: dict[str, str] | None = None, faulty: bool = False
     ) -> None:
+        if faulty and self.hub.answers and (other := self.hub.answers.pop(0)) is not None:
+            status, headers, body = other
+            faulty = False
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
+        if faulty and self.hub.unmeasured:
+            self.close_connection = True
+            self.send_header("Connection", "close")
+        else:
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command == "HEAD":
             return

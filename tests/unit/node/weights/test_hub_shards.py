@@ -14,8 +14,16 @@ from huggingface_hub import hf_hub_download
 from safetensors.torch import save_file
 
 from dht.checkpoints import gguf_model
+from dht.checkpoints import hub as hub_files
 from dht.checkpoints.gguf_model import hub_model
-from dht.checkpoints.hub import HubId, fetch_small_files, list_model, snapshot
+from dht.checkpoints.hub import (
+    HubConfig,
+    HubId,
+    fetch_bytes,
+    fetch_small_files,
+    list_model,
+    snapshot,
+)
 from dht.checkpoints.model_files import listed_root
 from dht.errors import NetworkError, UserError
 from node.weights.hub_shards import open_hub_model
@@ -27,6 +35,8 @@ from tests.unit.node.fake_hub import COMMIT, FakeHub
 REPO = HubId(repo="org/tiny")
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 NUMBERS = 64 << 10
+BLOCK_BYTES = 64 << 10
+"""Maximum bytes that are read of a connection at once."""
 
 
 @pytest.fixture
@@ -54,7 +64,7 @@ def hub(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setattr(hub_constants, "HF_HOME", str(home))
     monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(home / "hub"))
     monkeypatch.setattr(hub_constants, "HF_TOKEN_PATH", str(home / "token"))
-    monkeypatch.setattr(hub_constants, "DOWNLOAD_CHUNK_SIZE", 10_000)  # what is lost at most
+    monkeypatch.setattr(hub_files, "HUB_BOUNDS", HubConfig(again_s=0.001))
     monkeypatch.setattr("time.sleep", lambda _: None)  # huggingface_hub waits between attempts
     with FakeHub().running() as running:
         running.add(REPO.repo, model)
@@ -103,7 +113,7 @@ def test_an_interrupted_fetch_goes_on(hub: FakeHub, model: Path) -> None:
     size_bytes = (model / SECOND).stat().st_size
     assert [asked.range for asked in hub.asked if asked.path.endswith(SECOND)] == ["bytes=100000-"]
     assert hub.bytes_of(SECOND) == size_bytes - 100_000
-    assert 100_000 < progress[0][0] <= 110_000
+    assert 100_000 < progress[0][0] <= 100_000 + BLOCK_BYTES
     assert len(dict(again.read(["c.weight"]))) == 1
 
 
@@ -291,14 +301,118 @@ def test_who_waits_for_another_fetch_can_be_stopped(hub: FakeHub, model: Path) -
     assert not (store.directory / SECOND).exists()
 
 
-def test_a_file_longer_than_it_was_listed_is_cut_off(hub: FakeHub) -> None:
+def test_a_file_longer_than_it_was_listed_is_not_taken(hub: FakeHub) -> None:
     store = open_hub_model(REPO)
-    listed_bytes = len(hub.models[REPO.repo][SECOND])
     hub.models[REPO.repo][SECOND] += bytes(1 << 20)
-    with pytest.raises(NetworkError, match="more than it listed"):
+    with pytest.raises(NetworkError, match="something else than"):
         store.fetch(["c.weight"])
     [partial] = (store.directory.parents[1] / "blobs").glob("*.partial")
-    assert listed_bytes - 10_000 < partial.stat().st_size <= listed_bytes
+    assert partial.stat().st_size == 0
+    partial.write_bytes(bytes(1000))
+    with pytest.raises(NetworkError, match="something else than"):
+        store.fetch(["c.weight"])
+    assert partial.stat().st_size == 1000
+
+
+def test_of_a_file_whose_length_is_not_said_no_more_is_kept_than_listed(hub: FakeHub) -> None:
+    store = open_hub_model(REPO)
+    hub.models[REPO.repo][SECOND] += bytes(1 << 20)
+    hub.unmeasured = hub.ignore_ranges = True
+    hub.cut_at = [100_000]
+    assert len(dict(store.read(["c.weight"]))) == 1
+
+
+def test_what_a_connection_brought_is_kept_however_little(hub: FakeHub, model: Path) -> None:
+    store = open_hub_model(REPO)
+    size_bytes = (model / SECOND).stat().st_size
+    hub.cut_at = [20_000] * (size_bytes // 20_000)
+    hub.asked.clear()
+    seen: list[int] = []
+    store.fetch(["c.weight"], lambda done, _: seen.append(done))
+    assert hub.bytes_of(SECOND) == size_bytes
+    assert seen[0] <= 20_000
+
+
+HTML = b"<html>Please log in</html>"
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (200, {"Content-Type": "text/html"}),
+        (206, {"Content-Range": "bytes 99000-99025/262224"}),
+        (206, {"Content-Range": "bytes 100000-100025/262225"}),
+        (206, {}),
+        (416, {"Content-Range": "bytes */10"}),
+        (429, {}),
+        (500, {}),
+        (503, {"Retry-After": "0"}),
+    ],
+)
+def test_what_is_no_part_of_the_file_is_not_taken(
+    status: int, headers: dict[str, str], hub: FakeHub, model: Path
+) -> None:
+    store = open_hub_model(REPO)
+    hub.cut_at = [100_000]
+    other = (status, headers, HTML)
+    hub.answers = [other, None, other]
+    hub.asked.clear()
+    assert len(dict(store.read(["c.weight"]))) == 1
+    assert hub.bytes_of(SECOND) == (model / SECOND).stat().st_size + 2 * len(HTML)
+    assert not hub.answers
+
+
+@pytest.mark.parametrize(
+    ("said", "least_s"),
+    [
+        ("7", 7.0),
+        ("Sun, 29 Nov 2026 12:00:09 GMT", 9.0),
+        ("Sat, 28 Nov 2026 12:00:00 GMT", 0.0),
+        ("99999999999", 300.0),
+        ("soon", 0.0),
+    ],
+)
+def test_a_hub_that_asks_to_wait_is_waited_for(
+    said: str, least_s: float, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = list_model(REPO)
+    now = "Sun, 29 Nov 2026 12:00:00 GMT"  # whatever the clock here says
+    monkeypatch.setattr("http.server.BaseHTTPRequestHandler.date_time_string", lambda _: now)
+    hub.answers = [(429, {"Retry-After": said}, b"")] * 2
+    waited: list[float] = []
+    size_bytes = listing.files[SECOND].size_bytes
+    got = b"".join(fetch_bytes(listing, SECOND, 0, size_bytes, waited.append))
+    assert got == hub.models[REPO.repo][SECOND]
+    assert waited == [max(least_s, 0.001), max(least_s, 0.002)]
+
+
+def test_who_waits_for_the_hub_can_be_stopped(hub: FakeHub) -> None:
+    store = open_hub_model(REPO)
+    hub.answers = [(429, {"Retry-After": "300"}, b"")]
+    with ThreadPoolExecutor(1) as pool:
+        fetching = pool.submit(store.fetch, ["c.weight"])
+        with pytest.raises(TimeoutError):
+            fetching.result(0.2)
+        store.stop()
+        with pytest.raises(NetworkError, match="stopped"):
+            fetching.result(60)
+    assert not hub.answers
+
+
+@pytest.mark.parametrize("path", ["/api/models/org/tiny", SECOND])
+def test_a_hub_that_falls_silent_is_given_up(
+    path: str, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"):
+        monkeypatch.setattr(hub_constants, name, 0.05)
+    hub.stalls = path
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(open_hub_model, REPO)
+        try:
+            with pytest.raises(NetworkError, match="cannot be reached"):
+                opening.result(60)
+        finally:
+            hub.stalls = ""
 
 
 def test_a_client_fetches_only_the_text_files(hub: FakeHub) -> None:
