@@ -20,6 +20,7 @@ import signal
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -532,7 +533,14 @@ def command_of(
             logging.getLogger().setLevel(min(level, logging.INFO))
         kind = getattr(arguments, "transport", TransportKind.AUTO)
         with asyncio.Runner(loop_factory=loop_factory(kind)) as runner:
-            return runner.run(_watched(main(arguments)))
+            try:
+                return runner.run(_watched(main(arguments)))
+            except KeyboardInterrupt:
+                # Nobody can interrupt threads, and what they read or wait for may take hours.
+                last = threading.Timer(1.0, os._exit, (EXIT_INTERRUPTED,))
+                last.daemon = True
+                last.start()
+                raise
 
     return partial(exit_code_of, work)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dht.command_line import (
+    EXIT_INTERRUPTED,
     EXIT_MACHINE,
     StderrHandler,
     command_of,
@@ -25,6 +26,7 @@ from dht.command_line import (
     printable,
 )
 from dht.errors import SwarmError
+from testing.paths import ROOT
 
 TITLE = "no room\x1b]0;owned\x07\x9b2J\u202eback\r"
 
@@ -158,3 +160,28 @@ def test_a_terminal_that_is_closed_leaves_once_and_nohup_stays(ignored: bool) ->
     finally:
         signal.signal(signal.SIGHUP, before)
     assert called == ([] if ignored else ["left"])
+
+
+WAITS_IN_A_THREAD = """
+import argparse, asyncio, time
+from dht.command_line import command_of
+
+async def main(arguments):
+    print("begun", flush=True)
+    await asyncio.to_thread(time.sleep, 3600)
+
+raise SystemExit(command_of(argparse.Namespace, main)())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no SIGINT to one process")
+def test_ctrl_c_ends_a_command_whose_thread_waits() -> None:
+    command = [sys.executable, "-c", WAITS_IN_A_THREAD]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"begun\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == EXIT_INTERRUPTED
+        finally:
+            process.kill()
