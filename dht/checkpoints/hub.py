@@ -438,11 +438,11 @@ def _plain(what: str, error: BaseException) -> UserError | NetworkError:
             return failed
         case json.JSONDecodeError() | msgspec.ValidationError():
             return HubUnreachableError(f"the hub's answer about {what} makes no sense: {error}")
-        case ValueError():
-            return UserError(f"{what} cannot be fetched: {error}")
         case errors.HTTPError() | ConnectionError() | TimeoutError() | errors.EntryNotFoundError():
             reason = str(error) or type(error).__name__
             return HubUnreachableError(f"{what}: the hub at {hub} cannot be reached ({reason})")
+        case ValueError() | OSError(errno=int()):  # of this machine's disk, by its number
+            return UserError(f"{what} cannot be fetched: {error}")
         case _:
             return HubUnreachableError(f"{what} cannot be fetched: {error}")
 

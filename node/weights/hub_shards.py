@@ -31,6 +31,7 @@ from dht.checkpoints.hub import (
     HubUnreachableError,
     fetch_bytes,
     fetch_start,
+    hub_errors,
     local_path,
     notes_directory,
     snapshot,
@@ -201,10 +202,8 @@ class HubShards:
         for left in range(fetches_max - 1, -1, -1):
             try:
                 if not self.path(shard).is_file():
-                    try:
+                    with hub_errors(self._at(shard)):
                         self._download(shard, report)
-                    except OSError as error:
-                        raise UserError(f"{self._at(shard)} cannot be kept: {error}") from error
                 if shard not in self._hashes:
                     noted = self._noted_hashes(shard)
                     self._hashes[shard] = noted or self._hash(shard, self.path(shard))

@@ -1,7 +1,9 @@
 """Models from a hub, against one that runs here."""
 
+import errno
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -413,6 +415,28 @@ def test_a_hub_that_falls_silent_is_given_up(
                 opening.result(60)
         finally:
             hub.stalls = ""
+
+
+@pytest.mark.parametrize("place", ["", "hub", "hub/models--org--tiny/blobs", "full"])
+def test_a_disk_that_takes_nothing_is_this_machines_trouble(
+    place: str, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the hub's: it would be asked again and again, while others count on this peer."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    file = tmp_path / "hf" / place
+    if place == "full":
+        monkeypatch.setattr("os.replace", full)
+        monkeypatch.setattr("pathlib.Path.replace", full)
+    else:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"")
+    with pytest.raises(
+        UserError, match=r"org/tiny cannot be fetched: .*(directory|File exists|No space)"
+    ):
+        open_hub_model(REPO).fetch(["c.weight"])
 
 
 def test_a_client_fetches_only_the_text_files(hub: FakeHub) -> None:
