@@ -242,14 +242,15 @@ class HubShards:
         with lock:
             if path.is_file():  # another peer on this machine fetched it
                 return
-            self._transfer(shard, partial, report)
-            try:
-                self._hashes[shard] = self._hash(shard, partial)
-            except DamagedError:
-                partial.unlink()
-                raise
+            if not blob.is_file():  # else another commit has the same file
+                self._transfer(shard, partial, report)
+                try:
+                    self._hashes[shard] = self._hash(shard, partial)
+                except DamagedError:
+                    partial.unlink()
+                    raise
+                partial.replace(blob)
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial.replace(blob)
             path.unlink(missing_ok=True)
             try:
                 path.symlink_to(os.path.relpath(blob, path.parent))

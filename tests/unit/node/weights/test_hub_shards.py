@@ -32,6 +32,7 @@ from node.weights.hub_shards import open_hub_model
 from node.weights.safetensors_header import DamagedError
 from node.weights.store import WeightStore
 from testing.gguf_files import of_kind, tokens_of, write_gguf
+from tests.unit.node import fake_hub
 from tests.unit.node.fake_hub import COMMIT, FakeHub
 
 REPO = HubId(repo="org/tiny")
@@ -100,6 +101,25 @@ def test_what_is_cached_is_not_fetched_or_hashed_again(hub: FakeHub) -> None:
     dict(again.read(["a.weight"]))
     assert [asked.path for asked in hub.asked] == ["/api/models/org/tiny"]
     assert again.bytes_read <= 1.1 * 4 * NUMBERS
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_of_another_commit_only_what_differs_is_fetched(
+    damaged: bool, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = open_hub_model(REPO)
+    right = dict(before.read(["a.weight", "c.weight"]))
+    if damaged:
+        (before.directory / SECOND).resolve().write_bytes(b"")
+    monkeypatch.setattr(fake_hub, "COMMIT", "b" * 40)
+    hub.models[REPO.repo]["README.md"] = b"now with an author"
+    hub.asked.clear()
+    after = open_hub_model(REPO)
+    assert after.directory != before.directory
+    read = dict(after.read(["a.weight", "c.weight"]))
+    assert all(torch.equal(read[name], right[name]) for name in right)
+    fetched_bytes = len(hub.models[REPO.repo][SECOND]) if damaged else 0
+    assert hub.bytes_of(".safetensors") == fetched_bytes
 
 
 def test_an_interrupted_fetch_goes_on(hub: FakeHub, model: Path) -> None:
