@@ -107,6 +107,8 @@ class PlanFollower:
         self._leaving = False
         """Whether this peer is about to give up its layers."""
         self._asked = Asked(config.asked)
+        self._unfetched: Assignment | None = None
+        """Layers whose files could not be fetched when they were last tried."""
         self._stays = 0
         """Number of callers in :meth:`staying`."""
         self.aside = False
@@ -222,6 +224,8 @@ class PlanFollower:
         while True:
             await asyncio.sleep(TURN_EVERY_S)
             self._mind_waiting()
+            if self._unfetched is not None:
+                await self._try_again()
             alone_s = self._coordinator.leaderless_s
             if (
                 self._announcer.record.state is not NodeState.WAITING
@@ -288,13 +292,33 @@ class PlanFollower:
 
     async def _fetch(self, mine: Assignment) -> None:
         """Download the files of new layers while the old ones are served. Those of a local model
-        are only looked at. Raises UserError and NetworkError."""
+        are only looked at. Raises UserError and NetworkError: then nobody counts on a peer that
+        serves nothing, until it can fetch them."""
         if self._engine.is_local:
             await self._engine.fetch(mine.start, mine.end, lambda *_: None)
             return
         what = f"Fetching {layers_text((mine.start, mine.end))}"
-        with self._reporter.phase(what, counted=True) as meter:
-            await self._engine.fetch(mine.start, mine.end, meter.update)
+        try:
+            with self._reporter.phase(what, counted=True) as meter:
+                await self._engine.fetch(mine.start, mine.end, meter.update)
+        except NetworkError as error:
+            record = self._announcer.record
+            if record.state is not NodeState.SERVING and not self.aside:
+                self._unfetched = mine
+                self._announcer.set(NodeState.DRAINING, 0, 0, record.plan_version)
+                self._reporter.stands("fetching", f"Others take no account of this peer: {error}")
+            raise
+        self._unfetched = None
+        self._reporter.stands("fetching", "")
+
+    async def _try_again(self) -> None:
+        """Offer this machine again once the files are here that it could not fetch; raises as
+        :meth:`_fetch`."""
+        async with self._moving:
+            if self._unfetched is None or self.aside:
+                return
+            await self._fetch(self._unfetched)
+            self._announcer.set(NodeState.WAITING, 0, 0, self._announcer.record.plan_version)
 
     async def _wait_for_turn(self, plan: Plan) -> bool:
         """Wait until this peer may give up its layers; False if the plan is old, or somebody else

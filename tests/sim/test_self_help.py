@@ -22,7 +22,7 @@ from coordinator.evaluation.plan_check import check_shape
 from coordinator.plans.store import PlanStore
 from coordinator.plans.transition import replication
 from coordinator.runtime import Coordinator, CoordinatorConfig
-from dht.errors import MachineError, UserError
+from dht.errors import MachineError, NetworkError, UserError
 from dht.identity.peer_id import Identity
 from dht.messages.types import SINK, SOURCE, Assignment, DeviceSpec, FlowEdge, NodeRecord, NodeState
 from dht.process.supervision import Supervisor
@@ -520,3 +520,52 @@ async def test_a_peer_that_waits_for_a_holder_makes_way_for_its_owner() -> None:
         await swarm.until(lambda: all(lenders[number].held == (0, 0) for number in held), SETTLE_S)
         for task in strangers:
             task.cancel()
+
+
+class NoHubEngine(LoadingEngine):
+    """Cannot fetch a file while the hub is away."""
+
+    hub_is_there = False
+
+    async def fetch(self, start: int, end: int, progress: Callable[[int, int], None]) -> None:
+        await asyncio.sleep(30.0)
+        if not self.hub_is_there:
+            raise NetworkError("the hub cannot be reached")
+
+
+def without_hub(living: Living) -> NoHubEngine:
+    living.engine.__class__ = NoHubEngine
+    assert isinstance(living.engine, NoHubEngine)
+    return living.engine
+
+
+@pytest.mark.virtual(limit_s=2000)
+async def test_others_serve_the_layers_whose_files_a_peer_cannot_fetch():
+    """The planner gives them to others, and this peer layers again once it can fetch them."""
+    async with world() as swarm:
+        swarm.join(0)
+        away = swarm.join(5, rate=1000.0)
+        engine = without_hub(away)
+        swarm.join(5)
+        await swarm.until(lambda: away.peer.record.state is NodeState.DRAINING, SETTLE_S)
+        assert "the hub cannot be reached" in away.out.getvalue()
+        assert not swarm.covered()
+        swarm.join(5)
+        await swarm.until(swarm.covered, SETTLE_S)
+        await swarm.ask()
+        engine.hub_is_there = True
+        await swarm.until(lambda: away.held != (0, 0), SETTLE_S + 4 * HELP_S)
+
+
+@pytest.mark.virtual(limit_s=2000)
+async def test_who_cannot_fetch_while_nobody_leads_tries_again():
+    async with world(0, 6, 6) as swarm:
+        leader, _, lost = swarm.peers
+        await swarm.kill(leader)
+        await swarm.kill(lost)
+        away = swarm.join(6)
+        engine = without_hub(away)
+        await swarm.until(lambda: away.peer.record.state is NodeState.DRAINING, 3 * HELP_S)
+        engine.hub_is_there = True
+        await swarm.until(swarm.covered, 4 * HELP_S)
+        await swarm.ask()
