@@ -395,7 +395,7 @@ def hub_errors(what: str) -> Iterator[None]:
         yield
     except errors.LocalEntryNotFoundError as error:  # not in the cache; why the hub was no help
         raise _plain(what, error.__cause__ or error) from error
-    except (errors.HTTPError, OSError, ValueError) as error:
+    except (errors.HTTPError, OSError, ValueError, ImportError) as error:
         raise _plain(what, error) from error
 
 
@@ -441,7 +441,8 @@ def _plain(what: str, error: BaseException) -> UserError | NetworkError:
         case errors.HTTPError() | ConnectionError() | TimeoutError() | errors.EntryNotFoundError():
             reason = str(error) or type(error).__name__
             return HubUnreachableError(f"{what}: the hub at {hub} cannot be reached ({reason})")
-        case ValueError() | OSError(errno=int()):  # of this machine's disk, by its number
+        # of this machine's disk, by its number; without what a SOCKS proxy needs
+        case ValueError() | OSError(errno=int()) | ImportError():
             return UserError(f"{what} cannot be fetched: {error}")
         case _:
             return HubUnreachableError(f"{what} cannot be fetched: {error}")

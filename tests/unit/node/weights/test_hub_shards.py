@@ -13,6 +13,7 @@ import pytest
 import torch
 from filelock import FileLock
 from huggingface_hub import hf_hub_download
+from huggingface_hub.utils import close_session
 from safetensors.torch import save_file
 
 from dht.checkpoints import gguf_model
@@ -457,6 +458,30 @@ def test_a_disk_that_takes_nothing_is_this_machines_trouble(
         UserError, match=r"org/tiny cannot be fetched: .*(directory|File exists|No space)"
     ):
         open_hub_model(REPO).fetch(["c.weight"])
+
+
+@pytest.mark.parametrize(
+    ("proxy", "kind", "words"),
+    [
+        ("http://127.0.0.1:9", NetworkError, "cannot be reached"),
+        ("socks5://127.0.0.1:9", UserError, "SOCKS"),
+        ("gopher://127.0.0.1:9", UserError, "gopher"),
+    ],
+)
+def test_a_proxy_that_is_no_use_is_one_plain_line(
+    proxy: str, kind: type[Exception], words: str, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    monkeypatch.setenv("http_proxy", proxy)
+    close_session()
+    try:
+        with pytest.raises(kind, match=f"org/tiny.*{words}"):
+            open_hub_model(REPO)
+    finally:
+        close_session()
+    assert not hub.asked
 
 
 def test_a_client_fetches_only_the_text_files(hub: FakeHub) -> None:
