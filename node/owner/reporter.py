@@ -5,6 +5,7 @@ import io
 import json
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +38,12 @@ class ReportConfig:
     status_every_s: float = 300.0
     """Interval between status lines if there is no terminal."""
     line_every_s: float = 5.0
-    """Interval between lines about one phase if there is no terminal."""
+    """Interval between lines about one phase if there is no terminal, at first."""
+    line_share: float = 0.05
+    """Share of a phase's time so far that passes between two lines, up to ``status_every_s``: a
+    night of fetching is two hundred lines."""
+    rate_over_s: float = 60.0
+    """Time over which a rate is measured: a pause before is over."""
     qr_leaves_lines: int = 16
     """Lines of a terminal that a QR code leaves for what is said beside it."""
     narrow: int = 100
@@ -209,7 +215,9 @@ class _Lines:
         now_s = time.monotonic()
         if self._rate is None:
             self._rate = TransferRate(start_bytes=done_bytes, start_s=now_s)
-        if now_s - self._said_s < REPORT.line_every_s:
+        share_s = REPORT.line_share * (now_s - self._rate.start_s)
+        every_s = max(REPORT.line_every_s, min(share_s, REPORT.status_every_s))
+        if now_s - self._said_s < every_s:
             return
         self._said_s = now_s
         rate = self._rate.bytes_per_s(done_bytes, now_s)
@@ -223,17 +231,22 @@ class _Lines:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TransferRate:
     """Measures a transfer's rate, not counting bytes from an earlier attempt."""
 
-    start_bytes: int
-    start_s: float
+    def __init__(self, *, start_bytes: int, start_s: float) -> None:
+        self.start_s = start_s
+        self._seen = deque([(start_s, start_bytes)])
 
     def bytes_per_s(self, done_bytes: int, now_s: float) -> float:
-        """Mean rate since the start; 0 if nothing has come yet."""
-        passed_s = now_s - self.start_s
-        return (done_bytes - self.start_bytes) / passed_s if passed_s > 0 else 0.0
+        """Mean rate since a call ``REPORT.rate_over_s`` ago, or since the start; 0 if nothing has
+        come in that time."""
+        self._seen.append((now_s, done_bytes))
+        while now_s - self._seen[1][0] >= REPORT.rate_over_s:
+            self._seen.popleft()
+        then_s, then_bytes = self._seen[0]
+        passed_s = now_s - then_s
+        return max(0.0, (done_bytes - then_bytes) / passed_s) if passed_s > 0 else 0.0
 
 
 def progress_sentence(done_bytes: int, total_bytes: int, bytes_per_s: float) -> str:

@@ -25,6 +25,28 @@ def test_the_rate_does_not_count_what_an_earlier_attempt_brought() -> None:
     assert pace.bytes_per_s(950 * MIB, 15.0) == 10 * MIB
 
 
+def test_the_rate_is_that_of_now_after_a_pause() -> None:
+    pace = TransferRate(start_bytes=0, start_s=0.0)
+    assert pace.bytes_per_s(100 * MIB, 10.0) == 10 * MIB
+    at_s = 4000.0  # an hour without a byte
+    for step in range(20):
+        rate = pace.bytes_per_s((100 + 20 * step) * MIB, at_s + 5 * step)
+    assert rate == 4 * MIB
+
+
+def test_a_night_of_fetching_is_a_few_hundred_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(reporter.time, "monotonic", lambda: now_s)
+    out = io.StringIO()
+    with Reporter(json_log=False, out=out).phase("Fetching", counted=True) as meter:
+        for step in range(12 * 3600):
+            now_s += 1.0
+            meter.update(step * MIB, 12 * 3600 * MIB)
+    lines = out.getvalue().splitlines()
+    assert 100 < len(lines) < 300
+    assert "1.0 MiB/s" in lines[-1]
+
+
 @pytest.mark.parametrize(
     ("rate", "text"),
     [
