@@ -77,3 +77,10 @@ class UnavailableError(SwarmError):
         super().__init__(message)
         self.missing = missing
         self.retry_after_s = retry_after_s
+
+
+class ClosedError(SwarmError, RuntimeError):
+    """The swarm was closed, here and not by its peers, before the answer came or was asked for."""
+
+    def __init__(self, message: str = "this swarm is closed; connect() makes another") -> None:
+        super().__init__(message)

@@ -146,15 +146,19 @@ class SessionDriver:
             UnavailableError: no route was found, or peers refused, for too long.
             RequestRefusedError: all peers that were asked call the request unsound.
             SwarmError: no peer can do what it asks.
+            ClosedError: this client has left the network.
         """
         controller, loop = self.controller, asyncio.get_running_loop()
+        self._view.check()
         ordinary = not self._urgent
         todo = deque(controller.start(loop.time()))
         try:
             while controller.state is not ControllerState.DONE or todo:
                 self._tell_route()
                 if not todo:
-                    event = await self._judged(await self._next_event())
+                    event = await self._next_event()
+                    self._view.check()
+                    event = await self._judged(event)
                     todo += controller.step(event, loop.time())
                     if controller.state is not ControllerState.OPENING:
                         self._was_answered()

@@ -103,6 +103,7 @@ class SwarmReader:
                         await self._links_read.wait()
                 yield
         finally:
+            self.view.is_left = True
             await self._pinger.close()
 
     async def _keep_fresh(self) -> None:
@@ -142,8 +143,9 @@ class SwarmReader:
             self.view.take_links(await self.directory.links())
 
     async def refresh(self) -> None:
-        """Read node records and plan now; raises NetworkError, and UserError where the model's own
-        configuration is not understood and must say which peers lie."""
+        """Read node records and plan now; raises NetworkError, ClosedError, and UserError where the
+        model's own configuration is not understood and must say which peers lie."""
+        self.view.check()
         nodes = await self.directory.nodes()
         self.view.take_nodes(nodes)
         self._blind = ""

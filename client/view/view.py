@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from client.errors import ClosedError
 from client.pages.clean import namer
 from client.view.avoidance import Avoidance
 from client.view.belief import believed
@@ -121,6 +122,13 @@ class SwarmView:
         self.misled: deque[str] = deque(maxlen=config.misled_max)
         """Peers that refused layers that their records announce, the newest last."""
         self.counters: Counter[str] = Counter()
+        self.is_left = False
+        """Whether this client has left the network: nothing of what it sees is the peers' fault."""
+
+    def check(self) -> None:
+        """Raise ClosedError once this client has left the network."""
+        if self.is_left:
+            raise ClosedError
 
     @property
     def plan(self) -> Plan | None:
