@@ -11,8 +11,8 @@
 No weights and no torch are needed here: tensors come in and go out as those of the caller.
 """
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -166,13 +166,12 @@ class SwarmModel:
         self, prompts: Sequence[tuple[int, ...]], options: GenerationOptions
     ) -> list[tuple[int, ...]]:
         """The answers to all prompts, asked together."""
-
-        def ask(row: int) -> tuple[int, ...]:
-            seed = options.seed if options.seed is None else options.seed + row
-            return self._swarm.generate(prompts[row], replace(options, seed=seed)).token_ids
-
-        with ThreadPoolExecutor(min(len(prompts), ROWS_AT_ONCE)) as pool:
-            return list(pool.map(ask, range(len(prompts))))
+        seed = options.seed
+        asked = [
+            (prompt, options if seed is None else replace(options, seed=seed + row))
+            for row, prompt in enumerate(prompts)
+        ]
+        return [answer.token_ids for answer in self._swarm.generate_all(asked, ROWS_AT_ONCE)]
 
     def _streamed(
         self,
@@ -195,13 +194,13 @@ class SwarmModel:
 
 def _rows(name: str, value: Any) -> list[list[int]]:
     rows = value.tolist() if hasattr(value, "tolist") else value
-    whole = isinstance(rows, Sequence) and all(
-        isinstance(row, Sequence) and len(row) > 0 and all(isinstance(each, int) for each in row)
-        for row in rows
-    )
-    if not whole or len({len(row) for row in rows}) > 1:
+    try:
+        whole = [[operator.index(each) for each in row] for row in rows]
+    except TypeError:
+        whole = [[]]
+    if len({len(row) for row in whole}) > 1 or not all(whole):
         raise UserError(f"{name} takes token ids of shape [rows, tokens]")
-    return [list(row) for row in rows]
+    return whole
 
 
 def _config(config: Any) -> dict[str, Any]:

@@ -185,8 +185,8 @@ class GenerationOptions:
 
     def _check_types(self) -> None:
         for name in ("grammar", "cache_salt"):
-            if not isinstance(getattr(self, name), str):
-                raise UserError(f"{name} is a text", field=name)
+            if not _is_text(getattr(self, name)):
+                raise UserError(f"{name} is a text in UTF-8", field=name)
         for name, kind in (("priority", Priority), ("prefix_cache", PrefixCache)):
             value = getattr(self, name)
             try:
@@ -307,6 +307,11 @@ def _plain(value: object) -> object:
         return item() if callable(item) else value
     except (TypeError, ValueError, RuntimeError):  # more than one number
         return value
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is text that can travel."""
+    return isinstance(value, str) and value.encode(errors="ignore").decode() == value
 
 
 def _whole(value: object) -> int | None:

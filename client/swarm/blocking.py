@@ -124,6 +124,28 @@ class BlockingSwarm:
         """The whole answer with its figures."""
         return self._wait(self._swarm.generate(prompt, options, **named))
 
+    def generate_all(
+        self, asked: Sequence[tuple[Sequence[int], GenerationOptions]], at_once: int
+    ) -> list[Answer]:
+        """The answers to several prompts, ``at_once`` of them at a time; the first error ends the
+        others."""
+
+        async def all_answers() -> list[Answer]:
+            turns = asyncio.Semaphore(at_once)
+
+            async def ask(prompt: Sequence[int], options: GenerationOptions) -> Answer:
+                async with turns:
+                    return await self._swarm.generate(prompt, options)
+
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(ask(*each)) for each in asked]
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+            return [task.result() for task in tasks]
+
+        return self._wait(all_answers())
+
     def stream(
         self,
         prompt: str | Sequence[int],

@@ -234,6 +234,8 @@ class Swarm:
             raise TypeError("give options as one object or by name, not both")
         if options is None:
             options = GenerationOptions(**named)
+        if not isinstance(options, GenerationOptions):
+            raise TypeError(f"{options!r} is no GenerationOptions; by name: max_new_tokens=64")
         return Generation(self, prompt, options)
 
     def stream(

@@ -230,7 +230,9 @@ class ModelText:
         """Token ids of a prompt that is text or ids; raises UserError for what is neither."""
         if not isinstance(prompt, str):
             try:
-                if isinstance(prompt, bytes | bytearray):  # its numbers are no token ids
+                if isinstance(
+                    prompt, bytes | bytearray | memoryview
+                ):  # its numbers are no token ids
                     raise TypeError("these are bytes; decode them first")
                 return tuple(operator.index(token_id) for token_id in prompt)
             except TypeError as error:

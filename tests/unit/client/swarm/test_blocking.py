@@ -72,7 +72,12 @@ def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs POSIX signals")
 @pytest.mark.parametrize(
-    "ask", [lambda swarm: swarm.generate("Once"), lambda swarm: list(swarm.stream("Once"))]
+    "ask",
+    [
+        lambda swarm: swarm.generate("Once"),
+        lambda swarm: swarm.generate_all([("Once", None)] * 3, 2),
+        lambda swarm: list(swarm.stream("Once")),
+    ],
 )
 def test_an_interrupt_is_raised_once_the_answer_has_ended(
     ask: Callable[[BlockingSwarm], object],

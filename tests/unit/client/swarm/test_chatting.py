@@ -167,3 +167,11 @@ def test_editors_know_every_option() -> None:
     assert get_type_hints(NamedOptions) == options
     for method in (Swarm.generate, Swarm.stream, Swarm.chat, BlockingSwarm.generate):
         assert "NamedOptions" in str(method.__annotations__["named"])
+
+
+@pytest.mark.virtual(limit_s=60)
+@pytest.mark.parametrize("options", [{"max_new_tokens": 2}, 64])
+async def test_options_of_another_kind_are_named(options: Any, tmp_path: Path) -> None:
+    async with alone(text_with(None, tmp_path)) as swarm:
+        with pytest.raises(TypeError, match="GenerationOptions"):
+            await swarm.generate([1], options)

@@ -76,9 +76,12 @@ def test_characters_that_never_end_cost_no_more_with_each_token() -> None:
         {"seed": -1},
         {"max_new_tokens": 0},
         {"max_new_tokens": -5},
+        {"grammar": "\ud800"},
+        {"cache_salt": "\ud800"},
+        {"cache_salt": b"salt"},
     ],
 )
-def test_absurd_options_are_refused_in_plain_words(options: dict[str, float]) -> None:
+def test_absurd_options_are_refused_in_plain_words(options: dict[str, object]) -> None:
     with pytest.raises(UserError, match=next(iter(options))):
         GenerationOptions(**options)  # type: ignore[arg-type]
 
@@ -89,6 +92,12 @@ def test_a_prompt_beyond_the_context_says_by_how_much() -> None:
     with pytest.raises(UserError, match="room for 56"):
         GenerationOptions(max_new_tokens=57).new_tokens(200, 256)
     assert GenerationOptions().new_tokens(200, 256) == 56
+
+
+@pytest.mark.parametrize("prompt", [b"One", bytearray(b"One"), memoryview(b"One"), None, 1, [1.0]])
+def test_what_is_no_prompt_is_refused_in_plain_words(prompt: Any) -> None:
+    with pytest.raises(UserError, match="a prompt is text or a list of token ids"):
+        ModelText(name="brook").prompt_ids(prompt)
 
 
 def test_layers_as_people_count_them() -> None:
