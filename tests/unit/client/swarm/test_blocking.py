@@ -45,8 +45,9 @@ class _Endless:
     async def generate(self, *_: Any) -> Any:
         self.running += 1
         try:
-            self.begun.set()
-            self._on_wait()
+            if not self.begun.is_set():
+                self.begun.set()
+                self._on_wait()
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0.01)
