@@ -38,8 +38,8 @@ class BlockingSwarm:
         self._loop = asyncio.new_event_loop()
         self._life = self._loop.create_task(self._live(connecting))
         self._thread = threading.Thread(target=self._run, name="anabranch client", daemon=True)
-        self._thread.start()
         try:
+            self._thread.start()
             self._swarm = self._entered.result()
         except BaseException:
             self.close()
