@@ -20,27 +20,39 @@ from anabranch.own_parts import find_own_parts
 
 if TYPE_CHECKING:
     from client import (
+        AnabranchError,
         Answer,
         BlockingSwarm,
+        ClosedError,
         GenerationOptions,
+        NetworkError,
         Piece,
         Swarm,
         SwarmConfig,
+        SwarmError,
         SwarmModel,
         TokenScore,
+        TransportKind,
         UnavailableError,
+        UserError,
     )
 
 __all__ = [
+    "AnabranchError",
     "Answer",
     "BlockingSwarm",
+    "ClosedError",
     "GenerationOptions",
+    "NetworkError",
     "Piece",
     "Swarm",
     "SwarmConfig",
+    "SwarmError",
     "SwarmModel",
     "TokenScore",
+    "TransportKind",
     "UnavailableError",
+    "UserError",
 ]
 
 find_own_parts()

@@ -12,20 +12,28 @@ takes what ``transformers``' ``generate()`` takes.
 """
 
 from client.answer.generation import Answer, GenerationOptions, Piece
-from client.errors import UnavailableError
+from client.errors import ClosedError, UnavailableError
 from client.model import SwarmModel
 from client.swarm.blocking import BlockingSwarm
 from client.swarm.swarm import Swarm, SwarmConfig
+from dht.errors import AnabranchError, NetworkError, SwarmError, UserError
 from dht.messages.logprobs import TokenScore
+from dht.transport.config import TransportKind
 
 __all__ = [
+    "AnabranchError",
     "Answer",
     "BlockingSwarm",
+    "ClosedError",
     "GenerationOptions",
+    "NetworkError",
     "Piece",
     "Swarm",
     "SwarmConfig",
+    "SwarmError",
     "SwarmModel",
     "TokenScore",
+    "TransportKind",
     "UnavailableError",
+    "UserError",
 ]

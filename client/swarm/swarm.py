@@ -11,7 +11,13 @@ from collections.abc import (
     Generator,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    suppress,
+)
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar, Unpack
 
@@ -58,7 +64,7 @@ nobody, and is made again."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmConfig(ReaderConfig):
-    """How a client enters and looks at the swarm, and whose weights it wants."""
+    """How a client enters and looks at the swarm, and whose weights it wants. Raises UserError."""
 
     transport: TransportKind = TransportKind.AUTO
     fingerprint: str = ""
@@ -67,6 +73,18 @@ class SwarmConfig(ReaderConfig):
     piece_tokens_max: int = 256
     """Maximum tokens of a piece: a peer may bring 65,536 at once, whose text and calls take seconds
     to read. Others have the event loop between pieces."""
+
+    def __post_init__(self) -> None:
+        if self.transport not in set(TransportKind):
+            wanted = " or ".join(TransportKind)
+            raise UserError(f"transport is {self.transport!r}; it must be {wanted}")
+        object.__setattr__(self, "transport", TransportKind(self.transport))
+        for name, least in (("wait_s", 0), ("piece_tokens_max", 1)):
+            value, right = getattr(self, name), False
+            with suppress(TypeError):
+                right = value >= least  # NaN is not
+            if not right:
+                raise UserError(f"{name} is {value!r}; it must be {least} or more", field=name)
 
 
 class Swarm:
@@ -521,7 +539,8 @@ def _meant(
     Raises UserError.
     """
     try:
-        typed = [initial_peers] if isinstance(initial_peers, str) else list(initial_peers)
+        given = [initial_peers] if isinstance(initial_peers, str) else initial_peers
+        typed = [str.strip(each) for each in given]
     except TypeError:
         raise UserError(f"{initial_peers!r} is no invitation and no list of addresses") from None
     arguments = argparse.Namespace(

@@ -612,6 +612,7 @@ def _quiet_hivemind() -> None:
     lean_hivemind.prepare_hivemind()
     import hivemind.utils.logging as hivemind_logging
 
+    logging.addLevelName(logging.WARNING, "WARNING")  # it renames it for the whole program
     hivemind_logging.use_hivemind_log_handler("nowhere")
     level = logging.DEBUG if os.environ.get("ANABRANCH_DEBUG") else logging.ERROR
     logging.getLogger("hivemind").setLevel(level)

@@ -1,9 +1,10 @@
 """How a client enters a swarm whose peers are slow, gone, or never were."""
 
 import asyncio
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -95,9 +96,11 @@ def test_a_program_may_say_an_invitation_addresses_or_nothing(
     assert meant(ADDRESS, ADDRESS, model="m") == ([ADDRESS], "m", "anabranch", "")
     assert meant(ADDRESS) == ([ADDRESS], "", "anabranch", "")
     assert said == []
-    for none in (None, 5):
-        with pytest.raises(UserError, match=f"{none} is no invitation and no list of addresses"):
-            meant(none)  # type: ignore[arg-type]
+    none: Any
+    for none in (None, 5, b"/ip4", [None], [5]):
+        with pytest.raises(UserError, match="is no invitation and no list of addresses"):
+            meant(none)
+    assert meant(f" {invitation}\n") == meant(invitation)  # as it is read from a file
     assert meant(invitation) == ([ADDRESS], "brook", "lab", "ab" * 16)
     assert meant(invitation, model="org/other") == ([ADDRESS], "org/other", "lab", "")
     with pytest.raises(UserError, match="network lab"):
@@ -110,3 +113,23 @@ def test_a_program_may_say_an_invitation_addresses_or_nothing(
     )
     assert meant() == ([ADDRESS], "brook", "home", "")
     assert "remembered in" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("wait_s", -1),
+        ("wait_s", math.nan),
+        ("wait_s", "5"),
+        ("piece_tokens_max", 0),
+        ("transport", "x"),
+        ("transport", None),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(UserError, match=f"{name} is"):
+        SwarmConfig(**{name: value})
+
+
+def test_a_transport_may_be_named() -> None:
+    assert SwarmConfig(transport=cast(Any, "light")).transport is TransportKind.LIGHT

@@ -1,11 +1,12 @@
 """A peer whose daemon stands still says so, and is not left to look cut off."""
 
 import asyncio
+import logging
 from collections.abc import Iterator
 
 import pytest
 
-from dht.daemon.transport import SILENCE, HivemindTransport
+from dht.daemon.transport import SILENCE, HivemindTransport, _quiet_hivemind
 from dht.errors import MachineError, NetworkError
 from dht.identity.peer_id import Identity
 from dht.transport.config import TransportConfig
@@ -41,3 +42,8 @@ async def test_a_daemon_that_was_slow_for_a_while_ends_nothing() -> None:
     asks = _Asks(iter([*slow, "answers", *slow, "answers", "fails", "ends"]))
     with pytest.raises(EOFError):
         await asks._keep_addresses()
+
+
+def test_a_programs_own_warnings_keep_their_name() -> None:
+    _quiet_hivemind()
+    assert logging.getLevelName(logging.WARNING) == "WARNING"
