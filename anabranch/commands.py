@@ -59,6 +59,8 @@ def main() -> int:
         sys.stdout.flush()
     except OSError as error:
         return _of_streams(error)
+    except KeyboardInterrupt:  # while a command is imported
+        return 130
     return code
 
 

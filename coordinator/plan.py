@@ -36,6 +36,7 @@ from dht.command_line import (
     EXIT_DONE,
     EXIT_USER,
     Parser,
+    console_of_rich,
     exit_code_of,
     saying,
     settle_swarm,
@@ -153,9 +154,7 @@ def _in_order(plan: Plan) -> list[Assignment]:
 
 def print_plan(answer: PlannerResult, *, advise_s: float, seed: int) -> None:
     """Print the plan for people; the advice on one more peer takes ``advise_s`` seconds."""
-    from rich.console import Console
-
-    console, plan = Console(highlight=False), answer.plan
+    console, plan = console_of_rich(highlight=False), answer.plan
     console.print(_stages(answer))
     console.print(
         f"capacity, all users together: about {plan.estimate_tokens_per_s or 0.0:.1f} tokens/s"

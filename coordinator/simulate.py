@@ -40,7 +40,7 @@ from coordinator.simulator.core.report import SimulationReport
 from coordinator.simulator.core.swarm import AS_CHOSEN
 from coordinator.simulator.core.trace import Request, as_in_papers, read_trace, resampled, typical
 from coordinator.simulator.plans import plan_of
-from dht.command_line import EXIT_DONE, EXIT_USER, Parser, exit_code_of
+from dht.command_line import EXIT_DONE, EXIT_USER, Parser, console_of_rich, exit_code_of
 from dht.errors import SwarmError, UserError
 from dht.messages.types import (
     PLAN_EDGES_MAX,
@@ -275,10 +275,9 @@ def share(value: float) -> str:
 
 def print_tables(report: SimulationReport) -> None:
     """Print the report for people."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = console_of_rich()
     console.print(
         f"[bold]{report.decode_tokens_per_s:.1f}[/bold] tokens/s decoded,"
         f" {report.prompt_tokens_per_s:.1f} prompt tokens/s, {report.sessions_live:.1f} sessions"

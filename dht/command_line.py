@@ -668,6 +668,17 @@ def print_lines(text: str, out: TextIO | None = None) -> None:
     print(text, file=out, flush=True)
 
 
+def console_of_rich(**named: Any) -> Any:
+    """A console of rich's that ends a command as ``print`` does where nobody reads on."""
+    from rich.console import Console
+
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:  # rich's own ends the process with code 1
+            raise BrokenPipeError
+
+    return Piped(**named)
+
+
 @contextmanager
 def saying(text: str) -> Iterator[None]:
     """Show on a terminal, for as long as the context lasts, what the command is doing."""

@@ -17,6 +17,7 @@ import anabranch
 import client
 from anabranch import commands
 from anabranch.commands import COMMANDS
+from dht.command_line import EXIT_INTERRUPTED
 from node import VERSION
 
 ROOT = Path(__file__).parents[2]
@@ -234,3 +235,15 @@ def test_processes_that_others_start_find_their_own_modules_first(
     monkeypatch.chdir(tmp_path)
     trials = GrammarTrials(TrialLimits(cpu_s=60.0, answer_s=60.0))
     assert not asyncio.run(trials.fault("somebody", b'start: "yes"'))
+
+
+def test_an_interrupt_while_a_command_is_imported_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.argv", ["anabranch", "ask", "--prompt", "One"])
+    monkeypatch.setattr("anabranch.commands.pkgutil.resolve_name", interrupted)
+    assert commands.main() == EXIT_INTERRUPTED
+    assert capsys.readouterr().err == ""

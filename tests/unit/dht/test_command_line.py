@@ -185,3 +185,24 @@ def test_ctrl_c_ends_a_command_whose_thread_waits() -> None:
             assert process.wait(60) == EXIT_INTERRUPTED
         finally:
             process.kill()
+
+
+def test_who_reads_the_first_lines_alone_ends_no_table_as_a_fault() -> None:
+    code = """
+import sys
+from dht.command_line import console_of_rich, exit_code_of
+console = console_of_rich()
+sys.exit(exit_code_of(lambda: [console.print(sys.stdin.read()) for _ in range(2)] and 9))
+"""
+    table = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert table.stdin is not None
+    assert table.stdout is not None
+    assert table.stderr is not None
+    table.stdout.close()
+    table.stdin.write(b"row" * 1000)
+    table.stdin.close()
+    assert (table.wait(), table.stderr.read()) == (0, b"")
+    table.stderr.close()
