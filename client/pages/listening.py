@@ -67,17 +67,24 @@ class PageRunner(web.AppRunner):
         return _PageServer(await super()._make_server())
 
 
-class _PageServer(web.Server):
-    """Another server's, with fewer connections."""
+class CopiedServer(web.Server):
+    """A server as ``made`` is, which a runner of aiohttp made; ``handler`` goes before its own."""
 
-    def __init__(self, made: web.Server) -> None:
+    def __init__(self, made: web.Server, handler: Any = None) -> None:
         super().__init__(
-            made.request_handler,
+            handler or made.request_handler,
             request_factory=made.request_factory,
             handler_cancellation=made.handler_cancellation,
             loop=made._loop,
             **made._kwargs,
         )
+
+
+class _PageServer(CopiedServer):
+    """Another server's, with fewer connections."""
+
+    def __init__(self, made: web.Server) -> None:
+        super().__init__(made)
         self._open: dict[web.RequestHandler, str] = {}
         """Where each connection comes from, the oldest first."""
 

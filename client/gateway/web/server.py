@@ -12,7 +12,7 @@ from client.gateway.answering.answers import Answers
 from client.gateway.errors import ApiError
 from client.gateway.web.app import Gateway
 from client.gateway.web.error_answers import answer_to, error_response
-from client.pages.listening import close_idle, listen, runner_of
+from client.pages.listening import CopiedServer, close_idle, listen, runner_of
 from dht.process.supervision import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -40,17 +40,11 @@ class _Connection(web.RequestHandler):
         return response
 
 
-class _Server(web.Server):
+class _Server(CopiedServer):
     """Makes such connections, for the handlers of another server."""
 
     def __init__(self, made: web.Server) -> None:
-        super().__init__(
-            self._answered,
-            request_factory=made.request_factory,
-            handler_cancellation=made.handler_cancellation,
-            loop=made._loop,
-            **made._kwargs,
-        )
+        super().__init__(made, self._answered)
         self._handler = made.request_handler
 
     def __call__(self) -> web.RequestHandler:
