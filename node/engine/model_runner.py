@@ -321,11 +321,10 @@ class ModelRunner:
         ordered = sorted(rows, key=lambda row: (row.item.start, row.item.end))
         for row in ordered:
             row.take_again()
-        if apart := [row.again_alone() for row in ordered if self._runs_apart(row)]:
-            self._run(apart, keeps=False)
-            for row in ordered:
-                if self._runs_apart(row):
-                    row.ran_again()
+        if apart := [row for row in ordered if self._runs_apart(row)]:
+            self._run([row.again_alone() for row in apart], keeps=False)
+            for row in apart:
+                row.ran_again()
         hidden = self._run(ordered)
         return results_of(rows, own_rows(ordered, hidden), self._loaded, self._spec)
 
