@@ -159,10 +159,9 @@ class TimedEngine:
     def together(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def _step_s(self, batch: Sequence[WorkItem]) -> float:
-        """Time of a step, in seconds."""
-        decodes = sum(item.decodes for item in batch)
-        return self._times.of(decodes, sum(item.tokens for item in batch) - decodes)
+    def _more_s(self, batch: Sequence[WorkItem]) -> float:
+        """Time that a step takes beside that of its rows, in seconds."""
+        return 0.0
 
     def _start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -175,7 +174,8 @@ class TimedEngine:
             return
         self._running = True
         decodes = sum(item.decodes for item in batch)
-        took_s = self._step_s(batch)
+        prefill_rows = sum(item.tokens for item in batch) - decodes
+        took_s = self._times.of(decodes, prefill_rows) + self._more_s(batch)
         self.steps += 1
         self.busy_s += took_s
         self.decoding = (loop.time(), decodes) if decodes else None

@@ -193,7 +193,7 @@ class StatefulEngine(ScriptedEngine):
         self._known: dict[str, tuple[int, int]] = {}
         """Where each session's state is known: before its newest step's rows, and behind them."""
 
-    def _step_s(self, batch: Sequence[WorkItem]) -> float:
+    def _more_s(self, batch: Sequence[WorkItem]) -> float:
         apart_s, again = 0.0, 0
         for item in batch:
             first, last = self._known.get(item.session, (0, 0))
@@ -204,7 +204,7 @@ class StatefulEngine(ScriptedEngine):
                 apart_s += self._times.of(0, rows) if rows else 0.0
                 first = item.position
             self._known[item.session] = first, item.position + item.tokens
-        return super()._step_s(batch) + apart_s + again * self._times.prefill_s
+        return apart_s + again * self._times.prefill_s
 
 
 async def stage_on(transport: Transport, number: int, model: StandIn) -> StandInPeer:
