@@ -310,17 +310,21 @@ def test_two_who_fetch_one_file_at_once_fetch_it_once(hub: FakeHub, model: Path)
     assert hub.bytes_of(SECOND) == (model / SECOND).stat().st_size
 
 
+def stop_while_it_waits(pool: ThreadPoolExecutor, store: WeightStore) -> None:
+    fetching = pool.submit(store.fetch, ["c.weight"])
+    with pytest.raises(TimeoutError):
+        fetching.result(0.2)
+    store.stop()
+    with pytest.raises(NetworkError, match="stopped"):
+        fetching.result(60)
+
+
 def test_who_waits_for_another_fetch_can_be_stopped(hub: FakeHub, model: Path) -> None:
     store = open_hub_model(REPO)
     sha256 = hashlib.sha256((model / SECOND).read_bytes()).hexdigest()
     blobs = store.directory.parents[1] / "blobs"
     with ThreadPoolExecutor(1) as pool, FileLock(blobs / f"{sha256}.lock"):
-        fetching = pool.submit(store.fetch, ["c.weight"])
-        with pytest.raises(TimeoutError):
-            fetching.result(0.2)
-        store.stop()
-        with pytest.raises(NetworkError, match="stopped"):
-            fetching.result(60)
+        stop_while_it_waits(pool, store)
     assert not (store.directory / SECOND).exists()
 
 
@@ -413,12 +417,7 @@ def test_who_waits_for_the_hub_can_be_stopped(hub: FakeHub) -> None:
     store = open_hub_model(REPO)
     hub.answers = [(429, {"Retry-After": "300"}, b"")]
     with ThreadPoolExecutor(1) as pool:
-        fetching = pool.submit(store.fetch, ["c.weight"])
-        with pytest.raises(TimeoutError):
-            fetching.result(0.2)
-        store.stop()
-        with pytest.raises(NetworkError, match="stopped"):
-            fetching.result(60)
+        stop_while_it_waits(pool, store)
     assert not hub.answers
 
 
