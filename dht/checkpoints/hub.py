@@ -326,9 +326,9 @@ def fetch_bytes(
     end: int,
     wait: Callable[[float], object] = time.sleep,
 ) -> Iterator[bytes]:
-    """The bytes ``[begin, end)`` of a file on the hub, in order, in blocks as they come. Where the
-    hub breaks off it is asked for the rest, after ``wait`` has waited so many seconds.
+    """The bytes ``[begin, end)`` of a file on the hub, in order, in blocks as they come.
 
+    Where the hub breaks off it is asked for the rest, after ``wait``, which takes seconds.
     Raises UserError, NetworkError.
     """
     again = 0

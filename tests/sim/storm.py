@@ -4,7 +4,8 @@ Peers are killed, frozen, cut off for a while or for good, get stuck, fill up an
 in the middle of moves and failovers of several answers, while others join. Sessions that move bring
 their KV along, or have their rows replayed, or are refused that halfway. Every answer must be
 right, and in the end nobody holds anything. In every fourth run several tokens are drafted at
-a time, most of them rightly; in another one sessions keep a state that cannot be cut.
+a time, most of them rightly; in another one sessions keep a state that cannot be cut, and in half
+of those tokens are drafted, too.
 """
 
 import asyncio

@@ -43,7 +43,7 @@ class RingConfig:
     fullest: float = 0.95
     """Maximum share of a peer's, or a link's, time that is taken to be used."""
     in_flight: tuple[float, ...] = (1.0, 0.64, 0.4)
-    """PerPeer of the sessions that there is KV for with which a chain's rate is tried."""
+    """Shares of the sessions that there is KV for with which a chain's rate is tried."""
     rate_min: float = 1e-9
     """Minimum tokens/s that a peer counts as passing on when sessions are shared out."""
 
