@@ -35,15 +35,15 @@ def provenance(seed: int) -> dict[str, Any]:
 
 def code(root: Path = ROOT, module: str | None = None) -> dict[str, Any]:
     """The code that measures: the benchmark, a hash for each folder of which files run, and the
-    commit as a hint. It ends in ``+changes`` where something was not committed."""
+    commit as a hint."""
     module = module or _module()
+    return {"commit": commit(root), "module": module, "sources": sources(module, root)}
+
+
+def commit(root: Path = ROOT) -> str:
+    """The commit that is checked out, with ``+changes`` where something was not committed."""
     changed = git(root, "status", "--porcelain", "--", ".", ":!bench/results")
-    commit = git(root, "rev-parse", "--short", "HEAD")
-    return {
-        "commit": commit + ("+changes" if changed else ""),
-        "module": module,
-        "sources": sources(module, root),
-    }
+    return git(root, "rev-parse", "--short", "HEAD") + ("+changes" if changed else "")
 
 
 def git(root: Path, *arguments: str) -> str:

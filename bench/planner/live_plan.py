@@ -253,6 +253,7 @@ def row(name: str, before: dict[str, Any] | None = None) -> dict[str, Any]:
     known = rivals_in(before) if before else Rivals({}, {}).joined(each, dict(rivals(each)))
     ours_ = {
         "cluster": name,
+        "commit": report.commit(),
         "peers": len(each.problem.nodes),
         "model": each.problem.model.name,
         "planner": plan.planner,

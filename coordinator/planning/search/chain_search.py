@@ -5,10 +5,10 @@ live together best, moves improve each chain, and the last choice among all that
 again OR-Tools'.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import count, islice, pairwise
 
 from coordinator.evaluation.max_flow import flow_parts
 from coordinator.planning.search import local_moves
@@ -71,23 +71,7 @@ def search(
     generated = generation.generated(at_load, turns_end, _rings(objective))
     best += [Found(objective(chains), chains, BY_COLUMNS) for chains in generated if chains]
     best.sort(key=lambda found: -found.value)
-    refined = _distinct(best)[: SEARCH.refined]
-    for turn, patience in enumerate(SEARCH.patiences):
-        refined.sort(key=lambda found: -found.value)
-        refined = [
-            replace(
-                improved(
-                    found.chains,
-                    judge,
-                    objective,
-                    seed=seed + turn,
-                    patience=patience,
-                    spent=spent,
-                ),
-                planner=found.planner,
-            )
-            for found in refined
-        ]
+    refined = _refined(_distinct(best), judge, objective, seed=seed, spent=spent)
     if chosen := generation.chosen():
         refined.insert(0, Found(objective(chosen), chosen, BY_COLUMNS, refined=True))
     ordered = sorted([*refined, *best], key=lambda found: -found.value)
@@ -107,6 +91,45 @@ def _distinct(found: Sequence[Found]) -> list[Found]:
     for each in found:
         first.setdefault(frozenset(each.chains), each)
     return list(first.values())
+
+
+def _refined(
+    candidates: Sequence[Found],
+    judge: Judge,
+    objective: Objective,
+    *,
+    seed: int,
+    spent: Callable[[], float] | None,
+) -> list[Found]:
+    """The best candidates, improved by moves in turns, best first.
+
+    While there is time after that, one more candidate gets a turn, and the best so far another with
+    other draws, until ``SEARCH.fruitless_max`` such turns in a row brought nothing.
+    """
+
+    def moved(found: Found, turn: int, patience: float) -> Found:
+        better = improved(
+            found.chains, judge, objective, seed=seed + turn, patience=patience, spent=spent
+        )
+        return replace(better, planner=found.planner)
+
+    def in_order(found: Iterable[Found]) -> list[Found]:
+        return sorted(found, key=lambda each: -each.value)
+
+    refined = list(candidates[: SEARCH.refined])
+    for turn, patience in enumerate(SEARCH.patiences):
+        refined = in_order([moved(found, turn, patience) for found in refined])
+    later = iter(candidates[SEARCH.refined :])
+    fruitless = 0
+    for turn in count(len(SEARCH.patiences)):
+        if not refined or spent is None or spent() >= 1 or fruitless == SEARCH.fruitless_max:
+            return refined
+        most = refined[0].value
+        others = [moved(found, turn, SEARCH.patiences[0]) for found in islice(later, 1)]
+        best, *rest = in_order([*refined, *others])
+        refined = in_order([moved(best, turn, SEARCH.patiences[-1]), *rest])
+        fruitless = 0 if refined[0].value > most else fruitless + 1
+    return refined
 
 
 def improved(

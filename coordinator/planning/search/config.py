@@ -22,6 +22,8 @@ class SearchConfig:
     first all are improved for a while, then the best as long as that helps. With a third of the
     time for each instead, plans of 3 s for 12 clusters served 4% less by the estimate, as the
     geometric mean of three seeds."""
+    fruitless_max: int = 3
+    """Turns in a row without gain after which no more candidates are improved."""
     judged_least: int = 3
     """Minimum chains judged, however late it is."""
     sets_share: float = 0.2

@@ -335,15 +335,16 @@ class TestTrials:
         halves = (span("a", 0, 2), span("b", 2, 4))
         whole = (span("a", 0, 4), span("b", 0, 4))
         found = [
-            self.placed("greedy", 5.0, *whole),
+            self.placed("greedy", 7.5, *whole),
             self.placed("search", 8.0, *halves),
-            self.placed("search", 7.0, span("b", 0, 2), span("a", 2, 4)),
-            self.placed("search", 6.0, *whole),
+            self.placed("search", 7.3, span("b", 0, 2), span("a", 2, 4)),
+            self.placed("search", 7.2, *whole),
             self.placed("search+moves", 9.0, *halves),
-            self.placed("chain", 4.0, *halves),
+            self.placed("chain", 7.0, *halves),
+            self.placed("replicas", 9.0 * PLACEMENT.tried_within - 0.1, *whole),
         ]
         kept = finalists(found)
-        assert [p.value for p in kept] == [9.0, 5.0, 8.0, 4.0, 6.0]
+        assert [p.value for p in kept] == [9.0, 7.5, 8.0, 7.0, 7.2]
 
     def test_no_placement_is_chosen_that_peers_would_refuse_or_never_reach(self) -> None:
         """``a`` and ``b`` hold one half each: they cannot change places unless ``c`` holds both."""
