@@ -10,9 +10,12 @@ from bench.planner.announced import announced_problem
 from bench.planner.clusters import load
 from coordinator.evaluation.estimate import chains_bound
 from coordinator.evaluation.plan_check import uncovered
+from coordinator.planning.search import chain_search
+from coordinator.planning.search.chain_dp import Chains
 from coordinator.planning.search.chain_judge import Judge
-from coordinator.planning.search.chain_search import Search, by_guess, search
+from coordinator.planning.search.chain_search import Found, Search, by_guess, search
 from coordinator.planning.search.columns import Master
+from coordinator.planning.search.config import SEARCH
 from coordinator.planning.search.local_moves import improve_by_moves
 from coordinator.planning.search.objective import Objective
 from coordinator.problem.service import announced_service
@@ -84,6 +87,28 @@ def test_without_or_tools_the_others_search_and_it_is_said(
     check(judge.problem, found)
     assert any(each.refined for each in found.found)
     assert found.searched.failed == "RuntimeError: the solver is ill"
+
+
+@pytest.mark.parametrize("gains", [0, 4])
+def test_the_best_gets_more_turns_as_long_as_they_help(
+    gains: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = []
+
+    def moved(chains: Chains, *_: object, seed: int, patience: float, **__: object) -> Found:
+        turns.append((seed, patience))
+        return Found(1e6 * min(seed, len(SEARCH.patiences) - 1 + gains), chains, refined=True)
+
+    monkeypatch.setattr(chain_search, "improved", moved)
+    spent = ends_after(400)
+    found = search(judge_of("30b"), seed=0, spent=lambda: min(spent(), 0.5))
+    planned = len(SEARCH.patiences)
+    long = [seed for seed, patience in turns if patience == SEARCH.patiences[-1]]
+    assert long.count(planned - 1) == SEARCH.refined
+    assert long[SEARCH.refined :] == list(range(planned, planned + gains + SEARCH.fruitless_max))
+    others = [seed for seed, patience in turns if patience != SEARCH.patiences[-1]]
+    assert others.count(planned) == 1
+    assert found.found[0].value >= 1e6 * (planned - 1 + gains)
 
 
 def test_a_seed_is_among_what_is_found() -> None:
