@@ -161,15 +161,14 @@ class SessionDriver:
                     event = await self._judged(event)
                     todo += controller.step(event, loop.time())
                     if controller.state is not ControllerState.OPENING:
-                        self._was_answered()
+                        is_taken = controller.state is ControllerState.RUNNING
+                        self._was_answered(had_room=ordinary and is_taken)
                     continue
                 effect = todo.popleft()
                 if isinstance(effect, Deliver):
                     self.waits_for = self._told_wait = ""
                     self._no_route = None
-                    begins = len(effect.token_ids) == len(controller.log.token_ids)
-                    peers = (stage.peer_id for stage in controller.route)
-                    self._view.avoidance.worked(peers, had_room=begins and ordinary)
+                    self._view.avoidance.worked(stage.peer_id for stage in controller.route)
                     self._pace.came(len(effect.token_ids), self._came_s)
                     yield effect.token_ids
                 elif isinstance(effect, FindRoute | FindMigrationRoute):
@@ -197,9 +196,9 @@ class SessionDriver:
             self._told = status
             self.on_route(status)
 
-    def _was_answered(self) -> None:
+    def _was_answered(self, *, had_room: bool = False) -> None:
         if self._asked:
-            self._view.avoidance.answered(self._asked)
+            self._view.answered(self._asked, had_room=had_room)
             self._asked = set()
 
     async def _next_event(self) -> Event:
@@ -257,7 +256,7 @@ class SessionDriver:
         kv_tokens = len(log.replay_ids) + min(log.remaining_tokens, ADMISSION.answer_tokens) - 1
         if isinstance(wanted, FindRoute):
             if wanted.after_s:
-                await asyncio.sleep(wanted.after_s)
+                await view.waiting.wait(wanted.after_s)
                 await self._look()
             mend, lost = wanted.mend, wanted.lost
             route = view.draw(

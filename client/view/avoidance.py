@@ -5,11 +5,12 @@ froze for as long as its record lives. Avoiding is a preference: where there is 
 such a peer, it gets a second chance before its time is over, one request at a time. A peer that is
 full said when it expects to have room; until then nobody here asks it, which costs it nothing.
 For a while after that, one request at a time asks it and waits; the others take it as full at once,
-because it may be too busy to say no to all of them soon.
+because it may be too busy to say no to all of them soon. Each that it takes lets one more ask at a
+time, until it refuses one, as TCP's slow start does.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from dht.messages.types import NodeRecord
@@ -31,6 +32,15 @@ class Avoided:
     reason: str = ""
 
 
+@dataclass(slots=True)
+class _Crowd:
+    """What is known of a peer that lacked room lately."""
+
+    until_s: float
+    asking_max: int
+    """Requests of this client that may wait for the peer's answer at a time."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AvoidConfig:
     """For how long a peer that failed is avoided."""
@@ -41,8 +51,12 @@ class AvoidConfig:
     crowded_s: float = 5.0
     """Time after a refusal for lack of room in which other clients are taken to want the peer,
     too."""
-    unanswered_max: int = 1
-    """Requests of this client that may wait for the answer of such a peer at a time."""
+    asking_first: int = 1
+    """Requests of this client that may wait for the answer of such a peer at a time, until it takes
+    one."""
+    woken: int = 2
+    """Waiting requests that look for a route again as soon as a peer took one: its place among
+    those that ask is free, and there is one more."""
     proven_max: int = 1024
     avoided_max: int = 4096
     """Maximum peers that are remembered as having failed, the newest: identities are free, and a
@@ -60,7 +74,7 @@ class Avoidance:
     def __init__(self) -> None:
         self._peers: dict[str, Avoided] = {}
         self._proven: dict[str, None] = {}
-        self._crowded_until_s: dict[str, float] = {}
+        self._crowds: dict[str, _Crowd] = {}
         self._unanswered: Counter[str] = Counter()
 
     def avoids(
@@ -104,8 +118,9 @@ class Avoidance:
     ) -> None:
         """Avoid a peer for ``for_s``, twice as long each time in a row that it failed."""
         if full:
-            later = {p: until_s for p, until_s in self._crowded_until_s.items() if until_s > now_s}
-            self._crowded_until_s = {**later, peer_id: now_s + AVOIDING.crowded_s}
+            crowd = _Crowd(now_s + AVOIDING.crowded_s, AVOIDING.asking_first)
+            later = {name: each for name, each in self._crowds.items() if each.until_s > now_s}
+            self._crowds = {**later, peer_id: crowd}
         before = self._peers.pop(peer_id, None)
         times = 1
         if not full:
@@ -147,25 +162,33 @@ class Avoidance:
         """A new session waits for what these peers say."""
         self._unanswered.update(peer_ids)
 
-    def answered(self, peer_ids: Iterable[str]) -> None:
-        """They said it, or nobody waits for it any more."""
+    def answered(self, peer_ids: Collection[str], *, had_room: bool = False) -> None:
+        """They said it, or nobody waits for it any more; ``had_room``: they took the session, for
+        which they kept no room from others."""
         self._unanswered.subtract(peer_ids)
         self._unanswered += Counter()  # forgets those that nobody waits for
+        for peer_id in peer_ids if had_room else ():
+            self.forgive(peer_id, had_room=True)
+            if (crowd := self._crowds.get(peer_id)) is not None:
+                crowd.asking_max += 1
 
     def _is_crowded(self, peer_id: str, now_s: float) -> bool:
-        if self._unanswered[peer_id] < AVOIDING.unanswered_max:
-            return False
-        return now_s < self._crowded_until_s.get(peer_id, now_s)
+        crowd = self._crowds.get(peer_id)
+        return (
+            crowd is not None
+            and now_s < crowd.until_s
+            and self._unanswered[peer_id] >= crowd.asking_max
+        )
 
-    def worked(self, peer_ids: Iterable[str], *, had_room: bool) -> None:
+    def worked(self, peer_ids: Iterable[str]) -> None:
         """Peers that delivered are no longer held to their past.
 
-        That they deliver to one session says nothing of room for another, unless it is new.
+        That they deliver to one session says nothing of room for another.
         """
         for peer_id in peer_ids:
             self._proven.pop(peer_id, None)
             self._proven[peer_id] = None
-            self.forgive(peer_id, had_room=had_room)
+            self.forgive(peer_id)
         while len(self._proven) > AVOIDING.proven_max:
             del self._proven[next(iter(self._proven))]
 

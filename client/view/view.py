@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 from client.errors import ClosedError
 from client.pages.clean import namer
-from client.view.avoidance import Avoidance
+from client.view.avoidance import AVOIDING, Avoidance
 from client.view.belief import believed
 from client.view.blame import Blame
 from client.view.prefixes import PrefixMemory
+from client.view.waiting import Waiting
 from coordinator.policies.routing.affinity import KnownPrefix, Route, again
 from coordinator.policies.routing.balance import load_of, reported, round_trips, swapped
 from coordinator.policies.routing.quickest import (
@@ -107,6 +108,7 @@ class SwarmView:
         self.models: tuple[ModelSpec, ...] = ()
         """The models that may be meant; more than one where that is not known."""
         self.avoidance = Avoidance()
+        self.waiting = Waiting()
         self.own = OwnSessions()
         """This client's sessions, which peers announce late."""
         self._rtt_s: Mapping[frozenset[str], float] = {}
@@ -385,6 +387,13 @@ class SwarmView:
             urgent=urgent,
             reason=reason,
         )
+
+    def answered(self, peer_ids: Collection[str], *, had_room: bool) -> None:
+        """These peers answered a request of this client, or it waits no more; ``had_room``: they
+        took it, for which they kept no room from others."""
+        self.avoidance.answered(peer_ids, had_room=had_room)
+        if had_room:
+            self.waiting.wake(AVOIDING.woken)
 
     def passed_over(self, missing: Sequence[tuple[int, int]], now_s: float) -> tuple[str, ...]:
         """Why peers that say that they serve some of ``missing`` (empty: any layers) are passed

@@ -16,7 +16,7 @@ from coordinator.policies.admission.room import KvAsk, KvRoom
 from coordinator.policies.admission.rules import (
     Claim,
     Demand,
-    RecentRate,
+    PromptRate,
     StageLoad,
     may_wait_s,
     queue_is_long,
@@ -114,8 +114,8 @@ class Clients:
         """Sessions that have taken no pages yet."""
         self._untried: dict[str, dict[int, tuple[SimulatedSession, float]]] = {}
         """By peer, the sessions without a token yet, and when they came."""
-        self._prompts: dict[str, RecentRate] = {}
-        """By peer, how often a session got its first token."""
+        self._prompts: dict[str, PromptRate] = {}
+        """By peer, how fast sessions got their first tokens."""
         self.adopt(plan)
 
     def adopt(self, plan: Plan) -> None:
@@ -137,7 +137,7 @@ class Clients:
                 pages=int(room_tokens / layers) // ADMISSION.page_tokens,
                 lengths=self._lengths(),
             )
-            self._untried[name], self._prompts[name] = {}, RecentRate()
+            self._untried[name], self._prompts[name] = {}, PromptRate()
             record = record_of(self._problem, self._nodes[name], a.start, a.end)
             profile = self._profiles.peers[name]
             self.records[name] = replace(
@@ -233,12 +233,13 @@ class Clients:
         if sessions < min(ADMISSION.queue_sessions_least, ADMISSION.untried_sessions):
             return False  # whatever they wait for
         untried = self._untried[name].values()
-        waiting = sum(self._waits(name, other, came_s, now_s) for other, came_s in untried)
+        waiting = [other for other, came_s in untried if self._waits(name, other, came_s, now_s)]
+        tokens = sum(other.input_tokens for other in waiting) / max(1, len(waiting))
         load = StageLoad(
             sessions=sessions,
             seen=sessions,
-            untried=waiting,
-            prompts_per_s=self._prompts[name].per_s(now_s),
+            untried=len(waiting),
+            prompts_per_s=self._prompts[name].per_s(tokens, now_s),
         )
         return queue_is_long(load, self._peers[name].decode_waits.p95_s)
 
@@ -273,9 +274,9 @@ class Clients:
             if room is None or key not in room:
                 continue
             if session.number in self._untried[name]:
-                del self._untried[name][session.number]
+                _, came_s = self._untried[name].pop(session.number)
                 if tokens <= session.input_tokens + 1:  # else it came with an answer begun
-                    self._prompts[name].add(now_s)
+                    self._prompts[name].add(session.input_tokens, came_s, now_s)
             while not room.grow(key, tokens):
                 victim = room.who_gives_way(key, tokens)
                 if victim is None:

@@ -13,7 +13,7 @@ from coordinator.policies.admission.config import ADMISSION
 from coordinator.policies.admission.rules import (
     Claim,
     Holding,
-    RecentRate,
+    PromptRate,
     StageLoad,
     first_to_give_way,
     may_wait_s,
@@ -114,6 +114,11 @@ class Live:
         copying = {open_.copy_from} if open_.copy_from is not None else set()
         return {open_.client, *(stage.peer_id for stage in open_.route)} | copying
 
+    @property
+    def prompt_rows(self) -> int:
+        """Rows of the prompt that run here; the others were kept."""
+        return max(0, self.session.open.prompt_tokens - self.session.kept_tokens)
+
     def waits(self, now_s: float, busy: Callable[[str], bool] = lambda _: False) -> bool:
         """Whether the session has no token yet, and has just come or has rows that wait here, for
         the engine or a link, or, as far as those that ran tell, behind it.
@@ -184,7 +189,7 @@ class SessionTable:
         self._idle = asyncio.Event()
         self._idle.set()
         self._any = asyncio.Event()
-        self._prompts = RecentRate()
+        self._prompts = PromptRate()
 
     def __iter__(self) -> Iterator[Live]:
         return iter(list(self._live.values()))
@@ -194,9 +199,9 @@ class SessionTable:
         """Number of sessions that hold KV here."""
         return len(self._holders)
 
-    def prompt_ended(self, now_s: float) -> None:
+    def prompt_ended(self, live: Live, now_s: float) -> None:
         """Count a prompt whose last rows ran here."""
-        self._prompts.add(now_s)
+        self._prompts.add(live.prompt_rows, live.opened_s, now_s)
 
     def load(
         self,
@@ -216,6 +221,7 @@ class SessionTable:
         holders = [live for key, live in self._holders.items() if key not in gone]
         own = own_urgent = urgent = claimed = 0
         untried: list[str] = []
+        rows = 0
         for live in holders:
             open_ = live.session.open
             urgent += live.session.urgent
@@ -225,6 +231,7 @@ class SessionTable:
                 own_urgent += open_.priority is Priority.HIGH
             if live.waits(now_s, busy):
                 untried.append(account(live))
+                rows += live.prompt_rows
         return StageLoad(
             sessions=len(holders),
             seen=seen_by(mine, map(account, holders)),
@@ -233,7 +240,7 @@ class SessionTable:
             urgent=urgent,
             claimed=claimed,
             untried=seen_by(mine, untried),
-            prompts_per_s=self._prompts.per_s(now_s),
+            prompts_per_s=self._prompts.per_s(rows / max(1, len(untried)), now_s),
         )
 
     @property

@@ -409,7 +409,7 @@ class StagePipeline(StagePart):
                 in_prompt = not session.decodes
                 session.ran(item, len(result.token_ids))
                 if in_prompt and session.decodes:
-                    self._table.prompt_ended(now_s)
+                    self._table.prompt_ended(live, now_s)
                 spent_s = item.spent_s(took_s, now_s)
                 if index in bodies and session.next_peer is not None:
                     vectors = features.get(index, b"")

@@ -77,6 +77,31 @@ async def test_prompts_wait_outside_where_more_of_them_would_only_wait_inside() 
         await until(lambda: held(swarm) == 0)
 
 
+@pytest.mark.virtual(limit_s=600)
+async def test_a_crowd_of_one_client_gets_in_as_fast_as_its_prompts_end() -> None:
+    """Most are refused at first, as nobody knows yet how long they take; none waits long for it."""
+    prompts = [tuple((n + at) % VOCAB for at in range(40)) for n in range(64)]
+    assert len(prompts) > 3 * ADMISSION.untried_sessions
+
+    async with paper_swarm() as swarm:
+        for span in ((0, 4), (4, 8)):
+            await swarm.add(*span, kv_tokens=100 * len(prompts), step_s=0.002)
+        loop = asyncio.get_running_loop()
+        async with swarm.client(wait_s=60) as client:
+            begun_s, first_s = loop.time(), []
+
+            async def ask(prompt: tuple[int, ...]) -> None:
+                pieces = client.begin(prompt, max_new_tokens=20)
+                await anext(aiter(pieces))
+                first_s.append(loop.time() - begun_s)
+                async for _ in pieces:
+                    pass
+
+            await asyncio.gather(*(ask(prompt) for prompt in prompts))
+            assert client.view.counters["refused_too_many"] > ADMISSION.untried_sessions
+        assert max(first_s) < ADMISSION.prompts_wait_s
+
+
 def test_far_too_much_is_worked_off_and_nothing_leaks() -> None:
     async def scenario() -> tuple[float, float]:
         async with paper_swarm() as swarm:

@@ -39,9 +39,11 @@ class AdmissionConfig:
     Helix's 24 and 42 peers served as many under full load, and prompts took 1.7 and 3.4 times as
     long."""
     rate_s: float = 30.0
-    """Time over which a rate is counted."""
+    """Time over which the rate of prompts is counted."""
     rate_most: int = 4096
-    """Maximum events that a rate is counted from."""
+    """Maximum prompts that it is counted from."""
+    prompts_assumed: int = 4
+    """Number of prompts that the assumed rate counts as: the first to end do not decide alone."""
     rest_s: float = 10.0
     """Time without progress after which a session *rests*, and gives way to any that finds no
     room."""

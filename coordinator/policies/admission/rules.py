@@ -13,6 +13,9 @@ from enum import StrEnum
 
 from coordinator.policies.admission.config import ADMISSION
 
+PROMPTS_PER_S = ADMISSION.untried_sessions / ADMISSION.prompts_wait_s
+"""The rate at which prompts are assumed to end while none has."""
+
 
 class Claim(StrEnum):
     """Why a session says that it is urgent."""
@@ -67,25 +70,48 @@ class StageLoad:
     """Number of sessions that came with the client's claim to be urgent."""
     untried: int = 0
     """Number of sessions without a token, as the client sees them (:func:`seen_by`)."""
-    prompts_per_s: float = 0.0
-    """Rate at which prompts ended here lately."""
+    prompts_per_s: float = PROMPTS_PER_S
+    """Rate at which prompts as long as the untried ones end here (:class:`PromptRate`)."""
 
 
-class RecentRate:
-    """How often something happened in the last ``ADMISSION.rate_s``."""
+class PromptRate:
+    """How fast prompts ended here in the last ``ADMISSION.rate_s``, while any was under way.
+
+    Times without prompts say nothing of how many there could have been.
+    """
 
     def __init__(self) -> None:
-        self._at_s: deque[float] = deque(maxlen=ADMISSION.rate_most)
+        self._ended: deque[tuple[float, int]] = deque()
+        """When prompts ended, and their tokens."""
+        self._tokens = 0
+        self._under_way: deque[tuple[float, float]] = deque(maxlen=ADMISSION.rate_most)
+        """From when to when there were any, without overlaps."""
 
-    def add(self, now_s: float) -> None:
-        """Count one event."""
-        self._at_s.append(now_s)
+    def add(self, tokens: int, began_s: float, now_s: float) -> None:
+        """Count a prompt of ``tokens`` that was under way since ``began_s``."""
+        self._ended.append((now_s, tokens))
+        self._tokens += tokens
+        while self._under_way and self._under_way[-1][1] >= began_s:
+            began_s = min(began_s, self._under_way.pop()[0])
+        self._under_way.append((began_s, now_s))
+        self._forget(now_s)
 
-    def per_s(self, now_s: float) -> float:
-        """Events per second."""
-        while self._at_s and now_s - self._at_s[0] > ADMISSION.rate_s:
-            self._at_s.popleft()
-        return len(self._at_s) / ADMISSION.rate_s
+    def per_s(self, tokens: float, now_s: float) -> float:
+        """Prompts of ``tokens`` per second; few that ended count less than what is assumed."""
+        self._forget(now_s)
+        since_s, assumed = now_s - ADMISSION.rate_s, ADMISSION.prompts_assumed
+        under_way_s = sum(end - max(begin, since_s) for begin, end in self._under_way)
+        ended = self._tokens / max(1.0, tokens)
+        return (ended + assumed) / (under_way_s + assumed / PROMPTS_PER_S)
+
+    def _forget(self, now_s: float) -> None:
+        since_s = now_s - ADMISSION.rate_s
+        while self._ended and (
+            self._ended[0][0] < since_s or len(self._ended) > ADMISSION.rate_most
+        ):
+            self._tokens -= self._ended.popleft()[1]
+        while self._under_way and self._under_way[0][1] < since_s:
+            self._under_way.popleft()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -179,7 +205,7 @@ def prompts_wait(load: StageLoad) -> bool:
 def prompt_turn_s(load: StageLoad, turn: int) -> float:
     """Seconds until ``turn`` prompts should have ended where prompts wait.
 
-    The rate of late counts once as many ended as wait: before a crowd few came, so few ended.
+    The rate of late counts once as many ended as wait: one that waits for its client slows it down.
     """
     per_s = load.prompts_per_s
     if per_s * ADMISSION.rate_s < load.untried:

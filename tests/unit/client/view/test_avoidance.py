@@ -19,7 +19,7 @@ def test_a_peer_that_fails_again_is_avoided_for_longer() -> None:
     avoidance.add("a", 10.0, 10.0, joined_unix_s=100.0)
     assert avoidance.avoids(record(), 29.9)
     assert not avoidance.avoids(record("b"), 0.0)
-    avoidance.worked(["a"], had_room=False)
+    avoidance.worked(["a"])
     assert not avoidance.avoids(record(), 10.0)
 
 
@@ -66,18 +66,18 @@ def test_a_full_peer_is_asked_again_when_it_said_and_by_one_request_first() -> N
     assert not avoidance.avoids(record(), 1.0, full=True)
     assert not avoidance.avoids(record(), 1.0, urgent=True)
     assert avoidance.avoids(record("b"), 1.0, urgent=True)
-    avoidance.worked(["a"], had_room=False)
+    avoidance.worked(["a"])
     assert avoidance.avoids(record(), 1.0), "it works, for those whom it had room for"
     avoidance.trying("a", 4.0)
     assert avoidance.avoids(record(), 4.0 + CONFIG.try_s / 2)
     assert not avoidance.avoids(record(), 4.0 + CONFIG.try_s)
-    avoidance.worked(["a"], had_room=True)
+    avoidance.answered(["a"], had_room=True)
     assert not avoidance.avoids(record(), 4.0)
 
 
 def test_one_request_at_a_time_waits_for_what_a_peer_says_that_was_full() -> None:
     avoidance = Avoidance()
-    for _ in range(CONFIG.unanswered_max + 1):
+    for _ in range(CONFIG.asking_first + 1):
         avoidance.asked(["a", "b"])
     assert not avoidance.avoids(record(), 0.0), "nobody said that it was full"
     avoidance.add("a", 1.0, 0.0, joined_unix_s=100.0, full=True)
@@ -92,6 +92,33 @@ def test_one_request_at_a_time_waits_for_what_a_peer_says_that_was_full() -> Non
     avoidance.asked(["a"])
     assert avoidance.avoids(record(), 1.0)
     assert not avoidance.avoids(record(), CONFIG.crowded_s), "that was long ago"
+
+
+def test_each_request_that_a_peer_takes_lets_one_more_ask_until_it_refuses_one() -> None:
+    avoidance = Avoidance()
+
+    def ask_all() -> int:
+        """How many ask before the others take the peer as full."""
+        asking = 0
+        while asking < 100 and not avoidance.avoids(record(), 1.0):
+            avoidance.asked(["a"])
+            asking += 1
+        return asking
+
+    def refuse(at_s: float) -> None:
+        avoidance.add("a", at_s, 0.0, joined_unix_s=100.0, full=True)
+
+    refuse(1.0)
+    for turn in range(4):
+        asking = ask_all()
+        assert asking == CONFIG.asking_first * 2**turn
+        for _ in range(asking):
+            avoidance.answered(["a"], had_room=True)
+    asking = ask_all()
+    refuse(1.0)
+    for _ in range(asking):
+        avoidance.answered(["a"])
+    assert ask_all() == CONFIG.asking_first
 
 
 def test_failures_under_one_new_name_after_the_other_take_a_bounded_memory() -> None:

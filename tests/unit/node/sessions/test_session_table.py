@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from coordinator.policies.admission.config import ADMISSION
-from coordinator.policies.admission.rules import StageLoad
+from coordinator.policies.admission.rules import PromptRate, StageLoad
 from dht.budget import Parties
 from dht.messages.session import Priority
 from dht.transport.frame_sender import FrameSender
@@ -104,9 +104,18 @@ def test_a_session_waits_for_stages_and_links_and_not_for_a_slow_client() -> Non
 
 
 def test_the_rate_of_prompts_that_end_is_part_of_the_load() -> None:
-    side = Table()
-    side.table.prompt_ended(1.0)
-    assert side.table.load("a", now_s=2.0) == StageLoad(prompts_per_s=1 / ADMISSION.rate_s)
+    """That of prompts as long as those that wait, without what was kept of them."""
+    side, rate = Table(), PromptRate()
+    ended, waiting = side.add("ended", "a"), side.add("waiting", "a")
+    for live in (ended, waiting):
+        live.session.open = replace(live.session.open, prompt_tokens=100)
+    ended.session.start_at(60)
+    side.table.prompt_ended(ended, 2.0)
+    ended.session.done_position = 101
+    rate.add(40, ended.opened_s, 2.0)
+    load = side.table.load("a", now_s=2.0)
+    assert load.untried == 1
+    assert load.prompts_per_s == rate.per_s(100, 2.0) != rate.per_s(40, 2.0)
 
 
 def test_sessions_without_progress_rest_unless_the_engine_has_work_of_them() -> None:

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from coordinator.policies.admission.config import ADMISSION
 from coordinator.policies.admission.rules import (
+    PROMPTS_PER_S,
     Holding,
-    RecentRate,
+    PromptRate,
     StageLoad,
     TurnedAway,
     first_to_give_way,
@@ -135,16 +136,52 @@ def test_who_is_refused_for_prompts_comes_back_when_as_many_have_ended() -> None
     assert prompt_turn_s(few_came_before, 64) == ADMISSION.prompts_wait_s
 
 
-def test_a_rate_counts_what_happened_of_late() -> None:
-    rate = RecentRate()
-    for at_s in range(60):
-        rate.add(float(at_s))
-    assert rate.per_s(59.0) == pytest.approx(31 / ADMISSION.rate_s)
-    assert rate.per_s(59.0 + ADMISSION.rate_s / 2) == pytest.approx(16 / ADMISSION.rate_s)
-    assert rate.per_s(59.0 + 2 * ADMISSION.rate_s) == 0.0
-    for _ in range(2 * ADMISSION.rate_most):
-        rate.add(200.0)
-    assert rate.per_s(200.0) == ADMISSION.rate_most / ADMISSION.rate_s
+class TestPromptRate:
+    """How fast prompts of 100 tokens end."""
+
+    def rate_of(self, *prompts: tuple[float, float], tokens: int = 100) -> PromptRate:
+        """The rate after prompts that were under way from and to such times."""
+        rate = PromptRate()
+        for began_s, ended_s in prompts:
+            rate.add(tokens, began_s, ended_s)
+        return rate
+
+    def test_times_without_prompts_do_not_count(self) -> None:
+        """A hundred prompts, each half a second after the last, take 20 ms: 50 a second."""
+        rate = self.rate_of(*((at / 2, at / 2 + 0.02) for at in range(100)))
+        now_s = 49.52
+        assert 0.6 * 50 < rate.per_s(100, now_s) < 50
+
+    def test_prompts_at_the_same_time_take_the_time_once(self) -> None:
+        apart = self.rate_of(*((0.1 * at, 0.1 * at + 0.1) for at in range(200)))
+        together = self.rate_of(*((0.1 * at - 2.0, 0.1 * at + 0.1) for at in range(200)))
+        assert apart.per_s(100, 20.0) == pytest.approx(10.0, rel=0.1)
+        assert together.per_s(100, 20.0) == pytest.approx(10.0, rel=0.15)
+
+    def test_one_that_was_under_way_all_the_time_takes_all_of_it(self) -> None:
+        rate = self.rate_of((1.0, 1.1), (2.0, 2.1), (0.0, 20.0))
+        assert rate.per_s(100, 20.0) < 0.5
+
+    def test_it_is_that_of_prompts_as_long_as_those_that_wait(self) -> None:
+        rate = self.rate_of(*((0.1 * at, 0.1 * at + 0.1) for at in range(200)))
+        assert rate.per_s(1000, 20.0) == pytest.approx(1.0, rel=0.3)
+        assert rate.per_s(10, 20.0) == pytest.approx(100.0, rel=0.1)
+
+    def test_few_decide_little_and_none_nothing(self) -> None:
+        assert PromptRate().per_s(100, 0.0) == PromptRate().per_s(0, 0.0) == PROMPTS_PER_S
+        assert self.rate_of((0.0, 0.001)).per_s(100, 0.1) < 2 * PROMPTS_PER_S
+        assert self.rate_of((0.0, 30.0)).per_s(100, 30.0) < PROMPTS_PER_S
+
+    def test_what_ended_long_ago_is_forgotten(self) -> None:
+        rate = self.rate_of(*((0.02 * at, 0.02 * at + 0.02) for at in range(500)))
+        assert rate.per_s(100, 10.0) > 40
+        assert rate.per_s(100, 10.1 + ADMISSION.rate_s) == PROMPTS_PER_S
+
+    def test_it_remembers_a_bounded_number(self) -> None:
+        many = 2 * ADMISSION.rate_most
+        rate = self.rate_of(*((at / many, at / many) for at in range(many)))
+        assert len(rate._ended) == len(rate._under_way) == ADMISSION.rate_most
+        assert rate._tokens == 100 * ADMISSION.rate_most
 
 
 def test_who_has_few_sessions_sees_few_of_others() -> None:
