@@ -168,7 +168,7 @@ class Avoidance:
         self._unanswered.subtract(peer_ids)
         self._unanswered += Counter()  # forgets those that nobody waits for
         for peer_id in peer_ids if had_room else ():
-            self.forgive(peer_id, had_room=True)
+            self._forget(peer_id, full=True)
             if (crowd := self._crowds.get(peer_id)) is not None:
                 crowd.asking_max += 1
 
@@ -192,10 +192,13 @@ class Avoidance:
         while len(self._proven) > AVOIDING.proven_max:
             del self._proven[next(iter(self._proven))]
 
-    def forgive(self, peer_id: str, *, had_room: bool = False) -> None:
-        """No longer avoid a peer, unless it was full and that says nothing of room."""
+    def forgive(self, peer_id: str) -> None:
+        """No longer avoid a peer that failed; that it was full may still be so."""
+        self._forget(peer_id, full=False)
+
+    def _forget(self, peer_id: str, *, full: bool) -> None:
         avoided = self._peers.get(peer_id)
-        if avoided is not None and (had_room or not avoided.full):
+        if avoided is not None and avoided.full is full:
             del self._peers[peer_id]
 
     def is_proven(self, peer_id: str) -> bool:

@@ -73,6 +73,9 @@ def test_a_full_peer_is_asked_again_when_it_said_and_by_one_request_first() -> N
     assert not avoidance.avoids(record(), 4.0 + CONFIG.try_s)
     avoidance.answered(["a"], had_room=True)
     assert not avoidance.avoids(record(), 4.0)
+    avoidance.add("a", 10.0, 4.0, joined_unix_s=100.0)
+    avoidance.answered(["a"], had_room=True)
+    assert avoidance.avoids(record(), 5.0), "it failed, and has not delivered since"
 
 
 def test_one_request_at_a_time_waits_for_what_a_peer_says_that_was_full() -> None:

@@ -156,7 +156,7 @@ def test_who_announces_short_times_and_does_not_keep_them_gets_its_turns_alone()
         view.took(route, expected_s, 0.02, 0.0)
         assert world.drawn() == {liar.me: 60}, "on time again"
         view.avoid(liar.me, RefusalCode.NO_KV, 1.0, 0.0)
-        view.avoidance.forgive(liar.me, had_room=True)
+        view.answered([liar.me], had_room=True)
         assert near(world.drawn()[liar.me], 30), "who refused is asked in turn alone"
 
     in_a_swarm(body)
