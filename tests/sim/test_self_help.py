@@ -522,6 +522,44 @@ async def test_a_peer_that_waits_for_a_holder_makes_way_for_its_owner() -> None:
             task.cancel()
 
 
+class FarHubEngine(LoadingEngine):
+    """Fetches the files of other layers for hours while it serves."""
+
+    async def fetch(self, start: int, end: int, progress: Callable[[int, int], None]) -> None:
+        await asyncio.sleep(4 * 3600.0 if self.serving else 1.0)
+
+
+@pytest.mark.virtual(limit_s=2000)
+async def test_a_peer_that_fetches_files_for_a_move_makes_way_for_its_owner() -> None:
+    async with world(LAYERS, LAYERS) as swarm:
+        desk = Desk()
+        lender = swarm.join(LAYERS, machine=desk)
+        await swarm.until(lambda: lender.held != (0, 0), SETTLE_S)
+        lender.engine.__class__ = FarHubEngine
+        plan, (start, end) = lender.plans.newest, lender.held
+        assert plan is not None
+
+        def fetches() -> int:
+            return lender.out.getvalue().count("Fetching layers")
+
+        before = fetches()
+        elsewhere = replace(
+            plan,
+            version=replace(plan.version, counter=plan.version.counter + 1),
+            assignments=(
+                Assignment(peer_id=lender.transport.peer_id, start=start, end=end - 1),
+                *(a for a in plan.assignments if a.peer_id != lender.transport.peer_id),
+            ),
+        )
+        await lender.plans.add(elsewhere)
+        await swarm.until(lambda: fetches() > before, SETTLE_S)
+        assert lender.held == (start, end)
+        desk.used = True
+        await swarm.until(lambda: lender.held == (0, 0), SETTLE_S)
+        desk.used = False
+        await swarm.until(lambda: lender.held != (0, 0), UseConfig().calm_for_s + SETTLE_S)
+
+
 class NoHubEngine(LoadingEngine):
     """Cannot fetch a file while the hub is away."""
 
