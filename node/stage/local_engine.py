@@ -379,6 +379,10 @@ class LocalEngine:
             lambda: self._watched(lambda: self._engine.run_rows(start, end, rows))
         )
 
+    async def turn(self) -> None:
+        """Wait until the engine's thread is between steps."""
+        await self._worker.call(lambda: None)
+
     @property
     def backlog_tokens(self) -> int:
         return self._worker.backlog_tokens

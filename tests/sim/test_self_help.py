@@ -61,6 +61,8 @@ class LoadingEngine(PaperEngine):
         super().__init__(peer_id, 0, 0, kv_tokens=10_000, step_s=0.01)
         self.memory_bytes = memory_bytes
         self.serving = False
+        self.steps_end = asyncio.Event()
+        self.steps_end.set()
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def fetch(self, start: int, end: int, progress: Callable[[int, int], None]) -> None:
@@ -71,6 +73,9 @@ class LoadingEngine(PaperEngine):
             raise UserError(f"layers [{start}, {end}) asked of {LAYERS}, or too many")
         await asyncio.sleep(2.0)
         return (end - start) * LAYER_BYTES
+
+    async def turn(self) -> None:
+        await self.steps_end.wait()
 
     def start_serving(self, start: int, end: int) -> None:
         self.span, self.serving = (start, end), True
@@ -286,6 +291,21 @@ async def test_a_peer_whose_device_is_lost_ends_rather_than_fail_every_session()
         _, broken = swarm.peers
         broken.engine.lost.set_result("unspecified launch failure")
         with pytest.raises(MachineError, match="unspecified launch failure"):
+            await broken.task
+
+
+@pytest.mark.virtual(limit_s=2000)
+async def test_a_peer_whose_engine_stands_still_ends_rather_than_keep_its_layers():
+    async with world(6, 6) as swarm:
+        _, broken = swarm.peers
+        broken.engine.steps_end.clear()
+        await asyncio.sleep(60)
+        assert not broken.task.done(), "a step may take long now and then"
+        broken.engine.steps_end.set()
+        await asyncio.sleep(600)
+        assert not broken.task.done()
+        broken.engine.steps_end.clear()
+        with pytest.raises(MachineError, match="stands still"):
             await broken.task
 
 
