@@ -28,7 +28,7 @@ from dht.process.supervision import PartFunction
 from dht.records.access import AskedRecords, RecordAccess, SharedRecords
 from dht.records.helper import RecordHelper
 from dht.records.signed import RecordGuard, RecordSigner
-from dht.transport.config import CONNECT_LIMIT_S, TransportConfig, expanded
+from dht.transport.config import CONNECT_LIMIT_S, OWN_ADDRESS, TransportConfig, expanded
 from dht.transport.interface import (
     OPEN_LIMIT_S,
     RECORDS_PROTOCOL,
@@ -48,7 +48,7 @@ REJOIN_PERIOD_S = 15.0
 a greeting on a busy machine and for what follows it."""
 LISTENS_S = 3.0
 """Time for a missing peer to take a connection."""
-ADDRESSES_PERIOD_S = 15.0
+ADDRESSES_PERIOD_S = OWN_ADDRESS.look_s
 SOCKETS_PERIOD_S = 5.0
 """Period of looks at whether the daemon's sockets are there."""
 ALREADY_SET = "already set"
