@@ -2,17 +2,21 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from client.swarm.swarm import Swarm, SwarmConfig
 from dht.checkpoints.hub import absolute_model
 from dht.command_line import printable
+from dht.errors import NetworkError
 from dht.identity.dialling import DialRule
 from dht.messages.types import RECORD_BOUNDS, RouteStage
 from dht.networks.remembered import Remembered, remember
+from dht.process.supervision import beside
+from dht.transport.interface import Transport
 
 
 def settled_swarm(
@@ -31,6 +35,26 @@ def settled_swarm(
     return Swarm.connect(
         arguments.initial_peers, model=arguments.model, config=config, on_status=on_status
     )
+
+
+@asynccontextmanager
+async def lasting_swarm(
+    arguments: argparse.Namespace,
+    on_status: Callable[[str], None] | None = None,
+    **options: Any,
+) -> AsyncIterator[Swarm]:
+    """:func:`settled_swarm` for a command that runs on by itself.
+
+    The block ends with NetworkError or MachineError where this process is cut off for good: what
+    starts it again would else wait for an end that never comes.
+    """
+    connecting = settled_swarm(arguments, on_status, **options)
+    async with connecting as swarm, beside(partial(_watch_network, swarm.transport)):
+        yield swarm
+
+
+async def _watch_network(transport: Transport) -> None:
+    raise NetworkError(await transport.wait_ended())
 
 
 def remember_swarm(

@@ -233,7 +233,7 @@ class Coordinator:
         self._demand.look(nodes, self._plans.newest, self._now())
         silent = self._liveness.silent
         usable = usable_nodes(nodes, self._model, silent)
-        self._watch(usable, nodes)
+        self._watch(nodes)
         self._note_losses(usable)
         if not self.leads:
             self._change = None
@@ -337,7 +337,7 @@ class Coordinator:
         """Why the peers cannot hold every layer; None: they can. Their links do not matter."""
         return why_uncoverable(problem_of(self._model, usable, {}))
 
-    def _watch(self, usable: dict[str, NodeRecord], nodes: dict[str, NodeRecord]) -> None:
+    def _watch(self, nodes: dict[str, NodeRecord]) -> None:
         """Ping the coordinator when next in line, and the plan's peers when leading."""
         watched: set[str] = set()
         leader = self._leadership.election.leader
@@ -346,10 +346,7 @@ class Coordinator:
         elif leader is not None and self._transport.peer_id in self._leadership.successors:
             watched = {leader}
         watched.discard(self._transport.peer_id)
-        self._liveness.watch(
-            {p: usable[p].addresses if p in usable else () for p in sorted(watched)},
-            nodes.keys(),
-        )
+        self._liveness.watch(watched, {p: record.addresses for p, record in nodes.items()})
 
     # Planning
 

@@ -443,7 +443,7 @@ def _works_beside(
     from coordinator.problem.model_pin import named_peers
     from dht.networks.mdns import advertise
     from node.peer.installed_watch import keep_looking
-    from node.peer.inviting import keep_inviting, offer_here
+    from node.peer.inviting import keep_inviting, keep_offering
     from node.peer.remembering import keep_remembering
     from node.peer.roaming import RoamConfig, Roamer
 
@@ -475,8 +475,12 @@ def _works_beside(
     ]
     if len(allowed) > 1:
         works.append(roamer.run)
-    if arguments.local and (offer := offer_here(arguments, transport.addresses, spec, reporter)):
-        works.append(partial(advertise, offer))
+    if arguments.local:
+        works.append(
+            partial(
+                keep_offering, arguments, lambda: transport.addresses, spec, reporter, advertise
+            )
+        )
     return works
 
 

@@ -18,7 +18,7 @@ from client.gateway.programs import PROGRAMS, settings, settings_for
 from client.gateway.protocols.requests import CHAT_TOKENS_DEFAULT
 from client.gateway.web.callers import check_names, hosts_of, proxies_of
 from client.gateway.web.uploads import UploadsConfig
-from client.remembering import remember_swarm, settled_swarm
+from client.remembering import lasting_swarm, remember_swarm
 from client.swarm.swarm import Swarm, model_beside, named_of
 from client.text.chat_template import ChatTemplate
 from coordinator.problem.model_pin import DIGITS_MIN
@@ -246,7 +246,7 @@ async def serve(arguments: argparse.Namespace) -> int:
         uploads=UploadsConfig(bytes_max=int(arguments.max_body * 2**20)),
         requests_max=arguments.max_requests,
     )
-    async with settled_swarm(arguments, _say, wait_s=arguments.wait, pings_always=True) as swarm:
+    async with lasting_swarm(arguments, _say, wait_s=arguments.wait, pings_always=True) as swarm:
         if (spec := swarm.view.spec) is not None and swarm.is_vouched_for(spec):
             remember_swarm(arguments, swarm)
         parts = swarm.reader.parts

@@ -74,7 +74,7 @@ async def main(arguments: argparse.Namespace) -> int:
     from client.health.prober import Prober, ProberConfig
     from client.health.state import aged
     from client.pages.listening import PageRunner, close_idle, listen, runner_of
-    from client.remembering import remember_swarm, settled_swarm
+    from client.remembering import lasting_swarm, remember_swarm
 
     if not 0 <= arguments.port <= 65_535:
         raise UserError(f"--port is {arguments.port}; it must be between 0 and 65535")
@@ -85,7 +85,7 @@ async def main(arguments: argparse.Namespace) -> int:
         read_invitation(arguments.invite)
     async with AsyncExitStack() as stack:  # a wrong --data is told before anybody is asked
         history = stack.enter_context(closing(History(arguments.data)))
-        swarm = await stack.enter_async_context(settled_swarm(arguments, wait_s=0.0))
+        swarm = await stack.enter_async_context(lasting_swarm(arguments, wait_s=0.0))
         remember_swarm(arguments, swarm)
         invitation = _invitation(arguments, swarm.text.name)
         config = ProberConfig(every_s=arguments.every, invitation=invitation, thanked=thanked)

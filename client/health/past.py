@@ -1,9 +1,11 @@
 """What the page keeps of the time behind it: the spans of its charts, and what was lost. Pure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from client.health.given import GIVEN
 from client.pages.clean import clean_name
 from dht.process.json_file import Json
 
@@ -92,10 +94,12 @@ class IncidentWatch:
 
     A peer is lost when it falls silent after it was believed to hold layers: nobody fills the list
     with peers that never served. One that says that it leaves is not lost.
+    Nothing begins with the first state after a pause of this machine: nobody was pinged meanwhile.
     """
 
     open: dict[str, Incident] = field(default_factory=dict)
     _served: set[str] = field(default_factory=set)
+    _last_unix_s: float = math.inf
 
     def look(self, state: Json) -> list[Incident]:
         """Incidents that began or ended with this state."""
@@ -108,6 +112,9 @@ class IncidentWatch:
         }
         if swarm["verdict"] == "not healthy":
             began[SWARM] = ("the swarm", f"not healthy: {'; '.join(swarm['reasons'])}")
+        if now_unix_s - self._last_unix_s > GIVEN.step_s_max:
+            began.clear()
+        self._last_unix_s = now_unix_s
         back = {key for key, peer in states.items() if peer["counts"]}
         if swarm["healthy"]:
             back.add(SWARM)

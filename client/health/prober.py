@@ -86,6 +86,8 @@ class Prober:
         """The one that was seen first comes first."""
         self._links: dict[str, LinksRecord] = {}
         self._leases: dict[str, LeaseRecord] = {}
+        self._blind = False
+        """Whether nobody answered the last look."""
         self._route: tuple[RouteStage, ...] = ()
         self._token_time: TokenTime | None = None
         self._models: tuple[ServedModel, ...] = ()
@@ -181,6 +183,7 @@ class Prober:
             links=tuple(self._links.values()),
             leases=tuple(self._leases.values()),
             plan=plan,
+            blind=self._blind,
             probes=await self._history.recent(now_unix_s),
             past=await self._history.past(now_unix_s),
             incidents=await self._history.incidents(now_unix_s),
@@ -221,7 +224,9 @@ class Prober:
                 self._leases = await self._directory.leases()
         except (NetworkError, TimeoutError) as error:
             logger.warning("cannot read the DHT: %s", error)
+            self._blind = True
             return
+        self._blind = False
         for peer_id, record in nodes.items():
             self._peers[peer_id] = self._seen(peer_id, record, now_unix_s)
         kept = [

@@ -139,6 +139,8 @@ class SwarmSnapshot:
     links: tuple[LinksRecord, ...] = ()
     leases: tuple[LeaseRecord, ...] = ()
     plan: Plan | None = None
+    blind: bool = False
+    """Whether nobody told the page who serves when it last looked."""
     probes: tuple[Probe, ...] = ()
     """Those of the last hour, oldest first."""
     past: Sequence[Past] = tuple(Past(span=span) for span in SPANS)
@@ -177,10 +179,10 @@ def build_state(seen: SwarmSnapshot) -> Json:
         peer["links"] = at_peers.get(peer["id"])
     counts = _depths(peers, spec)
     weak = _weak_points(seen, spec, peers)
-    help_text = _help(spec, counts, weak)
+    help_text = _help(spec, counts, weak, blind=seen.blind)
     probes = _probes(seen)
     reasons = _reasons(seen, peers, counts, probes)
-    verdict = _verdict(reasons, counts, probes)
+    verdict = _verdict(seen, reasons, counts, probes)
     return {
         "version": 1,
         "generated_unix_s": seen.now_unix_s,
@@ -331,16 +333,19 @@ def _ranges(depths: list[int], depth: int) -> tuple[tuple[int, int], ...]:
     return layer_ranges(layer for layer, found in enumerate(depths) if found == depth)
 
 
-def _verdict(reasons: list[str], depths: list[int], probes: Json) -> str:
+def _verdict(seen: SwarmSnapshot, reasons: list[str], depths: list[int], probes: Json) -> str:
     if not reasons:
         return held_verdict(min(depths))
-    return "not known" if probes["last"] is None else "not healthy"
+    unseen = probes["last"] is None or (seen.blind and not any(depths))
+    return "not known" if unseen else "not healthy"
 
 
 def _reasons(seen: SwarmSnapshot, peers: list[Json], depths: list[int], probes: Json) -> list[str]:
     last = probes["last"]
     if last is None:
         return ["the page has only begun to look"]
+    if seen.blind and not any(depths):
+        return ["the page reaches nobody who tells it who serves; it may be cut off itself"]
     if not depths:
         return ["nobody announces this model"]
     reasons = []
@@ -434,7 +439,9 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return sorted(values)[max(0, math.ceil(len(values) * share / 100) - 1)]
 
 
-def _help(spec: ModelSpec | None, depths: list[int], weak: Sequence[str]) -> str:
+def _help(spec: ModelSpec | None, depths: list[int], weak: Sequence[str], *, blind: bool) -> str:
+    if blind and not any(depths):
+        return "What would help most is not known."
     if spec is None:
         return "Nobody serves this model: found the swarm with `anabranch join`."
     lost, single = _ranges(depths, 0), _ranges(depths, 1)

@@ -78,7 +78,7 @@ class FollowedPlans:
         holder = holders[tried % len(holders)]
         try:
             async with asyncio.timeout(STORING.fetch_s):
-                body = await ask_body(self._transport, holder, head)
+                body = await ask_body(self._transport, self._directory, holder, head)
                 return await asyncio.to_thread(decode_plan, head, body, self._directory.model_key)
         except (NetworkError, PeerError, TimeoutError) as error:
             self.counters["fetch_failed"] += 1

@@ -36,13 +36,16 @@ Review = Callable[[Plan, Plan | None], Awaitable[Verdict]]
 """Judges a plan, given the running one."""
 
 
-async def ask_body(transport: Transport, holder: str, head: PlanHead) -> bytes:
-    """The body of the plan of ``head``, from the peer ``holder``.
+async def ask_body(
+    transport: Transport, directory: Directory, holder: str, head: PlanHead
+) -> bytes:
+    """The body of the plan of ``head``, from the peer ``holder``, where its record says that it is.
 
     Raises NetworkError where that one does not answer or does not have it, PeerError where it sends
     something else.
     """
-    stream = await transport.open_stream(holder, PLAN_PROTOCOL)
+    addresses = await directory.addresses_of(holder)
+    stream = await transport.open_stream(holder, PLAN_PROTOCOL, addresses=addresses)
     try:
         await codec.send_frame(stream, PlanRequest(sha256=head.sha256))
         frame = await codec.read_frame(stream, limit_bytes=head.size_bytes + 1024)
@@ -283,7 +286,7 @@ class PlanStore:
             if body is None:
                 raise NetworkError("published by this peer before it was restarted")
             return body
-        return await ask_body(self._transport, holder, head)
+        return await ask_body(self._transport, self._directory, holder, head)
 
     async def _take(self, head: PlanHead, body: bytes) -> bool:
         try:

@@ -28,7 +28,7 @@ from dht.process.supervision import PartFunction
 from dht.records.access import AskedRecords, RecordAccess, SharedRecords
 from dht.records.helper import RecordHelper
 from dht.records.signed import RecordGuard, RecordSigner
-from dht.transport.config import CONNECT_LIMIT_S, TransportConfig, expanded
+from dht.transport.config import CONNECT_LIMIT_S, OWN_ADDRESS, TransportConfig, expanded
 from dht.transport.interface import (
     OPEN_LIMIT_S,
     RECORDS_PROTOCOL,
@@ -48,7 +48,7 @@ REJOIN_PERIOD_S = 15.0
 a greeting on a busy machine and for what follows it."""
 LISTENS_S = 3.0
 """Time for a missing peer to take a connection."""
-ADDRESSES_PERIOD_S = 15.0
+ADDRESSES_PERIOD_S = OWN_ADDRESS.look_s
 SOCKETS_PERIOD_S = 5.0
 """Period of looks at whether the daemon's sockets are there."""
 ALREADY_SET = "already set"
@@ -152,7 +152,10 @@ class HivemindTransport:
         await self.serve(RELAY_PROTOCOL, serve)
 
     async def _help_others(self, peers: dict[str, tuple[bytes, ...]]) -> None:
-        """Serve records to light peers and keep this peer's own, unless it is a client."""
+        """Watch the daemon; serve records to light peers and keep this peer's own, unless it is a
+        client."""
+        parts = self._config.parts
+        works: list[PartFunction] = [self._keep_addresses, self._watch_sockets]
         if isinstance(self._records, SharedRecords):
             helper = RecordHelper(self._records, self._config.budget)
 
@@ -160,7 +163,9 @@ class HivemindTransport:
                 await helper.serve(self._config.metered(RECORDS_PROTOCOL, stream, served=True))
 
             await self.serve(RECORDS_PROTOCOL, tell)
-            self._running = self._handlers.adopt(self._run(self._records, peers))
+            works.append(partial(self._records.run, parts))
+            works.append(partial(self._keep_joined, self._records, peers))
+        self._running = self._handlers.adopt(parts.run(*works))
 
     @property
     def peer_id(self) -> str:
@@ -316,14 +321,6 @@ class HivemindTransport:
         await asyncio.gather(*tasks, return_exceptions=True)
         if p2p is not None:
             await p2p.shutdown()
-
-    async def _run(self, records: SharedRecords, peers: dict[str, tuple[bytes, ...]]) -> None:
-        parts = self._config.parts
-        works: list[PartFunction] = [
-            *(partial(records.run, parts), self._keep_addresses, self._watch_sockets)
-        ]
-        works.append(partial(self._keep_joined, records, peers))
-        await parts.run(*works)
 
     async def _start(self) -> None:
         import hivemind

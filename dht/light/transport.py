@@ -22,7 +22,7 @@ from dht.identity.multiaddr import (
 )
 from dht.records.access import AskedRecords
 from dht.records.signed import RecordGuard, RecordSigner
-from dht.transport.config import CONNECT_LIMIT_S, TransportConfig, expanded
+from dht.transport.config import CONNECT_LIMIT_S, OWN_ADDRESS, TransportConfig, expanded
 from dht.transport.interface import OPEN_LIMIT_S, Contact, Stream, StreamHandler
 from dht.transport.listening import check_free
 from dht.transport.streams import StreamHandlers
@@ -36,6 +36,8 @@ class LightTransport:
         self._handlers = StreamHandlers(config.budget)
         self._signer = RecordSigner(config.identity)
         self._addresses: tuple[str, ...] = ()
+        self._bound: tuple[str, ...] = ()
+        """Where it listens, on all of this machine's addresses or on one."""
         self._host: Any = None
         self._closed = False
         self._ended = asyncio.Event()
@@ -155,10 +157,21 @@ class LightTransport:
         # The import takes seconds: in a thread, so that the loop goes on.
         host_of = await asyncio.to_thread(_load)
         self._host = host_of(config.identity, self._on_stream, config.budget)
-        bound = await self._host.start(listen, limit_s=limit_s)
-        reached = config.announce_addresses or expanded(bound)
-        self._dials = DialRule.of(config.initial_peers, reached)
-        self._addresses = ranked([f"{address}/p2p/{self.peer_id}" for address in reached])
+        self._bound = await self._host.start(listen, limit_s=limit_s)
+        self._read_addresses()
+        self._dials = DialRule.of(config.initial_peers, self._addresses)
+        self._handlers.adopt(config.parts.keep(self._keep_addresses, ends_process=False))
+
+    def _read_addresses(self) -> None:
+        reached = self._config.announce_addresses or expanded(self._bound)
+        found = ranked([f"{address}/p2p/{self.peer_id}" for address in reached])
+        self._addresses = found or self._addresses
+
+    async def _keep_addresses(self) -> None:
+        """Read this peer's addresses again and again: networks change."""
+        while True:
+            await asyncio.sleep(OWN_ADDRESS.look_s)
+            self._read_addresses()
 
     def _on_stream(self, protocol: str, stream: Any) -> None:
         handler = self._handlers.by_protocol.get(protocol)

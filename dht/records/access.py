@@ -19,6 +19,7 @@ from typing import Protocol
 from dht.budget import Parties
 from dht.errors import NetworkError
 from dht.messages.peer import SignedRecord
+from dht.process.sleeping import slept_s
 from dht.process.supervision import Supervisor
 from dht.records.client import OpenStream, RecordClient
 from dht.records.directory import RecordKind
@@ -119,7 +120,8 @@ class AskedRecords(RecordAccess):
         of :class:`RecordClient`."""
         self._signer = signer
         self._guard = guard
-        self.clock = NetworkClock(now, lambda: asyncio.get_running_loop().time())
+        # What helpers said would else be taken for the time at which this machine fell asleep.
+        self.clock = NetworkClock(now, lambda: asyncio.get_running_loop().time() + slept_s())
         """The network's time."""
         self._asked = RecordClient(
             open_stream,

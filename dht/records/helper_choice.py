@@ -40,7 +40,8 @@ class Chance(Protocol):
 class _Helper:
     addresses: tuple[str, ...]
     given: bool
-    failures: int = 0
+    pause_s: float = 0.0
+    """For how long the last failure has it avoided; 0: it answered since."""
     until_s: float = -1e9
 
 
@@ -90,10 +91,9 @@ class Helpers:
         """Record that a helper did not answer as it should."""
         helper = self._known.get(peer_id)
         if helper is not None:
-            helper.failures += 1
-            helper.until_s = now_s + min(
-                CHOOSING.avoid_s * 2 ** (helper.failures - 1), CHOOSING.avoid_s_max
-            )
+            longer_s = max(CHOOSING.avoid_s, 2 * helper.pause_s)
+            helper.pause_s = min(longer_s, CHOOSING.avoid_s_max)
+            helper.until_s = now_s + helper.pause_s
         if peer_id == self._second:
             self._second = None
 
@@ -101,7 +101,7 @@ class Helpers:
         """Record that a helper answered."""
         helper = self._known.get(peer_id)
         if helper is not None:
-            helper.failures = 0
+            helper.pause_s = 0.0
 
     def drawn(self, now_s: float, count: int, tried: Collection[str] = ()) -> tuple[str, ...]:
         """Up to ``count`` helpers at random, without ``tried`` and those that failed lately.

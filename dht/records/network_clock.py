@@ -1,8 +1,8 @@
 """The network's time for who asks full peers: this machine's clock, unless theirs differ. Pure.
 
 Records live for seconds, so a clock that is a minute off would show an empty network. Full peers
-say their time with each answer. What they said is kept against a clock that never jumps, so a
-correction outlives a jump of this machine's clock.
+say their time with each answer. What they said is kept against a clock that never jumps and goes on
+while the machine sleeps, so a correction outlives a jump of this machine's clock.
 
 What most parties say counts, within ``CLOCK_S``; where as many say different things, what is
 nearest to this machine's clock. So a helper that lies alone moves nothing while another agrees with
@@ -32,7 +32,8 @@ class NetworkClock:
     """Maximum correction on the word of one party."""
 
     def __init__(self, wall: Callable[[], float], steady: Callable[[], float]) -> None:
-        """``wall`` is this machine's clock in Unix seconds, ``steady`` one that never jumps."""
+        """``wall`` is this machine's clock in Unix seconds, ``steady`` one that never jumps, and
+        goes on while the machine sleeps."""
         self._wall = wall
         self._steady = steady
         self._said: dict[str, tuple[float, str]] = {}

@@ -45,7 +45,9 @@ class Replica:
         self._config = config
         self._read_s: dict[str, float] = {}
         self._updated_s: dict[str, float] = {}
-        self._refreshing: asyncio.Task[None] | None = None
+        self._wanted: set[str] = set()
+        """Keys that readers wait for: they may be more than one request takes."""
+        self._refreshing: tuple[tuple[str, ...], asyncio.Task[None] | None] = (), None
 
     def living(self, key: str) -> Mapping[str, SignedRecord]:
         """The newest living records under ``key`` that are known here, by author."""
@@ -61,13 +63,13 @@ class Replica:
         Raises NetworkError where no peer could be asked.
         """
         self._follow(key)
-        if self._under_way is not None and not self.fresh(key):
+        while not self.fresh(key):
+            self._wanted.add(key)
+            keys, refreshing = self._shared_refresh()
             # Shielded: a reader that leaves must not end the refresh for the others.
-            await asyncio.shield(self._under_way)
-        if not self.fresh(key):
-            # Whatever is under way now has begun since, and covers this key. So nobody waits for
-            # more than two, and never for one that has ended already, which would not yield.
-            await self._share_refresh()
+            await asyncio.shield(refreshing)
+            if key in keys:
+                break
         return {author: record.payload for author, record in self.living(key).items()}
 
     async def run(self) -> None:
@@ -90,28 +92,38 @@ class Replica:
     def followed(self) -> tuple[str, ...]:
         """The followed keys, ``PEER_BOUNDS.keys_asked_max`` at most: the last read ones."""
         since_s = self._clock() - self._config.followed_s
-        self._read_s = {key: at_s for key, at_s in self._read_s.items() if at_s >= since_s}
+        self._read_s = {
+            key: at_s
+            for key, at_s in self._read_s.items()
+            if at_s >= since_s or key in self._wanted
+        }
         self._updated_s = {k: at_s for k, at_s in self._updated_s.items() if k in self._read_s}
         return tuple(self._read_s)[-PEER_BOUNDS.keys_asked_max :]
 
-    @property
-    def _under_way(self) -> "asyncio.Task[None] | None":
-        """The refresh that readers share now. One that has ended may still have its callback to
-        run."""
-        shared = self._refreshing
-        return None if shared is None or shared.done() else shared
-
-    async def _share_refresh(self) -> None:
-        """Refresh all followed keys; simultaneous readers share one refresh."""
-        shared = self._under_way
-        if shared is None:
-            shared = asyncio.create_task(self._refresh_all(self.followed()))
+    def _shared_refresh(self) -> "tuple[tuple[str, ...], asyncio.Task[None]]":
+        """The refresh that readers share now, and its keys. One that has ended is not waited for,
+        as that would not yield."""
+        keys, shared = self._refreshing
+        if shared is None or shared.done():
+            keys = self._due()
+            shared = asyncio.create_task(self._refresh_all(keys))
             shared.add_done_callback(_retrieved)
-            self._refreshing = shared
-        await asyncio.shield(shared)
+            self._refreshing = keys, shared
+        return keys, shared
+
+    def _due(self) -> tuple[str, ...]:
+        """The keys of the next refresh: those that readers wait for, who read first come first, and
+        with them the last read ones."""
+        recent = self.followed()
+        wanted = [key for key in self._read_s if key in self._wanted]
+        first = [*dict.fromkeys((*wanted, *reversed(recent)))][: PEER_BOUNDS.keys_asked_max]
+        return tuple(key for key in self._read_s if key in first)
 
     async def _refresh_all(self, keys: tuple[str, ...]) -> None:
-        await self._refresh(keys)
+        try:
+            await self._refresh(keys)
+        finally:
+            self._wanted.difference_update(keys)
         self._updated_s.update(dict.fromkeys(keys, self._clock()))
 
     @staticmethod

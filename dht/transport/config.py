@@ -17,6 +17,17 @@ CONNECT_LIMIT_S = 15.0
 ANY_HOSTS = frozenset({"0.0.0.0", "::"})  # noqa: S104
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnAddressConfig:
+    """How often a peer looks where it is."""
+
+    look_s: float = 15.0
+    """Interval between two looks at its addresses: networks and port mappings change."""
+
+
+OWN_ADDRESS = OwnAddressConfig()
+
+
 class TransportKind(StrEnum):
     """The adapter that carries a peer's streams."""
 

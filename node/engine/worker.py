@@ -114,12 +114,13 @@ class Worker:
             self._ready.notify()
         return await done
 
-    def stop(self) -> None:
-        """End the thread after its running step."""
+    def stop(self, limit_s: float = 120.0) -> None:
+        """End the thread after its running step. One that has not ended after ``limit_s`` is left
+        behind: a device that hangs must not keep this process from ending."""
         with self._ready:
             self._stopping = True
             self._ready.notify()
-        self._thread.join()
+        self._thread.join(limit_s)
 
     def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
         try:

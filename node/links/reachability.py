@@ -195,12 +195,15 @@ class ReachKeeper:
             await self._rest(self._every_s.get(self.reach, REACH.unknown_every_s))
 
     async def _rest(self, pause_s: float) -> None:
-        """Wait until the next look. Relays are watched meanwhile; another replaces one that is
-        lost."""
-        clock = asyncio.get_running_loop()
+        """Wait until the next look, which comes at once where this peer's addresses change. Relays
+        are watched meanwhile; another replaces one that is lost."""
+        clock, here = asyncio.get_running_loop(), set(self._transport.addresses)
         until_s = clock.time() + pause_s
         while (left_s := until_s - clock.time()) > 0:
             await asyncio.sleep(min(left_s, WATCH_EVERY_S))
+            if set(self._transport.addresses) != here:
+                self._findings = Findings()  # what was found was so in another network
+                return
             if await self._relays.lost():
                 with suppress(NetworkError):
                     await self._relays.hold(await self._directory.nodes())

@@ -136,6 +136,7 @@ class Announcer:
             now_s = loop.time()
             if jump_s := self._clock.look(self._transport.now(), now_s):
                 self._on_jump(jump_s)
+                self._shift_times(jump_s)
                 self.again()
             due = now_s - looked_s >= self._every_s
             at_once = self._changed.is_set() or self._is_busier()
@@ -149,6 +150,14 @@ class Announcer:
                     continue
             self._changed.clear()
             await self.announce()
+
+    def _shift_times(self, jump_s: float) -> None:
+        """Keep what the record says of the past as long ago as it was."""
+        record = self._record
+        joined_s, moved_s = (
+            at_s and max(0.0, at_s + jump_s) for at_s in (record.joined_unix_s, record.moved_unix_s)
+        )
+        self._record = replace(record, joined_unix_s=joined_s, moved_unix_s=moved_s)
 
     def _is_busier(self) -> bool:
         told = self._told

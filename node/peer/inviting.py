@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from dht.checkpoints.hub import local_path
 from dht.command_line import COMMAND
@@ -17,6 +18,7 @@ from dht.messages.types import ModelSpec
 from dht.networks.connecting import chosen_transport
 from dht.networks.invitation import invitation_to, text_of
 from dht.networks.local_network import Offer, offer_of_peer
+from dht.process.supervision import PartFunction, beside
 from dht.records.directory import Directory
 from dht.transport.config import ANY_HOSTS, TransportKind
 from node.owner.reporter import Reporter
@@ -139,13 +141,34 @@ def offer_here(
 ) -> Offer | None:
     """What ``--local`` tells this local network; None where nobody could join through this peer."""
     if chosen_transport(arguments.transport) is TransportKind.LIGHT:
-        reporter.say("A light peer lets nobody in, so it is not offered on this network")
+        reporter.stands(
+            "offer", "A light peer lets nobody in, so it is not offered on this network"
+        )
         return None
     name = arguments.name or machine_name() or platform.node()
     try:
         offer = offer_of_peer(name, arguments.network, addresses, spec.name, spec.fingerprint)
     except UserError as error:
-        reporter.say(f"Not offered on this network: {error}")
+        reporter.stands("offer", f"Not offered on this network: {error}")
         return None
-    reporter.say(f"Offered on this network (--local): {offer}")
+    reporter.stands("offer", f"Offered on this network (--local): {offer}")
     return offer
+
+
+async def keep_offering(
+    arguments: argparse.Namespace,
+    addresses: Callable[[], Sequence[str]],
+    spec: ModelSpec,
+    reporter: Reporter,
+    advertise: PartFunction,
+) -> None:
+    """Advertise :func:`offer_here` until cancelled, anew whenever this machine's addresses change.
+
+    Raises as ``advertise``.
+    """
+    while True:
+        here = set(addresses())
+        offer = offer_here(arguments, addresses(), spec, reporter)
+        async with beside(*([] if offer is None else [partial(advertise, offer)])):
+            while set(addresses()) == here:  # noqa: ASYNC110  nobody tells of a change
+                await asyncio.sleep(ALONE_LOOK_S)

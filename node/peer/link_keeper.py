@@ -75,6 +75,8 @@ class LinkKeeper:
         self._probed: dict[str, tuple[Link, float, float]] = {}
         """Each neighbour's last probe, the age up to which it is fresh, and when it was made by the
         loop's clock, which nobody sets."""
+        self._failed_s: dict[str, float] = {}
+        """When neighbours that gave no link were asked for it last, by the loop's clock."""
         self._published_s = -math.inf
 
     async def run(self) -> None:
@@ -97,7 +99,9 @@ class LinkKeeper:
             if now_s - probed_s < fresh_s
         }
         missing = [peer_id for peer_id in nodes if peer_id not in fresh | {me: None}]
-        missing = probe_order(me, missing)
+        # Whoever never answers comes after all others, or nobody else might have a turn.
+        self._failed_s = {p: at_s for p, at_s in self._failed_s.items() if p in nodes}
+        missing = sorted(probe_order(me, missing), key=lambda p: self._failed_s.get(p, -math.inf))
         room = min(LINK_KEEPING.per_round, RECORD_BOUNDS.links_max - len(fresh))
         for peer_id in missing[: max(0, room)]:
             if self._stage.traffic.beside_left_bytes < PROBE.measure_bytes:
@@ -108,7 +112,9 @@ class LinkKeeper:
                 link = replace(link, bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, lent))
                 fresh[peer_id] = link
                 self._probed[peer_id] = (link, self._fresh_s(link), now_s)
+                self._failed_s.pop(peer_id, None)
             except NetworkError as error:
+                self._failed_s[peer_id] = now_s
                 logger.info("no link from %s: %s", peer_id, error)
         changed = fresh != self._measured.links
         self._measured.links = fresh

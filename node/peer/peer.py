@@ -64,6 +64,11 @@ class PeerConfig:
     """Maximum wait at the start until a dial-back succeeded, or all peers asked have answered."""
     drain_s: float = 30.0
     """How long live sessions may go on when the peer leaves."""
+    turn_s: float = 10.0
+    """Interval between looks whether the engine comes to the end of its step."""
+    turn_looks: int = 30
+    """Looks at one step, while this peer serves, after which the engine stands still for good:
+    clients give up on a step after seconds."""
 
 
 class LooksAtMachine(Protocol):
@@ -180,7 +185,7 @@ class Peer:
             *others,
         )
         async with (
-            beside(self._watch_network, self._watch_device),
+            beside(self._watch_network, self._watch_device, self._watch_engine),
             self._parts.beside(self._reach.run),
         ):
             await self._wait_reach()
@@ -235,6 +240,27 @@ class Peer:
         reason = await asyncio.shield(self._engine.lost)
         device = self._announcer.record.device.name
         raise MachineError(f"{device} has failed, and joining again may help: {reason}")
+
+    async def _watch_engine(self) -> None:
+        """End the peer when its engine stands still: it would answer pings, and keep layers that
+        every session breaks at. Looks are counted, since a process that is stopped sees nothing."""
+        while True:
+            turn = asyncio.create_task(self._engine.turn())
+            try:
+                for _ in range(self._config.turn_looks):
+                    await asyncio.wait({turn}, timeout=self._config.turn_s)
+                    if turn.done() or self._announcer.record.state is not NodeState.SERVING:
+                        break
+                else:
+                    limit_s = self._config.turn_looks * self._config.turn_s
+                    raise MachineError(
+                        f"the engine stands still: a step has not ended for {limit_s:.0f} s, and"
+                        " joining again may help"
+                    )
+                await turn
+            finally:
+                turn.cancel()
+            await asyncio.sleep(self._config.turn_s)
 
     @property
     def record(self) -> NodeRecord:

@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from coordinator.planning.heuristics.uncoordinated import span_to_take
 from coordinator.plans.move_waits import (
@@ -37,6 +38,7 @@ from dht.messages.types import (
     fits,
     layers_text,
 )
+from dht.process.supervision import end_all
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
 from node.owner.reporter import Reporter, gibibytes, layers_sentence
@@ -110,7 +112,9 @@ class PlanFollower:
         self._unfetched: Assignment | None = None
         """Layers whose files could not be fetched when they were last tried."""
         self._stays = 0
-        """Number of callers in :meth:`staying`."""
+        """Number of callers of :meth:`staying` that wait."""
+        self._fetching: asyncio.Task[None] | None = None
+        """The download that is waited for."""
         self.aside = False
         """Whether the machine's owner needs it, or this peer leaves: plans are noted and not
         followed."""
@@ -132,13 +136,19 @@ class PlanFollower:
 
     @asynccontextmanager
     async def staying(self) -> AsyncIterator[None]:
-        """Layers do not change within the block. A wait for this peer's turn ends."""
+        """Layers do not change within the block. A wait for this peer's turn ends, as does a
+        download, which may take hours."""
         self._stays += 1
+        if self._fetching is not None:
+            self._fetching.cancel()
         try:
-            async with self._moving:
-                yield
+            await self._moving.acquire()
         finally:
             self._stays -= 1
+        try:
+            yield
+        finally:
+            self._moving.release()
 
     async def enter(self, plan: Plan) -> None:
         """Take the plan's layers for this peer; call it within :meth:`staying`."""
@@ -246,8 +256,8 @@ class PlanFollower:
                 self._reporter.event(
                     "assigned", start=span.start, end=span.end, version=str(version)
                 )
-                await self._fetch(span)
-                await self._take(span, version)
+                if await self._fetch(span):
+                    await self._take(span, version)
 
     def _mind_waiting(self) -> None:
         """Tell the owner why this peer has no plan to follow, once the reason is stable."""
@@ -282,7 +292,8 @@ class PlanFollower:
         its layers where the files are gone or find no room on the disk, as what is loaded needs
         none of them. Raises NetworkError, and UserError for who does not serve."""
         try:
-            await self._fetch(mine)
+            if not await self._fetch(mine):
+                return False
         except UserError as error:
             if not serving:
                 raise
@@ -290,17 +301,20 @@ class PlanFollower:
             return False
         return self._plans.version <= plan.version  # else a newer plan came meanwhile
 
-    async def _fetch(self, mine: Assignment) -> None:
-        """Download the files of new layers while the old ones are served. Those of a local model
-        are only looked at. Raises UserError and NetworkError: then nobody counts on a peer that
-        serves nothing, until it can fetch them."""
+    async def _fetch(self, mine: Assignment) -> bool:
+        """Download the files of new layers while the old ones are served; returns whether they are
+        here, and nobody wants layers to stay. Those of a local model are only looked at. Raises
+        UserError and NetworkError: then nobody counts on a peer that serves nothing, until it can
+        fetch them."""
         if self._engine.is_local:
             await self._engine.fetch(mine.start, mine.end, lambda *_: None)
-            return
+            return True
         what = f"Fetching {layers_text((mine.start, mine.end))}"
         try:
             with self._reporter.phase(what, counted=True) as meter:
-                await self._engine.fetch(mine.start, mine.end, meter.update)
+                fetch = self._engine.fetch(mine.start, mine.end, meter.update)
+                if not await self._unless_staying(fetch):
+                    return False
         except NetworkError as error:
             record = self._announcer.record
             if record.state is not NodeState.SERVING and not self.aside:
@@ -310,6 +324,22 @@ class PlanFollower:
             raise
         self._unfetched = None
         self._reporter.stands("fetching", "")
+        return True
+
+    async def _unless_staying(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Whether ``work`` ended before somebody wanted layers to stay; raises as it does."""
+        self._fetching = task = asyncio.create_task(work)
+        if self._stays:
+            task.cancel()
+        try:
+            await asyncio.wait({task})
+        finally:
+            self._fetching = None
+            await end_all((task,))
+        if task.cancelled():
+            return False
+        task.result()
+        return True
 
     async def _try_again(self) -> None:
         """Offer this machine again once the files are here that it could not fetch; raises as
@@ -317,8 +347,8 @@ class PlanFollower:
         async with self._moving:
             if self._unfetched is None or self.aside:
                 return
-            await self._fetch(self._unfetched)
-            self._announcer.set(NodeState.WAITING, 0, 0, self._announcer.record.plan_version)
+            if await self._fetch(self._unfetched):
+                self._announcer.set(NodeState.WAITING, 0, 0, self._announcer.record.plan_version)
 
     async def _wait_for_turn(self, plan: Plan) -> bool:
         """Wait until this peer may give up its layers; False if the plan is old, or somebody else

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -238,14 +239,19 @@ class LocalEngine:
     async def fetch(self, start: int, end: int, progress: Progress) -> None:
         """Download the files of layers ``[start, end)`` while sessions go on over other layers.
 
-        Raises UserError and NetworkError.
+        What came stays where it is cancelled. Raises UserError and NetworkError.
         """
-        loop = asyncio.get_running_loop()
+        loop, ended = asyncio.get_running_loop(), threading.Event()
 
         def report(done_bytes: int, total_bytes: int) -> None:
+            if ended.is_set():
+                raise NetworkError("nobody waits for this download any more")
             loop.call_soon_threadsafe(progress, done_bytes, total_bytes)
 
-        await asyncio.to_thread(self._engine.loaded.fetch, start, end, report)
+        try:
+            await asyncio.to_thread(self._engine.loaded.fetch, start, end, report)
+        finally:
+            ended.set()
         if self.heads is not None and self._left_for_head(start, end):
             await asyncio.to_thread(self.heads.fetch)
 
@@ -372,6 +378,10 @@ class LocalEngine:
         return await self._worker.call(
             lambda: self._watched(lambda: self._engine.run_rows(start, end, rows))
         )
+
+    async def turn(self) -> None:
+        """Wait until the engine's thread is between steps."""
+        await self._worker.call(lambda: None)
 
     @property
     def backlog_tokens(self) -> int:

@@ -70,13 +70,15 @@ def test_a_clock_that_was_hours_ahead_is_said_and_does_no_harm_after(tmp_path: P
         asyncio.run(_serving(swarm.peers[0].address, 2))
 
 
-async def test_a_peer_whose_sockets_were_removed_ends_with_words(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("is_client", [False, True])
+async def test_one_whose_sockets_were_removed_ends_with_words(
+    monkeypatch: pytest.MonkeyPatch, is_client: bool
 ) -> None:
     monkeypatch.setattr("dht.daemon.transport.SOCKETS_PERIOD_S", 0.1)
 
     identity = Identity.generate()
-    transport = await HivemindTransport.create(TransportConfig(identity=identity, host="127.0.0.1"))
+    config = TransportConfig(identity=identity, host="127.0.0.1", client_mode=is_client)
+    transport = await HivemindTransport.create(config)
     try:
         assert transport._daemon is not None
         shutil.rmtree(transport._daemon.directory)

@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from dht.command_line import EXIT_SWARM
 from testing.local_swarm import LocalSwarm, end_group
 from testing.paths import ROOT
 from tests.e2e.conftest import start_swarm
@@ -87,6 +89,16 @@ def test_the_page_measures_a_real_swarm_itself(pair: LocalSwarm, tmp_path: Path)
         assert "127.0.0.1" not in page + json.dumps(state)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
+
+
+def test_a_page_whose_daemon_is_killed_ends_for_a_service_to_start_it_again(
+    pair: LocalSwarm,
+) -> None:
+    with health_page(pair) as (_, process):
+        children = psutil.Process(process.pid).children(recursive=True)
+        (daemon,) = (each for each in children if each.name() == "p2pd")
+        daemon.kill()
+        assert process.wait(WAIT_S) == EXIT_SWARM
 
 
 def test_a_killed_peer_is_said_not_to_answer_long_before_its_record_is_gone(

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ async def test_a_clock_that_was_ahead_for_20_s(ahead_s: float) -> None:
         announcer = Announcer(
             **shared,
             directory=directory,
-            record=peer.record(),
+            record=replace(peer.record(), joined_unix_s=peer.transport.now() + ahead_s),
             every_s=15.0,
             on_jump=jumps.append,
         )
@@ -40,7 +41,10 @@ async def test_a_clock_that_was_ahead_for_20_s(ahead_s: float) -> None:
         await asyncio.sleep(2 * LOOK_S)
         assert peer.transport.peer_id in await reader.nodes()
         await asyncio.sleep(300.0)
-        assert peer.transport.peer_id in await reader.nodes(), "and it goes on"
+        nodes = await reader.nodes()
+        assert peer.transport.peer_id in nodes, "and it goes on"
+        up_s = swarm.network.now() - nodes[peer.transport.peer_id].joined_unix_s
+        assert up_s == pytest.approx(320.0, abs=10 * LOOK_S), "by a clock that is right now"
         assert jumps == [pytest.approx(-ahead_s)]
 
 

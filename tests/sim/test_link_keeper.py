@@ -11,13 +11,14 @@ import pytest
 
 from coordinator.policies.links.bandwidth_estimator import DeliveryEstimator
 from coordinator.policies.links.token_bucket import Allowance
+from dht.errors import NetworkError
 from dht.messages.types import RECORD_BOUNDS, Link, LinksRecord, NodeRecord
 from dht.transport.interface import Transport
 from node.links.lent_traffic import LentTraffic
 from node.links.measured_links import MeasuredLinks
 from node.links.probe import PROBE
 from node.peer import link_keeper
-from node.peer.link_keeper import LinkKeepConfig, LinkKeeper, is_steady
+from node.peer.link_keeper import LinkKeepConfig, LinkKeeper, is_steady, probe_order
 from testing.clock import run_virtual
 from testing.network import MemoryNetwork
 from tests.unit.records import record_of
@@ -104,6 +105,34 @@ def test_who_was_away_is_probed_as_at_first(monkeypatch: pytest.MonkeyPatch) -> 
     back = next(at for at, time_s in enumerate(times_s) if time_s > 3 * HOUR_S)
     assert times_s[back] < 3.1 * HOUR_S
     assert times_s[back + 1] - times_s[back] == pytest.approx(HOUR_S / 3, rel=0.03)
+
+
+def test_neighbours_that_never_answer_take_no_others_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unreachable or made-up, they come first for this peer whenever it looks."""
+    directory, links = PaperDirectory(), MeasuredLinks()
+    names = [f"peer {number}" for number in range(2 * LinkKeepConfig().per_round + 1)]
+    directory.records = {name: record_of(name, 0, 8) for name in names}
+    dead: list[str] = []
+
+    async def measure(_: Transport, peer_id: str, addresses: object) -> Link:
+        if peer_id in dead:
+            raise NetworkError("it does not answer")
+        return replace(LINK, source=peer_id)
+
+    async def scenario() -> None:
+        stage: Any = SimpleNamespace(
+            traffic=LentTraffic(), pipeline=SimpleNamespace(links=lambda: {})
+        )
+        here: Any = directory
+        transport = MemoryNetwork(random.Random(1)).transport()
+        dead.extend(probe_order(transport.peer_id, names)[:-1])
+        task = asyncio.create_task(LinkKeeper(transport, here, stage, links).run())
+        await asyncio.sleep(5 * LinkKeepConfig().every_s)
+        task.cancel()
+
+    monkeypatch.setattr(link_keeper, "measure_link", measure)
+    run_virtual(scenario(), limit_s=HOUR_S)
+    assert links.links.keys() == set(names) - set(dead)
 
 
 def announced_from_here(delivery: DeliveryEstimator, up: Allowance) -> list[Link]:

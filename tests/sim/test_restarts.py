@@ -18,10 +18,11 @@ from client.view.reader import SwarmReader
 from coordinator.plans.election.leadership import Leadership
 from coordinator.plans.store import PlanStore
 from coordinator.policies.failure.liveness import Liveness
-from coordinator.policies.failure.pinger import Pinger
+from coordinator.policies.failure.pinger import BY_PEERS, Pinger
 from dht.errors import MachineError, SwarmError
 from dht.process.supervision import RESTART_S, Supervisor
 from dht.records.directory import LIFETIME_S, Directory, RecordKind
+from dht.transport.interface import PLAN_PROTOCOL
 from node.links.lent_traffic import LentTraffic
 from node.links.reachability import ReachKeeper
 from node.owner.idle_policy import Seen, UseConfig
@@ -31,11 +32,37 @@ from node.peer.link_keeper import LinkKeeper
 from node.peer.plan_follower import PlanFollower
 from node.stage.server import StageServer
 from testing.clock import run_virtual
-from testing.network import MemoryNetwork
+from testing.network import MemoryNetwork, MemoryTransport
 from tests.sim.paper_swarm import NETWORK, SPEC
 from tests.sim.test_self_help import HELP_S, SETTLE_S, LoadingEngine, World, world
 
 pytestmark = pytest.mark.sim
+
+
+def test_a_silent_peer_is_pinged_where_its_record_says_that_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may come back elsewhere, and who is not connected to it would not reach it otherwise."""
+    opens, asked = MemoryTransport.open_stream, list[tuple[str, ...]]()
+
+    async def scenario() -> None:
+        async with world(5, 5, seed=3) as swarm:
+            leader, away = (each.transport for each in swarm.peers)
+
+            async def noted(
+                self: MemoryTransport, peer_id: str, protocol: str, **where: tuple[str, ...]
+            ) -> Any:
+                if (self, peer_id, protocol) == (leader, away.peer_id, PLAN_PROTOCOL):
+                    asked.append(where.get("addresses", ()))
+                return await opens(self, peer_id, protocol, **where)
+
+            monkeypatch.setattr(MemoryTransport, "open_stream", noted)
+            swarm.network.freeze(away.peer_id)
+            await asyncio.sleep(20)  # its record outlives that
+            assert len(asked) > BY_PEERS.silent_misses
+            assert set(asked) == {away.addresses}
+
+    run_virtual(scenario(), limit_s=1000)
 
 
 def test_who_is_watched_again_is_pinged_again() -> None:

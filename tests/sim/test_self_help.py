@@ -61,6 +61,8 @@ class LoadingEngine(PaperEngine):
         super().__init__(peer_id, 0, 0, kv_tokens=10_000, step_s=0.01)
         self.memory_bytes = memory_bytes
         self.serving = False
+        self.steps_end = asyncio.Event()
+        self.steps_end.set()
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def fetch(self, start: int, end: int, progress: Callable[[int, int], None]) -> None:
@@ -71,6 +73,9 @@ class LoadingEngine(PaperEngine):
             raise UserError(f"layers [{start}, {end}) asked of {LAYERS}, or too many")
         await asyncio.sleep(2.0)
         return (end - start) * LAYER_BYTES
+
+    async def turn(self) -> None:
+        await self.steps_end.wait()
 
     def start_serving(self, start: int, end: int) -> None:
         self.span, self.serving = (start, end), True
@@ -286,6 +291,21 @@ async def test_a_peer_whose_device_is_lost_ends_rather_than_fail_every_session()
         _, broken = swarm.peers
         broken.engine.lost.set_result("unspecified launch failure")
         with pytest.raises(MachineError, match="unspecified launch failure"):
+            await broken.task
+
+
+@pytest.mark.virtual(limit_s=2000)
+async def test_a_peer_whose_engine_stands_still_ends_rather_than_keep_its_layers():
+    async with world(6, 6) as swarm:
+        _, broken = swarm.peers
+        broken.engine.steps_end.clear()
+        await asyncio.sleep(60)
+        assert not broken.task.done(), "a step may take long now and then"
+        broken.engine.steps_end.set()
+        await asyncio.sleep(600)
+        assert not broken.task.done()
+        broken.engine.steps_end.clear()
+        with pytest.raises(MachineError, match="stands still"):
             await broken.task
 
 
@@ -520,6 +540,44 @@ async def test_a_peer_that_waits_for_a_holder_makes_way_for_its_owner() -> None:
         await swarm.until(lambda: all(lenders[number].held == (0, 0) for number in held), SETTLE_S)
         for task in strangers:
             task.cancel()
+
+
+class FarHubEngine(LoadingEngine):
+    """Fetches the files of other layers for hours while it serves."""
+
+    async def fetch(self, start: int, end: int, progress: Callable[[int, int], None]) -> None:
+        await asyncio.sleep(4 * 3600.0 if self.serving else 1.0)
+
+
+@pytest.mark.virtual(limit_s=2000)
+async def test_a_peer_that_fetches_files_for_a_move_makes_way_for_its_owner() -> None:
+    async with world(LAYERS, LAYERS) as swarm:
+        desk = Desk()
+        lender = swarm.join(LAYERS, machine=desk)
+        await swarm.until(lambda: lender.held != (0, 0), SETTLE_S)
+        lender.engine.__class__ = FarHubEngine
+        plan, (start, end) = lender.plans.newest, lender.held
+        assert plan is not None
+
+        def fetches() -> int:
+            return lender.out.getvalue().count("Fetching layers")
+
+        before = fetches()
+        elsewhere = replace(
+            plan,
+            version=replace(plan.version, counter=plan.version.counter + 1),
+            assignments=(
+                Assignment(peer_id=lender.transport.peer_id, start=start, end=end - 1),
+                *(a for a in plan.assignments if a.peer_id != lender.transport.peer_id),
+            ),
+        )
+        await lender.plans.add(elsewhere)
+        await swarm.until(lambda: fetches() > before, SETTLE_S)
+        assert lender.held == (start, end)
+        desk.used = True
+        await swarm.until(lambda: lender.held == (0, 0), SETTLE_S)
+        desk.used = False
+        await swarm.until(lambda: lender.held != (0, 0), UseConfig().calm_for_s + SETTLE_S)
 
 
 class NoHubEngine(LoadingEngine):

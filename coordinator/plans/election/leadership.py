@@ -81,6 +81,7 @@ class Leadership:
             if peer_id not in distrusted
         ]
         self.highest = max([self._plans.version, *versions])
+        self._dead &= self._liveness.silent  # who has answered since is asked about anew
         allowed = self._rules.coordinators
         candidates = frozenset(
             peer_id
@@ -98,7 +99,7 @@ class Leadership:
                 candidates=candidates,
                 version=self.highest,
                 silent=self._liveness.silent,
-                dead=self._dead & self._liveness.silent,
+                dead=self._dead,
                 distrusted=distrusted,
                 term_max=number_max(unix_s),
                 elders=elders(nodes, unix_s, self._rules.transition),
@@ -138,7 +139,7 @@ class Leadership:
         witnesses = {p: nodes[p].addresses for p in others[: self._rules.witnesses]}
         if await self._liveness.confirm_silent(leader, witnesses):
             self._dead = (self._dead | {leader}) & observed.candidates
-            return replace(observed, dead=self._dead & observed.silent)
+            return replace(observed, dead=self._dead)
         return observed
 
     async def _store_lease(self, term: int) -> bool:

@@ -27,10 +27,11 @@ class Liveness:
         """Peers that did not answer lately. They stay watched until they answer."""
         return frozenset(p for p in self._addresses if self._pinger.state_of(p).silent)
 
-    def watch(self, peers: Mapping[str, tuple[str, ...]], known: Collection[str]) -> None:
-        """Watch exactly ``peers`` (addresses by peer id) and the silent peers among ``known``."""
-        kept = {peer_id: self._addresses[peer_id] for peer_id in self.silent & set(known)}
-        self._addresses = {**kept, **peers}
+    def watch(self, peers: Collection[str], known: Mapping[str, tuple[str, ...]]) -> None:
+        """Watch exactly ``peers`` and the silent peers among ``known``, which says where they are
+        now: one that was silent may come back elsewhere."""
+        kept = self.silent & known.keys()
+        self._addresses = {p: known.get(p, ()) for p in sorted({*kept, *peers})}
         self._pinger.watch(self._addresses)
 
     def answers(self, peer_id: str) -> bool | None:

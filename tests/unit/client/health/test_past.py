@@ -50,6 +50,14 @@ def test_who_never_served_or_says_goodbye_is_not_lost() -> None:
     assert watch.look(state(2, a="gone", stranger="silent")) == []
 
 
+def test_after_a_pause_of_the_machine_nobody_is_lost_before_the_page_asked_again() -> None:
+    watch = IncidentWatch()
+    watch.look(state(0, a="serving", b="serving"))
+    reasons = ("layer 3 is held by nobody",)
+    assert watch.look(state(3600, reasons=reasons, a="silent", b="silent")) == []
+    assert told(watch.look(state(3610, a="silent", b="serving"))) == [("a", "lost", None)]
+
+
 def test_a_swarm_that_is_not_healthy_is_an_incident_with_its_reasons() -> None:
     watch = IncidentWatch()
     watch.look(state(0))

@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from client import Swarm, SwarmConfig
 from client.health import app
 from client.health.app import Page, metrics_text
+from client.health.badge import badge_words
 from client.health.drawing import flow_drawing, use_kind
 from client.health.history import KEPT_S, History
+from client.health.prober import Prober, ProberConfig
 from client.health.state import (
     Probe,
     SeenPeer,
@@ -27,7 +30,9 @@ from client.health.words import COLUMNS, told
 from client.pages.clean import clean_name, names_in, without_links
 from client.pages.fixed import CSP, SHARED
 from client.status import screen
+from client.text.tokenizer import ModelText
 from coordinator.policies.failure.pinger import BY_CLIENTS
+from dht.errors import NetworkError
 from dht.messages.types import (
     Assignment,
     DeviceSpec,
@@ -46,6 +51,7 @@ from dht.messages.types import (
 from dht.process.json_file import Json
 from dht.process.supervision import Supervisor
 from testing import paper_health
+from testing.network import MemoryNetwork
 
 NOW_S = 1_800_000_000.0
 SILENT = BY_CLIENTS.silent_misses
@@ -300,6 +306,44 @@ def test_old_records_nobody_and_a_failed_probe_are_not_healthy() -> None:
         assert "Not healthy" in Page(lambda: {}).render(state)
     failed = state_of(peer(0, 0, 8), probe="no answer within 20 s")
     assert "no answer within 20 s" in failed["swarm"]["sentence"]
+
+
+async def test_a_page_that_reaches_nobody_does_not_say_that_nobody_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, cut = NOW_S, False
+    transport = MemoryNetwork(random.Random(0)).transport()
+    monkeypatch.setattr(transport, "now", lambda: now_s)
+    swarm = Swarm(transport, ModelText(name=MODEL.name), SwarmConfig())
+    history = History(None)
+    prober = Prober(swarm, history, ProberConfig())
+    record = replace(peer(0, 0, 8).record, peer_id=transport.peer_id)
+
+    async def nodes() -> dict[str, NodeRecord]:
+        if cut:
+            raise NetworkError("no full peer answers")
+        return {record.peer_id: record}
+
+    monkeypatch.setattr(prober._directory, "nodes", nodes)
+    await history.add(Probe(at_unix_s=now_s, reason="no route"))
+
+    async def said() -> Json:
+        swarm.view.take_nodes({record.peer_id: record})
+        await prober._look()
+        await prober.show()
+        shown: Json = prober.state
+        return shown
+
+    assert (await said())["swarm"]["verdict"] == "not healthy"
+    now_s, cut = now_s + 120.0, True
+    state = await said()
+    assert state["swarm"]["verdict"] == "not known"
+    assert not state["swarm"]["healthy"]
+    assert "may be cut off itself" in state["swarm"]["sentence"]
+    assert "Nobody serves" not in state["help"]
+    assert "unknown" in badge_words(state)
+    await prober._pinger.close()
+    history.close()
 
 
 def test_500_peers_are_all_on_the_page() -> None:

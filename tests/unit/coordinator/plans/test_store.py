@@ -1,6 +1,7 @@
 """Plans come from strangers: reading one keeps nobody waiting."""
 
 import asyncio
+import random
 import threading
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,9 +9,15 @@ from typing import Any, cast
 import pytest
 
 from coordinator.plans import store
+from coordinator.plans.followed import FollowedPlans
 from coordinator.plans.store import PlanStore
+from coordinator.plans.versions import rank
+from dht.errors import NetworkError
 from dht.messages.codec import MalformedError
 from dht.messages.types import PlanHead, PlanVersion
+from dht.records.directory import Directory
+from testing.network import MemoryNetwork
+from tests.unit.records import record_of
 
 
 def test_a_plan_is_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +39,32 @@ def test_a_plan_is_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -
 
     asyncio.run(take())
     assert [thread is threading.main_thread() for thread in read_in] == [False]
+
+
+@pytest.mark.virtual(limit_s=100)
+@pytest.mark.parametrize("is_client", [False, True])
+async def test_whoever_has_a_plan_is_dialled_where_its_record_says_that_it_is(
+    monkeypatch: pytest.MonkeyPatch, is_client: bool
+) -> None:
+    """Who is not connected to it yet would not reach it otherwise."""
+    network = MemoryNetwork(random.Random(1))
+    author, asker = network.transport(), network.transport()
+    version = PlanVersion(term=1, counter=1, rank=rank(author.peer_id, 1))
+    record = record_of(author.peer_id, 0, 8, addresses=author.addresses, plan_version=version)
+    there = Directory(author, "net", record.model.key)
+    await there.publish(record)
+    head = PlanHead(peer_id=author.peer_id, version=version, sha256="0" * 64, size_bytes=1)
+    await there.publish(head)
+    asked: list[tuple[str, tuple[str, ...]]] = []
+
+    async def open_stream(peer_id: str, _: str, *, addresses: tuple[str, ...] = ()) -> None:
+        asked.append((peer_id, addresses))
+        raise NetworkError("nobody is there")
+
+    monkeypatch.setattr(asker, "open_stream", open_stream)
+    directory = Directory(asker, "net", record.model.key)
+    if is_client:
+        await FollowedPlans(asker, directory).refresh(await directory.nodes())
+    else:
+        await PlanStore(asker, directory).refresh()
+    assert asked == [(author.peer_id, author.addresses)]

@@ -8,7 +8,7 @@ from dht.errors import NetworkError
 from dht.identity.peer_id import Identity
 from dht.light.transport import LightTransport
 from dht.messages.types import RECORD_BOUNDS
-from dht.transport.config import TransportConfig
+from dht.transport.config import OWN_ADDRESS, TransportConfig
 from dht.transport.interface import RECORDS_PROTOCOL
 
 OWN = Identity(b"o" * 32)
@@ -91,3 +91,27 @@ async def test_peers_are_dialled_through_relays_last_and_never_through_oneself()
 @pytest.mark.virtual(limit_s=10.0)
 async def test_the_owner_s_helpers_are_dialled_where_the_owner_said() -> None:
     assert await dialled_for(ALICE, GIVEN, helper=True) == GIVEN
+
+
+@pytest.mark.virtual(limit_s=100.0)
+async def test_a_light_peer_whose_network_changes_says_where_it_is_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Listening(Dialled):
+        async def start(self, listen: tuple[str, ...], *, limit_s: float) -> tuple[str, ...]:
+            return ("/ip4/0.0.0.0/tcp/7",)
+
+        async def stop(self) -> None:
+            self.ended.set()
+
+    here = "192.168.1.2"
+    monkeypatch.setattr("dht.light.transport.expanded", lambda _: [f"/ip4/{here}/tcp/7"])
+    monkeypatch.setattr("dht.light.transport._load", lambda: lambda *_: Listening())
+    given = (f"{GIVEN[0]}/p2p/{ALICE}",)
+    light = LightTransport(TransportConfig(identity=OWN, initial_peers=given))
+    await light._start(1.0)
+    assert light.addresses == (f"/ip4/192.168.1.2/tcp/7/p2p/{OWN.peer_id}",)
+    here = "10.7.0.5"
+    await asyncio.sleep(2 * OWN_ADDRESS.look_s)
+    assert light.addresses == (f"/ip4/10.7.0.5/tcp/7/p2p/{OWN.peer_id}",)
+    await light.close()

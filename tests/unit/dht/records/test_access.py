@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -258,6 +259,62 @@ def test_a_client_whose_clock_is_wrong_sees_what_its_peers_see(ahead_s: float) -
         assert set(await client.get(NODES, latest=False)) == world.names
         await client.close()
         await world.stop()
+
+    within(body)
+
+
+def test_a_client_that_reads_many_models_at_once_is_told_of_all() -> None:
+    """What was never asked for would look like models that nobody serves."""
+
+    async def body() -> None:
+        world = World(3)
+        await world.start()
+        keys = [record_key("net", f"model {number}", RecordKind.NODES) for number in range(30)]
+        for number, key in enumerate(keys):
+            author, until_s = world.peers[number % 3], world.network.now() + 60
+            assert await author.records.store(key, b"here", until_s)
+        transport = world.network.transport()
+        client = AskedRecords(
+            lambda peer, protocol, where: transport.open_stream(peer, protocol, addresses=where),
+            RecordSigner(Identity(world.rng.randbytes(32))),
+            RecordGuard(),
+            {peer.peer_id: peer.transport.addresses for peer in world.peers},
+            world.rng,
+            world.network.now,
+        )
+        found = await asyncio.gather(*(client.get(key, latest=False) for key in keys))
+        assert [len(under) for under in found] == [1] * len(keys)
+        await client.close()
+        await world.stop()
+
+    within(body)
+
+
+def test_a_client_that_slept_knows_what_time_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its event loop's clock stood still, by which it knows when helpers said what time it was."""
+
+    async def body() -> None:
+        wall_s, slept_s, clock_s = 1e9, 0.0, time.clock_gettime
+        monkeypatch.setattr(
+            time,
+            "clock_gettime",
+            lambda which: clock_s(which) + (slept_s if which == time.CLOCK_BOOTTIME else 0.0),
+        )
+        network = MemoryNetwork(random.Random(1))
+        client = AskedRecords(
+            lambda peer, protocol, where: network.transport().open_stream(peer, protocol),
+            RecordSigner(Identity(b"c" * 32)),
+            RecordGuard(),
+            {},
+            random.Random(1),
+            lambda: wall_s,
+        )
+        for number in range(5):
+            client.clock.heard(f"helper {number}", wall_s, f"203.0.{number}.1")
+        wall_s, slept_s = wall_s + 3600.0, 3600.0
+        client.clock.heard("helper 0", wall_s, "203.0.0.1")
+        assert client.clock.now() == wall_s
+        assert client.clock.note == ""
 
     within(body)
 

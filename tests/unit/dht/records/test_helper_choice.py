@@ -42,6 +42,14 @@ def test_who_failed_is_left_alone_for_longer_each_time() -> None:
     assert known.pair(12.5)[0] == "a"
 
 
+def test_who_failed_for_a_night_is_asked_again_within_a_minute() -> None:
+    """A peer that is cut off asks its helpers on: the pause is bounded, however often they fail."""
+    known = helpers(given="ab")
+    for second in range(10 * 3600):
+        known.failed("a", float(second))
+    assert known.pair(10 * 3600 + CHOOSING.avoid_s_max)[0] == "a"
+
+
 def test_when_all_failed_all_are_asked_again() -> None:
     known = helpers(given="ab")
     known.failed("a", 0.0)

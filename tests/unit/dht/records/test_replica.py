@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from dht.errors import NetworkError
+from dht.messages.peer import PEER_BOUNDS
 from dht.records.replica import Replica, ReplicaConfig
 from dht.records.signed import RecordGuard
 from testing.clock import run_virtual
@@ -94,15 +95,19 @@ def test_who_reads_is_told_that_nobody_could_be_asked() -> None:
 
 
 async def _too_many() -> None:
-    """More keys are read at once than one request may name: each read comes to an end."""
+    """More keys are read at once than one request may name: each is asked for before its read ends,
+    or what was not asked for would look as if nobody had it."""
     asked = Asked()
     keys = [f"net/{number}/nodes" for number in range(100)]
     reads = [asyncio.create_task(asked.replica.read(key)) for key in keys]
     await asyncio.sleep(0.05)
     asked.let_go.set()
     await asyncio.gather(*reads)
-    assert len(asked.keys) <= 2
+    most = PEER_BOUNDS.keys_asked_max
+    assert {key for some in asked.keys for key in some} == set(keys)
+    assert max(map(len, asked.keys)) == most
+    assert len(asked.keys) <= 2 + len(keys) / most
 
 
-def test_reads_of_more_keys_than_a_request_has_end() -> None:
+def test_reads_of_more_keys_than_a_request_takes_ask_for_all() -> None:
     run_virtual(_too_many(), limit_s=10)

@@ -141,3 +141,12 @@ async def test_stop_joins_and_fails_what_is_called_after_it() -> None:
         with pytest.raises(RuntimeError, match="stopped"):
             await bench.worker.call(lambda: None)
     bench.worker.stop()
+
+
+async def test_a_step_that_never_ends_does_not_keep_the_process_from_ending() -> None:
+    bench = Bench(gated=True)
+    bench.worker.submit(item("a", 1))
+    await asyncio.to_thread(bench.entered.wait)
+    bench.worker.stop(limit_s=0.0)
+    bench.gate.set()
+    assert (await bench.next()).item.session == "a"

@@ -132,9 +132,11 @@ def test_who_refuses_does_not_keep_others_from_being_asked() -> None:
 class Listening(MemoryTransport):
     """Behind a router: it knows only its address in the local network."""
 
+    host = "192.168.1.5"
+
     @property
     def addresses(self) -> tuple[str, ...]:
-        return (f"/ip4/192.168.1.5/tcp/31337/p2p/{self.peer_id}",)
+        return (f"/ip4/{self.host}/tcp/31337/p2p/{self.peer_id}",)
 
 
 Told = list[tuple[Reach, tuple[str, ...]]]
@@ -181,6 +183,29 @@ def test_a_closed_peer_takes_relays_and_leaves_them_when_it_is_open() -> None:
         assert told[1:] == [(Reach.DIRECT, (f"/ip4/{ROUTER}/tcp/31337/p2p/{me}",))]
 
     run_virtual(body(), limit_s=600)
+
+
+def test_a_peer_in_another_network_is_dialled_back_there_at_once() -> None:
+    async def body() -> None:
+        def reach(peers: list[Other]) -> None:
+            for each in peers:
+                each.reaches = True
+
+        network = MemoryNetwork(random.Random(1))
+        kept, told, peers, me = await keeper(network, reach)
+        running, clock = asyncio.create_task(kept.run()), asyncio.get_running_loop()
+        await until(lambda: bool(told))
+        assert [reach for reach, _ in told] == [Reach.DIRECT]
+        for each in peers:
+            each.reaches = False
+        moved, moved_s = network.peers[me], clock.time()
+        assert isinstance(moved, Listening)
+        moved.host = "172.16.0.9"
+        await until(lambda: told[-1][0] is Reach.RELAYED)
+        assert clock.time() - moved_s < 60
+        running.cancel()
+
+    run_virtual(body(), limit_s=2000)
 
 
 def test_a_relay_that_dies_is_replaced_within_fifteen_seconds() -> None:

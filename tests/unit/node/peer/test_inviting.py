@@ -13,6 +13,7 @@ import pytest
 from dht.errors import UserError
 from dht.identity.peer_id import Identity
 from dht.messages.types import ModelSpec
+from dht.networks.local_network import Offer
 from dht.records.directory import Directory
 from dht.transport.config import TransportKind
 from node.owner.reporter import Reporter
@@ -21,6 +22,7 @@ from node.peer.inviting import (
     ALONE_LOOK_S,
     invite,
     keep_inviting,
+    keep_offering,
     offer_here,
     refuse_other_weights,
     warn_of_silent,
@@ -52,6 +54,34 @@ def test_a_peer_offers_private_addresses_where_others_can_join_through_it(
     assert (offer and offer.invitation.addresses) == offered
     assert said in out.getvalue()
     assert "1.1.1.1" not in out.getvalue()
+
+
+@pytest.mark.virtual(limit_s=1000.0)
+async def test_a_peer_is_offered_where_its_machine_is_now() -> None:
+    told: list[tuple[str, ...]] = []
+
+    async def advertise(offer: Offer) -> None:
+        told.append(offer.invitation.addresses)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            told.append(())
+
+    here, moved = [LOOPBACK], PRIVATE.replace("10.0.0.7", "192.168.1.9")
+    arguments = argparse.Namespace(
+        name="gaming-pc", network="lab", transport=TransportKind.DAEMON, local=True
+    )
+    reporter = Reporter(json_log=False, out=io.StringIO())
+    offering = asyncio.create_task(
+        keep_offering(arguments, lambda: here, MODEL, reporter, advertise)
+    )
+    for address in (PRIVATE, moved):
+        await asyncio.sleep(10 * ALONE_LOOK_S)
+        here[0] = address
+    await asyncio.sleep(10 * ALONE_LOOK_S)
+    offering.cancel()
+    await asyncio.gather(offering, return_exceptions=True)
+    assert told == [(PRIVATE,), (), (moved,), ()]
 
 
 @pytest.mark.parametrize(

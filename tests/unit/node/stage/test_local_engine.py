@@ -1,8 +1,12 @@
 """The engine of a stage: the model's own head beside its last layer, and the memory for it."""
 
 import asyncio
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -204,3 +208,27 @@ async def test_what_the_own_head_foretells_comes_with_the_token(headed: Headed, 
     assert engine.heads is not None
     assert not engine.heads._rows
     engine.close()
+
+
+async def test_a_download_that_nobody_waits_for_any_more_ends() -> None:
+    """It is in a thread, which would else go on for hours, one more each time."""
+    began, ended, over = threading.Event(), threading.Event(), threading.Event()
+
+    def fetch(start: int, end: int, report: Callable[[int, int], None]) -> None:
+        began.set()
+        try:
+            while not over.wait(0.001):
+                report(1, 2)
+        finally:
+            ended.set()
+
+    engine = LocalEngine.__new__(LocalEngine)
+    engine._engine = cast(Any, SimpleNamespace(loaded=SimpleNamespace(fetch=fetch)))
+    engine.heads = None
+    waiting = asyncio.create_task(engine.fetch(0, 1, lambda *_: None))
+    assert await asyncio.to_thread(began.wait, 60)
+    waiting.cancel()
+    try:
+        assert await asyncio.to_thread(ended.wait, 60)
+    finally:
+        over.set()
