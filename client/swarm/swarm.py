@@ -418,6 +418,8 @@ class Generation:
                 f"stop strings need {swarm.text.name}'s tokenizer: give the model's directory"
             )
         self._prompt_ids = swarm.text.prompt_ids(prompt)
+        self.continues = isinstance(prompt, str)
+        """Whether the answer's text goes on with the prompt's; set before the first piece."""
         self.on_route: Callable[[RouteStatus], None] | None = None
         """Hears how it stands with the route, whenever that changes; set before the first piece."""
         self._session: SessionDriver | None = None
@@ -439,7 +441,8 @@ class Generation:
         session.on_route = self.on_route
         log = session.controller.log
         tokenizer, stops = swarm.text.tokenizer, self._stops
-        detokenizer = Detokenizer(tokenizer) if tokenizer is not None else None
+        before = self._prompt_ids if self.continues else ()
+        detokenizer = Detokenizer(tokenizer, before) if tokenizer is not None else None
         told, most = 0, swarm.config.piece_tokens_max
         tokens = session.tokens()
         try:
