@@ -443,7 +443,8 @@ class Generation:
         tokenizer, stops = swarm.text.tokenizer, self._stops
         before = self._prompt_ids if self.continues else ()
         detokenizer = Detokenizer(tokenizer, before) if tokenizer is not None else None
-        told, most = 0, swarm.config.piece_tokens_max
+        # The token that ends a stop string is the answer's last, however many come at once.
+        told, most = 0, 1 if options.stop else swarm.config.piece_tokens_max
         tokens = session.tokens()
         try:
             while True:

@@ -273,6 +273,22 @@ async def test_a_stop_string_ends_the_text_before_it() -> None:
         assert gateway.swarm.live == 0
 
 
+async def test_a_stop_string_ends_an_answer_alike_however_many_tokens_come_at_once() -> None:
+    found = []
+    for at_once in (1, 7):
+        async with paper_gateway() as gateway:
+            gateway.swarm.at_once = at_once
+            asked = {"prompt": PROMPT, "max_tokens": 40, "logprobs": 1}
+            _, body = await gateway.post("/v1/completions", **asked)
+            text = body["choices"][0]["text"]  # type: ignore[index]
+            _, body = await gateway.post(
+                "/v1/completions", **asked, stop=[text[30:50], text[40:44]]
+            )
+            found.append((body["choices"], body["usage"]))
+    assert found[0][0][0]["finish_reason"] == "stop"  # type: ignore[index]
+    assert found[0] == found[1]
+
+
 async def test_the_models_own_sampling_is_the_default() -> None:
     defaults = defaults_in({"temperature": 0.5, "top_k": 50, "top_p": "much", "eos": 3})
     assert defaults == {"temperature": 0.5, "top_k": 50}
