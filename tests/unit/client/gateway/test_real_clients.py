@@ -81,7 +81,7 @@ def test_instructions_of_every_kind_stand_in_the_prompt(family: str) -> None:
         {"role": "user", "content": [{"type": "input_text", "text": "charlie"}]},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "delta"}]},
         {"type": "web_search_call", "id": "w", "status": "completed"},
-        {"type": "item_reference", "id": "i"},
+        {"type": "item_reference", "id": "rs_1"},
         {"role": "user", "content": "echo"},
     ]
     for path, body, count in (
