@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from client.answer.generation import AnswerRequest
@@ -635,6 +636,25 @@ def test_sdks_read_streams_that_begin_with_signs_of_life() -> None:
                     max_tokens=50,  # type: ignore[arg-type]
                 ) as messages:
                     assert await messages.get_final_text()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("path", "body", "beat"), STREAMS)
+def test_no_answer_breaks_a_line_of_a_stream(path: str, body: dict[str, Any], beat: bytes) -> None:
+    """To httpx, as to Python, a line ends at more than line breaks."""
+    ends = "\u2028\x85"
+
+    async def scenario() -> None:
+        async with paper_gateway(template=QWEN3) as gateway, httpx.AsyncClient() as client:
+            gateway.swarm.says = f"a{ends}b"
+            async with client.stream(
+                "POST", gateway.url + path, json={**body, "stream": True}, timeout=None
+            ) as response:
+                lines = [line async for line in response.aiter_lines()]
+        told = [line.removeprefix("data: ") for line in lines if not line.startswith("event: ")]
+        events = [json.loads(line) for line in told if line not in ("", "[DONE]")]
+        assert all(end in json.dumps(events, ensure_ascii=False) for end in ends)
 
     asyncio.run(scenario())
 
