@@ -303,6 +303,22 @@ def test_tools_that_run_at_anthropic_s_are_left_out_and_unknown_ones_named() -> 
     assert "computer_20250124" in error["message"]
 
 
+def test_servers_of_tools_bring_hundreds_of_functions() -> None:
+    tools = [{"name": f"mcp__s__f{at}", "input_schema": SCHEMA} for at in range(200)]
+    body = {"messages": HI, "max_tokens": 500, "tools": tools}
+
+    async def scenario() -> None:
+        async with paper_gateway(template=QWEN3, context_tokens=1 << 16) as gateway:
+            gateway.swarm.says = written("mcp__s__f199", {"city": "Oslo"})
+            status, answer = await gateway.post(MESSAGES, **body)
+            assert status == 200, answer
+            assert answer["content"][0]["name"] == "mcp__s__f199"  # type: ignore[index]
+            status, _ = await gateway.post(f"{MESSAGES}/count_tokens", **body)
+            assert status == 200
+
+    asyncio.run(scenario())
+
+
 # Formats
 
 
