@@ -281,10 +281,11 @@ async def test_a_stop_string_ends_an_answer_alike_however_many_tokens_come_at_on
             asked = {"prompt": PROMPT, "max_tokens": 40, "logprobs": 1}
             _, body = await gateway.post("/v1/completions", **asked)
             text = body["choices"][0]["text"]  # type: ignore[index]
-            _, body = await gateway.post(
-                "/v1/completions", **asked, stop=[text[30:50], text[40:44]]
-            )
-            found.append((body["choices"], body["usage"]))
+            stop = [text[30:50], text[40:44]]
+            _, body = await gateway.post("/v1/completions", **asked, stop=stop)
+            prompt = gateway.swarm.text.prompt_ids(PROMPT)
+            told = await gateway.swarm.generate(prompt, max_new_tokens=40, stop=stop, logprobs=1)
+            found.append((body["choices"], body["usage"], told.token_ids, told.logprobs))
     assert found[0][0][0]["finish_reason"] == "stop"  # type: ignore[index]
     assert found[0] == found[1]
 
