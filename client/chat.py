@@ -185,9 +185,11 @@ class Chat:
                 context_tokens=spec.context_tokens,
                 first_tokens=wanted,
                 part_tokens=ANSWER_TOKENS,
+                continues=self._template is None,
             )
         else:
             running = self._swarm.begin(prompt, replace(self._options, max_new_tokens=wanted))
+            running.continues = self._template is None
         shown: list[str] = []
         try:
             with self._showing(running) as show:

@@ -162,6 +162,8 @@ class Account:
         self._requests = SpanLimit(key.requests_per_minute, MINUTE_S)
         self._tokens = SpanLimit(key.tokens_per_day, DAY_S)
         self._sessions = 0
+        self._held = 0
+        """Tokens that running answers hold, and may give back."""
 
     def begin(self, now_s: float) -> None:
         """Count a request; raises ApiError (429)."""
@@ -189,16 +191,18 @@ class Account:
         if at_once is not None and self._sessions + sessions > at_once:
             raise too_many(f"{self._sessions} of this key's {at_once} answers are made")
         if wait_s := self._tokens.take(most, now_s):
-            raise too_many(
-                f"this may take {most} tokens of prompt and answer; this key has not so many left"
-                f" of its {limit} for this day",
-                wait_s,
-            )
+            reason = f"this may take {most} tokens of prompt and answer; this key has not so many"
+            reason += f" left of its {limit} for this day"
+            if most <= (self._tokens.left(now_s) or 0) + self._held:
+                raise too_many(f"{reason} while other answers are made")
+            raise too_many(reason, wait_s)
         self._sessions += sessions
+        self._held += most
         try:
             yield
         finally:
             self._sessions -= sessions
+            self._held -= most
             self._tokens.give_back(most - spent(), now_s)
 
 

@@ -39,10 +39,12 @@ class LongAnswer:
         context_tokens: int,
         first_tokens: int,
         part_tokens: int,
+        continues: bool = False,
     ) -> None:
-        """The first part has ``first_tokens`` at most, each further one ``part_tokens``."""
+        """The first part has ``first_tokens`` at most, each further one ``part_tokens``.
+        ``continues``: whether its text goes on with the prompt's."""
         self._swarm = swarm
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, prompt if continues else ())
         self._prompt = prompt
         self._options = options
         self._context_tokens = context_tokens

@@ -418,6 +418,8 @@ class Generation:
                 f"stop strings need {swarm.text.name}'s tokenizer: give the model's directory"
             )
         self._prompt_ids = swarm.text.prompt_ids(prompt)
+        self.continues = isinstance(prompt, str)
+        """Whether the answer's text goes on with the prompt's; set before the first piece."""
         self.on_route: Callable[[RouteStatus], None] | None = None
         """Hears how it stands with the route, whenever that changes; set before the first piece."""
         self._session: SessionDriver | None = None
@@ -426,6 +428,8 @@ class Generation:
         self._times_s: list[float] = []
         self._started_s = 0.0
         self._finish: FinishReason | None = None
+        self._told = 0
+        """Tokens of the answer so far: more may have come with the one that ends a stop string."""
         self._stops = StopStrings(options.stop)
 
     async def __aiter__(self) -> AsyncGenerator[Piece, None]:
@@ -439,8 +443,10 @@ class Generation:
         session.on_route = self.on_route
         log = session.controller.log
         tokenizer, stops = swarm.text.tokenizer, self._stops
-        detokenizer = Detokenizer(tokenizer) if tokenizer is not None else None
-        told, most = 0, swarm.config.piece_tokens_max
+        before = self._prompt_ids if self.continues else ()
+        detokenizer = Detokenizer(tokenizer, before) if tokenizer is not None else None
+        # The token that ends a stop string is the answer's last, however many come at once.
+        most = 1 if options.stop else swarm.config.piece_tokens_max
         tokens = session.tokens()
         try:
             while True:
@@ -457,8 +463,8 @@ class Generation:
                     text = detokenizer.push(some) if detokenizer is not None else ""
                     shown = stops.push(text)
                     self._text.append(shown)
-                    scores = tuple(log.scores[told : told + len(some)])
-                    told += len(some)
+                    scores = tuple(log.scores[self._told : self._told + len(some)])
+                    self._told += len(some)
                     yield Piece(text=shown, token_ids=some, logprobs=scores)
                     if stops.stopped:
                         self._finish = FinishReason.STOP
@@ -506,7 +512,7 @@ class Generation:
         controller, times_s, plan = self._controller, self._times_s, self._swarm.view.plan
         if controller is None or self._finish is None:
             raise RuntimeError("the answer is not finished")
-        token_ids = tuple(controller.log.token_ids)
+        token_ids = tuple(controller.log.token_ids[: self._told])
         later = max(1, len(token_ids) - 1)
         mean_s = (times_s[-1] - times_s[0]) / later
         computed_s = min(mean_s, controller.log.computed_s / later)
@@ -526,7 +532,9 @@ class Generation:
             cached_tokens=self.cached_tokens,
             drafted_tokens=len(token_ids) - len(times_s),  # all but the first of each round
             fingerprint=controller.log.request.model.fingerprint,
-            logprobs=tuple(controller.log.scores) if self._options.logprobs is not None else None,
+            logprobs=None
+            if self._options.logprobs is None
+            else tuple(controller.log.scores[: self._told]),
             prompt_logprobs=self.prompt_logprobs,
         )
 

@@ -209,18 +209,16 @@ def _name_in_text(message: Message) -> Message:
 
 
 def _results_named(messages: Sequence[Message]) -> list[Message]:
-    """Results of calls with the functions' names, for templates that cannot do without."""
-    names = {
-        call["id"]: call["function"]["name"]
-        for each in messages
-        for call in each.get("tool_calls") or ()
-    }
-    return [
-        {"name": names[each.get("tool_call_id")], **each}
-        if each["role"] == "tool" and each.get("tool_call_id") in names
-        else each
-        for each in messages
-    ]
+    """Results of calls with the functions' names, for templates that cannot do without. An id is
+    that of the last call before: some services begin anew with each turn, or give none."""
+    names: dict[object, str] = {}
+    found: list[Message] = []
+    for each in messages:
+        names |= {call["id"]: call["function"]["name"] for call in each.get("tool_calls") or ()}
+        own = each.get("tool_call_id")
+        is_named = each["role"] == "tool" and own in names
+        found.append({"name": names[own], **each} if is_named else each)
+    return found
 
 
 def _results_behind(messages: Sequence[Message], at: int) -> Sequence[Message]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Cuts the answer before the first stop string, holding back what may become one.
+    """Cuts the answer before the stop string that ends first, holding back what may become one.
 
     Each stop string is matched character by character (Knuth, Morris and Pratt), so that a piece
     costs the same whatever came before it and however long the stop strings are.
@@ -27,13 +27,13 @@ class StopStrings:
         """The part of the text that may be shown now."""
         self._held += text
         found = [
-            (end - len(stop), stop)
+            (end, end - len(stop), stop)
             for at, (stop, borders) in enumerate(self._stops)
             if (end := self._match(at, stop, borders, text))
         ]
         keep = max(self._matched, default=0)
         if found:
-            begins, self.found = min(found)
+            _, begins, self.found = min(found)
             keep = len(text) - begins
         cut = len(self._held) - keep
         shown, self._held = self._held[:cut], "" if found else self._held[cut:]

@@ -19,6 +19,8 @@ TOKENS_KEPT = 1 << 16
 """Number of tokens whose texts are kept: log probabilities name the same ones again and again."""
 UNFINISHED_TOKENS_MAX = 64
 """Maximum number of tokens that may be one unfinished character; a character has 4 bytes."""
+CHARACTER_BYTES_MAX = 4
+"""Fixed by UTF-8: the most tokens that are one character of bytes."""
 
 
 class _WithoutPanics:
@@ -253,11 +255,14 @@ class Detokenizer:
     safe boundary are decoded again, so a long answer costs no more per token than a short one.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
+        """``before`` are tokens of a text that goes on here: behind one, the first space stays."""
         self._tokenizer = tokenizer
-        self._token_ids: list[int] = []
+        self._token_ids = tokenizer.heard(before[-CHARACTER_BYTES_MAX:])
+        if tokenizer.decode(self._token_ids).endswith("\ufffd"):  # its text ends in mid-character
+            self._token_ids = []
         self._prefix = 0
-        self._read = 0
+        self._read = len(self._token_ids)
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that became certain with these tokens."""

@@ -47,6 +47,8 @@ class ChoiceTask:
     options: GenerationOptions
     tells_route: bool = False
     """Whether parts tell how it stands with the answer's route."""
+    continues: bool = False
+    """Whether the answer's text goes on with the prompt's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +195,7 @@ class Answers:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         running = swarm.begin(task.prompt_ids, task.options)
+        running.continues = task.continues
         untold: list[ChoicePart] = []
         """The newest word on the route, where the queue had no room for it."""
 

@@ -183,6 +183,7 @@ class CompletionService:
                     prompt_ids=prompt_ids,
                     options=seeded(options, choice),
                     tells_route=told.include_route is True,
+                    continues=not isinstance(request, ChatRequest) or request.continues,
                 )
                 for choice in range(n)
             ]

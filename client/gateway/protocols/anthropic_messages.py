@@ -21,7 +21,6 @@ from client.gateway.protocols.blocks import (
 )
 from client.gateway.protocols.messages import (
     MESSAGES_MAX,
-    TOOLS_MAX,
     CalledFunction,
     FunctionName,
     Message,
@@ -330,7 +329,8 @@ class CountRequest(msgspec.Struct, kw_only=True):
     messages: Annotated[list[AnthropicMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]
     model: str | None = None
     system: str | list[TextBlock] | None = None
-    tools: Annotated[list[AnthropicTool], Meta(max_length=TOOLS_MAX)] | None = None
+    tools: Annotated[list[AnthropicTool], Meta(max_length=MESSAGES_MAX)] | None = None
+    """More than OpenAI's interface takes: programs with many servers of tools bring hundreds."""
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

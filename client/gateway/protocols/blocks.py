@@ -55,6 +55,18 @@ def tool_from(
     )
 
 
+LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in "\x85\u2028\u2029"}
+"""What ends a line to some who read streams (``str.splitlines``), and how JSON writes it."""
+
+
+def one_line(event: Json) -> bytes:
+    """An event as JSON on one line, whoever reads lines."""
+    found = msgspec.json.encode(event)
+    for end, written in LINE_ENDS.items():
+        found = found.replace(end, written)
+    return found
+
+
 class Kind(Enum):
     """What a part of an answer is."""
 
@@ -79,7 +91,7 @@ class AnswerWriter(ABC):
     def framed(self, event: Json) -> bytes:
         """The bytes of an event; where it has a type, that is its name, too."""
         name = f"event: {event['type']}\n" if "type" in event else ""
-        return name.encode() + b"data: " + msgspec.json.encode(event) + b"\n\n"
+        return name.encode() + b"data: " + one_line(event) + b"\n\n"
 
     @abstractmethod
     def whole(self, answer: Json) -> Json:

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from client.gateway.errors import ApiError, bad_request
 from client.gateway.protocols.answer_bodies import rfc3339
-from client.gateway.protocols.blocks import AnswerWriter, begins_answer
+from client.gateway.protocols.blocks import AnswerWriter, begins_answer, one_line
 from client.gateway.protocols.messages import (
     MESSAGES_MAX,
     TOOLS_MAX,
@@ -288,7 +288,7 @@ class OllamaWriter(AnswerWriter):
         return self.framed(self.line({}, done=False))
 
     def framed(self, event: Json) -> bytes:
-        return msgspec.json.encode(event) + b"\n"
+        return one_line(event) + b"\n"
 
     def line(self, message: Json, *, done: bool) -> Json:
         """A line of a stream, or its last."""

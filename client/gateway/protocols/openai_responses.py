@@ -332,8 +332,9 @@ class _Chat:
                 self._result(item.id, item.output if item.error is None else item.error)
             case "message":
                 self._message(item, at)
-            case "file_search_call" if item.results:
-                raise bad_request(f"{at}.results: put them into a message", f"{at}.results")
+            case _ if (missed := _missed(item)) is not None:
+                name, reason = missed
+                raise bad_request(f"{at}.{name}: {reason}", f"{at}.{name}")
             case _:
                 logger.debug("%s is a %s: left out, nothing runs here", at, item.type)
 
@@ -369,6 +370,16 @@ class _Chat:
         """All messages so far."""
         self._turn()
         return self._found
+
+
+def _missed(item: Item) -> tuple[str, str] | None:
+    """What the model would miss of an item that is left out, and what to do; None: nothing."""
+    if item.type == "file_search_call" and item.results:
+        return "results", "put them into a message"
+    is_thought = (item.id or "").startswith(f"{PREFIXES[Kind.THOUGHT]}_")
+    if item.type == "item_reference" and not is_thought:
+        return "id", "nothing is stored; send the item itself, as programs do with store: false"
+    return None
 
 
 def _text(content: str | Sequence[Part]) -> str:

@@ -72,6 +72,8 @@ class PaperSwarm(Swarm):
         """Where set, tokens come only once it is."""
         self.says: str | None = None
         """What it answers with; None: what prompt, seed and place decide."""
+        self.at_once = 1
+        """Tokens that come at a time, as drafts that were accepted do."""
         self.loses_at: int | None = None
         """Where set, this many tokens are followed by the loss of the first stage."""
         self.losses = 0
@@ -161,15 +163,14 @@ class PaperSession(SessionDriver):
                 await asyncio.sleep(swarm.step_s)
                 if len(log.token_ids) == swarm.loses_at:
                     await self._reroute()
-                if said is None:
-                    token_id = swarm.next_token(log.replay_ids, sampling)
-                else:
-                    token_id = (*said, EOS)[len(log.token_ids)]
+                ids: tuple[int, ...] = ()
+                if said is not None:
+                    ids = (*said, EOS)[len(log.token_ids) :][: swarm.at_once]
+                while said is None and len(ids) < swarm.at_once:
+                    ids = (*ids, swarm.next_token((*log.replay_ids, *ids), sampling))
                 top = sampling.logprobs
-                fresh = (swarm.score(token_id, top),) if top is not None else ()
-                yield log.accept(
-                    attempt=0, position=log.next_position, token_ids=(token_id,), scores=fresh
-                )
+                fresh = () if top is None else tuple(swarm.score(each, top) for each in ids)
+                yield log.accept(attempt=0, position=log.next_position, token_ids=ids, scores=fresh)
         finally:
             swarm.live -= 1
             if named is not None:

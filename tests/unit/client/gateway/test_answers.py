@@ -3,9 +3,14 @@
 import asyncio
 import json
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import Metaspace as MetaspaceDecoder
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Metaspace
 
 from client.answer.defaults import defaults_in
 from client.gateway.protocols.requests import (
@@ -141,6 +146,31 @@ async def test_a_chat_is_rendered_and_streamed() -> None:
         assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
 
 
+async def test_a_text_goes_on_with_its_space() -> None:
+    """Some decoders drop a text's first space: behind a prompt it is none."""
+    vocabulary = {"<unk>": 0, "</s>": 1, "▁Once": 2, "▁upon": 3, "▁a": 4}
+    backend = Backend(WordLevel(vocabulary, "<unk>"))
+    backend.pre_tokenizer, backend.decoder = Metaspace(), MetaspaceDecoder()
+    backend.add_special_tokens(["</s>"])
+    said = {"role": "assistant", "content": "Once"}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"prompt": "Once"}, " upon a"),
+        ({"prompt": [2]}, " upon a"),
+        ({"prompt": "Once", "echo": True}, "Once upon a"),
+        ({"messages": [{**said, "prefix": True}]}, " upon a"),
+        ({"messages": [said]}, "upon a"),
+    ]
+    async with paper_gateway() as gateway:
+        gateway.swarm.text = replace(gateway.swarm.text, tokenizer=Tokenizer(backend))
+        gateway.swarm.says = "upon a"
+        for asked, text in cases:
+            path = "/v1/completions" if "prompt" in asked else "/v1/chat/completions"
+            status, body = await gateway.post(path, **asked)
+            assert status == 200, body
+            choice = body["choices"][0]  # type: ignore[index]
+            assert choice.get("text", choice.get("message", {}).get("content")) == text, asked
+
+
 async def test_several_prompts_and_choices_keep_their_places() -> None:
     async with paper_gateway() as gateway:
         prompts = [[5, 6, 7], [9], [20, 21]]
@@ -241,6 +271,23 @@ async def test_a_stop_string_ends_the_text_before_it() -> None:
         assert choice["text"] == text[: text.index(stop)]
         assert choice["finish_reason"] == "stop"
         assert gateway.swarm.live == 0
+
+
+async def test_a_stop_string_ends_an_answer_alike_however_many_tokens_come_at_once() -> None:
+    found = []
+    for at_once in (1, 7):
+        async with paper_gateway() as gateway:
+            gateway.swarm.at_once = at_once
+            asked = {"prompt": PROMPT, "max_tokens": 40, "logprobs": 1}
+            _, body = await gateway.post("/v1/completions", **asked)
+            text = body["choices"][0]["text"]  # type: ignore[index]
+            stop = [text[30:50], text[40:44]]
+            _, body = await gateway.post("/v1/completions", **asked, stop=stop)
+            prompt = gateway.swarm.text.prompt_ids(PROMPT)
+            told = await gateway.swarm.generate(prompt, max_new_tokens=40, stop=stop, logprobs=1)
+            found.append((body["choices"], body["usage"], told.token_ids, told.logprobs))
+    assert found[0][0][0]["finish_reason"] == "stop"  # type: ignore[index]
+    assert found[0] == found[1]
 
 
 async def test_the_models_own_sampling_is_the_default() -> None:

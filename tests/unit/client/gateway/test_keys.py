@@ -12,7 +12,7 @@ import openai
 import pytest
 
 import client.gateway.__main__ as command
-from client.gateway.errors import ApiError
+from client.gateway.errors import RETRY_AFTER_S, ApiError
 from client.gateway.keys import (
     Account,
     Key,
@@ -142,15 +142,20 @@ def test_tokens_are_held_while_an_answer_is_made_and_what_is_over_comes_back() -
             account.spending(41, 1, lambda: 0, NOON_S),
         ):
             pass
-        assert (refused.value.status, refused.value.retry_after_s) == (429, 43_200)
+        assert (refused.value.status, refused.value.retry_after_s) == (429, RETRY_AFTER_S)
         with (
             account.spending(40, 1, lambda: 40, NOON_S),
             pytest.raises(ApiError, match="2 of this key's 2 answers"),
             account.spending(0, 1, lambda: 0, NOON_S),
         ):
             pass
-    with account.spending(50, 2, lambda: 50, NOON_S):
+    with (
+        account.spending(50, 2, lambda: 50, NOON_S),
+        pytest.raises(ApiError, match="not so many left") as refused,
+        account.spending(51, 0, lambda: 0, NOON_S),
+    ):
         pass
+    assert refused.value.retry_after_s == 43_200, "what answers used comes back with the day"
     for most, sessions in ((101, 1), (1, 3)):
         with pytest.raises(ApiError) as never, account.spending(most, sessions, int, NOON_S):
             pass

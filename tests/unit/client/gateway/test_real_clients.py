@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from client.answer.generation import AnswerRequest
@@ -81,7 +82,7 @@ def test_instructions_of_every_kind_stand_in_the_prompt(family: str) -> None:
         {"role": "user", "content": [{"type": "input_text", "text": "charlie"}]},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "delta"}]},
         {"type": "web_search_call", "id": "w", "status": "completed"},
-        {"type": "item_reference", "id": "i"},
+        {"type": "item_reference", "id": "rs_1"},
         {"role": "user", "content": "echo"},
     ]
     for path, body, count in (
@@ -300,6 +301,22 @@ def test_tools_that_run_at_anthropic_s_are_left_out_and_unknown_ones_named() -> 
     tools.append({"type": "computer_20250124", "name": "computer"})
     error = asyncio.run(refusal(MESSAGES, body))
     assert "computer_20250124" in error["message"]
+
+
+def test_servers_of_tools_bring_hundreds_of_functions() -> None:
+    tools = [{"name": f"mcp__s__f{at}", "input_schema": SCHEMA} for at in range(200)]
+    body = {"messages": HI, "max_tokens": 500, "tools": tools}
+
+    async def scenario() -> None:
+        async with paper_gateway(template=QWEN3, context_tokens=1 << 16) as gateway:
+            gateway.swarm.says = written("mcp__s__f199", {"city": "Oslo"})
+            status, answer = await gateway.post(MESSAGES, **body)
+            assert status == 200, answer
+            assert answer["content"][0]["name"] == "mcp__s__f199"  # type: ignore[index]
+            status, _ = await gateway.post(f"{MESSAGES}/count_tokens", **body)
+            assert status == 200
+
+    asyncio.run(scenario())
 
 
 # Formats
@@ -635,6 +652,25 @@ def test_sdks_read_streams_that_begin_with_signs_of_life() -> None:
                     max_tokens=50,  # type: ignore[arg-type]
                 ) as messages:
                     assert await messages.get_final_text()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("path", "body", "beat"), STREAMS)
+def test_no_answer_breaks_a_line_of_a_stream(path: str, body: dict[str, Any], beat: bytes) -> None:
+    """To httpx, as to Python, a line ends at more than line breaks."""
+    ends = "\u2028\x85"
+
+    async def scenario() -> None:
+        async with paper_gateway(template=QWEN3) as gateway, httpx.AsyncClient() as client:
+            gateway.swarm.says = f"a{ends}b"
+            async with client.stream(
+                "POST", gateway.url + path, json={**body, "stream": True}, timeout=None
+            ) as response:
+                lines = [line async for line in response.aiter_lines()]
+        told = [line.removeprefix("data: ") for line in lines if not line.startswith("event: ")]
+        events = [json.loads(line) for line in told if line not in ("", "[DONE]")]
+        assert all(end in json.dumps(events, ensure_ascii=False) for end in ends)
 
     asyncio.run(scenario())
 

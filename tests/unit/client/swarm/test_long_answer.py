@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import Metaspace
+from tokenizers.models import WordLevel
 
 from client.answer.generation import Answer, GenerationOptions, Piece
 from client.swarm.long_answer import LongAnswer, can_go_on
@@ -87,6 +90,28 @@ def told(
         return "".join([piece.text async for piece in running])
 
     return asyncio.run(read()), running
+
+
+@pytest.mark.parametrize("continues", [False, True])
+def test_a_text_that_goes_on_keeps_its_space(continues: bool) -> None:
+    words = ("", "▁One", "▁fine", "▁day", "▁upon", "▁a")
+    backend = Backend(WordLevel({word: at for at, word in enumerate(words)}, ""))
+    backend.decoder = Metaspace()
+    running = LongAnswer(
+        cast(Swarm, PaperSwarm((4, 5))),
+        Tokenizer(backend),
+        PROMPT,
+        GenerationOptions(),
+        context_tokens=100,
+        first_tokens=9,
+        part_tokens=9,
+        continues=continues,
+    )
+
+    async def read() -> str:
+        return "".join([piece.text async for piece in running])
+
+    assert asyncio.run(read()) == " upon a"[not continues :]
 
 
 @pytest.fixture(scope="module")

@@ -124,6 +124,22 @@ def test_a_call_and_its_result_stay_together_where_a_template_shows_ids_alone() 
     assert prompt.count("functions.look:0") == prompt.count("functions.look:1") == 2
 
 
+def test_a_result_has_the_name_of_the_last_call_of_its_id() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m.role == 'tool' and not m.name %}"
+        "{{ raise_exception('whose result?') }}{% endif %}{{ m.role }} {{ m.name }} {{ m.content }}"
+        "{% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %}; {% endfor %}",
+        {},
+    )
+    messages = [USER]
+    for name in ("look", "see"):
+        messages.append(asks({**call(name, Arguments()), "id": ""}))
+        messages.append({**result(name, f"r-{name}"), "tool_call_id": ""})
+    prompt = template.render(arranged(template, messages))
+    assert "tool look r-look;" in prompt
+    assert "tool see r-see;" in prompt
+
+
 def test_what_has_no_place_is_named() -> None:
     with pytest.raises(LeftOut, match=r"messages\[1\]: this model's chat template leaves its text"):
         arranged(ChatTemplate(QWEN3, {}), [USER, says("critic", "c-one"), USER])

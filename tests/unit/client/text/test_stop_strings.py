@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from client.text.stop_strings import StopStrings
@@ -14,6 +14,7 @@ from client.text.stop_strings import StopStrings
     stops=st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3),
     sizes=st.lists(st.integers(1, 4)),
 )
+@example(text="aabc", stops=["abc", "b"], sizes=[4])
 def test_the_text_ends_before_the_first_stop(text: str, stops: list[str], sizes: list[int]) -> None:
     shown, rest, cutter = "", text, StopStrings(stops)
     while rest and not cutter.stopped:
@@ -21,10 +22,11 @@ def test_the_text_ends_before_the_first_stop(text: str, stops: list[str], sizes:
         shown += cutter.push(rest[:size])
         rest = rest[size:]
     shown += cutter.flush()
-    if cutter.stopped:
-        seen = text[: len(text) - len(rest)]
-        first = min(at for stop in stops if (at := seen.find(stop)) >= 0)
+    if cutter.stopped:  # whatever the sizes of the pieces
+        end = min(text.find(stop) + len(stop) for stop in stops if stop in text)
+        first = min(end - len(stop) for stop in stops if text[:end].endswith(stop))
         assert shown == text[:first]
+        assert text[first:end] == cutter.found
     else:
         assert shown == text
         assert not any(stop in text for stop in stops)

@@ -213,6 +213,33 @@ def test_special_tokens_take_no_space_from_the_stream(
     assert "".join(parts) + stream.flush() == tokenizer.decode(chosen)
 
 
+@pytest.mark.parametrize("decoder", list(_decoders()))
+@given(
+    before=st.lists(st.integers(0, 3), max_size=6),
+    chosen=st.lists(st.integers(0, 5), max_size=6),
+)
+def test_a_text_that_goes_on_keeps_its_space(
+    decoder: str, before: list[int], chosen: list[int]
+) -> None:
+    backend = Backend(BPE({piece: at for at, piece in enumerate(PIECES[:4])}, []))
+    backend.decoder = _decoders()[decoder]
+    backend.add_special_tokens([AddedToken(mark, special=True) for mark in MARKS])
+    tokenizer = Tokenizer(backend)
+    stream = Detokenizer(tokenizer, before)
+    text = "".join(stream.push([token_id]) for token_id in chosen) + stream.flush()
+    assert tokenizer.decode(before) + text == tokenizer.decode([*before, *chosen])
+
+
+@given(text=st.text(max_size=4), cut=st.integers(0, 16))
+def test_a_prompt_that_ends_in_mid_character_takes_no_text_away(text: str, cut: int) -> None:
+    ids = list(text.encode("utf-8", errors="ignore"))
+    stream = Detokenizer(Tokenizer(_Bytes()), ids[:cut])
+    behind = "".join(stream.push([each]) for each in [*ids[cut:], *b"end"])
+    whole = [char for char in text if char.encode(errors="ignore")]
+    later = [char for at, char in enumerate(whole) if len("".join(whole[:at]).encode()) >= cut]
+    assert behind.endswith("".join((*later, "end")))
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -189,7 +189,12 @@ MANY = [{"role": "user", "content": "x"}] * 4097
         ({"input": MANY}, "input", "4096 at most"),
         ({"input": "x", "metadata": {"a": "x" * 300_000}}, "metadata", "262144 at most"),
         ({"input": "x", "instructions": "x" * 300_000}, "input", "context"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type", "item_reference"),
+        ({"input": [{"type": "item_reference", "id": "rs_a"}]}, "input[0].type", "item_reference"),
+        (
+            {"input": [*MANY[:1], {"type": "item_reference", "id": "msg_a"}]},
+            "input[1].id",
+            "send the item itself",
+        ),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "text": ""}]}]},
             "input[0].content[0].type",
