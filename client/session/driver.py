@@ -79,6 +79,11 @@ class TokenPace:
         self._last_s = now_s
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a token has come over the route."""
+        return self._first_s is not None
+
+    @property
     def token_s(self) -> float:
         """Mean seconds per token; a median would not see pauses between bursts."""
         return (self._last_s - (self._first_s or 0.0)) / self.tokens
@@ -209,9 +214,9 @@ class SessionDriver:
         have the session moved to and fro.
         """
         controller, limit_s = self.controller, self._config.stall_s
-        loop, log = asyncio.get_running_loop(), controller.log
-        if not log.token_ids:
-            limit_s += self._config.stall_per_prompt_token_s * len(self._request.prompt_ids)
+        loop = asyncio.get_running_loop()
+        if not self._pace.has_begun:  # all that is known may have to run again first
+            limit_s += self._config.watch.known_token_s * len(controller.log.replay_ids)
         so_far = controller.progress
         if so_far != self._so_far:
             self._so_far, self._since_s = so_far, loop.time()

@@ -130,13 +130,18 @@ class StageServer:
     def _give_up_idle(self, now_s: float) -> None:
         """End sessions without progress, finished ones included."""
         config, leaves = self._config, self._leaves
+        known_token_s = config.hops.watch.known_token_s
         limits_s = {
             StageState.FINISHED: config.finished_s,
             StageState.PAUSED: config.paused_moving_s if leaves else config.paused_s,
         }
         for live in self._table:
-            state, idle_s = live.session.state, now_s - live.touched_s
-            if idle_s <= limits_s.get(state, config.idle_s):
+            session, idle_s = live.session, now_s - live.touched_s
+            state, limit_s = session.state, limits_s.get(session.state, config.idle_s)
+            ran = session.done_position > session.kept_tokens
+            if state is StageState.ACTIVE and ran and not session.answers:
+                limit_s += known_token_s * session.open.prompt_tokens  # a stage before may be new
+            if idle_s <= limit_s:
                 continue
             if state is StageState.FINISHED:
                 self.shell.step(live, life.Expired())

@@ -63,6 +63,24 @@ async def test_survivors_run_nothing_again(way: str, stages: tuple[int, ...]) ->
 
 
 @pytest.mark.virtual(limit_s=600)
+@pytest.mark.parametrize("known", [300, 450])
+async def test_a_slow_replay_is_no_stall(known: int) -> None:
+    """Who takes a lost stage's place runs all known tokens, for longer than a route that brings
+    tokens may bring none, and than a stage keeps a session that makes no progress."""
+    prompt = tuple(range(known))
+    async with paper_swarm(*THREE) as swarm, swarm.client() as client:
+        running = client.begin(prompt, max_new_tokens=5)
+        tokens: list[int] = []
+        async for piece in running:
+            if not tokens:
+                await swarm.add(*THREE[0], step_s=2.4)
+                swarm.kill(owner(swarm, running.route[0].peer_id))
+            tokens += piece.token_ids
+        assert tuple(tokens) == answer_of(prompt, 5)
+        assert running.answer().failovers == 1
+
+
+@pytest.mark.virtual(limit_s=600)
 async def test_who_asks_hears_who_was_lost_and_over_whom_the_answer_goes_on() -> None:
     async with paper_swarm(*THREE, *THREE) as swarm, swarm.client() as client:
         running = client.begin(PROMPT, max_new_tokens=NEW)
