@@ -163,6 +163,31 @@ async def test_whoever_is_lost_during_a_move_the_answer_is_right(
 
 
 @pytest.mark.virtual(limit_s=600)
+@pytest.mark.parametrize("stage", [1, 2])
+async def test_a_move_that_takes_too_long_leaves_nothing_behind(stage: int) -> None:
+    async with paper_swarm(*THREE) as swarm, swarm.client() as client:
+        running = client.begin(PROMPT, max_new_tokens=NEW)
+        tokens: list[int] = []
+        new: PaperPeer | None = None
+        async for piece in running:
+            tokens += piece.token_ids
+            if len(tokens) >= 30 and new is None:
+                new = await swarm.add(*THREE[stage], step_s=1.0)
+                by_replay(swarm)
+                assert running._controller is not None
+                running._controller.move_s = 0.5
+                full = swarm.peers[stage].stage
+                full.relieve(dict.fromkeys(full.holding(), new.peer_id))
+        assert new is not None
+        assert new.stage.counters["move_by_replay"] == 1
+        assert running.answer().failovers == 0
+        assert running.route == swarm.route[:3], "it stayed where it was"
+        # Those that were on their way when it was given up.
+        assert new.stage.counters["stale_activations"] <= 3
+        assert tuple(tokens) == answer_of(PROMPT, NEW)
+
+
+@pytest.mark.virtual(limit_s=600)
 async def test_a_session_that_waits_for_lost_layers_holds_back_no_move_that_brings_them() -> None:
     """The only holder of layers is lost; a peer whose session waits for them is to take them."""
     loop = asyncio.get_running_loop()
