@@ -13,9 +13,8 @@ class SessionConfig:
     watch: WatchConfig = field(default_factory=WatchConfig)
     """When the first or the last stage counts as lost although its stream does not break."""
     stall_s: float = 30.0
-    """Time without a new token, although the ends answer, after which the route is given up."""
-    stall_per_prompt_token_s: float = 0.1
-    """Added to ``stall_s`` until the first token, per prompt token."""
+    """Time without a new token, although the ends answer, after which the route is given up;
+    ``watch.known_token_s`` per known token is added until the route's first one."""
     control_bytes_max: int = 1 << 16
     """Maximum bytes of what a stage says besides tokens and scores."""
     token_id_bytes_max: int = 5
@@ -38,7 +37,7 @@ class SessionConfig:
     fruitless_max: int = 16
     """Routes in a row without a token after which an answer is given up, once it has waited for as
     long as its client waits: peers that fail in turns would hold it for ever. With ``stall_s``,
-    that is some eight minutes; fewer peers die while their records live."""
+    that is some eight minutes, more for long prompts; fewer peers die while their records live."""
     unsound_tries: int = 4
     """Peers that call a request unsound before its client believes it: some may lie. Where fewer
     can be asked, those are enough. Strangers alone never are where a trusted peer serves."""

@@ -184,14 +184,15 @@ class SessionController:
                 return self._arrived(arrived, now_s)
             case (ControllerState.RUNNING, Leaving(attempt=self.attempt) as leaving):
                 return self._leaving(leaving, now_s)
-            case (ControllerState.RUNNING, MigrationRouteFound(route=route)) if (
-                self.move is not None
-            ):
+            case (
+                ControllerState.RUNNING,
+                MigrationRouteFound(route=route, mend=self.accepted),
+            ) if self.move is not None and not self.move.attempt:
                 return self._move_drawn(route, self.move, now_s)
             case (
                 ControllerState.RUNNING,
                 (Accepted() | Refused() | Lost() | MigrationCaughtUp()) as told,
-            ) if self.move is not None and told.attempt == self.move.attempt:
+            ) if self.move is not None and 0 < self.move.attempt == told.attempt:
                 return self._moved_on(told, self.move)
             case (
                 ControllerState.RUNNING,

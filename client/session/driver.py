@@ -53,6 +53,7 @@ from dht.identity.peer_id import short_name
 from dht.messages import codec
 from dht.messages.session import SESSION_BOUNDS, Priority, SessionClose, SessionOpen
 from dht.messages.types import looks_within
+from dht.process.supervision import end_all
 from dht.transport.interface import SESSION_PROTOCOL, Transport
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,11 @@ class TokenPace:
         else:
             self.tokens += tokens
         self._last_s = now_s
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a token has come over the route."""
+        return self._first_s is not None
 
     @property
     def token_s(self) -> float:
@@ -131,6 +137,8 @@ class SessionDriver:
         self._attempts: list[Attempt] = []
         self._addresses: dict[str, tuple[str, ...]] = {}
         self._warm: Attempt | None = None
+        self._searches: list[asyncio.Task[None]] = []
+        """The search for a route of a planned move, if one was begun."""
         self._leaving: set[asyncio.Task[None]] = set()
         self._asked: set[str] = set()
         self._pace = TokenPace()
@@ -171,7 +179,7 @@ class SessionDriver:
                     self._view.avoidance.worked(stage.peer_id for stage in controller.route)
                     self._pace.came(len(effect.token_ids), self._came_s)
                     yield effect.token_ids
-                elif isinstance(effect, FindRoute | FindMigrationRoute):
+                elif isinstance(effect, FindRoute):
                     todo += controller.step(await self._find(effect), loop.time())
                 else:
                     await self._perform(effect)
@@ -208,9 +216,9 @@ class SessionDriver:
         have the session moved to and fro.
         """
         controller, limit_s = self.controller, self._config.stall_s
-        loop, log = asyncio.get_running_loop(), controller.log
-        if not log.token_ids:
-            limit_s += self._config.stall_per_prompt_token_s * len(self._request.prompt_ids)
+        loop = asyncio.get_running_loop()
+        if not self._pace.has_begun:  # all that is known may have to run again first
+            limit_s += self._config.watch.known_token_s * len(controller.log.replay_ids)
         so_far = controller.progress
         if so_far != self._so_far:
             self._so_far, self._since_s = so_far, loop.time()
@@ -249,34 +257,40 @@ class SessionDriver:
             at_fault = self._view.at_fault(suspects, asyncio.get_running_loop().time())
         return replace(event, peer_id=at_fault, suspects=())
 
-    async def _find(self, wanted: FindRoute | FindMigrationRoute) -> Event:
-        """The route that is wanted; records are read anew after a wait, and for a planned move."""
-        loop, view, log = asyncio.get_running_loop(), self._view, self.controller.log
-        # Stages admit by what they expect of answers; this is what they begin with.
-        kv_tokens = len(log.replay_ids) + min(log.remaining_tokens, ADMISSION.answer_tokens) - 1
-        if isinstance(wanted, FindRoute):
-            if wanted.after_s:
-                await view.waiting.wait(wanted.after_s)
-                await self._look()
-            mend, lost = wanted.mend, wanted.lost
-            route = view.draw(
-                mend,
-                lost,
-                kv_tokens,
-                loop.time(),
-                urgent=self._urgent,
-                without=wanted.without,
-                known=self._known(kv_tokens),
-            )
-            return RouteFound(route=route, doubts_count=view.believes(wanted.without))
+    @property
+    def _kv_tokens(self) -> int:
+        """KV tokens that a new stage needs: stages admit by what they expect of answers."""
+        log = self.controller.log
+        return len(log.replay_ids) + min(log.remaining_tokens, ADMISSION.answer_tokens) - 1
+
+    async def _find(self, wanted: FindRoute) -> Event:
+        """The route that is wanted; records are read anew after a wait."""
+        view, kv_tokens = self._view, self._kv_tokens
+        if wanted.after_s:
+            await view.waiting.wait(wanted.after_s)
+            await self._look()
+        route = view.draw(
+            wanted.mend,
+            wanted.lost,
+            kv_tokens,
+            asyncio.get_running_loop().time(),
+            urgent=self._urgent,
+            without=wanted.without,
+            known=self._known(kv_tokens),
+        )
+        return RouteFound(route=route, doubts_count=view.believes(wanted.without))
+
+    async def _find_move(self, wanted: FindMigrationRoute) -> None:
+        """Post a route for a planned move by records read anew; tokens come on meanwhile."""
         await self._look()
-        mend, leaving, now_s = wanted.mend, wanted.leaving, loop.time()
+        view, mend, leaving = self._view, wanted.mend, wanted.leaving
+        now_s = asyncio.get_running_loop().time()
         if wanted.to:
-            route = view.swap(mend, leaving, wanted.to, kv_tokens, now_s)
+            route = view.swap(mend, leaving, wanted.to, self._kv_tokens, now_s)
         else:
             lost = frozenset({leaving})
-            route = view.draw(mend, lost, kv_tokens, now_s, urgent=self._urgent)
-        return MigrationRouteFound(route=route)
+            route = view.draw(mend, lost, self._kv_tokens, now_s, urgent=self._urgent)
+        self._post(MigrationRouteFound(route=route, mend=mend))
 
     def _known(self, kv_tokens: int) -> KnownPrefix | None:
         named, prompt = self._named, len(self.controller.log.replay_ids)
@@ -307,6 +321,9 @@ class SessionDriver:
                     self._asked = {stage.peer_id for stage in route}
                     self._view.avoidance.asked(self._asked)
                 attempt.open()
+            case FindMigrationRoute():
+                await end_all(self._searches)
+                self._searches = [asyncio.create_task(self._find_move(effect))]
             case OpenMigration() | FeedMigration() | CopyKv() | DropMigration():
                 await self._perform_move(effect)
             case Feed(position=position, behind=behind):
@@ -460,6 +477,7 @@ class SessionDriver:
         if self._named is not None and controller.accepted:
             ran = controller.log.replay_ids[:-1]
             self._view.prefixes.remember(self._named, ran, self._session, controller.accepted)
+        await end_all(self._searches)
         await self._drop_warm()
         if controller.move is not None and controller.move.attempt:
             new = [s.peer_id for s in controller.move.route if s not in controller.accepted]

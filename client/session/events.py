@@ -99,6 +99,8 @@ class MigrationRouteFound:
     """The answer to a :class:`FindMigrationRoute`."""
 
     route: Route | NoRoute
+    mend: Route
+    """The route that was to be mended; the session may have lost it meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,7 @@ class Lane:
         loop = asyncio.get_running_loop()
         turn, refused = self.turns.ask(client, standing)
         self._waits[turn] = loop.create_future()
-        if refused is not None:
+        if refused is not None and not self._waits[refused].done():  # else it was just given up
             full = TrialsBusyError("too many grammars wait to be read here")
             self._waits[refused].set_exception(full)
         began_s = loop.time()

@@ -82,7 +82,7 @@ class FrameSender:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._queue or self._undrained_bytes:
+            while self._queue or self._undrained_bytes or self._broken is not None:
                 if self._broken is not None:
                     raise NetworkError(self._broken)
                 try:

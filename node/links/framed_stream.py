@@ -67,7 +67,8 @@ class LinkSender:
         self._undrained_bytes = 0
         self._wake = asyncio.Event()
         self._broken: str | None = None
-        self._credit_us = now_us()
+        self._told_us = now_us()
+        """When the reader said last what it has read, or nothing waited for that."""
         self.scheduler = scheduler
 
     @property
@@ -95,7 +96,7 @@ class LinkSender:
                 sessions = ()
         data = memoryview(codec.encode_frame(message, body))
         if self.queued_bytes == 0:
-            self._credit_us = self._now_us()
+            self._told_us = self._now_us()
         number = self.scheduler.offer(kind, len(data))
         self._queued[number] = _Queued(data=data, sessions=sessions)
         if self.queued_bytes > QUEUED_BYTES_MAX:
@@ -105,13 +106,11 @@ class LinkSender:
 
     def acknowledged(self, delivered: Delivered) -> None:
         """Take the peer's credit; :class:`dht.messages.codec.MalformedError` if impossible."""
-        before = self.scheduler.slow_in_flight_bytes
         try:
             self.scheduler.acknowledged(delivered.total_bytes, delivered.slow_bytes, self._now_us())
         except CreditError as error:
             raise codec.MalformedError(str(error)) from error
-        if self.scheduler.slow_in_flight_bytes < before:
-            self._credit_us = self._now_us()
+        self._told_us = self._now_us()
         self._pump()
         self._wake.set()
 
@@ -177,13 +176,13 @@ class LinkSender:
         wait_us = self._up.wait_us(now_us, urgent=True) or self._up.wait_us(now_us)
         if not wait_us:
             return SENDING.stalled_s / 4
-        self._credit_us = now_us  # this peer's owner delays the bytes, not the receiver
+        self._told_us = now_us  # this peer's owner delays the bytes, not the receiver
         return wait_us / 1e6
 
     def _check(self) -> None:
         if self._broken is not None:
             raise NetworkError(self._broken)
-        waited_s = (self._now_us() - self._credit_us) / 1e6
+        waited_s = (self._now_us() - self._told_us) / 1e6
         if self.queued_bytes and waited_s > SENDING.stalled_s:
             raise NetworkError(f"no credit for {waited_s:.0f} s, {self.queued_bytes} bytes wait")
 
@@ -275,14 +274,15 @@ class LinkReader:
         """Whether credit is held back that the sender may wait for."""
         return self._said_slow_bytes < self.slow_bytes
 
-    def acknowledgement(self, *, hold: bool = False) -> Delivered | None:
-        """Acknowledgement to send now; None while it is not worth a frame.
+    def acknowledgement(self, *, hold: bool = False, due: bool = False) -> Delivered | None:
+        """Acknowledgement to send now; None while it is not worth a frame, unless it is ``due``.
 
         With ``hold``, it gives no further credit for prefill and bulk, because this peer is behind.
         """
         released = self._said_slow_bytes if hold else self.slow_bytes
         worth = (
-            self._part_read
+            due
+            or self._part_read
             or self.total_bytes - self._said_bytes >= self._acknowledged_bytes_min
             or released > self._said_slow_bytes
         )

@@ -96,6 +96,7 @@ class Hop:
         self._config = config
         self._events = events
         self._lent = lent
+        self._stream: Stream | None = None
         self._sender: LinkSender | None = None
         self._early: list[tuple[object, bytes | memoryview, TrafficClass | None]] = []
 
@@ -131,7 +132,7 @@ class Hop:
         """Open, read, write and watch until the hop is lost or idle; returns the reason."""
         try:
             async with asyncio.timeout(self._config.open_s):
-                stream = await self._transport.open_stream(
+                stream = self._stream = await self._transport.open_stream(
                     self.peer_id, HOP_PROTOCOL, addresses=await self._addresses_of(self.peer_id)
                 )
         except (NetworkError, TimeoutError) as error:
@@ -164,7 +165,11 @@ class Hop:
             return str(error)
         finally:
             await end_all(tasks)
-            await stream.close()
+
+    async def close(self) -> None:
+        """Close the stream, which may take a while if its last bytes cannot leave."""
+        if self._stream is not None:
+            await self._stream.close()
 
     async def _read(self, stream: Stream, sender: LinkSender, watch: PeerWatch) -> str:
         loop = asyncio.get_running_loop()
@@ -286,6 +291,7 @@ class HopTable:
             if self._hops.get(hop.peer_id) is hop:
                 del self._hops[hop.peer_id]
             self._events.hop_lost(hop.peer_id, reason)
+            await hop.close()  # now that nobody uses it any more
 
     async def close(self) -> None:
         """End every hop."""

@@ -105,6 +105,11 @@ class MoveReplied:
     """Whether the log has all rows that ran, from the position that an accept asks for."""
 
 
+@dataclass(frozen=True, slots=True)
+class MoveDropped:
+    """Who asked for a planned move gave it up; the session stays where it is."""
+
+
 NextSays = SessionRefused | SessionFailed | SessionLeaving | MigrationReady
 """What the next stage says, beside that it accepts; a refusal may be this stage's own."""
 Event = (
@@ -119,6 +124,7 @@ Event = (
     | Leaves
     | MoveAsked
     | MoveReplied
+    | MoveDropped
 )
 
 # Effects
@@ -214,6 +220,7 @@ TRANSITIONS: dict[type[Event], dict[StageState, StageState]] = {
     Leaves: {_ACTIVE: _ACTIVE},
     MoveAsked: {_ACTIVE: _ACTIVE},
     MoveReplied: _STAYS,
+    MoveDropped: _STAYS,
 }
 """The state after each event, by the state before it; in other states the event does nothing."""
 
@@ -299,7 +306,7 @@ def _closed(session: StageSession, tokens: int) -> list[Effect]:
     return [*effects, Count("closed"), End(tokens)]
 
 
-def _moves(session: StageSession, event: MoveAsked | MoveReplied) -> list[Effect]:
+def _moves(session: StageSession, event: MoveAsked | MoveReplied | MoveDropped) -> list[Effect]:
     """Take part in a planned move of later stages, while this one serves on."""
     if isinstance(event, MoveAsked):
         session.move = new = Migration(open=event.open, upstream=event.upstream)
@@ -307,9 +314,13 @@ def _moves(session: StageSession, event: MoveAsked | MoveReplied) -> list[Effect
         logged = event.logged or not new.copies
         open_ = replace(event.open, hop=event.open.hop + 1, rows_logged=logged)
         return [Down(new.next_peer, open_, dials=True)]
-    move, message = session.move, event.message
+    move = session.move
     if move is None:
         return []
+    if isinstance(event, MoveDropped):
+        session.move = None
+        return [Down(move.next_peer, close_of(move.open))]
+    message = event.message
     if isinstance(message, SessionRefused | SessionFailed):
         session.move = None
     waits = move.copies and not move.ready

@@ -435,7 +435,7 @@ class StagePipeline(StagePart):
         """Learn from a step that has just ended; returns its duration and the time now."""
         now_s = asyncio.get_running_loop().time()
         decodes_only = all(item.decodes for item in items)
-        sessions = [item.session for item in items]
+        sessions = [item.session for item in items if self._table.is_current(item.owner)]
         took_s = self._shell.pace.finished(sessions, now_s, decodes=decodes_only)
         for item in items:
             if item.decodes and not item.background:

@@ -130,13 +130,18 @@ class StageServer:
     def _give_up_idle(self, now_s: float) -> None:
         """End sessions without progress, finished ones included."""
         config, leaves = self._config, self._leaves
+        known_token_s = config.hops.watch.known_token_s
         limits_s = {
             StageState.FINISHED: config.finished_s,
             StageState.PAUSED: config.paused_moving_s if leaves else config.paused_s,
         }
         for live in self._table:
-            state, idle_s = live.session.state, now_s - live.touched_s
-            if idle_s <= limits_s.get(state, config.idle_s):
+            session, idle_s = live.session, now_s - live.touched_s
+            state, limit_s = session.state, limits_s.get(session.state, config.idle_s)
+            ran = session.done_position > session.kept_tokens
+            if state is StageState.ACTIVE and ran and not session.answers:
+                limit_s += known_token_s * session.open.prompt_tokens  # a stage before may be new
+            if idle_s <= limit_s:
                 continue
             if state is StageState.FINISHED:
                 self.shell.step(live, life.Expired())
@@ -226,9 +231,14 @@ class StageServer:
     # Messages from streams (node.stage.streams)
 
     def close_from(self, session: str, upstream: FrameSender) -> None:
-        """Close the session of an ended client stream; harmless if another has been opened."""
-        if (live := self._table.get(session)) is not None and live.upstream is upstream:
+        """Close the session of an ended client stream, or end the move that it asked for; harmless
+        if another has been opened."""
+        if (live := self._table.get(session)) is None:
+            return
+        if live.upstream is upstream:
             self.shell.step(live, life.close_of(live.session.open))
+        elif live.session.move is not None and live.session.move.upstream is upstream:
+            self.shell.step(live, life.MoveDropped())
 
     def close_for(self, close: SessionClose, client: str) -> None:
         """Free this stage at its own client's request, as it is not on the route any more."""
@@ -258,10 +268,17 @@ class StageServer:
             live.attached = None
 
     def close_by_neighbour(self, peer_id: str, close: SessionClose) -> None:
-        """Close the session if a neighbouring stage of its route asks for it; others may not."""
-        live = self._table.find(close.session, close.attempt)
-        if live is not None and peer_id in (live.session.previous_peer, live.session.closing_peer):
+        """Close the session, or end its move, if a neighbouring stage of its route asks for it;
+        others may not."""
+        if (live := self._table.get(close.session)) is None:
+            return
+        session, move = live.session, live.session.move
+        moving = None if move is None else move.open.attempt
+        before, closing = session.previous_peer, session.closing_peer
+        if close.attempt == session.open.attempt and peer_id in (before, closing):
             self.shell.step(live, close)
+        elif close.attempt == moving and peer_id == before:
+            self.shell.step(live, life.MoveDropped())
 
     def upstream_lost(self, peer_id: str, upstream: FrameSender) -> None:
         """Pause the sessions whose stream from the stage before ended."""

@@ -55,6 +55,9 @@ class StreamConfig:
     """Time within which the first frame of a stream must come; otherwise it is closed."""
     credit_s: float = 0.02
     """Interval at which held-back credit is looked at again."""
+    holding_s: float = 10.0
+    """Interval at which a stage that holds credit back says so: a sender that hears nothing for
+    ``SENDING.stalled_s`` takes its link for dead."""
     client_silence_s: float = 30.0
     """Silence after which a client is gone (clients ping) and its session is freed."""
     hop_silence_s: float = 120.0
@@ -236,22 +239,27 @@ class StageStreams:
         within = self._budget.rate(limit).take(stream.remote_peer_id, 1, now_s)
         await asyncio.sleep(0.0 if within else READING.pause_s)
 
-    def _credit(self, reader: LinkReader, sender: FrameSender) -> None:
+    def _credit(self, reader: LinkReader, sender: FrameSender, *, due: bool = False) -> None:
         hold = self._stage.pipeline.behind or self._stage.traffic.down_exceeded
-        delivered = reader.acknowledgement(hold=hold)
+        delivered = reader.acknowledgement(hold=hold, due=due)
         if delivered is not None:
             sender.send(delivered)
 
     async def _keep_crediting(
         self, reader: LinkReader, sender: FrameSender, held: asyncio.Event
     ) -> None:
-        """Give held-back credit as soon as this stage has caught up."""
+        """Give held-back credit as soon as this stage has caught up, and say until then that it is
+        held back."""
+        loop = asyncio.get_running_loop()
         while True:
             await held.wait()
-            await asyncio.sleep(READING.credit_s)
-            self._credit(reader, sender)
-            if not reader.holds:
-                held.clear()
+            told_s = loop.time()
+            while reader.holds:
+                await asyncio.sleep(READING.credit_s)
+                due = loop.time() - told_s >= READING.holding_s
+                told_s = loop.time() if due else told_s
+                self._credit(reader, sender, due=due)
+            held.clear()
 
     def _take_from_stage(self, peer_id: str, frame: codec.Frame, sender: FrameSender) -> None:
         match frame.message:

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from dht.transport.frame_sender import SENDING
 from testing.clock import run_virtual
+from testing.network import LinkModel
 from testing.stand_in import Setting, StandInSwarm
 from testing.timed_engine import GpuTimes
 
@@ -44,6 +46,42 @@ def test_prefill_waits_at_the_routes_head_and_not_before_the_slow_stage() -> Non
             assert all(answer.failovers == 0 for answer in answers)
             # What the limit allows, and what was on its way when it was reached.
             assert 1024 < most < 3 * 1024 < prompts * each
+
+    run_virtual(scenario(), limit_s=10_000)
+
+
+def test_prefill_may_wait_longer_than_a_dead_link_for_a_slow_one_behind() -> None:
+    async def scenario() -> None:
+        setting = Setting(policy="anabranch", mbit=1000.0, delay_s=0.001)
+        async with StandInSwarm(setting) as swarm:
+            loop = asyncio.get_running_loop()
+            _, middle, last = swarm.peers
+            middle.engine._times = replace(setting.times, prefill_s=1e-3)
+            uplink = LinkModel(delay_s=0.001, bandwidth_bytes_per_s=2e5, unread_bytes_max=4 << 20)
+            swarm.network.set_link(middle.transport.peer_id, last.transport.peer_id, uplink)
+            longest_s, since_s = 0.0, loop.time()
+
+            async def watch() -> None:
+                nonlocal longest_s, since_s
+                while True:
+                    if not middle.stage.pipeline.behind:
+                        since_s = loop.time()
+                    longest_s = max(longest_s, loop.time() - since_s)
+                    await asyncio.sleep(0.05)
+
+            watching = asyncio.create_task(watch())
+            answers = await asyncio.gather(
+                *(
+                    swarm.client.generate(
+                        (1,) * 800, max_new_tokens=2, ignore_eos=True, speculate=False
+                    )
+                    for _ in range(3)
+                )
+            )
+            watching.cancel()
+            assert longest_s > SENDING.stalled_s, "it was behind for longer than a dead link is"
+            assert all(answer.failovers == 0 for answer in answers)
+            assert all(len(answer.token_ids) == 2 for answer in answers)
 
     run_virtual(scenario(), limit_s=10_000)
 

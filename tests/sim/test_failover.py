@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from client.session.config import SessionConfig
 from client.session.controller import ControllerState, RouteStatus
 from tests.sim.paper_swarm import PaperPeer, PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import held, owner, until
@@ -60,6 +61,48 @@ async def test_survivors_run_nothing_again(way: str, stages: tuple[int, ...]) ->
         replayed = [rows for rows in counts if rows >= len(PROMPT) + rest]
         assert len(replayed) == len(stages), counts
         assert all(rows <= rest + slack for rows in counts if rows not in replayed), counts
+
+
+@pytest.mark.virtual(limit_s=600)
+@pytest.mark.parametrize("known", [300, 450])
+async def test_a_slow_replay_is_no_stall(known: int) -> None:
+    """Who takes a lost stage's place runs all known tokens, for longer than a route that brings
+    tokens may bring none, and than a stage keeps a session that makes no progress."""
+    prompt = tuple(range(known))
+    async with paper_swarm(*THREE) as swarm, swarm.client() as client:
+        running = client.begin(prompt, max_new_tokens=5)
+        tokens: list[int] = []
+        async for piece in running:
+            if not tokens:
+                await swarm.add(*THREE[0], step_s=2.4)
+                swarm.kill(owner(swarm, running.route[0].peer_id))
+            tokens += piece.token_ids
+        assert tuple(tokens) == answer_of(prompt, 5)
+        assert running.answer().failovers == 1
+
+
+@pytest.mark.virtual(limit_s=600)
+async def test_an_engine_that_gets_stuck_right_behind_a_loss_is_found_as_soon_as_any() -> None:
+    loop = asyncio.get_running_loop()
+    async with paper_swarm(*THREE, *THREE) as swarm, swarm.client() as client:
+        prompt = tuple(range(450))
+        running = client.begin(prompt, max_new_tokens=5)
+
+        async def strike() -> float:
+            await until(lambda: bool(running.route))
+            first, middle = (owner(swarm, running.route[stage].peer_id) for stage in (0, 1))
+            first.engine.step_s = 2.0
+            ran = first.engine.rows_run
+            await until(lambda: first.engine.rows_run > ran)
+            swarm.stick(first)  # the next chunk is in its engine, and ends
+            swarm.kill(middle)
+            return loop.time()
+
+        striking = asyncio.create_task(strike())
+        tokens = [token_id async for piece in running for token_id in piece.token_ids]
+        assert tuple(tokens) == answer_of(prompt, 5)
+        assert running.answer().failovers == 2
+        assert loop.time() - await striking < SessionConfig().stall_s
 
 
 @pytest.mark.virtual(limit_s=600)

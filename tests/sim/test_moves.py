@@ -1,6 +1,8 @@
 """Planned moves: a stage that leaves hands its sessions over while they decode."""
 
 import asyncio
+from itertools import pairwise
+from statistics import median
 
 import pytest
 
@@ -82,6 +84,37 @@ async def test_a_hand_over_is_hardly_noticed(stage: int, way: str) -> None:
 
 
 @pytest.mark.virtual(limit_s=600)
+async def test_tokens_come_on_while_records_are_read_for_a_move(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, reading_s = asyncio.get_running_loop(), 1.0
+    async with paper_swarm(*THREE, *THREE) as swarm, swarm.client() as client:
+        look = client.reader.look
+
+        async def slowly() -> None:
+            await asyncio.sleep(reading_s)
+            await look()
+
+        monkeypatch.setattr(client.reader, "look", slowly)
+        running = client.begin(PROMPT, max_new_tokens=2 * NEW)
+        tokens: list[int] = []
+        times: list[float] = []
+        left: PaperPeer | None = None
+        async for piece in running:
+            times.append(loop.time())
+            tokens += piece.token_ids
+            if len(tokens) >= 30 and left is None:
+                left = owner(swarm, running.route[1].peer_id)
+                await leave(left)
+        assert left is not None
+        assert left.peer_id not in {stage.peer_id for stage in running.route}
+        apart_s = [after - at for at, after in pairwise(times)]
+        assert max(apart_s) < 10 * median(apart_s) < reading_s
+        assert tuple(tokens) == answer_of(PROMPT, 2 * NEW)
+        assert running.answer().failovers == 0
+
+
+@pytest.mark.virtual(limit_s=600)
 @pytest.mark.parametrize("way", ["copy", "replay"])
 @pytest.mark.parametrize("stages", [(0, 1), (1, 2), (0, 2), (0, 1, 2)])
 async def test_several_leave_at_once(stages: tuple[int, ...], way: str) -> None:
@@ -120,6 +153,31 @@ async def test_with_nobody_to_move_to_the_session_stays_where_it_is() -> None:
                 await leave(swarm.peers[1])
         assert tuple(tokens) == answer_of(PROMPT, NEW)
         assert running.answer().failovers == 0
+
+
+@pytest.mark.virtual(limit_s=600)
+@pytest.mark.parametrize("stage", [1, 2])
+async def test_a_move_that_takes_too_long_leaves_nothing_behind(stage: int) -> None:
+    async with paper_swarm(*THREE) as swarm, swarm.client() as client:
+        running = client.begin(PROMPT, max_new_tokens=NEW)
+        tokens: list[int] = []
+        new: PaperPeer | None = None
+        async for piece in running:
+            tokens += piece.token_ids
+            if len(tokens) >= 30 and new is None:
+                new = await swarm.add(*THREE[stage], step_s=1.0)
+                by_replay(swarm)
+                assert running._controller is not None
+                running._controller.move_s = 0.5
+                full = swarm.peers[stage].stage
+                full.relieve(dict.fromkeys(full.holding(), new.peer_id))
+        assert new is not None
+        assert new.stage.counters["move_by_replay"] == 1
+        assert running.answer().failovers == 0
+        assert running.route == swarm.route[:3], "it stayed where it was"
+        # Those that were on their way when it was given up.
+        assert new.stage.counters["stale_activations"] <= 3
+        assert tuple(tokens) == answer_of(PROMPT, NEW)
 
 
 @pytest.mark.virtual(limit_s=600)

@@ -30,6 +30,9 @@ class WatchConfig:
     """Multiple of the 95th percentile at which a step counts as stuck, not slow."""
     late_s: float = 0.3
     """Delay of a tick above which this process, not the peer, was stalled."""
+    known_token_s: float = 0.1
+    """Longest time of a token that is known already. Where stages are new they run all of these, so
+    the others of the route wait so much longer for the first new one."""
 
 
 class StepTimes:

@@ -129,7 +129,10 @@ class World:
                     todo += self.controller.step(RouteFound(route=route), self.now_s)
                 case FindMigrationRoute(mend=old, leaving=leaving, to=to):
                     route = self.swap(old, leaving, to) if to else self.mend(old, {leaving})
-                    todo += self.controller.step(MigrationRouteFound(route=route), self.now_s)
+                    found = MigrationRouteFound(route=route, mend=old)
+                    self.past.append(found)  # it may come late, and find another route
+                    if self.chosen.yes():
+                        todo += self.controller.step(found, self.now_s)
                 case Open(attempt=attempt, route=route):
                     assert attempt == self.log.attempt
                     assert not self.attempts or attempt > self.attempts[-1], "attempts only grow"

@@ -1,8 +1,11 @@
 """Turns by client: nobody waits for what another asks for more, and the queue has an end."""
 
+import asyncio
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dht.grammars.trials import Lane
 from dht.grammars.turns import Turn, Turns
 
 
@@ -100,3 +103,23 @@ def test_never_more_than_the_slots_and_the_queue(asked: list[tuple[str, int, boo
             found.leave(running.pop(), 0.5)
         assert len(running) <= 3
         assert found.waiting == len(waiting) <= 9
+
+
+async def test_a_turn_that_is_given_up_as_another_takes_its_place_costs_no_slot() -> None:
+    lane, release = Lane(3, work_s=1.0, queued_s_max=1.0), asyncio.Event()
+
+    async def work(client: str, standing: int = 0) -> None:
+        async with lane.turn(client, standing):
+            await release.wait()
+
+    waiting = [asyncio.create_task(work(str(number))) for number in range(5)]
+    await asyncio.sleep(0)
+    known = asyncio.create_task(work("known", standing=1))
+    waiting[-1].cancel()  # before the newcomer runs, to which it loses its place
+    release.set()
+    await known
+    ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(each) for each in ended] == [type(None)] * 4 + [asyncio.CancelledError]
+    assert lane.turns.waiting == 0
+    async with asyncio.timeout(60), lane.turn("a", 1), lane.turn("b", 1), lane.turn("c", 1):
+        """All slots are free."""

@@ -101,6 +101,28 @@ async def test_a_reader_that_gives_no_credit_breaks_the_link_by_name(
             await sender.run()
 
 
+@pytest.mark.virtual(limit_s=600)
+async def test_a_link_that_is_full_of_decodes_is_no_dead_one() -> None:
+    loop = asyncio.get_running_loop()
+    near, far = stream_pair("near", "far")
+    sender = LinkSender(near, LinkScheduler(), lambda: int(loop.time() * 1e6))
+    reader = LinkReader(far)
+    running = asyncio.create_task(sender.run())
+    for _ in range(400):
+        sender.send(*rows("an-answer", 7, 1, hidden=2048))
+    began_s = loop.time()
+    while loop.time() - began_s < 2 * framed_stream.SENDING.stalled_s:
+        await asyncio.sleep(0.1)
+        sender.send(*rows("an-answer", 7, 1, hidden=2048))
+        assert await reader.read() is not None
+        if (said := reader.acknowledgement()) is not None:
+            sender.acknowledged(said)
+        assert sender.queued_bytes > 0, "there is always more than the link takes"
+        assert not running.done(), "all is read, as fast as it may come"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 @on_loop
 async def test_what_may_wait_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framed_stream, "QUEUED_BYTES_MAX", 1 << 20)

@@ -67,6 +67,7 @@ def events(session: StageSession) -> Iterator[Event]:
     yield life.MoveAsked(open=moving(open_), upstream=ASKS, logged=True)
     for message, logged in itertools.product((accepted(open_), refused, failed), (False, True)):
         yield life.MoveReplied(message=message, logged=logged)
+    yield life.MoveDropped()
 
 
 def moving(open_: SessionOpen) -> SessionOpen:
@@ -183,6 +184,19 @@ def test_a_move_is_passed_on_copied_and_ended() -> None:
         Count("closed"),
         End(0),
     ]
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_move_that_is_given_up_leaves_nothing_at_the_stages_that_serve_on(copies: bool) -> None:
+    session = StageSession(open=make_open(stages=3), state=StageState.ACTIVE)
+    open_ = moving(session.open)
+    if not copies:
+        open_ = replace(open_, route=(*session.open.route[:2], open_.route[2]))
+    step(session, life.MoveAsked(open=open_, upstream=ASKS, logged=True))
+    behind = open_.route[1].peer_id
+    assert step(session, life.MoveDropped()) == [Down(behind, close_of(open_))]
+    assert (session.move, session.state) == (None, StageState.ACTIVE)
+    assert step(session, life.MoveDropped()) == []
 
 
 def test_what_is_not_logged_ends_the_move_and_not_the_session() -> None:
