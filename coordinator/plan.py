@@ -295,7 +295,6 @@ def parse(
 
 
 def add_search_options(parser: Parser) -> None:
-    """Add the options that say how a placement is searched for and shown."""
     parser.add_argument(
         "--time-limit",
         type=_seconds,

@@ -239,7 +239,6 @@ def rules_of(arguments: argparse.Namespace, scheduler: str) -> Rules:
 
 
 def simulate(arguments: argparse.Namespace, progress: Callable[[float], None]) -> SimulationReport:
-    """Run the simulation that the arguments describe."""
     problem, profiles, placement, requests = read(arguments)
     rules = rules_of(arguments, arguments.scheduler)
     warm_up_s, measured_s = arguments.warm_up, arguments.duration
@@ -274,7 +273,6 @@ def share(value: float) -> str:
 
 
 def print_tables(report: SimulationReport) -> None:
-    """Print the report for people."""
     from rich.table import Table
 
     console = console_of_rich()

@@ -435,7 +435,6 @@ class Buckets:
     _buckets: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def left(self, name: str, now_s: float) -> float:
-        """The number of tokens of ``name``."""
         if self.burst == math.inf:
             return math.inf
         left, since_s = self._buckets.get(name, (self.burst, now_s))
@@ -529,7 +528,6 @@ class Budget:
         }
 
     def held(self, limit: Amount) -> Held:
-        """The meter of what is held."""
         return self._held[limit.name]
 
     def rate(self, limit: RateLimit) -> Taken:

@@ -158,7 +158,6 @@ class Parser(argparse.ArgumentParser):
         return f"{text}{self._exit_codes}--help-all shows {len(self._rare)} more options\n"
 
     def format_help_all(self) -> str:
-        """The help with every option."""
         for action, text in self._rare.items():
             action.help = text
         try:
@@ -236,7 +235,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def flag_of(name: str) -> str:
-    """The flag of the option with this name."""
     return f"--{name.replace('_', '-')}"
 
 

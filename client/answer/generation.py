@@ -494,7 +494,6 @@ class AnswerLog:
 
     @property
     def next_position(self) -> int:
-        """Position of the next token of the sequence."""
         return len(self.request.prompt_ids) + len(self.token_ids)
 
     @property

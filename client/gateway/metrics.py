@@ -9,8 +9,6 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 
 
 
 class ModelMetrics:
-    """The figures of one model."""
-
     def __init__(self, metrics: "Metrics", model_name: str) -> None:
         labelled = {name: each.labels(model_name) for name, each in metrics.by_model.items()}
         self.running: Gauge = labelled["num_requests_running"]

@@ -248,5 +248,4 @@ class History:
         return tuple(Probe(**dict(zip(names, row, strict=True))) for row in rows)
 
     def close(self) -> None:
-        """Close the file."""
         self._db.close()

@@ -71,7 +71,6 @@ class TokenPace:
     _last_s: float = 0.0
 
     def came(self, tokens: int, now_s: float) -> None:
-        """Take in new tokens."""
         if self._first_s is None:
             self._first_s = now_s
         else:

@@ -121,7 +121,6 @@ class BlockingSwarm:
         options: GenerationOptions | None = None,
         **named: Unpack[NamedOptions],
     ) -> Answer:
-        """The whole answer with its figures."""
         return self._wait(self._swarm.generate(prompt, options, **named))
 
     def generate_all(

@@ -332,7 +332,6 @@ class PlanStore:
             self._changed.notify_all()
 
     async def wait_newer(self, version: PlanVersion) -> Plan:
-        """Wait for a plan newer than ``version`` and return it."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.version > version)
             if self.newest is None:

@@ -120,7 +120,6 @@ class AskedRecords(RecordAccess):
         self._signer = signer
         self._guard = guard
         self.clock = NetworkClock(now, lambda: asyncio.get_running_loop().time())
-        """The network's time."""
         self._asked = RecordClient(
             open_stream,
             self.clock.now,

@@ -198,7 +198,6 @@ class RecordClient:
             )
 
     async def close(self) -> None:
-        """Close the streams to all helpers."""
         await end_all(self._late)
         streams = [line.stream for line in self._lines.values() if line.stream is not None]
         self._lines.clear()

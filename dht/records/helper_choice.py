@@ -98,7 +98,6 @@ class Helpers:
             self._second = None
 
     def answered(self, peer_id: str) -> None:
-        """Record that a helper answered."""
         helper = self._known.get(peer_id)
         if helper is not None:
             helper.failures = 0

@@ -124,7 +124,6 @@ class Hop:
 
     @property
     def opened(self) -> bool:
-        """Whether the stream was opened."""
         return self._sender is not None
 
     async def run(self) -> str:

@@ -17,8 +17,6 @@ from node.owner.reporter import counted, gibibytes, layers_sentence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PanelConfig:
-    """How much the panel shows."""
-
     peers_shown_max: int = 6
     strip_cells_max: int = 48
     rates_shown_max: int = 40

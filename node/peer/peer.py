@@ -242,7 +242,6 @@ class Peer:
         return self._announcer.record
 
     def figures(self) -> Figures:
-        """Figures of this peer for its owner."""
         record, traffic = self._announcer.record, self._stage.traffic
         return Figures(
             state=record.state,

@@ -40,8 +40,6 @@ NOTHING = Piece(text="", token_ids=())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceTask:
-    """One choice to make."""
-
     index: int
     prompt_ids: tuple[int, ...]
     options: GenerationOptions
@@ -96,7 +94,6 @@ class Answers:
 
     @property
     def requests(self) -> int:
-        """Requests that run or wait."""
         return self._requests.total()
 
     @asynccontextmanager

@@ -271,7 +271,6 @@ class ChatRequest(Sampled, kw_only=True):
 
     @property
     def requires_call(self) -> bool:
-        """Whether the answer has to be a call."""
         return isinstance(self.tool_choice, ToolChoice) or self.tool_choice == "required"
 
     @property

@@ -82,7 +82,6 @@ class RecentRate:
         self._at_s.append(now_s)
 
     def per_s(self, now_s: float) -> float:
-        """Events per second."""
         while self._at_s and now_s - self._at_s[0] > ADMISSION.rate_s:
             self._at_s.popleft()
         return len(self._at_s) / ADMISSION.rate_s

@@ -167,11 +167,9 @@ class RingTimes:
         return fewer
 
     def sessions_at(self, peer_id: str) -> int:
-        """Number of sessions at a peer."""
         return self._sessions.get(peer_id, 0)
 
     def run_s(self, stage: RouteStage) -> float:
-        """Seconds of a step at one stage."""
         if stage not in self._run_s:
             sessions = 1 + self.sessions_at(stage.peer_id)
             record, layers = self.usable[stage.peer_id], stage.end - stage.start
@@ -179,7 +177,6 @@ class RingTimes:
         return self._run_s[stage]
 
     def hop_s(self, one: RouteStage, other: RouteStage) -> float:
-        """Seconds from one stage to another."""
         if one.peer_id == other.peer_id:
             return 0.0
         return self._rtt_s.get(frozenset((one.peer_id, other.peer_id)), 2 * QUICKEST.hop_s) / 2
