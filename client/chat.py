@@ -24,19 +24,12 @@ from client.terminal.typed import MANY_LINES, prompt_again, read_message, start_
 from client.text.chat_prompt import chat_ids, chat_template_of
 from client.text.conversation import Conversation, Turn, fitted
 from client.text.tokenizer import Tokenizer
-from dht.command_line import (
-    EXIT_DONE,
-    Parser,
-    add_model,
-    add_swarm,
-    command_of,
-    on_interrupt,
-    printable,
-    settle_swarm,
-)
+from dht.command_line import EXIT_DONE, Parser, command_of, on_interrupt
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.messages.session import FinishReason
 from dht.messages.types import kv_tokens_least
+from dht.process.terminal import printable
+from dht.swarm_options import add_model, add_swarm, settle_swarm
 
 if TYPE_CHECKING:
     from client.terminal.answer_view import AnswerView

@@ -23,19 +23,12 @@ from client.answer.generation import (
 from client.pages.clean import namer
 from client.remembering import remember_swarm, settled_swarm
 from client.text.chat_prompt import chat_template_of
-from dht.command_line import (
-    EXIT_DONE,
-    Parser,
-    add_model,
-    add_swarm,
-    command_of,
-    print_lines,
-    printable,
-    settle_swarm,
-)
+from dht.command_line import EXIT_DONE, Parser, command_of
 from dht.errors import UserError
 from dht.messages.session import Priority
 from dht.messages.types import NodeRecord, layers_text
+from dht.process.terminal import print_lines, printable
+from dht.swarm_options import add_model, add_swarm, settle_swarm
 
 USUAL = frozenset({"max-new-tokens", "temperature", "top-k", "top-p", "seed", "stop"})
 """Options that most people give; ``--help-all`` shows the rest."""

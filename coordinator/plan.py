@@ -32,18 +32,12 @@ from coordinator.plans.demand import DemandConfig, planned_for, weight_at
 from coordinator.plans.transition import fetch_bytes
 from coordinator.problem.cluster_file import read_cluster
 from coordinator.problem.service import Service
-from dht.command_line import (
-    EXIT_DONE,
-    EXIT_USER,
-    Parser,
-    console_of_rich,
-    exit_code_of,
-    saying,
-    settle_swarm,
-)
+from dht.command_line import EXIT_DONE, EXIT_USER, Parser, exit_code_of
 from dht.identity.peer_id import short_name
 from dht.messages.types import Assignment, Plan, PlanVersion, Problem, span_text
 from dht.networks.invitation import is_invitation
+from dht.process.terminal import console_of_rich, saying
+from dht.swarm_options import settle_swarm
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -40,7 +40,7 @@ from coordinator.simulator.core.report import SimulationReport
 from coordinator.simulator.core.swarm import AS_CHOSEN
 from coordinator.simulator.core.trace import Request, as_in_papers, read_trace, resampled, typical
 from coordinator.simulator.plans import plan_of
-from dht.command_line import EXIT_DONE, EXIT_USER, Parser, console_of_rich, exit_code_of
+from dht.command_line import EXIT_DONE, EXIT_USER, Parser, exit_code_of
 from dht.errors import SwarmError, UserError
 from dht.messages.types import (
     PLAN_EDGES_MAX,
@@ -51,6 +51,7 @@ from dht.messages.types import (
     Problem,
     Rate,
 )
+from dht.process.terminal import console_of_rich
 
 EXAMPLE = """example, 500 tokens/s for the two nodes in docs/cluster-format.md as two.json:
   %(prog)s two.json --mode online --rate 500 --duration 90

@@ -14,18 +14,11 @@ from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from importlib import metadata
 
-from dht.command_line import (
-    EXIT_DONE,
-    EXIT_MACHINE,
-    Parser,
-    add_swarm,
-    command_of,
-    print_lines,
-    saying,
-    settle_swarm,
-)
+from dht.command_line import EXIT_DONE, EXIT_MACHINE, Parser, command_of
 from dht.errors import NetworkError, UserError
 from dht.process.home import at_home
+from dht.process.terminal import print_lines, saying
+from dht.swarm_options import add_swarm, settle_swarm
 from dht.transport.config import any_host, listen_address
 
 

@@ -19,8 +19,9 @@ from coordinator.planning.placement import NoPlacementError, why_uncoverable
 from coordinator.plans.catalogue.precision import QUANTISED
 from coordinator.problem.service import announced_service
 from dht.checkpoints.hub import served_name
-from dht.command_line import EXIT_USER, Parser, exit_code_of, print_lines, saying
+from dht.command_line import EXIT_USER, Parser, exit_code_of
 from dht.messages.types import ModelSpec, Problem, mean_layer_bytes
+from dht.process.terminal import print_lines, saying
 from node.device.hardware import LENDING
 from node.profiling.data_sheets import GPUS, LayerWork, parse_gpus, planner_nodes
 

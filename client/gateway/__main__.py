@@ -22,21 +22,13 @@ from client.remembering import remember_swarm, settled_swarm
 from client.swarm.swarm import Swarm, model_beside, named_of
 from client.text.chat_template import ChatTemplate
 from coordinator.problem.model_pin import DIGITS_MIN
-from dht.command_line import (
-    EXIT_DONE,
-    Parser,
-    add_model,
-    add_swarm,
-    command_of,
-    flag_of,
-    on_interrupt,
-    settle_swarm,
-)
+from dht.command_line import EXIT_DONE, Parser, command_of, flag_of, on_interrupt
 from dht.errors import UserError, reason_of
 from dht.process.json_file import object_or_empty
 from dht.process.lasting_stream import LastingStream
 from dht.process.secret_file import check_private
 from dht.process.supervision import end_all
+from dht.swarm_options import add_model, add_swarm, settle_swarm
 
 if TYPE_CHECKING:
     from client.gateway.answering.answers import Answers

@@ -44,7 +44,6 @@ from coordinator.problem.model_pin import ModelPin, checked_fingerprint, named_p
 from dht.checkpoints.gguf_model import hub_root, model_directory
 from dht.checkpoints.hub import HubId, local_path, served_name
 from dht.checkpoints.model_files import directory_root, read_config
-from dht.command_line import settle_swarm
 from dht.errors import NetworkError, UserError
 from dht.identity.peer_id import short_name
 from dht.messages.logprobs import TokenScore
@@ -52,6 +51,7 @@ from dht.messages.session import FinishReason
 from dht.messages.types import ModelSpec
 from dht.networks.connecting import observe
 from dht.records.directory import DEFAULT_NETWORK
+from dht.swarm_options import settle_swarm
 from dht.transport.config import TransportKind
 from dht.transport.interface import Transport
 

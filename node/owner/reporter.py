@@ -25,10 +25,10 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from dht.command_line import cut_between_words, printable
 from dht.messages.types import NodeState, layers_text
 from dht.process.lasting_stream import LastingStream
 from dht.process.news import News
+from dht.process.terminal import cut_between_words, printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

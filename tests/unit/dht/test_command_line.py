@@ -16,16 +16,13 @@ import pytest
 from dht.command_line import (
     EXIT_INTERRUPTED,
     EXIT_MACHINE,
-    StderrHandler,
     command_of,
-    cut_between_words,
     exit_code_of,
     loop_factory,
     on_interrupt,
-    print_lines,
-    printable,
 )
 from dht.errors import SwarmError
+from dht.process.terminal import StderrHandler, cut_between_words, print_lines, printable
 from testing.paths import ROOT
 
 TITLE = "no room\x1b]0;owned\x07\x9b2J\u202eback\r"
