@@ -13,13 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from client.answer.generation import (
-    FLAGS,
-    NEW_TOKENS_DEFAULT,
-    Answer,
-    GenerationOptions,
-    PrefixCache,
-)
+from client.answer.answer import Answer, PrefixCache
+from client.answer.generation import FLAGS, NEW_TOKENS_DEFAULT, GenerationOptions
 from client.pages.clean import namer
 from client.remembering import remember_swarm, settled_swarm
 from client.text.chat_prompt import chat_template_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import UNSET, UnsetType
 
-from client.answer.generation import AnswerLog, AnswerRequest, PrefixCache
+from client.answer.answer import AnswerLog, AnswerRequest, PrefixCache
 from client.errors import (
     RequestRefusedError,
     StatusCallback,

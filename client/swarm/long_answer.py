@@ -9,7 +9,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
-from client.answer.generation import Answer, GenerationOptions, Piece, whole_answer
+from client.answer.answer import Answer, Piece, whole_answer
+from client.answer.generation import GenerationOptions
 from client.session.controller import RouteStatus
 from client.swarm.swarm import Swarm
 from client.text.tokenizer import Detokenizer, Tokenizer

@@ -21,13 +21,8 @@ from contextlib import (
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar, Unpack
 
-from client.answer.generation import (
-    Answer,
-    AnswerRequest,
-    GenerationOptions,
-    NamedOptions,
-    Piece,
-)
+from client.answer.answer import Answer, AnswerRequest, Piece
+from client.answer.generation import GenerationOptions, NamedOptions
 from client.errors import StatusCallback
 from client.session.controller import RouteStatus, SessionController
 from client.session.driver import SessionDriver

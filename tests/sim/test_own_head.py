@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from client import GenerationOptions
-from client.answer.generation import Piece
+from client.answer.answer import Piece
 from client.swarm.swarm import Generation
 from node.engine.engine import Engine
 from node.engine.head_drafts import HeadDrafts

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from client.answer.generation import Answer, GenerationOptions, Piece
+from client.answer.answer import Answer, Piece
+from client.answer.generation import GenerationOptions
 from client.errors import RequestRefusedError
 from client.gateway.answering.turns import Turns
 from client.gateway.errors import ApiError, bad_request, too_many, unavailable

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from client.answer.generation import Answer, GenerationOptions, Piece
+from client.answer.answer import Answer, Piece
+from client.answer.generation import GenerationOptions
 from client.swarm.long_answer import LongAnswer, can_go_on
 from client.swarm.swarm import Swarm
 from client.text.tokenizer import Tokenizer
