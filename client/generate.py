@@ -22,7 +22,7 @@ from dht.command_line import EXIT_DONE, Parser, command_of
 from dht.errors import UserError
 from dht.messages.session import Priority
 from dht.messages.types import NodeRecord, layers_text
-from dht.process.terminal import print_lines, printable
+from dht.process.terminal import print_note, printable
 from dht.swarm_options import add_model, add_swarm, settle_swarm
 
 USUAL = frozenset({"max-new-tokens", "temperature", "top-k", "top-p", "seed", "stop"})
@@ -148,11 +148,6 @@ def show(text: str) -> None:
     """Write a piece of the answer at once: made printable for a terminal, else as it is."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
-
-
-def print_note(text: str) -> None:
-    """Write a line to stderr, beside the answer."""
-    print_lines(text, sys.stderr)
 
 
 class AnswerLine:

@@ -28,7 +28,7 @@ def can_go_on(options: GenerationOptions) -> bool:
 
 
 class LongAnswer:
-    """An answer in the making, as :class:`client.swarm.swarm.Generation` is."""
+    """An answer in the making, as :class:`client.swarm.one_answer.Generation` is."""
 
     def __init__(
         self,
