@@ -17,8 +17,6 @@ class ChoiceConfig:
 
     known_max: int = 64
     avoid_s: float = 2.0
-    """Time for which a helper that failed is avoided: at first, and at most; it doubles with each
-    failure in a row."""
     avoid_s_max: float = 60.0
     """Time for which a helper that failed is avoided: at first, and at most; it doubles with each
     failure in a row."""
