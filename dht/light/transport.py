@@ -6,7 +6,6 @@ macOS. A light peer listens and serves like any other, but is not a node of the 
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Mapping
 from random import SystemRandom
 from typing import Any
@@ -33,9 +32,12 @@ class LightTransport:
 
     def __init__(self, config: TransportConfig) -> None:
         self._config = config
+        self.peer_id = config.identity.peer_id
         self._handlers = StreamHandlers(config.budget)
+        self.stream_errors = self._handlers.errors
+        """Number of failed incoming streams, by the type of the error."""
         self._signer = RecordSigner(config.identity)
-        self._addresses: tuple[str, ...] = ()
+        self.addresses: tuple[str, ...] = ()
         self._host: Any = None
         self._closed = False
         self._ended = asyncio.Event()
@@ -82,19 +84,6 @@ class LightTransport:
             await self.close()
             raise
         return self
-
-    @property
-    def peer_id(self) -> str:
-        return self._config.identity.peer_id
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        return self._addresses
-
-    @property
-    def stream_errors(self) -> Counter[str]:
-        """Number of failed incoming streams, by the type of the error."""
-        return self._handlers.errors
 
     def sign(self, data: bytes) -> bytes:
         return self._config.identity.sign(data)
@@ -158,7 +147,7 @@ class LightTransport:
         bound = await self._host.start(listen, limit_s=limit_s)
         reached = config.announce_addresses or expanded(bound)
         self._dials = DialRule.of(config.initial_peers, reached)
-        self._addresses = ranked([f"{address}/p2p/{self.peer_id}" for address in reached])
+        self.addresses = ranked([f"{address}/p2p/{self.peer_id}" for address in reached])
 
     def _on_stream(self, protocol: str, stream: Any) -> None:
         handler = self._handlers.by_protocol.get(protocol)
