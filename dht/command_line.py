@@ -225,6 +225,21 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def number_in(
+    low: float, high: float, wanted: str, *, above: bool = False
+) -> Callable[[str], float]:
+    """The type of an option that is a number from ``low``, or ``above`` it, to ``high``; of any
+    other, ``wanted`` says what to give."""
+
+    def read(text: str) -> float:
+        value = float(text)
+        if not low <= value <= high or (above and value == low):  # NaN is neither
+            raise argparse.ArgumentTypeError(f"give {wanted}")
+        return value
+
+    return read
+
+
 def place_of(parser: argparse.ArgumentParser, word: str) -> str:
     """Where a word belongs that stands where an invitation may, as the end of a sentence."""
     known = parser._option_string_actions

@@ -35,6 +35,11 @@ def print_lines(text: str, out: TextIO | None = None) -> None:
     print(text, file=out, flush=True)
 
 
+def print_note(text: str) -> None:
+    """Write a line to stderr, beside what a command answers."""
+    print_lines(text, sys.stderr)
+
+
 def console_of_rich(**named: Any) -> Any:
     """A console of rich's that ends a command as ``print`` does where nobody reads on."""
     from rich.console import Console
