@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from dht.networks.invitation import (
 )
 from dht.networks.local_network import LOCAL_NETWORK, chosen
 from dht.networks.remembered import Remembered, UnreadableError, memory_file, recall, shown
-from dht.process.terminal import print_lines
+from dht.process.terminal import print_note
 from dht.records.directory import DEFAULT_NETWORK
 from dht.transport.config import TransportKind
 
@@ -88,17 +87,13 @@ def _invitation(parser: Parser, text: str) -> str:
     return text
 
 
-def _note(text: str) -> None:
-    print_lines(text, sys.stderr)
-
-
 def settle_swarm(
     arguments: argparse.Namespace,
     *,
     may_found: bool = False,
     model: str | None = None,
     any_model: bool = False,
-    say: Callable[[str], None] = _note,
+    say: Callable[[str], None] = print_note,
 ) -> None:
     """Replace the options of the swarm by what they mean; ``say`` in a line where that came from.
 

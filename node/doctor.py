@@ -28,7 +28,6 @@ class DoctorConfig:
 
     hub_limit_s: float = 5.0
     skew_warn_s: float = 5.0
-    """Records live for 30 s and more: a clock that is that far off loses elections and records."""
     skew_max_s: float = 30.0
     """Records live for 30 s and more: a clock that is that far off loses elections and records."""
     free_bytes_least: int = 1 << 30

@@ -18,7 +18,7 @@ from client.swarm.swarm import Swarm
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason
-from dht.process.supervision import end_all
+from dht.process.supervision import end_all, loop_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,8 +188,7 @@ class Answers:
         asked: _Asked,
         queue: "asyncio.Queue[ChoicePart | ApiError]",
     ) -> None:
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
+        started_s = loop_s()
         running = swarm.begin(task.prompt_ids, task.options)
         untold: list[ChoicePart] = []
         """The newest word on the route, where the queue had no room for it."""
@@ -217,7 +216,7 @@ class Answers:
         finally:
             await pieces.aclose()
         answer = running.answer()
-        _record(metrics, answer, loop.time() - started_s)
+        _record(metrics, answer, loop_s() - started_s)
         await queue.put(ChoicePart(index=task.index, piece=NOTHING, answer=answer))
 
 

@@ -36,11 +36,9 @@ class QuickestConfig:
     looks_max: int = 10_000
     """Maximum edges that one search looks at, over all first stages from which it begins."""
     late_times: float = 3.0
-    """A ring is late if a token takes this many times what its peers announced when it was taken,
-    and these seconds longer: others may have joined since."""
     late_s: float = 0.05
-    """A ring is late if a token takes this many times what its peers announced when it was taken,
-    and these seconds longer: others may have joined since."""
+    """A ring is late if a token takes ``late_times`` what its peers announced when it was taken,
+    and ``late_s`` longer: others may have joined since."""
     late_kept_s: float = 600.0
     """Time for which peers of a late ring are not taken out of turn, unless another one is on
     time."""
