@@ -11,7 +11,8 @@
 takes what ``transformers``' ``generate()`` takes.
 """
 
-from client.answer.generation import Answer, GenerationOptions, Piece
+from client.answer.answer import Answer, Piece
+from client.answer.generation import GenerationOptions
 from client.errors import ClosedError, UnavailableError
 from client.model import SwarmModel
 from client.swarm.blocking import BlockingSwarm

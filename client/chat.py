@@ -15,28 +15,22 @@ from typing import TYPE_CHECKING
 
 from client.answer.defaults import defaults_of
 from client.answer.generation import GenerationOptions
-from client.generate import add_generation, figures, generation_options, print_note, show
+from client.generate import add_generation, figures, generation_options, show
 from client.remembering import remember_swarm, settled_swarm
 from client.swarm.long_answer import LongAnswer, can_go_on
-from client.swarm.swarm import Generation, Swarm
+from client.swarm.one_answer import Generation
+from client.swarm.swarm import Swarm
 from client.terminal.route_words import RouteWords
 from client.terminal.typed import MANY_LINES, prompt_again, read_message, start_editor
 from client.text.chat_prompt import chat_ids, chat_template_of
 from client.text.conversation import Conversation, Turn, fitted
 from client.text.tokenizer import Tokenizer
-from dht.command_line import (
-    EXIT_DONE,
-    Parser,
-    add_model,
-    add_swarm,
-    command_of,
-    on_interrupt,
-    printable,
-    settle_swarm,
-)
+from dht.command_line import EXIT_DONE, Parser, command_of, on_interrupt
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.messages.session import FinishReason
 from dht.messages.types import kv_tokens_least
+from dht.process.terminal import print_note, printable
+from dht.swarm_options import add_model, add_swarm, settle_swarm
 
 if TYPE_CHECKING:
     from client.terminal.answer_view import AnswerView

@@ -13,29 +13,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from client.answer.generation import (
-    FLAGS,
-    NEW_TOKENS_DEFAULT,
-    Answer,
-    GenerationOptions,
-    PrefixCache,
-)
+from client.answer.answer import Answer, PrefixCache
+from client.answer.generation import FLAGS, NEW_TOKENS_DEFAULT, GenerationOptions
 from client.pages.clean import namer
 from client.remembering import remember_swarm, settled_swarm
 from client.text.chat_prompt import chat_template_of
-from dht.command_line import (
-    EXIT_DONE,
-    Parser,
-    add_model,
-    add_swarm,
-    command_of,
-    print_lines,
-    printable,
-    settle_swarm,
-)
+from dht.command_line import EXIT_DONE, Parser, command_of
 from dht.errors import UserError
 from dht.messages.session import Priority
 from dht.messages.types import NodeRecord, layers_text
+from dht.process.terminal import print_note, printable
+from dht.swarm_options import add_model, add_swarm, settle_swarm
 
 USUAL = frozenset({"max-new-tokens", "temperature", "top-k", "top-p", "seed", "stop"})
 """Options that most people give; ``--help-all`` shows the rest."""
@@ -160,11 +148,6 @@ def show(text: str) -> None:
     """Write a piece of the answer at once: made printable for a terminal, else as it is."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
-
-
-def print_note(text: str) -> None:
-    """Write a line to stderr, beside the answer."""
-    print_lines(text, sys.stderr)
 
 
 class AnswerLine:

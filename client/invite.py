@@ -5,17 +5,10 @@ import importlib
 import sys
 
 from dht.checkpoints.hub import served_name
-from dht.command_line import (
-    EXIT_DONE,
-    Parser,
-    add_model,
-    add_swarm,
-    command_of,
-    pip_install,
-    settle_swarm,
-)
+from dht.command_line import EXIT_DONE, Parser, command_of, pip_install
 from dht.errors import UserError
 from dht.networks.invitation import invitation_to, text_of
+from dht.swarm_options import add_model, add_swarm, settle_swarm
 
 
 def parse() -> argparse.Namespace:

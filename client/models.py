@@ -11,16 +11,10 @@ from collections.abc import Sequence
 from coordinator.plans.catalogue.reading import network_models, served_models
 from coordinator.plans.catalogue.served import ServedModel
 from coordinator.problem.model_pin import DIGITS_MIN, named_peers
-from dht.command_line import (
-    EXIT_DONE,
-    EXIT_SWARM,
-    Parser,
-    add_swarm,
-    command_of,
-    print_lines,
-    settle_swarm,
-)
+from dht.command_line import EXIT_DONE, EXIT_SWARM, Parser, command_of
 from dht.networks.connecting import observe
+from dht.process.terminal import print_lines
+from dht.swarm_options import add_swarm, settle_swarm
 
 
 def parse() -> argparse.Namespace:

@@ -8,15 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dht.command_line import (
-    EXIT_DONE,
-    EXIT_SWARM,
-    Parser,
-    add_swarm,
-    command_of,
-    print_lines,
-    settle_swarm,
-)
+from dht.command_line import EXIT_DONE, EXIT_SWARM, Parser, command_of
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.identity.peer_id import Identity
 from dht.networks.connecting import observe
@@ -31,6 +23,8 @@ from dht.networks.public_networks import (
     wrong_with,
 )
 from dht.process.home import at_home
+from dht.process.terminal import print_lines
+from dht.swarm_options import add_swarm, settle_swarm
 from dht.transport.config import TransportKind
 
 LISTED = Path(__file__).with_name("networks.toml")

@@ -10,12 +10,12 @@ from typing import Any
 
 from client.swarm.swarm import Swarm, SwarmConfig
 from dht.checkpoints.hub import absolute_model
-from dht.command_line import printable
 from dht.errors import NetworkError
 from dht.identity.dialling import DialRule
 from dht.messages.types import RECORD_BOUNDS, RouteStage
 from dht.networks.remembered import Remembered, remember
 from dht.process.supervision import beside
+from dht.process.terminal import printable
 from dht.transport.interface import Transport
 
 

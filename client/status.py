@@ -12,17 +12,10 @@ from client.health.history import History
 from client.health.prober import Prober, ProberConfig
 from client.health.words import COLUMNS
 from client.remembering import remember_swarm, settled_swarm
-from dht.command_line import (
-    EXIT_DONE,
-    EXIT_SWARM,
-    Parser,
-    add_model,
-    add_swarm,
-    command_of,
-    print_lines,
-    settle_swarm,
-)
+from dht.command_line import EXIT_DONE, EXIT_SWARM, Parser, command_of
 from dht.process.json_file import Json
+from dht.process.terminal import print_lines
+from dht.swarm_options import add_model, add_swarm, settle_swarm
 
 PEERS_SHOWN_MAX = 16
 

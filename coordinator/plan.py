@@ -32,18 +32,12 @@ from coordinator.plans.demand import DemandConfig, planned_for, weight_at
 from coordinator.plans.transition import fetch_bytes
 from coordinator.problem.cluster_file import read_cluster
 from coordinator.problem.service import Service
-from dht.command_line import (
-    EXIT_DONE,
-    EXIT_USER,
-    Parser,
-    console_of_rich,
-    exit_code_of,
-    saying,
-    settle_swarm,
-)
+from dht.command_line import EXIT_DONE, EXIT_USER, Parser, exit_code_of, number_in
 from dht.identity.peer_id import short_name
 from dht.messages.types import Assignment, Plan, PlanVersion, Problem, span_text
 from dht.networks.invitation import is_invitation
+from dht.process.terminal import console_of_rich, saying
+from dht.swarm_options import settle_swarm
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -230,20 +224,6 @@ def _stages(answer: PlannerResult) -> "Table":
     return table
 
 
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and 0 < value <= 86400):
-        raise argparse.ArgumentTypeError("give seconds between 0 and 86400")
-    return value
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError("give a share from 0 to 1")
-    return value
-
-
 def parse(
     argv: list[str] | None = None,
     *,
@@ -295,17 +275,16 @@ def parse(
 
 
 def add_search_options(parser: Parser) -> None:
-    """Add the options that say how a placement is searched for and shown."""
     parser.add_argument(
         "--time-limit",
-        type=_seconds,
+        type=number_in(0, 86400, "seconds between 0 and 86400", above=True),
         default=10.0,
         metavar="S",
         help="seconds for the search (default 10)",
     )
     parser.add_argument(
         "--load",
-        type=_share,
+        type=number_in(0, 1, "a share from 0 to 1"),
         default=1.0,
         metavar="SHARE",
         help="demand as a share of what the peers can serve: up to"

@@ -49,7 +49,7 @@ from dht.messages.types import (
     PlanVersion,
     Problem,
 )
-from dht.process.supervision import Supervisor, end_all
+from dht.process.supervision import Supervisor, end_all, loop_s
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
 
@@ -217,9 +217,6 @@ class Coordinator:
             return "no plan yet: nobody coordinates"
         return f"no plan yet from {short_name(leader)}, who coordinates"
 
-    def _left_out(self, nodes: dict[str, NodeRecord]) -> str:
-        return left_out(nodes, self._model)
-
     @property
     def leaderless_s(self) -> float:
         """Seconds without a known coordinator."""
@@ -230,7 +227,7 @@ class Coordinator:
             self._directory.nodes_as_seen(), self._directory.leases(), self._directory.links()
         )
         await self._leadership.look(nodes, leases)
-        self._demand.look(nodes, self._plans.newest, self._now())
+        self._demand.look(nodes, self._plans.newest, loop_s())
         silent = self._liveness.silent
         usable = usable_nodes(nodes, self._model, silent)
         self._watch(nodes)
@@ -239,7 +236,7 @@ class Coordinator:
             self._change = None
             if self._plans.newest is None:
                 shortage = self._shortage_of(usable)
-                self._shortage = "" if shortage is None else shortage + self._left_out(nodes)
+                self._shortage = "" if shortage is None else shortage + left_out(nodes, self._model)
             await self._note_idleness(usable, links)
             return
         self._note_change(usable)
@@ -250,7 +247,7 @@ class Coordinator:
             self._plans.newest,
             self._change,
             self._planned_s,
-            self._now(),
+            loop_s(),
             self._config.transition,
             thorough=self._thorough and not self._more_settled(usable),
         )
@@ -259,23 +256,22 @@ class Coordinator:
             reason = "a coordinator before planned it"
         if reason not in {None, PERIODIC} and self._thorough:
             await self._stop_solving()
-        if reason is not None and self._solving is None and self._now() >= self._retry_s:
+        if reason is not None and self._solving is None and loop_s() >= self._retry_s:
             problem = problem_of(self._model, usable, links, running)
             if reason == PERIODIC and self._thorough and self._was_solved(problem, usable):
-                self._planned_s = self._now()  # the answer would be about the same
+                self._planned_s = loop_s()  # the answer would be about the same
                 return
             shortage = why_uncoverable(problem)
             if shortage is not None:
-                shortage += self._left_out(nodes)
+                shortage += left_out(nodes, self._model)
                 self._say("no_plan", reason=shortage, peers=len(problem.nodes))
                 return
             self._considered = frozenset(usable)
             self._solving = asyncio.create_task(self._plan(problem, usable, reason))
-        elif (
-            not _differ(running, self._plans.newest)
-            and self._now() - self._published_s >= self._republish_after_s
-        ):
-            await self._republish()
+        elif not _differ(running, self._plans.newest):
+            every_s = ELECTION.catch_up_s if self._behind else self._config.publish_every_s
+            if loop_s() - self._published_s >= every_s:
+                await self._republish()
 
     @property
     def _behind(self) -> bool:
@@ -287,18 +283,11 @@ class Coordinator:
         highest = self._leadership.highest
         return self._plans.version < highest and highest.term <= self._leadership.election.term
 
-    @property
-    def _republish_after_s(self) -> float:
-        return ELECTION.catch_up_s if self._behind else self._config.publish_every_s
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
-
     async def _note_idleness(
         self, usable: dict[str, NodeRecord], links: dict[str, LinksRecord]
     ) -> None:
         """Distrust a coordinator that publishes nothing although a plan is needed."""
-        leader, now_s = self._leadership.election.leader, self._now()
+        leader, now_s = self._leadership.election.leader, loop_s()
         needed = await self._plan_needed(usable, links)
         if not needed:
             self._idle.clear()
@@ -317,7 +306,7 @@ class Coordinator:
         self, usable: dict[str, NodeRecord], links: dict[str, LinksRecord]
     ) -> bool:
         """Whether a coordinator should publish a plan or its head now."""
-        plan, now_s = self._plans.newest, self._now()
+        plan, now_s = self._plans.newest, loop_s()
         if plan is None or difference(plan, usable)[1]:
             return self._shortage_of(usable) is None
         if now_s - self._plans.head_seen_s > self._config.headless_s:
@@ -371,16 +360,16 @@ class Coordinator:
         if plan is None:
             return
         if self._planned is None:
-            self._lost_s = self._now()
+            self._lost_s = loop_s()
         given = {a.peer_id for a in plan.assignments} & usable.keys()
         if self._planned is not None and self._planned - given:
-            self._lost_s = self._now()
+            self._lost_s = loop_s()
         known = settled(usable, self._transport.now(), self._config.transition)
         self._planned = known & given
 
     @property
     def _lost_lately(self) -> bool:
-        return self._now() - self._lost_s < self._config.transition.calm_after_loss_s
+        return loop_s() - self._lost_s < self._config.transition.calm_after_loss_s
 
     def _note_change(self, usable: dict[str, NodeRecord]) -> None:
         self._considered &= usable.keys()  # a peer that left and comes back has joined again
@@ -389,7 +378,7 @@ class Coordinator:
         if not joined and not lost:
             self._change = None
             return
-        now_s, before = self._now(), self._change
+        now_s, before = loop_s(), self._change
         same = before is not None and (before.joined, before.lost) == (joined, lost)
         self._change = Change(
             joined=joined,
@@ -425,7 +414,7 @@ class Coordinator:
         try:
             answer = await self._solve(request, limit_s + config.grace_s)
         finally:
-            self._planned_s = self._now()
+            self._planned_s = loop_s()
             self._change = None
             self._retry_s = self._planned_s + self._config.transition.retry_s
         if answer.error and self._thorough:
@@ -528,7 +517,7 @@ class Coordinator:
         """Publish the head; until some peer stores it, every poll tries again."""
         self._published_s = -math.inf
         if await self._directory.publish(head):
-            self._published_s = self._now()
+            self._published_s = loop_s()
 
     async def _republish(self) -> None:
         """Publish the head of the running plan again, also after its author is gone."""

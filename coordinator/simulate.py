@@ -11,7 +11,6 @@ interrupted.
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -40,7 +39,7 @@ from coordinator.simulator.core.report import SimulationReport
 from coordinator.simulator.core.swarm import AS_CHOSEN
 from coordinator.simulator.core.trace import Request, as_in_papers, read_trace, resampled, typical
 from coordinator.simulator.plans import plan_of
-from dht.command_line import EXIT_DONE, EXIT_USER, Parser, console_of_rich, exit_code_of
+from dht.command_line import EXIT_DONE, EXIT_USER, Parser, exit_code_of, number_in
 from dht.errors import SwarmError, UserError
 from dht.messages.types import (
     PLAN_EDGES_MAX,
@@ -51,6 +50,7 @@ from dht.messages.types import (
     Problem,
     Rate,
 )
+from dht.process.terminal import console_of_rich
 
 EXAMPLE = """example, 500 tokens/s for the two nodes in docs/cluster-format.md as two.json:
   %(prog)s two.json --mode online --rate 500 --duration 90
@@ -108,14 +108,19 @@ def options(prog: str, schedulers: Sequence[str] = SCHEDULERS, example: str = EX
             metavar=name[2].upper(),
             help=f"{what}: {default} (default), {others}",
         )
+    positive = number_in(0, 1e9, "a number above 0", above=True)
     parser.add_argument(
-        "--rate", type=_positive, metavar="TOKENS/S", help="online: tokens that arrive, prompts too"
+        "--rate", type=positive, metavar="TOKENS/S", help="online: tokens that arrive, prompts too"
     )
     parser.add_argument(
-        "--warm-up", type=_seconds, default=60.0, metavar="S", help="seconds not counted (60)"
+        "--warm-up",
+        type=number_in(0, 1e9, "seconds from 0 on"),
+        default=60.0,
+        metavar="S",
+        help="seconds not counted (60)",
     )
     parser.add_argument(
-        "--duration", type=_positive, default=600.0, metavar="S", help="seconds counted (600)"
+        "--duration", type=positive, default=600.0, metavar="S", help="seconds counted (600)"
     )
     parser.add_argument(
         "--chunk", type=int, metavar="N", help="tokens; 0: whole; without it as the stages choose"
@@ -138,20 +143,6 @@ def parse(parser: Parser, argv: Sequence[str] | None = None) -> argparse.Namespa
     if not 0 <= (arguments.chunk or 0) <= 1 << 20:
         raise UserError("--chunk takes 0 to 1048576 tokens")
     return arguments
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and 0 < value <= 1e9):
-        raise argparse.ArgumentTypeError("give a number above 0")
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and 0 <= value <= 1e9):
-        raise argparse.ArgumentTypeError("give seconds from 0 on")
-    return value
 
 
 def read_placement(path: Path, problem: Problem) -> Plan:
@@ -239,7 +230,6 @@ def rules_of(arguments: argparse.Namespace, scheduler: str) -> Rules:
 
 
 def simulate(arguments: argparse.Namespace, progress: Callable[[float], None]) -> SimulationReport:
-    """Run the simulation that the arguments describe."""
     problem, profiles, placement, requests = read(arguments)
     rules = rules_of(arguments, arguments.scheduler)
     warm_up_s, measured_s = arguments.warm_up, arguments.duration
@@ -274,7 +264,6 @@ def share(value: float) -> str:
 
 
 def print_tables(report: SimulationReport) -> None:
-    """Print the report for people."""
     from rich.table import Table
 
     console = console_of_rich()

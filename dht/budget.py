@@ -12,7 +12,7 @@ import ipaddress
 import math
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dht.errors import NetworkError
 
@@ -266,22 +266,8 @@ DHT_STORE_BYTES = RateLimit(
 are 16 MiB."""
 DHT_BULK_STORES = RateLimit(name="dht_bulk_stores", unit="", all_per_s=512, all_burst=4096)
 """Records in requests of more than a peer's own: each costs the check of a signature."""
-DHT_FIND_BYTES = RateLimit(
-    name="dht_find_bytes",
-    unit="MiB",
-    per_s=1 << 20,
-    burst=16 << 20,
-    all_per_s=16 << 20,
-    all_burst=64 << 20,
-)
-DHT_FOUND_BYTES = RateLimit(
-    name="dht_found_bytes",
-    unit="MiB",
-    per_s=1 << 20,
-    burst=16 << 20,
-    all_per_s=16 << 20,
-    all_burst=64 << 20,
-)
+DHT_FIND_BYTES = replace(DHT_STORE_BYTES, name="dht_find_bytes")
+DHT_FOUND_BYTES = replace(DHT_STORE_BYTES, name="dht_found_bytes")
 """Bytes of a peer's answers to this peer's searches: as much as it would give by its own rates."""
 DIALS_BACK_OPEN = Amount(name="dials_back_open", unit="", per_peer=2, in_all=16)
 DIALS_BACK = RateLimit(name="dials_back", unit="", per_s=0.05, burst=3, all_per_s=2, all_burst=20)
@@ -318,39 +304,8 @@ RELAY_BYTES = RateLimit(
 )
 """Bytes passed on, both ways, for each peer that holds a slot and each that calls one: rows of
 tokens, and at once those of a long prompt. What is above waits."""
-LIMITS: tuple[Limit, ...] = (
-    STREAMS,
-    FRAME_BYTES,
-    PINGS,
-    OPENS,
-    HANDSHAKES,
-    CONNECTIONS,
-    UNREAD_BYTES,
-    REQUESTS,
-    PROBE_BYTES,
-    PLAN_BYTES,
-    RECORD_STREAMS,
-    RECORD_REQUESTS,
-    RECORD_BYTES,
-    RECORD_STORES,
-    RECORD_SEARCHES,
-    DHT_PINGS,
-    DHT_STORES,
-    DHT_STORE_BYTES,
-    DHT_BULK_STORES,
-    DHT_FIND_BYTES,
-    DHT_FOUND_BYTES,
-    DIALS_BACK_OPEN,
-    DIALS_BACK,
-    DIALS_BACK_TO,
-    DIALS,
-    LAYER_CHECKS,
-    TEXT_STREAMS,
-    TEXT_BYTES,
-    RELAY_SLOTS,
-    RELAY_CALLS,
-    RELAY_BYTES,
-)
+LIMITS = tuple(each for each in tuple(globals().values()) if isinstance(each, Limit))
+"""All of the above."""
 
 
 class Held:
@@ -435,7 +390,6 @@ class Buckets:
     _buckets: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def left(self, name: str, now_s: float) -> float:
-        """The number of tokens of ``name``."""
         if self.burst == math.inf:
             return math.inf
         left, since_s = self._buckets.get(name, (self.burst, now_s))
@@ -529,7 +483,6 @@ class Budget:
         }
 
     def held(self, limit: Amount) -> Held:
-        """The meter of what is held."""
         return self._held[limit.name]
 
     def rate(self, limit: RateLimit) -> Taken:

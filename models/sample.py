@@ -152,7 +152,6 @@ def story_tokens(recipe: Recipe) -> int:
 
 
 def card(folder: Path) -> str:
-    """Return the model card of a trained folder."""
     summary = json.loads((folder / "training.json").read_text(encoding="utf-8"))
     recipe = summary["recipe"]
     of_stories = story_tokens(Recipe(**recipe))

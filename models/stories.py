@@ -20,8 +20,6 @@ from models.words import BAKED, Character
 
 @dataclass(frozen=True)
 class Story:
-    """A finished story and its ingredients."""
-
     text: str
     plot: str
     cast: tuple[Character, ...]
@@ -40,7 +38,6 @@ def _meet(t: Teller) -> None:
 
 
 def _thanks(t: Teller, who: Character, to: Character) -> None:
-    """Let one character thank another."""
     t.fields["to"] = to
     t.quote(
         who,

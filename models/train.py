@@ -78,7 +78,6 @@ class Recipe:
         return 0
 
     def is_long(self, step: int) -> bool:
-        """Whether a step trains on long sequences."""
         return step >= self.steps * (1 - self.long_share)
 
 

@@ -36,7 +36,6 @@ class Character:
 
     @property
     def is_she(self) -> bool:
-        """Whether the name takes "she"."""
         return self.name in SHE_NAMES
 
     @property

@@ -14,18 +14,11 @@ from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from importlib import metadata
 
-from dht.command_line import (
-    EXIT_DONE,
-    EXIT_MACHINE,
-    Parser,
-    add_swarm,
-    command_of,
-    print_lines,
-    saying,
-    settle_swarm,
-)
+from dht.command_line import EXIT_DONE, EXIT_MACHINE, Parser, command_of
 from dht.errors import NetworkError, UserError
 from dht.process.home import at_home
+from dht.process.terminal import print_lines, saying
+from dht.swarm_options import add_swarm, settle_swarm
 from dht.transport.config import any_host, listen_address
 
 
@@ -35,7 +28,6 @@ class DoctorConfig:
 
     hub_limit_s: float = 5.0
     skew_warn_s: float = 5.0
-    """Records live for 30 s and more: a clock that is that far off loses elections and records."""
     skew_max_s: float = 30.0
     """Records live for 30 s and more: a clock that is that far off loses elections and records."""
     free_bytes_least: int = 1 << 30

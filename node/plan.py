@@ -7,7 +7,6 @@ command is that of :mod:`coordinator.plan`, whose help lists these options, too.
 """
 
 import argparse
-import math
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -19,8 +18,9 @@ from coordinator.planning.placement import NoPlacementError, why_uncoverable
 from coordinator.plans.catalogue.precision import QUANTISED
 from coordinator.problem.service import announced_service
 from dht.checkpoints.hub import served_name
-from dht.command_line import EXIT_USER, Parser, exit_code_of, print_lines, saying
+from dht.command_line import EXIT_USER, Parser, exit_code_of, number_in
 from dht.messages.types import ModelSpec, Problem, mean_layer_bytes
+from dht.process.terminal import print_lines, saying
 from node.device.hardware import LENDING
 from node.profiling.data_sheets import GPUS, LayerWork, parse_gpus, planner_nodes
 
@@ -68,19 +68,13 @@ def _add_named(parser: Parser, *, in_help_alone: bool = False) -> None:
 
     add("--gpus", required=True, metavar="LIST", help="such as 3x3090,1x4070")
     add("--quantize", choices=QUANTISED, metavar="Q", help="weights in int8 or int4")
-    add("--mbit", type=_positive, default=100.0, metavar="M", help="of each link (100)")
-    add("--ms", type=_positive, default=30.0, metavar="T", help="round trip of each link (30)")
+    positive = number_in(0, 1e6, "a positive number", above=True)
+    add("--mbit", type=positive, default=100.0, metavar="M", help="of each link (100)")
+    add("--ms", type=positive, default=30.0, metavar="T", help="round trip of each link (30)")
 
 
 def _alone(_: str) -> NoReturn:
     raise argparse.ArgumentTypeError("goes with --gpus")
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and 0 < value <= 1e6):
-        raise argparse.ArgumentTypeError("give a positive number")
-    return value
 
 
 def studied(model: str, quantize: str | None) -> tuple[ModelSpec, LayerWork]:

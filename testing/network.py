@@ -369,9 +369,13 @@ class MemoryTransport:
         await self.handlers.close()
 
     def _admit(self, data: bytes, key: str) -> None:
+        def check(record: SignedRecord) -> None:
+            if record.key != key:
+                raise RecordError(f"a record of {record.key[:80]!r} lies under {key!r}")
+
         # A lagging replica is no error: the guard keeps the newer record.
         with contextlib.suppress(RecordError):
-            self._guard.admit(data, key=key, now_unix_s=self.now())
+            self._guard.admit(data, check=check, now_unix_s=self.now())
 
     def _crash(self) -> None:
         self._closed = True

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.agents.families import CALLS, ONE_CALL, behind, calls, says, thinks
 from bench.agents.said import FORMAT
-from client.answer.generation import AnswerRequest
+from client.answer.answer import AnswerRequest
 from client.session.driver import SessionDriver
 from tests.templates import TEMPLATES
 from tests.unit.client.gateway.paper import PaperGateway, paper_gateway

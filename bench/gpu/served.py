@@ -25,7 +25,7 @@ from bench.sessions.answer_times import Stream
 from bench.speed.local import prompt_ids
 from bench.speed.real_sizes import SIZES, Size, memory_bytes
 from client import Answer, Swarm
-from client.answer.generation import PrefixCache
+from client.answer.answer import PrefixCache
 from dht.messages.types import ModelSpec, kv_tokens_least, stage_bytes
 from testing.local_swarm import GatewayProcess, LocalPeer, LocalSwarm, end_group
 from testing.reference import Reference

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from client.swarm.swarm import Generation
+from client.swarm.one_answer import Generation
 
 
 @dataclass(slots=True)

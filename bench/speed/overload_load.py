@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from client import Swarm, UnavailableError
-from client.answer.generation import PrefixCache
+from client.answer.answer import PrefixCache
 from client.swarm.swarm import SwarmConfig
 from dht.errors import SwarmError
 

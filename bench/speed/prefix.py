@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import parser_of, provenance, write
-from client.answer.generation import Answer, PrefixCache
+from client.answer.answer import Answer, PrefixCache
 from client.swarm.swarm import Swarm
 from dht.command_line import loop_factory
 from testing.local_swarm import LocalSwarm

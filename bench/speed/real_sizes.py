@@ -34,7 +34,7 @@ from bench import report
 from bench.gpu.engine_gpu import FULL, Shape, chosen_share, llama, make_layers
 from bench.speed.local import prompt_ids
 from client import Answer, Swarm
-from client.answer.generation import PrefixCache
+from client.answer.answer import PrefixCache
 from client.errors import UnavailableError
 from dht.messages.session import Sampling
 from dht.messages.types import ModelSpec, kv_tokens_least, stage_bytes

@@ -125,12 +125,7 @@ async def prompt(walk: Walk) -> set[tuple[str, Function]]:
     with walk.threads(), tempfile.TemporaryDirectory() as profiles:
         for start, end in itertools.pairwise(cuts):
             engine = await LocalEngine.open(
-                store,
-                name="brook",
-                torch_device="cpu",
-                dtype="float32",
-                memory_bytes=MEMORY_BYTES,
-                threads=1,
+                EngineConfig(store=store, name="brook", memory_bytes=MEMORY_BYTES, threads=1),
                 profiles=Path(profiles),
             )
             await engine.load(start, end, lambda *_: None)

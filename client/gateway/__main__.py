@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,27 +21,16 @@ from client.remembering import lasting_swarm, remember_swarm
 from client.swarm.swarm import Swarm, model_beside, named_of
 from client.text.chat_template import ChatTemplate
 from coordinator.problem.model_pin import DIGITS_MIN
-from dht.command_line import (
-    EXIT_DONE,
-    Parser,
-    add_model,
-    add_swarm,
-    command_of,
-    flag_of,
-    on_interrupt,
-    settle_swarm,
-)
+from dht.command_line import EXIT_DONE, Parser, command_of, flag_of, on_interrupt
 from dht.errors import UserError, reason_of
 from dht.process.json_file import object_or_empty
 from dht.process.lasting_stream import LastingStream
 from dht.process.secret_file import check_private
-from dht.process.supervision import end_all
+from dht.process.supervision import first_of
+from dht.swarm_options import add_model, add_swarm, settle_swarm
 
 if TYPE_CHECKING:
-    from client.gateway.answering.answers import Answers
-    from client.gateway.answering.service import CompletionService
     from client.gateway.keys import Key
-    from dht.grammars.trials import GrammarTrials
 
 KEYS_VARIABLE = "ANABRANCH_API_KEYS"
 PUBLIC = """\
@@ -233,6 +221,7 @@ async def serve(arguments: argparse.Namespace) -> int:
     """Connect, serve until a signal comes, let the last answers end."""
     from client.gateway.answering.answers import Answers
     from client.gateway.answering.models import GatewayModels, OpenModel
+    from client.gateway.answering.service import CompletionService
     from client.gateway.metrics import Metrics
     from client.gateway.web.app import Gateway, GatewayConfig
     from client.gateway.web.server import drain, serving
@@ -261,21 +250,28 @@ async def serve(arguments: argparse.Namespace) -> int:
         await take_text(swarm)
         others = {named_of(entry): entry for entry in arguments.models}
         others.pop(swarm.text.name, None)
-        service_of = partial(
-            _service,
-            answers=answers,
-            chat_tokens=arguments.chat_tokens,
-            trials=GrammarTrials(),
-        )
+        trials = GrammarTrials()
+
+        def opened_as(swarm: Swarm) -> OpenModel:
+            template, defaults = _text_side(swarm.text.directory)
+            service = CompletionService(
+                swarm,
+                answers,
+                template=template,
+                defaults=defaults,
+                chat_tokens=arguments.chat_tokens,
+                trials=trials,
+            )
+            return OpenModel(swarm=swarm, service=service)
 
         @asynccontextmanager
         async def opened(name: str) -> AsyncIterator[OpenModel]:
             if name == swarm.text.name:
-                yield OpenModel(swarm=swarm, service=service_of(swarm))
+                yield opened_as(swarm)
                 return
             async with model_beside(swarm, others[name], _say) as other:
                 await take_text(other)
-                yield OpenModel(swarm=other, service=service_of(other))
+                yield opened_as(other)
 
         models = GatewayModels((swarm.text.name, *others), opened)
         async with models.use(swarm.text.name):
@@ -294,10 +290,7 @@ async def serve(arguments: argparse.Namespace) -> int:
                 await interrupts.get()
                 if answers.requests:
                     _say(f"requests being finished: {answers.requests} (Ctrl-C ends them)")
-                ending = asyncio.create_task(drain(gateway, answers, arguments.drain))
-                again = asyncio.create_task(interrupts.get())
-                await asyncio.wait({ending, again}, return_when=asyncio.FIRST_COMPLETED)
-                await end_all((ending, again))
+                await first_of(drain(gateway, answers, arguments.drain), interrupts.get())
         await models.close()
     return EXIT_DONE
 
@@ -337,22 +330,6 @@ async def take_text(swarm: Swarm) -> None:
             f"{swarm.text.name} takes token ids only: a stranger's tokenizer and template are not"
             f" run here; --models {swarm.text.name}={spec.fingerprint[:DIGITS_MIN]} vouches for it"
         )
-
-
-def _service(
-    swarm: Swarm, answers: "Answers", chat_tokens: int | None, trials: "GrammarTrials"
-) -> "CompletionService":
-    from client.gateway.answering.service import CompletionService
-
-    template, defaults = _text_side(swarm.text.directory)
-    return CompletionService(
-        swarm,
-        answers,
-        template=template,
-        defaults=defaults,
-        chat_tokens=chat_tokens,
-        trials=trials,
-    )
 
 
 def _text_side(directory: Path | None) -> tuple[ChatTemplate | None, SamplingDefaults]:

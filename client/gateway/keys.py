@@ -21,8 +21,6 @@ from dht.errors import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeysConfig:
-    """Bounds of a file of keys."""
-
     keys_max: int = 1024
     file_bytes_max: int = 1 << 20
 

@@ -9,8 +9,6 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 
 
 
 class ModelMetrics:
-    """The figures of one model."""
-
     def __init__(self, metrics: "Metrics", model_name: str) -> None:
         labelled = {name: each.labels(model_name) for name, each in metrics.by_model.items()}
         self.running: Gauge = labelled["num_requests_running"]
@@ -40,45 +38,50 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.by_model: dict[str, Any] = {}
         """The collectors that are labelled by model, by name."""
-        self._gauge("num_requests_running", "Answers that are being made.")
-        self._gauge("num_requests_waiting", "Answers that wait for their turn.")
-        self._counter("prompt_tokens", "Prompt tokens that were answered.")
-        self._counter("prefix_cache_hits", "Prompt tokens whose KV the peers had kept.")
-        self._counter("generation_tokens", "Tokens that were generated.")
-        self._counter("spec_decode_num_accepted_tokens", "Generated tokens that peers had drafted.")
-        self._counter("failovers", "Stages lost while an answer was made.")
-        self._histogram(
-            "time_to_first_token_seconds", "From the request to its first token.", SECONDS
+        self._of_model(Gauge, "num_requests_running", "Answers that are being made.")
+        self._of_model(Gauge, "num_requests_waiting", "Answers that wait for their turn.")
+        self._of_model(Counter, "prompt_tokens", "Prompt tokens that were answered.")
+        self._of_model(Counter, "prefix_cache_hits", "Prompt tokens whose KV the peers had kept.")
+        self._of_model(Counter, "generation_tokens", "Tokens that were generated.")
+        self._of_model(
+            Counter, "spec_decode_num_accepted_tokens", "Generated tokens that peers had drafted."
         )
-        self._histogram(
-            "request_time_per_output_token_seconds", "Per token after the first.", SECONDS
-        )
-        self._histogram(
-            "e2e_request_latency_seconds", "From the request to the end of its answer.", SECONDS
-        )
-        self._histogram("request_prompt_tokens", "Tokens of a prompt.", TOKENS)
-        self._histogram("request_generation_tokens", "Tokens of an answer.", TOKENS)
-        self.success = Counter(
-            "anabranch:request_success",
+        self._of_model(Counter, "failovers", "Stages lost while an answer was made.")
+        for name, text, buckets in (
+            ("time_to_first_token_seconds", "From the request to its first token.", SECONDS),
+            ("request_time_per_output_token_seconds", "Per token after the first.", SECONDS),
+            ("e2e_request_latency_seconds", "From the request to the end of its answer.", SECONDS),
+            ("request_prompt_tokens", "Tokens of a prompt.", TOKENS),
+            ("request_generation_tokens", "Tokens of an answer.", TOKENS),
+        ):
+            self._of_model(Histogram, name, text, buckets=buckets)
+        self.success = self._counter(
+            "request_success",
             "Answers that were completed, by their finish reason.",
-            ("model_name", "finished_reason"),
-            registry=self.registry,
+            "model_name",
+            "finished_reason",
         )
-        self._responses = Counter(
-            "anabranch:http_responses",
+        self._responses = self._counter(
+            "http_responses",
             "Responses by path and status; paths that do not exist are counted together.",
-            ("path", "status"),
-            registry=self.registry,
+            "path",
+            "status",
         )
-
-        self._key_responses = self._by_key("responses", "Responses by key and status.", "status")
+        self._key_responses = self._counter(
+            "key_responses", "Responses by key and status.", "key", "status"
+        )
         self._key_tokens = {
-            "prompt": self._by_key("prompt_tokens", "Prompt tokens by key."),
-            "generation": self._by_key("generation_tokens", "Generated tokens by key."),
+            "prompt": self._counter("key_prompt_tokens", "Prompt tokens by key.", "key"),
+            "generation": self._counter("key_generation_tokens", "Generated tokens by key.", "key"),
         }
 
-    def _by_key(self, name: str, text: str, *more: str) -> Counter:
-        return Counter(f"anabranch:key_{name}", text, ("key", *more), registry=self.registry)
+    def _of_model(self, kind: Any, name: str, text: str, **named: Any) -> None:
+        self.by_model[name] = kind(
+            f"anabranch:{name}", text, ("model_name",), registry=self.registry, **named
+        )
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"anabranch:{name}", text, labels, registry=self.registry)
 
     def used(self, key: str, status: int, prompt_tokens: int, generated_tokens: int) -> None:
         """Count a response to a key, by its name, and what that cost."""
@@ -89,19 +92,6 @@ class Metrics:
     def of(self, model_name: str) -> ModelMetrics:
         """The figures of a model that this gateway serves; others' names are not asked for."""
         return ModelMetrics(self, model_name)
-
-    def _gauge(self, name: str, text: str) -> None:
-        gauge = Gauge(f"anabranch:{name}", text, ("model_name",), registry=self.registry)
-        self.by_model[name] = gauge
-
-    def _counter(self, name: str, text: str) -> None:
-        counter = Counter(f"anabranch:{name}", text, ("model_name",), registry=self.registry)
-        self.by_model[name] = counter
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> None:
-        self.by_model[name] = Histogram(
-            f"anabranch:{name}", text, ("model_name",), registry=self.registry, buckets=buckets
-        )
 
     def responded(self, path: str, status: int) -> None:
         """Count one HTTP response."""

@@ -8,18 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from client.health.inviting import page_invitation
-from dht.command_line import (
-    EXIT_DONE,
-    Parser,
-    add_model,
-    add_swarm,
-    command_of,
-    on_interrupt,
-    printable,
-    settle_swarm,
-)
+from dht.command_line import EXIT_DONE, Parser, command_of, on_interrupt
 from dht.errors import UserError
 from dht.networks.invitation import read_invitation, text_of
+from dht.process.terminal import printable
+from dht.swarm_options import add_model, add_swarm, settle_swarm
 
 NO_INVITATION = "none"
 STALE_ROUNDS, STALE_S = 2, 60.0

@@ -157,7 +157,7 @@ class Page:
         return response
 
     async def _api(self, request: web.Request) -> web.Response:
-        return _json(self._state())
+        return web.json_response(body=msgspec.json.encode(self._state()))
 
     async def _badge(self, request: web.Request) -> web.Response:
         return web.Response(text=badge_svg(self._state()), content_type="image/svg+xml")
@@ -165,8 +165,8 @@ class Page:
     async def _health(self, request: web.Request) -> web.Response:
         """200 where the swarm is healthy, 503 with the reasons where it is not."""
         swarm = self._state()["swarm"]
-        status = 200 if swarm["healthy"] else 503
-        return _json({"healthy": swarm["healthy"], "reasons": swarm["reasons"]}, status)
+        body = msgspec.json.encode({"healthy": swarm["healthy"], "reasons": swarm["reasons"]})
+        return web.json_response(body=body, status=200 if swarm["healthy"] else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(
@@ -234,9 +234,3 @@ def _version(state: Json) -> str:
 def _kind(verdict: str) -> str:
     """A verdict as one word."""
     return verdict.replace(",", "").replace(" ", "-")
-
-
-def _json(value: Json, status: int = 200) -> web.Response:
-    return web.Response(
-        status=status, body=msgspec.json.encode(value), content_type="application/json"
-    )

@@ -22,7 +22,6 @@ class DrawingConfig:
     row: int = 52
     column: int = 190
     label_height: float = 13.0
-    """Height of a line's label and width of its widest usual character, in units of the drawing."""
     char_width: float = 6.6
     """Height of a line's label and width of its widest usual character, in units of the drawing."""
     edges_drawn_max: int = 300
@@ -32,11 +31,9 @@ class DrawingConfig:
     columns_drawn_max: int = 32
     rows_drawn_max: int = 24
     busy: float = 0.6
-    """Shares of a capacity from which a plan's edge or peer is drawn as busy, as full. Full is no
-    fault: a plan of maximum flow fills its bottleneck, whether anybody asks now or not."""
     full: float = 0.9
-    """Shares of a capacity from which a plan's edge or peer is drawn as busy, as full. Full is no
-    fault: a plan of maximum flow fills its bottleneck, whether anybody asks now or not."""
+    """Shares of a capacity from which a plan's edge or peer is drawn as ``busy``, as ``full``. Full
+    is no fault: a plan of maximum flow fills its bottleneck, whether anybody asks now or not."""
     bars_drawn_max: int = 24
     ticks_max: int = 8
 
@@ -131,13 +128,9 @@ def _centre(
     height: float,
 ) -> None:
     """Move each column's boxes to the middle of the drawing."""
-    start_at = {DRAWING.column * (at + 1): start for start, at in columns.items()}
     shifts = {
-        DRAWING.column * (at + 1): (
-            height - 60 - DRAWING.row * (rows[start_at[DRAWING.column * (at + 1)]] - 1)
-        )
-        / 2
-        for at in columns.values()
+        DRAWING.column * (at + 1): (height - 60 - DRAWING.row * (rows[start] - 1)) / 2
+        for start, at in columns.items()
     }
     for box in boxes:
         box["y"] += shifts[box["x"]]

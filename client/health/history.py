@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import update_wrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from client.health.given import GIVEN
 from client.health.past import INCIDENTS_SHOWN_MAX, SPANS, SWARM, Incident, Past, Span
@@ -14,6 +15,8 @@ from client.health.state import STATE, Probe
 from dht.errors import UserError
 from dht.messages.types import Plan
 
+T = TypeVar("T")
+Given = ParamSpec("Given")
 logger = logging.getLogger(__name__)
 
 DAY_S = 86_400
@@ -43,6 +46,36 @@ _SERVED = """
     SELECT start_unix_s / :step_s * :step_s AS start, SUM(answers), SUM(tokens)
     FROM served WHERE start_unix_s >= :begin_unix_s GROUP BY start ORDER BY start
 """
+
+
+def _reads(
+    read: Callable[Concatenate["History", Given], T],
+) -> Callable[Concatenate["History", Given], Coroutine[Any, Any, T]]:
+    """``read`` in a thread, while no other call runs."""
+
+    async def in_thread(self: "History", /, *given: Given.args, **named: Given.kwargs) -> T:
+        async with self._lock:
+            return await asyncio.to_thread(read, self, *given, **named)
+
+    update_wrapper(in_thread, read)
+    return in_thread
+
+
+def _writes(
+    write: Callable[Concatenate["History", Given], None],
+) -> Callable[Concatenate["History", Given], Coroutine[Any, Any, None]]:
+    """``write`` in the same way, as one transaction. What cannot be kept now, as on a full disk, is
+    only logged: the page goes on to show how things are, with or without their past."""
+
+    def transaction(self: "History", /, *given: Given.args, **named: Given.kwargs) -> None:
+        try:
+            with self._db:
+                write(self, *given, **named)
+        except sqlite3.OperationalError as error:
+            logger.warning("the page's past cannot be kept: %s", error)
+
+    update_wrapper(transaction, write)
+    return _reads(transaction)
 
 
 class History:
@@ -81,69 +114,46 @@ class History:
         except sqlite3.Error as error:
             raise UserError(f"--data {path} cannot be used: {error}") from None
 
-    async def _write(self, write: Callable[..., None], *given: Any) -> None:
-        """Run ``write`` in a thread. What cannot be kept now, as on a full disk, is only logged:
-        the page goes on to show how things are, with or without their past."""
-        async with self._lock:
-            try:
-                await asyncio.to_thread(write, *given)
-            except sqlite3.OperationalError as error:
-                logger.warning("the page's past cannot be kept: %s", error)
-
-    async def add(self, probe: Probe) -> None:
+    @_writes
+    def add(self, probe: Probe) -> None:
         """Keep ``probe`` and forget what is older than 90 days before it."""
-        await self._write(self._add, probe)
-
-    def _add(self, probe: Probe) -> None:
         row = (probe.at_unix_s, probe.reason, probe.ttft_s, probe.tpot_s, probe.tokens)
-        with self._db:
-            self._db.execute("INSERT INTO probes VALUES (?, ?, ?, ?, ?)", row)
-            self._db.execute("DELETE FROM probes WHERE at_unix_s < ?", (row[0] - KEPT_S,))
+        self._db.execute("INSERT INTO probes VALUES (?, ?, ?, ?, ?)", row)
+        self._db.execute("DELETE FROM probes WHERE at_unix_s < ?", (row[0] - KEPT_S,))
 
-    async def add_served(self, served: ServedCounts, now_unix_s: float) -> None:
+    @_writes
+    def add_served(self, served: ServedCounts, now_unix_s: float) -> None:
         """Add what the swarm served to this minute's sums; forget those of over 90 days ago."""
-        await self._write(self._add_served, served, now_unix_s)
-
-    def _add_served(self, served: ServedCounts, now_unix_s: float) -> None:
         start_unix_s = int(now_unix_s) // SERVED_STEP_S * SERVED_STEP_S
-        row = (start_unix_s, served.answers, served.tokens)
-        with self._db:
-            self._db.execute("DELETE FROM served WHERE start_unix_s < ?", (now_unix_s - KEPT_S,))
-            self._db.execute(
-                "INSERT INTO served VALUES (?, ?, ?) ON CONFLICT (start_unix_s) DO UPDATE SET"
-                " answers = answers + excluded.answers, tokens = tokens + excluded.tokens",
-                row,
-            )
+        self._db.execute("DELETE FROM served WHERE start_unix_s < ?", (now_unix_s - KEPT_S,))
+        self._db.execute(
+            "INSERT INTO served VALUES (?, ?, ?) ON CONFLICT (start_unix_s) DO UPDATE SET"
+            " answers = answers + excluded.answers, tokens = tokens + excluded.tokens",
+            (start_unix_s, served.answers, served.tokens),
+        )
 
-    async def add_given(self, layer_s: Mapping[str, float], now_unix_s: float) -> None:
+    @_writes
+    def add_given(self, layer_s: Mapping[str, float], now_unix_s: float) -> None:
         """Add layer-seconds to the sums of this day; forget those of over 90 days ago."""
-        await self._write(self._add_given, layer_s, now_unix_s)
-
-    def _add_given(self, layer_s: Mapping[str, float], now_unix_s: float) -> None:
         day = int(now_unix_s // DAY_S)
-        with self._db:
-            self._db.execute("DELETE FROM given WHERE day < ?", (day - KEPT_S // DAY_S,))
-            self._db.executemany(
-                "INSERT INTO given VALUES (?, ?, ?) ON CONFLICT (day, key) DO UPDATE SET"
-                " layer_s = layer_s + excluded.layer_s",
-                [(day, key, value) for key, value in layer_s.items()],
-            )
+        self._db.execute("DELETE FROM given WHERE day < ?", (day - KEPT_S // DAY_S,))
+        self._db.executemany(
+            "INSERT INTO given VALUES (?, ?, ?) ON CONFLICT (day, key) DO UPDATE SET"
+            " layer_s = layer_s + excluded.layer_s",
+            [(day, key, value) for key, value in layer_s.items()],
+        )
 
-    async def given(self, now_unix_s: float) -> dict[str, float]:
+    @_reads
+    def given(self, now_unix_s: float) -> dict[str, float]:
         """Layer-seconds by key, of the last days."""
-        async with self._lock:
-            return await asyncio.to_thread(self._given, int(now_unix_s // DAY_S) - GIVEN.days)
-
-    def _given(self, after_day: int) -> dict[str, float]:
         query = "SELECT key, SUM(layer_s) FROM given WHERE day > ? GROUP BY key"
+        after_day = int(now_unix_s // DAY_S) - GIVEN.days
         return dict(self._db.execute(query, (after_day,)).fetchall())
 
-    async def past(self, now_unix_s: float) -> tuple[Past, ...]:
+    @_reads
+    def past(self, now_unix_s: float) -> tuple[Past, ...]:
         """The page's own requests and what the whole swarm served, for each of the spans."""
-        async with self._lock:
-            return await asyncio.to_thread(
-                lambda: tuple(self._past(span, span.begin_unix_s(now_unix_s)) for span in SPANS)
-            )
+        return tuple(self._past(span, span.begin_unix_s(now_unix_s)) for span in SPANS)
 
     def _past(self, span: Span, begin_unix_s: int) -> Past:
         bounds = {"step_s": span.step_s, "begin_unix_s": begin_unix_s}
@@ -157,48 +167,40 @@ class History:
             span=span, probes=rows(_PROBES, *figures), served=rows(_SERVED, "answers", "tokens")
         )
 
-    async def add_incidents(self, incidents: Sequence[Incident]) -> None:
+    @_writes
+    def add_incidents(self, incidents: Sequence[Incident]) -> None:
         """Keep what began and what ended; forget the oldest beyond a bound."""
-        await self._write(self._add_incidents, incidents)
+        self._db.executemany(
+            f"INSERT OR REPLACE INTO incidents ({_INCIDENT}) VALUES (?, ?, ?, ?, ?)",  # noqa: S608  a constant
+            [(i.key, i.name, i.what, i.since_unix_s, i.until_unix_s) for i in incidents],
+        )
+        self._db.execute(
+            "DELETE FROM incidents WHERE rowid NOT IN"
+            " (SELECT rowid FROM incidents ORDER BY since_unix_s DESC LIMIT ?)",
+            (INCIDENTS_KEPT_MAX,),
+        )
 
-    def _add_incidents(self, incidents: Sequence[Incident]) -> None:
-        with self._db:
-            self._db.executemany(
-                f"INSERT OR REPLACE INTO incidents ({_INCIDENT}) VALUES (?, ?, ?, ?, ?)",  # noqa: S608  a constant
-                [(i.key, i.name, i.what, i.since_unix_s, i.until_unix_s) for i in incidents],
-            )
-            self._db.execute(
-                "DELETE FROM incidents WHERE rowid NOT IN"
-                " (SELECT rowid FROM incidents ORDER BY since_unix_s DESC LIMIT ?)",
-                (INCIDENTS_KEPT_MAX,),
-            )
-
-    async def incidents(self, now_unix_s: float) -> tuple[Incident, ...]:
+    @_reads
+    def incidents(self, now_unix_s: float) -> tuple[Incident, ...]:
         """Incidents of the last week, the newest first.
 
         Single peers take half of the list at most: those that come and go cannot empty it.
         """
-        async with self._lock:
-            return await asyncio.to_thread(self._incidents, now_unix_s - SPANS[-1].span_s)
-
-    def _incidents(self, since_unix_s: float) -> tuple[Incident, ...]:
         found = [
             incident
             for own in (f"key = '{SWARM}'", f"key <> '{SWARM}'")
             for incident in self._incidents_where(
                 f"{own} AND since_unix_s >= ? ORDER BY since_unix_s DESC LIMIT ?",
-                since_unix_s,
+                now_unix_s - SPANS[-1].span_s,
                 INCIDENTS_SHOWN_MAX // 2,
             )
         ]
         return tuple(sorted(found, key=lambda each: -each.since_unix_s))
 
-    async def open_incidents(self) -> dict[str, Incident]:
+    @_reads
+    def open_incidents(self) -> dict[str, Incident]:
         """The newest incident of each key, where it has not ended."""
-        async with self._lock:
-            found = await asyncio.to_thread(
-                self._incidents_where, "until_unix_s IS NULL ORDER BY since_unix_s"
-            )
+        found = self._incidents_where("until_unix_s IS NULL ORDER BY since_unix_s")
         return {each.key: each for each in found}
 
     def _incidents_where(self, condition: str, *values: float) -> list[Incident]:
@@ -206,47 +208,35 @@ class History:
         names = _INCIDENT.split(", ")
         return [Incident(**dict(zip(names, row, strict=True))) for row in rows]
 
-    async def add_plan(self, plan: Plan, now_unix_s: float) -> None:
+    @_writes
+    def add_plan(self, plan: Plan, now_unix_s: float) -> None:
         """Keep that ``plan`` was seen, once; forget those of more than 90 days ago."""
-        await self._write(self._add_plan, plan, now_unix_s)
-
-    def _add_plan(self, plan: Plan, now_unix_s: float) -> None:
         peers, flow = len(plan.assignments), plan.flow_tokens_per_s
         row = (str(plan.version), plan.planner, flow, peers, plan.created_unix_s, now_unix_s)
-        with self._db:
-            self._db.execute(
-                "DELETE FROM published_plans WHERE seen_unix_s < ?", (now_unix_s - KEPT_S,)
-            )
-            self._db.execute("INSERT OR IGNORE INTO published_plans VALUES (?, ?, ?, ?, ?, ?)", row)
+        self._db.execute(
+            "DELETE FROM published_plans WHERE seen_unix_s < ?", (now_unix_s - KEPT_S,)
+        )
+        self._db.execute("INSERT OR IGNORE INTO published_plans VALUES (?, ?, ?, ?, ?, ?)", row)
 
-    async def plans(self) -> tuple[dict[str, Any], ...]:
+    @_reads
+    def plans(self) -> tuple[dict[str, Any], ...]:
         """The plans that were seen last, the newest first."""
-        async with self._lock:
-            return await asyncio.to_thread(self._plans)
-
-    def _plans(self) -> tuple[dict[str, Any], ...]:
         names = ("version", "planner", "flow_tokens_per_s", "peers", "seen_unix_s")
         rows = self._db.execute(
-            "SELECT version, planner, flow_tokens_per_s, peers, seen_unix_s FROM published_plans"
-            " ORDER BY seen_unix_s DESC LIMIT ?",
+            f"SELECT {', '.join(names)} FROM published_plans ORDER BY seen_unix_s DESC LIMIT ?",  # noqa: S608  constants
             (STATE.versions_shown_max,),
         )
         return tuple(dict(zip(names, row, strict=True)) for row in rows)
 
-    async def recent(self, now_unix_s: float, span_s: float = STATE.probes_s) -> tuple[Probe, ...]:
+    @_reads
+    def recent(self, now_unix_s: float, span_s: float = STATE.probes_s) -> tuple[Probe, ...]:
         """Probes of the last ``span_s``, oldest first."""
-        async with self._lock:
-            return await asyncio.to_thread(self._recent, now_unix_s - span_s)
-
-    def _recent(self, since_unix_s: float) -> tuple[Probe, ...]:
-        rows = self._db.execute(
-            "SELECT at_unix_s, reason, ttft_s, tpot_s, tokens FROM probes"
-            " WHERE at_unix_s >= ? ORDER BY at_unix_s",
-            (since_unix_s,),
-        )
         names = ("at_unix_s", "reason", "ttft_s", "tpot_s", "tokens")
+        rows = self._db.execute(
+            f"SELECT {', '.join(names)} FROM probes WHERE at_unix_s >= ? ORDER BY at_unix_s",  # noqa: S608  constants
+            (now_unix_s - span_s,),
+        )
         return tuple(Probe(**dict(zip(names, row, strict=True))) for row in rows)
 
     def close(self) -> None:
-        """Close the file."""
         self._db.close()

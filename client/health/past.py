@@ -62,7 +62,6 @@ def past_json(past: Past) -> Json:
 
 
 def span_from_json(past: Json) -> Span:
-    """The span of what :func:`past_json` made."""
     return Span(name=past["name"], step_s=past["step_s"], steps=past["span_s"] // past["step_s"])
 
 

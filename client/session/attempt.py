@@ -44,18 +44,17 @@ from dht.messages.session import (
     Tokens,
     TokensAttach,
 )
-from dht.process.supervision import end_all
+from dht.process.supervision import end_all, loop_s, seen
 from dht.transport.interface import SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream, Transport
 
 
 class _StageLost(Exception):
     """One end of the route is lost; ends the task that found out."""
 
-    def __init__(self, peer_id: str, reason: str, suspects: tuple[str, ...] = ()) -> None:
+    def __init__(self, peer_id: str, reason: str) -> None:
         super().__init__(reason)
         self.peer_id = peer_id
         self.reason = reason
-        self.suspects = suspects
 
 
 class Attempt:
@@ -125,7 +124,7 @@ class Attempt:
         self._start(self._open(granted))
         if self._open_message.answered and not self._is_warm:
             self._last = asyncio.create_task(self._connect(-1, TOKENS_PROTOCOL))
-            self._last.add_done_callback(_retrieved)
+            self._last.add_done_callback(seen)
 
     def feed(self, position: int, token_ids: tuple[int, ...], *, behind: bool) -> None:
         """Prompt the first stage at ``position`` with those of ``token_ids``, all that is known,
@@ -134,7 +133,8 @@ class Attempt:
 
     def feed_copy(self, token_ids: tuple[int, ...]) -> None:
         """Prompt the new first stage of a planned move; no tokens come back."""
-        self._start(self._feed_copy(token_ids))
+        if self._first is not None:
+            self._start(self._prompt(self._first, 0, token_ids))
 
     def meet_last(self) -> None:
         """Connect to the last stage ahead of time: the hand-over to it should not wait for that."""
@@ -170,10 +170,6 @@ class Attempt:
             case other:
                 raise _StageLost(source, f"answered a copy with {type(other).__name__}")
 
-    async def _feed_copy(self, token_ids: tuple[int, ...]) -> None:
-        if self._first is not None:
-            await self._prompt(self._first, 0, token_ids)
-
     async def _prompt(self, first: Stream, position: int, token_ids: tuple[int, ...]) -> None:
         for at in range(0, len(token_ids), SESSION_BOUNDS.message_tokens_max):
             prompt = Prompt(
@@ -194,7 +190,7 @@ class Attempt:
         try:
             await work
         except _StageLost as lost:
-            self._lose(lost.peer_id, lost.reason, lost.suspects)
+            self._lose(lost.peer_id, lost.reason)
 
     def _lose(
         self,
@@ -330,17 +326,16 @@ class Attempt:
 
     async def _watched(self, stage: int, stream: Stream) -> None:
         """Read one stream, and watch its peer; any end of it becomes an event."""
-        loop = asyncio.get_running_loop()
-        watch = PeerWatch(config=self._config.watch, heard_s=loop.time())
+        watch = PeerWatch(config=self._config.watch, heard_s=loop_s())
         pings = asyncio.create_task(self._watch(stage, stream, watch))
         most = self._config.control_bytes_max if stage == 0 else self._answer_bytes_max
         try:
             while True:
                 frame = await codec.read_frame(stream, limit_bytes=most)
-                watch.heard(loop.time())
+                watch.heard(loop_s())
                 if isinstance(frame.message, Pong):
                     pong = frame.message
-                    watch.answered(pong.nonce, pong.stalled_s, pong.step_p95_s, loop.time())
+                    watch.answered(pong.nonce, pong.stalled_s, pong.step_p95_s, loop_s())
                 else:
                     self._take(stage, frame.message, frame.body)
         except (NetworkError, PeerError) as error:
@@ -349,16 +344,15 @@ class Attempt:
             pings.cancel()
 
     async def _watch(self, stage: int, stream: Stream, watch: PeerWatch) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            match watch.tick(loop.time()):
+            match watch.tick(loop_s()):
                 case Dead(reason=reason):
                     self._lose(self._peer(stage), reason, watched=True)
                     return
                 case PingNow(nonce=nonce):
                     # Written without waiting: the watch must run on when nothing is read there.
                     stream.write(codec.encode_frame(Ping(nonce=nonce)))
-            await asyncio.sleep(max(0.0, watch.wake_at_s - loop.time()))
+            await asyncio.sleep(max(0.0, watch.wake_at_s - loop_s()))
 
     def _scores(self, message: Tokens, body: bytes | memoryview) -> tuple[TokenScore, ...]:
         """The scores of a frame's tokens; raises MalformedError where they are not all there."""
@@ -433,9 +427,3 @@ class Attempt:
             self._first.write(codec.encode_frame(close))
         for stream in self._streams:
             await stream.close()
-
-
-def _retrieved(task: "asyncio.Task[Stream]") -> None:
-    """Look at a failure, so that one that nobody awaits any more is not reported as forgotten."""
-    if not task.cancelled():
-        task.exception()

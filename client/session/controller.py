@@ -11,7 +11,7 @@ the survivors of the last route *that was accepted* and replaces the rest.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from client.answer.generation import AnswerLog
+from client.answer.answer import AnswerLog
 from client.session.config import SessionConfig
 from client.session.events import (
     Accepted,

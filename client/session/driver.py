@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import UNSET, UnsetType
 
-from client.answer.generation import AnswerLog, AnswerRequest, PrefixCache
+from client.answer.answer import AnswerLog, AnswerRequest, PrefixCache
 from client.errors import (
     RequestRefusedError,
     StatusCallback,
@@ -72,7 +72,6 @@ class TokenPace:
     _last_s: float = 0.0
 
     def came(self, tokens: int, now_s: float) -> None:
-        """Take in new tokens."""
         if self._first_s is None:
             self._first_s = now_s
         else:

@@ -9,7 +9,8 @@ from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Self, TypeVar, Unpack
 
-from client.answer.generation import Answer, GenerationOptions, NamedOptions, Piece
+from client.answer.answer import Answer, Piece
+from client.answer.generation import GenerationOptions, NamedOptions
 from client.errors import ClosedError, StatusCallback
 from client.swarm.swarm import Swarm, SwarmConfig
 from client.text.chat_prompt import Messages
@@ -121,7 +122,6 @@ class BlockingSwarm:
         options: GenerationOptions | None = None,
         **named: Unpack[NamedOptions],
     ) -> Answer:
-        """The whole answer with its figures."""
         return self._wait(self._swarm.generate(prompt, options, **named))
 
     def generate_all(

@@ -9,7 +9,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
-from client.answer.generation import Answer, GenerationOptions, Piece, whole_answer
+from client.answer.answer import Answer, Piece, whole_answer
+from client.answer.generation import GenerationOptions
 from client.session.controller import RouteStatus
 from client.swarm.swarm import Swarm
 from client.text.tokenizer import Detokenizer, Tokenizer
@@ -27,7 +28,7 @@ def can_go_on(options: GenerationOptions) -> bool:
 
 
 class LongAnswer:
-    """An answer in the making, as :class:`client.swarm.swarm.Generation` is."""
+    """An answer in the making, as :class:`client.swarm.one_answer.Generation` is."""
 
     def __init__(
         self,

@@ -21,37 +21,28 @@ from contextlib import (
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar, Unpack
 
-from client.answer.generation import (
-    Answer,
-    AnswerRequest,
-    GenerationOptions,
-    NamedOptions,
-    Piece,
-)
+from client.answer.answer import Answer, AnswerRequest, Piece
+from client.answer.generation import GenerationOptions, NamedOptions
 from client.errors import StatusCallback
-from client.session.controller import RouteStatus, SessionController
 from client.session.driver import SessionDriver
 from client.swarm.narrator import Narrator
+from client.swarm.one_answer import Generation
 from client.swarm.peer_texts import fetched_texts
 from client.text.chat_prompt import Messages, chat_ids, chat_template_of
-from client.text.stop_strings import StopStrings
-from client.text.tokenizer import Detokenizer, ModelText
+from client.text.tokenizer import ModelText
 from client.view.reader import ReaderConfig, SwarmReader
 from coordinator.plans.catalogue.reading import network_models
 from coordinator.plans.catalogue.served import only_model
-from coordinator.policies.routing.affinity import Route
 from coordinator.problem.model_pin import ModelPin, checked_fingerprint, named_peers
 from dht.checkpoints.gguf_model import hub_root, model_directory
 from dht.checkpoints.hub import HubId, local_path, served_name
 from dht.checkpoints.model_files import directory_root, read_config
-from dht.command_line import settle_swarm
 from dht.errors import NetworkError, UserError
 from dht.identity.peer_id import short_name
-from dht.messages.logprobs import TokenScore
-from dht.messages.session import FinishReason
 from dht.messages.types import ModelSpec
 from dht.networks.connecting import observe
 from dht.records.directory import DEFAULT_NETWORK
+from dht.swarm_options import settle_swarm
 from dht.transport.config import TransportKind
 from dht.transport.interface import Transport
 
@@ -105,9 +96,11 @@ class Swarm:
         self.transport = transport
         self.text = text
         """The model's name, tokenizer and directory."""
-        self._config = config
-        self._named = named
-        self._leave: Callable[[], Awaitable[None]] = _stays
+        self.config = config
+        self.named = named
+        """The peers that the user named."""
+        self._leave: Callable[[], Awaitable[None]] | None = None
+        """Leaves a swarm that was connected by ``await``."""
         self.narrator = narrator_of(on_status)
         """Passes on what is told of the swarm, and tells what is waited for."""
         self.reader = SwarmReader(
@@ -200,24 +193,16 @@ class Swarm:
     async def close(self) -> None:
         """Leave a swarm that was connected by ``await``; at the end of ``async with`` it is left by
         itself."""
-        await self._leave()
-
-    @property
-    def config(self) -> SwarmConfig:
-        return self._config
-
-    @property
-    def named(self) -> tuple[str, ...]:
-        """The peers that the user named."""
-        return self._named
+        if self._leave is not None:
+            await self._leave()
 
     def is_vouched_for(self, spec: ModelSpec) -> bool:
         """Whether more than a stranger's word says that ``spec`` is the model that is meant: its
         files, its fingerprint, or a peer that the user named."""
-        if self.text.root or self._config.fingerprint:
+        if self.text.root or self.config.fingerprint:
             return True
         nodes = self.view.nodes
-        return any(p in nodes and nodes[p].model.serves_with(spec) for p in self._named)
+        return any(p in nodes and nodes[p].model.serves_with(spec) for p in self.named)
 
     async def ready_text(self) -> None:
         """Take the model's tokenizer and text files from its peers, where none are here.
@@ -242,7 +227,7 @@ class Swarm:
         prompt: str | Sequence[int],
         options: GenerationOptions | None = None,
         **named: Unpack[NamedOptions],
-    ) -> "Generation":
+    ) -> Generation:
         """An answer to iterate over, whose :meth:`Generation.answer` has the figures after.
 
         ``prompt`` is text or token ids. Options may be given as one object or by name, e.g.
@@ -256,7 +241,7 @@ class Swarm:
             raise TypeError(f"{options!r} is no GenerationOptions; by name: max_new_tokens=64")
         return Generation(self, prompt, options)
 
-    def stream(
+    async def stream(
         self,
         prompt: str | Sequence[int],
         options: GenerationOptions | None = None,
@@ -267,16 +252,7 @@ class Swarm:
         A text is read by the tokenizer of the model's peers where none is here.
         """
         if self._lacks_text_for(prompt):
-            return self._stream_of_text(prompt, options, **named)
-        return aiter(self.begin(prompt, options, **named))
-
-    async def _stream_of_text(
-        self,
-        prompt: str | Sequence[int],
-        options: GenerationOptions | None,
-        **named: Unpack[NamedOptions],
-    ) -> AsyncGenerator[Piece, None]:
-        await self.ready_text()
+            await self.ready_text()
         async with aclosing(aiter(self.begin(prompt, options, **named))) as pieces:
             async for piece in pieces:
                 yield piece
@@ -340,14 +316,10 @@ class Swarm:
             self.transport,
             self.view,
             request,
-            wait_s=self._config.wait_s,
+            wait_s=self.config.wait_s,
             look=self.reader.look,
             on_status=self.narrator,
         )
-
-
-async def _stays() -> None:
-    """What :meth:`Swarm.close` does within ``async with``."""
 
 
 S = TypeVar("S", bound=Swarm)
@@ -402,141 +374,6 @@ class Connecting(AbstractAsyncContextManager[S]):
         swarm = ready.result()
         swarm._leave = leave
         return swarm
-
-
-class Generation:
-    """One answer in the making: iterate to get pieces, then ask for :meth:`answer`."""
-
-    def __init__(
-        self, swarm: Swarm, prompt: str | Sequence[int], options: GenerationOptions
-    ) -> None:
-        """Raises UserError for a prompt or stop strings that need a tokenizer, without one."""
-        self._swarm = swarm
-        self._options = options
-        if options.stop and swarm.text.tokenizer is None:
-            raise UserError(
-                f"stop strings need {swarm.text.name}'s tokenizer: give the model's directory"
-            )
-        self._prompt_ids = swarm.text.prompt_ids(prompt)
-        self.continues = isinstance(prompt, str)
-        """Whether the answer's text goes on with the prompt's; set before the first piece."""
-        self.on_route: Callable[[RouteStatus], None] | None = None
-        """Hears how it stands with the route, whenever that changes; set before the first piece."""
-        self._session: SessionDriver | None = None
-        """Runs the answer's session, once that has begun."""
-        self._text: list[str] = []
-        self._times_s: list[float] = []
-        self._started_s = 0.0
-        self._finish: FinishReason | None = None
-        self._told = 0
-        """Tokens of the answer so far: more may have come with the one that ends a stop string."""
-        self._stops = StopStrings(options.stop)
-
-    async def __aiter__(self) -> AsyncGenerator[Piece, None]:
-        swarm, options, loop = self._swarm, self._options, asyncio.get_running_loop()
-        self._started_s = loop.time()
-        with swarm.narrator.waiting(lambda: swarm.reader.waits_for):
-            spec = swarm.view.spec or await swarm.reader.ready_spec()
-        request = options.request(self._prompt_ids, spec, swarm.text.stop_token_ids)
-        session = swarm.session(request)
-        self._session = session
-        session.on_route = self.on_route
-        log = session.controller.log
-        tokenizer, stops = swarm.text.tokenizer, self._stops
-        before = self._prompt_ids if self.continues else ()
-        detokenizer = Detokenizer(tokenizer, before) if tokenizer is not None else None
-        # The token that ends a stop string is the answer's last, however many come at once.
-        most = 1 if options.stop else swarm.config.piece_tokens_max
-        tokens = session.tokens()
-        try:
-            while True:
-                with swarm.narrator.waiting(self._waits_for):
-                    token_ids = await anext(tokens, None)
-                swarm.narrator.heard()
-                if token_ids is None:
-                    break
-                self._times_s.append(loop.time())
-                for at in range(0, max(1, len(token_ids)), most):
-                    if at:
-                        await asyncio.sleep(0)
-                    some = token_ids[at : at + most]
-                    text = detokenizer.push(some) if detokenizer is not None else ""
-                    shown = stops.push(text)
-                    self._text.append(shown)
-                    scores = tuple(log.scores[self._told : self._told + len(some)])
-                    self._told += len(some)
-                    yield Piece(text=shown, token_ids=some, logprobs=scores)
-                    if stops.stopped:
-                        self._finish = FinishReason.STOP
-                        return
-        finally:
-            await tokens.aclose()
-        self._finish = log.finish_reason
-        rest = (stops.push(detokenizer.flush()) if detokenizer is not None else "") + stops.flush()
-        if rest:
-            self._text.append(rest)
-            yield Piece(text=rest, token_ids=())
-
-    @property
-    def _controller(self) -> SessionController | None:
-        return None if self._session is None else self._session.controller
-
-    def _waits_for(self) -> str:
-        if self._session is not None and self._session.waits_for:
-            return self._session.waits_for
-        hops = dict.fromkeys(hop.peer_id for hop in self.route)
-        route = ", ".join(map(self._swarm.view.name_of, hops))
-        what = "token" if self._times_s else "first token"
-        return f"no {what} yet from {route}" if route else "no route for the answer yet"
-
-    @property
-    def route(self) -> Route:
-        """The route that the answer takes now; empty before the first."""
-        return () if self._controller is None else self._controller.route
-
-    @property
-    def cached_tokens(self) -> int:
-        """Number of leading tokens of the prompt whose KV the peers had kept; 0 before the first
-        piece."""
-        return 0 if self._controller is None else self._controller.cached_tokens
-
-    @property
-    def prompt_logprobs(self) -> tuple[TokenScore | None, ...] | None:
-        """Scores of the prompt's tokens, complete with the first piece; None: not asked for."""
-        if self._options.prompt_logprobs is None or self._controller is None:
-            return None
-        return (None, *self._controller.log.prompt_scores)
-
-    def answer(self) -> Answer:
-        """The finished answer; RuntimeError while it is still being made."""
-        controller, times_s, plan = self._controller, self._times_s, self._swarm.view.plan
-        if controller is None or self._finish is None:
-            raise RuntimeError("the answer is not finished")
-        token_ids = tuple(controller.log.token_ids[: self._told])
-        later = max(1, len(token_ids) - 1)
-        mean_s = (times_s[-1] - times_s[0]) / later
-        computed_s = min(mean_s, controller.log.computed_s / later)
-        return Answer(
-            text="".join(self._text) if self._swarm.text.tokenizer is not None else None,
-            token_ids=token_ids,
-            prompt_tokens=len(self._prompt_ids),
-            finish_reason=self._finish,
-            ttft_s=times_s[0] - self._started_s,
-            tpot_s=mean_s,
-            computed_s=computed_s,
-            waited_s=min(mean_s - computed_s, controller.log.waited_s / later),
-            route=controller.route,
-            plan_version=str(plan.version) if plan is not None else "none",
-            failovers=controller.failovers,
-            stop=self._stops.found,
-            cached_tokens=self.cached_tokens,
-            drafted_tokens=len(token_ids) - len(times_s),  # all but the first of each round
-            fingerprint=controller.log.request.model.fingerprint,
-            logprobs=None
-            if self._options.logprobs is None
-            else tuple(controller.log.scores[: self._told]),
-            prompt_logprobs=self.prompt_logprobs,
-        )
 
 
 def _meant(
@@ -618,17 +455,13 @@ async def _hub_text(hub_id: HubId, config: SwarmConfig, on_status: StatusCallbac
     """The text side of a model on the hub. Where that cannot be reached and a fingerprint holds the
     peers to the model, its name alone."""
     try:
-        return await asyncio.to_thread(_fetched_text, hub_id)
+        files = await asyncio.to_thread(hub_root, hub_id)  # and the root of the commit listed
+        return await asyncio.to_thread(ModelText.load, str(hub_id), *files)
     except NetworkError as error:
         if not config.fingerprint:
             raise
         on_status(f"{error}; the model's text files are taken from its peers")
         return ModelText(name=str(hub_id))
-
-
-def _fetched_text(hub_id: HubId) -> ModelText:
-    """The text side of a model on the hub, with the root of the commit that was listed."""
-    return ModelText.load(str(hub_id), *hub_root(hub_id))
 
 
 async def _entered(

@@ -16,7 +16,6 @@ class RouteWords:
     _was_open: bool = False
 
     def line(self, status: RouteStatus) -> str:
-        """The line for ``status``."""
         if status.state is ControllerState.RUNNING:
             self._was_open = True
             return "on the way…"

@@ -18,7 +18,7 @@ from coordinator.problem.model_pin import ModelPin, other_weights, several
 from dht.checkpoints.model_files import directory_fingerprint
 from dht.errors import NetworkError, UserError
 from dht.messages.types import ModelSpec, NodeState, model_key
-from dht.process.supervision import Supervisor
+from dht.process.supervision import Supervisor, loop_s
 from dht.records.directory import DEFAULT_NETWORK, Directory
 from dht.transport.interface import Transport
 
@@ -66,7 +66,6 @@ class SwarmReader:
         self._on_status = on_status
         self.parts = Supervisor()
         """Keeps the client's loops running."""
-        self._pinger = pinger = Pinger(transport, BY_CLIENTS, self._heard, self.parts)
         self._says_which = not pin.root and not pin.fingerprint
         """Whether the user is still to be told whose word says which weights are meant."""
         self._plans_read, self._links_read = asyncio.Event(), asyncio.Event()
@@ -81,9 +80,10 @@ class SwarmReader:
             config,
             identity=transport.peer_id,
             pin=pin,
-            is_silent=lambda peer_id: pinger.state_of(peer_id).silent,
+            is_silent=lambda peer_id: self._pinger.state_of(peer_id).silent,
             secret=secrets.token_bytes(32),
         )
+        self._pinger = Pinger(transport, BY_CLIENTS, self.view.heard, self.parts)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
@@ -112,10 +112,20 @@ class SwarmReader:
             await self.look()
 
     async def _keep_plans(self) -> None:
+        """Read the plans that peers follow; who has them may take its time."""
         while True:
-            await self._read_plans()
+            with suppress(NetworkError):  # routes are drawn without
+                await self._plans.refresh(self.view.nodes, self.view.trusts)
+            self.view.take_plans(self._plans.plans)
             self._plans_read.set()
             await asyncio.sleep(self._config.poll_s)
+
+    async def _keep_links(self) -> None:
+        while True:
+            with suppress(NetworkError):  # stages are then taken to be equally far apart
+                self.view.take_links(await self.directory.links())
+            self._links_read.set()
+            await asyncio.sleep(self._config.links_s)
 
     async def look(self) -> None:
         """Read all anew; where nobody answers, the view stays as it is."""
@@ -125,22 +135,6 @@ class SwarmReader:
             self._blind = str(error)
             self.view.counters["refresh_failed"] += 1
             logger.info("cannot read who serves what: %s", error)
-
-    async def _read_plans(self) -> None:
-        """Read the plans that peers follow; who has them may take its time."""
-        with suppress(NetworkError):  # routes are drawn without
-            await self._plans.refresh(self.view.nodes, self.view.trusts)
-        self.view.take_plans(self._plans.plans)
-
-    async def _keep_links(self) -> None:
-        while True:
-            await self._read_links()
-            self._links_read.set()
-            await asyncio.sleep(self._config.links_s)
-
-    async def _read_links(self) -> None:
-        with suppress(NetworkError):  # stages are then taken to be equally far apart
-            self.view.take_links(await self.directory.links())
 
     async def refresh(self) -> None:
         """Read node records and plan now; raises NetworkError, ClosedError, and UserError where the
@@ -164,13 +158,10 @@ class SwarmReader:
                 f"{self._model_name} is taken at its peers' word, with fingerprint"
                 f" {self.view.spec.fingerprint}; --fingerprint, or its files, would hold them to it"
             )
-        troubled = self.view.is_troubled(asyncio.get_running_loop().time())
+        troubled = self.view.is_troubled(loop_s())
         pings = troubled or self._config.pings_always
         serving = (r for r in self.view.nodes.values() if pings and r.state is NodeState.SERVING)
         self._pinger.watch({record.peer_id: record.addresses for record in serving})
-
-    def _heard(self) -> None:
-        self.view.heard()
 
     async def other_models(self) -> str:
         """Which models the network serves, in words; empty where that is none, or this one too."""
@@ -191,8 +182,7 @@ class SwarmReader:
         Raises UnavailableError when none came. It does so at once where the network serves other
         models alone, and after a second look where the caller must say which weights are meant.
         """
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + self._config.wait_s
+        deadline_s = loop_s() + self._config.wait_s
         self.waits_for, others = "", None
         while (spec := self.view.spec) is None:
             reason = f"nobody in network {self._config.network!r} announces {self._model_name}"
@@ -214,7 +204,7 @@ class SwarmReader:
                 self.waits_for = reason
                 self._on_status(f"waiting: {reason}")
             # The first look may have missed a peer.
-            if (must_choose and was_told) or loop.time() >= deadline_s:
+            if (must_choose and was_told) or loop_s() >= deadline_s:
                 raise UnavailableError(reason)
             await asyncio.sleep(LOOK_S)
             await self.look()

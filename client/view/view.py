@@ -139,7 +139,6 @@ class SwarmView:
         return None if self.spec is None else self._router.plan(serving, self.spec)
 
     def take_nodes(self, nodes: Mapping[str, NodeRecord]) -> None:
-        """Replace the records by newer ones."""
         self.nodes = nodes
         self._believed = None
         self._kv_tokens_free = None

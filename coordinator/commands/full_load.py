@@ -52,8 +52,6 @@ LIVING = Rules()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineConfig:
-    """Options of an offline run."""
-
     seed: int = 0
     warm_up_s: float = 60.0
     measured_s: float = 600.0

@@ -46,7 +46,6 @@ class MoveWaitConfig:
     """Time without a wait after which earlier ones count no more."""
 
     def limit_s(self, what: WaitFor) -> float:
-        """The limit of one kind of wait."""
         match what:
             case WaitFor.EARLIER_WAVES:
                 return self.earlier_waves_s

@@ -19,7 +19,7 @@ from dht.messages.session import Ping, Pong
 from dht.messages.types import NO_VERSION, RECORD_BOUNDS, ModelSpec, Plan, PlanHead, PlanVersion
 from dht.records.directory import Directory
 from dht.transport.interface import PLAN_PROTOCOL, Stream, Transport
-from dht.transport.requests import answer, next_request
+from dht.transport.requests import answer, ask, next_request
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +45,10 @@ async def ask_body(
     something else.
     """
     addresses = await directory.addresses_of(holder)
-    stream = await transport.open_stream(holder, PLAN_PROTOCOL, addresses=addresses)
-    try:
-        await codec.send_frame(stream, PlanRequest(sha256=head.sha256))
-        frame = await codec.read_frame(stream, limit_bytes=head.size_bytes + 1024)
-    finally:
-        await stream.close()
+    request, limit_bytes = PlanRequest(sha256=head.sha256), head.size_bytes + 1024
+    frame = await ask(
+        transport, holder, PLAN_PROTOCOL, request, addresses=addresses, limit_bytes=limit_bytes
+    )
     if not isinstance(frame.message, PlanBody) or len(frame.body) != head.size_bytes:
         raise NetworkError("it does not have that plan")
     if hashlib.sha256(frame.body).hexdigest() != head.sha256:
@@ -156,18 +154,16 @@ class PlanStore:
                 case Ping(nonce=nonce):
                     await answer(stream, Pong(nonce=nonce))
                 case PlanRequest(sha256=sha256):
-                    body = self._body_for(stream.remote_peer_id, sha256)
+                    body, now_s = self._bodies.get(sha256, b""), asyncio.get_running_loop().time()
+                    share = self._budget.rate(PLAN_BYTES)
+                    if not share.take(stream.remote_peer_id, len(body), now_s):
+                        body = b""
                     await answer(stream, PlanBody(sha256=sha256), body)
                 case WitnessRequest(peer_id=peer_id):
                     answers = self.witness(peer_id)
                     await answer(stream, Witness(peer_id=peer_id, answers=answers))
                 case _:
                     raise codec.MalformedError("this stream takes plan requests and pings")
-
-    def _body_for(self, peer_id: str, sha256: str) -> bytes:
-        """The body that a peer asks for; empty where it is not kept, or the peer had its share."""
-        body, now_s = self._bodies.get(sha256, b""), asyncio.get_running_loop().time()
-        return body if self._budget.rate(PLAN_BYTES).take(peer_id, len(body), now_s) else b""
 
     async def add(self, plan: Plan) -> PlanHead:
         """Keep this peer's own plan as the newest; returns the head to publish.
@@ -335,7 +331,6 @@ class PlanStore:
             self._changed.notify_all()
 
     async def wait_newer(self, version: PlanVersion) -> Plan:
-        """Wait for a plan newer than ``version`` and return it."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.version > version)
             if self.newest is None:

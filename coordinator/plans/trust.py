@@ -46,7 +46,6 @@ class Trust:
         self._bound(self._until_s)
 
     def distrusted(self, now_s: float) -> frozenset[str]:
-        """The peers that are distrusted now."""
         self._until_s = {p: until_s for p, until_s in self._until_s.items() if until_s > now_s}
         return frozenset(self._until_s)
 

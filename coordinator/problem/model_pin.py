@@ -28,7 +28,6 @@ class ModelPin:
     """Peers that the user named, the most trusted first: their word counts before others'."""
 
     def allows(self, model: ModelSpec) -> bool:
-        """Whether ``model`` may be the one."""
         if self.root and model.root != self.root:
             return False
         return not self.fingerprint or model.fingerprint.startswith(self.fingerprint)

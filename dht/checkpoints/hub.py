@@ -142,8 +142,6 @@ def served_name(model: str) -> str:
 
 
 class HubFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One file as the hub lists it."""
-
     size_bytes: Annotated[int, msgspec.Meta(ge=0)]
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | None = None
     """Hash of a large file, which the hub keeps outside git; None for other files."""

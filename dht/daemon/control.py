@@ -32,33 +32,29 @@ class LibP2PStream:
         *,
         remote_host: str = "",
     ) -> None:
-        self._remote_peer_id = remote_peer_id
+        self.remote_peer_id = remote_peer_id
         self.remote_host = remote_host
         self._reader = reader
         self._writer = writer
         self._turns = ReadTurns()
         self._closed = False
 
-    @property
-    def remote_peer_id(self) -> str:
-        return self._remote_peer_id
-
     async def read_exactly(self, count: int) -> bytes:
         await self._turns.take()
         try:
             return await self._reader.readexactly(count)
         except asyncio.IncompleteReadError as error:
-            raise NetworkError(f"peer {self._remote_peer_id} closed the stream") from error
+            raise NetworkError(f"peer {self.remote_peer_id} closed the stream") from error
         except (OSError, RuntimeError) as error:
-            raise NetworkError(f"stream of peer {self._remote_peer_id} broke: {error}") from error
+            raise NetworkError(f"stream of peer {self.remote_peer_id} broke: {error}") from error
 
     async def read_some(self, most: int) -> bytes:
         try:
             data = await self._reader.read(most)
         except (OSError, RuntimeError) as error:
-            raise NetworkError(f"stream of peer {self._remote_peer_id} broke: {error}") from error
+            raise NetworkError(f"stream of peer {self.remote_peer_id} broke: {error}") from error
         if not data:
-            raise NetworkError(f"peer {self._remote_peer_id} closed the stream")
+            raise NetworkError(f"peer {self.remote_peer_id} closed the stream")
         return data
 
     def write(self, data: bytes) -> None:
@@ -68,11 +64,11 @@ class LibP2PStream:
 
     async def drain(self) -> None:
         if self._closed or self._writer.transport.is_closing():
-            raise NetworkError(f"stream of peer {self._remote_peer_id} is closed")
+            raise NetworkError(f"stream of peer {self.remote_peer_id} is closed")
         try:
             await self._writer.drain()
         except (OSError, RuntimeError) as error:
-            raise NetworkError(f"stream of peer {self._remote_peer_id} broke: {error}") from error
+            raise NetworkError(f"stream of peer {self.remote_peer_id} broke: {error}") from error
 
     async def close(self) -> None:
         if self._closed:

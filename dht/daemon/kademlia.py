@@ -42,6 +42,7 @@ from dht.daemon.dictionary import (
 from dht.errors import NetworkError, PeerError
 from dht.messages.codec import MalformedError
 from dht.messages.peer import SignedRecord
+from dht.process.supervision import loop_s
 from dht.records.signed import KEEPING, RecordError, RecordGuard
 
 REPLICAS = 8
@@ -106,11 +107,6 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
         return False
 
 
-def _clock() -> float:
-    """The time of rates: nobody sets it, so a clock that is set back stops none."""
-    return asyncio.get_running_loop().time()
-
-
 def node_id_of(peer_id: Any) -> Any:
     """A peer's place in the DHT, which follows from its key: peers cannot choose neighbours."""
     return DHTID.generate(source=NODE_ID_PREFIX + peer_id.to_bytes())
@@ -155,7 +151,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         """Meet another node, and call it back if it asks for that, within its rate."""
         if len(request.peer.node_id) not in {0, DHTID.HASH_NBYTES}:
             raise MalformedError("a place in the DHT has 20 bytes")
-        if request.validate and not self._pings.take(context.remote_id.to_base58(), 1, _clock()):
+        if request.validate and not self._pings.take(context.remote_id.to_base58(), 1, loop_s()):
             request = dht_pb2.PingRequest(peer=request.peer)
         return await super().rpc_ping(request, context)
 
@@ -172,7 +168,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
             raise MalformedError(f"{count} keys, too many or with fewer values")
         answer = dht_pb2.StoreResponse(store_ok=[False] * count, peer=self.node_info)
         # Our nodes cache nothing at others: a request for it asks for memory without accounting.
-        if any(request.in_cache) or not self._store_bytes.take(peer, request.ByteSize(), _clock()):
+        if any(request.in_cache) or not self._store_bytes.take(peer, request.ByteSize(), loop_s()):
             return answer
         await self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context)
         bulk = count > OWN_STORES_MAX or self.IS_DICTIONARY in request.subkeys
@@ -201,7 +197,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
             return []
 
     def _within_rates(self, peer: str, *, bulk: bool) -> bool:
-        now_s = _clock()
+        now_s = loop_s()
         return self._stores.take(peer, 1, now_s) and (not bulk or self._bulk.take("", 1, now_s))
 
     async def _next_turn(self) -> None:
@@ -235,7 +231,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         for key in keys:
             size = self._stored_bytes(key)
             cost = size + ASKED_KEY_BYTES
-            if not self._finds.take(context.remote_id.to_base58(), cost, _clock()):
+            if not self._finds.take(context.remote_id.to_base58(), cost, loop_s()):
                 return dht_pb2.FindResponse(results=[], peer=self.node_info)
             if size > left:
                 answer.results.append(dht_pb2.FindResult(type=dht_pb2.NOT_FOUND))
@@ -264,7 +260,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
     ) -> list[bool] | None:
         """Store values at a peer; what a newcomer is handed counts as if it had asked for it."""
         handed = sum(map(size_of, values))
-        if handed and not self._finds.take(peer.to_base58(), handed, _clock()):
+        if handed and not self._finds.take(peer.to_base58(), handed, loop_s()):
             return None
         stored: list[bool] | None = await super().call_store(peer, keys, values, *args, **kwargs)
         accepted = _accepted.get()
@@ -298,7 +294,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
     async def _found_by(self, peer: Any, keys: list[Any], answer: dht_pb2.FindResponse) -> Any:
         if len(answer.results) != len(keys):
             raise MalformedError(f"{len(answer.results)} results for {len(keys)} keys")
-        fits = self._found.take(peer.to_base58(), answer.ByteSize(), _clock())
+        fits = self._found.take(peer.to_base58(), answer.ByteSize(), loop_s())
         found = {}
         for key, result in zip(keys, answer.results, strict=True):
             # A plain value is nobody's record.

@@ -24,7 +24,7 @@ from typing import ClassVar
 
 from dht.errors import AnabranchError, MachineError, NetworkError, UserError
 from dht.identity.peer_id import Identity
-from dht.process.supervision import end_all
+from dht.process.supervision import end_all, first_of
 from dht.transport.listening import check_free
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
@@ -206,13 +206,7 @@ class P2pDaemon:
                 f"{told}; reinstall hivemind (its wheels carry the daemon for Linux x86-64)"
             ) from error
         self._reader = asyncio.get_running_loop().create_task(self._read_lines())
-        ready = asyncio.ensure_future(self._ready.wait())
-        ended = asyncio.ensure_future(self.ended.wait())
-        try:
-            await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ready.cancel()
-            ended.cancel()
+        await first_of(self._ready.wait(), self.ended.wait())
         if not self._ready.is_set():
             raise self._start_error(config)
         if config.identity.path is None:

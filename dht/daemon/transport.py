@@ -24,7 +24,7 @@ from dht.identity.dialling import DialRule
 from dht.identity.multiaddr import by_peer, host_of, ranked, unanswered
 from dht.messages.peer import SignedRecord
 from dht.messages.types import RECORD_BOUNDS
-from dht.process.supervision import PartFunction
+from dht.process.supervision import PartFunction, loop_s
 from dht.records.access import AskedRecords, RecordAccess, SharedRecords
 from dht.records.helper import RecordHelper
 from dht.records.signed import RecordGuard, RecordSigner
@@ -81,13 +81,16 @@ class HivemindTransport:
 
     def __init__(self, config: TransportConfig) -> None:
         self._config = config
+        self.peer_id = config.identity.peer_id
         self._handlers = StreamHandlers(config.budget)
+        self.stream_errors = self._handlers.errors
+        """Number of failed incoming streams, by the type of the error."""
         self._signer = RecordSigner(config.identity)
         self._reached: dict[str, None] = {}
         """Peers to which a stream was opened before, the newest of them, in that order."""
         self._lost: dict[tuple[str, tuple[str, ...]], float] = {}
         """When peers could not be dialled at their addresses last, by the loop's clock."""
-        self._addresses: tuple[str, ...] = ()
+        self.addresses: tuple[str, ...] = ()
         own = (*config.announce_addresses, *expanded(config.listen_addresses()))
         self._dials = DialRule.of(config.initial_peers, own)
         self._daemon: P2pDaemon | None = None
@@ -95,7 +98,8 @@ class HivemindTransport:
         self._p2p: Any = None
         self._node: Any = None
         self._guard = RecordGuard(on_other_version=self._handlers.versions.note)
-        self._rejected: Counter[str] = Counter()
+        self.rejected_records: Counter[str] = Counter()
+        """Number of DHT records refused since the start, by the type of the error."""
         self._records: RecordAccess | None = None
         self._closed = False
         self._cut_off = asyncio.Event()
@@ -166,24 +170,6 @@ class HivemindTransport:
             works.append(partial(self._records.run, parts))
             works.append(partial(self._keep_joined, self._records, peers))
         self._running = self._handlers.adopt(parts.run(*works))
-
-    @property
-    def peer_id(self) -> str:
-        return self._config.identity.peer_id
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        return self._addresses
-
-    @property
-    def stream_errors(self) -> Counter[str]:
-        """Number of failed incoming streams, by the type of the error."""
-        return self._handlers.errors
-
-    @property
-    def rejected_records(self) -> Counter[str]:
-        """Number of DHT records refused since the start, by the type of the error."""
-        return self._rejected
 
     @property
     def daemon_pid(self) -> int:
@@ -359,7 +345,7 @@ class HivemindTransport:
             return
         self._records = SharedRecords(*shared, dht=self, me=self.peer_id)
         self._node = await kademlia.create_node(
-            self._p2p, self._guard, self._rejected, config.budget
+            self._p2p, self._guard, self.rejected_records, config.budget
         )
         await self._read_addresses()
 
@@ -375,8 +361,8 @@ class HivemindTransport:
 
     async def _read_addresses(self) -> None:
         visible = await asking_daemon(self._p2p.get_visible_maddrs())
-        self._addresses = ranked([str(each) for each in visible]) or self._addresses
-        self._dials = self._dials.seen_at(map(host_of, self._addresses))
+        self.addresses = ranked([str(each) for each in visible]) or self.addresses
+        self._dials = self._dials.seen_at(map(host_of, self.addresses))
 
     async def _keep_addresses(self) -> None:
         """Read this peer's addresses again and again: port mappings and networks change. End this
@@ -534,7 +520,7 @@ class HivemindTransport:
     async def _dial(self, peer_id: str, addresses: tuple[str, ...]) -> None:
         """Connect to a peer, unless it could not be dialled there a moment ago and has not come
         back by itself since: for each failed dial, the daemon asks all others where the peer is."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = loop_s()
         self._lost = {at: then_s for at, then_s in self._lost.items() if now_s < then_s + AGAIN_S}
         if (peer_id, addresses) in self._lost:
             raise NetworkError(f"cannot reach peer {peer_id}: it did not answer a moment ago")

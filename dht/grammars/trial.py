@@ -23,8 +23,6 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialConfig:
-    """What a trial may take."""
-
     memory_bytes: int = 1 << 30
     stack_bytes: int = 512 << 10
     steps: int = 128

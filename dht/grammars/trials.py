@@ -14,8 +14,6 @@ from dht.grammars.turns import Turn, Turns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialLimits:
-    """Bounds on trials."""
-
     cpu_s: float = 0.3
     """Processor time of a trial; a grammar that needs more is refused. Common ones take a hundredth
     of a second, the largest schemas that a request may have six."""

@@ -53,7 +53,7 @@ class BridgedStream:
         *,
         remote_host: str = "",
     ) -> None:
-        self._remote_peer_id = remote_peer_id
+        self.remote_peer_id = remote_peer_id
         self.remote_host = remote_host
         self._net = net_stream
         self._loop = loop
@@ -85,10 +85,6 @@ class BridgedStream:
 
     # asyncio's side
 
-    @property
-    def remote_peer_id(self) -> str:
-        return self._remote_peer_id
-
     async def read_exactly(self, count: int) -> bytes:
         self._wanted_bytes = count
         if self._paused:
@@ -118,7 +114,7 @@ class BridgedStream:
         while True:
             if self._broken is not None or self._closed:
                 why = self._broken or "closed"
-                raise NetworkError(f"stream of peer {self._remote_peer_id} is gone: {why}")
+                raise NetworkError(f"stream of peer {self.remote_peer_id} is gone: {why}")
             self._sent.clear()
             self._draining = True
             if self._unsent_bytes <= BRIDGE.unsent_bytes_max and self._broken is None:
@@ -198,10 +194,10 @@ class BridgedStream:
                 else:
                     self._arrived.append(data)
                     self._tell()
-            self._ended = f"peer {self._remote_peer_id} closed the stream"
+            self._ended = f"peer {self.remote_peer_id} closed the stream"
         except Exception as error:  # noqa: BLE001
             if type(error).__name__ == "StreamEOF":
-                self._ended = f"peer {self._remote_peer_id} closed the stream"
+                self._ended = f"peer {self.remote_peer_id} closed the stream"
             else:
                 self._break(f"{type(error).__name__} {error}".strip())
         self._tell()
@@ -284,7 +280,7 @@ class BridgedStream:
 
     def _break(self, reason: str) -> None:
         if self._broken is None:
-            self._broken = f"stream of peer {self._remote_peer_id} broke: {reason}"
+            self._broken = f"stream of peer {self.remote_peer_id} broke: {reason}"
             self._outgoing.clear()
             self._tell()
 

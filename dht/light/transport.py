@@ -6,7 +6,6 @@ macOS. A light peer listens and serves like any other, but is not a node of the 
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Mapping
 from random import SystemRandom
 from typing import Any
@@ -33,9 +32,12 @@ class LightTransport:
 
     def __init__(self, config: TransportConfig) -> None:
         self._config = config
+        self.peer_id = config.identity.peer_id
         self._handlers = StreamHandlers(config.budget)
+        self.stream_errors = self._handlers.errors
+        """Number of failed incoming streams, by the type of the error."""
         self._signer = RecordSigner(config.identity)
-        self._addresses: tuple[str, ...] = ()
+        self.addresses: tuple[str, ...] = ()
         self._bound: tuple[str, ...] = ()
         """Where it listens, on all of this machine's addresses or on one."""
         self._host: Any = None
@@ -84,19 +86,6 @@ class LightTransport:
             await self.close()
             raise
         return self
-
-    @property
-    def peer_id(self) -> str:
-        return self._config.identity.peer_id
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        return self._addresses
-
-    @property
-    def stream_errors(self) -> Counter[str]:
-        """Number of failed incoming streams, by the type of the error."""
-        return self._handlers.errors
 
     def sign(self, data: bytes) -> bytes:
         return self._config.identity.sign(data)
@@ -159,13 +148,13 @@ class LightTransport:
         self._host = host_of(config.identity, self._on_stream, config.budget)
         self._bound = await self._host.start(listen, limit_s=limit_s)
         self._read_addresses()
-        self._dials = DialRule.of(config.initial_peers, self._addresses)
+        self._dials = DialRule.of(config.initial_peers, self.addresses)
         self._handlers.adopt(config.parts.keep(self._keep_addresses, ends_process=False))
 
     def _read_addresses(self) -> None:
         reached = self._config.announce_addresses or expanded(self._bound)
         found = ranked([f"{address}/p2p/{self.peer_id}" for address in reached])
-        self._addresses = found or self._addresses
+        self.addresses = found or self.addresses
 
     async def _keep_addresses(self) -> None:
         """Read this peer's addresses again and again: networks change."""

@@ -11,44 +11,38 @@ from typing import Annotated
 from msgspec import Meta
 
 from dht.messages import codec
-from dht.messages.session import SESSION_BOUNDS, Position, Reason, RouteAttempt, SessionId
+from dht.messages.session import SESSION_BOUNDS, OfAttempt, Position, Reason
 from dht.messages.types import PeerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvCopy:
+class KvCopy(OfAttempt):
     """Client to a serving stage, on a stream of its own: copy the session's KV to another peer.
 
-    The answer is a ``migration-ready`` when only a few rows are missing there, or a ``refused``.
+    ``attempt`` is that of the copies, under which the new stage has reserved. The answer is a
+    ``migration-ready`` when only a few rows are missing there, or a ``refused``.
     """
 
-    session: SessionId
-    attempt: RouteAttempt
-    """Route attempt of the copies, under which the new stage has reserved."""
     to: PeerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvPages:
+class KvPages(OfAttempt):
     """Serving stage to new stage: the KV of ``tokens`` tokens from ``position`` on.
 
     The frame's body holds, for each layer of the stage in order, the keys of all tokens, then their
     values.
     """
 
-    session: SessionId
-    attempt: RouteAttempt
     position: Position
     tokens: Annotated[int, Meta(ge=1, le=SESSION_BOUNDS.message_tokens_max)]
     dtype: Annotated[str, Meta(max_length=16)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvTaken:
+class KvTaken(OfAttempt):
     """New stage to serving stage: the KV of all tokens before ``position`` has arrived."""
 
-    session: SessionId
-    attempt: RouteAttempt
     position: Position
     refused: Reason = ""
     """Why the new stage takes no more KV; empty while it does."""

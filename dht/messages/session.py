@@ -156,15 +156,21 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOpen:
+class OfAttempt:
+    """What belongs to one attempt at a session's route."""
+
+    session: SessionId
+    attempt: RouteAttempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOpen(OfAttempt):
     """Travels down the route; each stage reserves KV for the whole session or refuses.
 
     Under a later attempt it replaces the route of an open session: stages that hold its KV for the
     same layers keep it. ``prompt_tokens`` then counts the answer so far, too.
     """
 
-    session: SessionId
-    attempt: RouteAttempt
     client: PeerId
     """The only peer that may prompt, close and attach to the session."""
     fingerprint: Annotated[str, Meta(max_length=64)]
@@ -239,26 +245,22 @@ class SessionOpen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionAccepted:
+class SessionAccepted(OfAttempt):
     """Travels back up the route from the last stage: every stage has reserved.
 
     Each stage sets ``position`` to the first position for which it needs rows (the first stage:
     token ids).
     """
 
-    session: SessionId
-    attempt: RouteAttempt
     position: Position = 0
     rows: bool = True
     """Whether the stage needs rows; False in a planned move with a copy of the KV instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionRefused:
+class SessionRefused(OfAttempt):
     """Travels back up the route; each stage frees what it reserved."""
 
-    session: SessionId
-    attempt: RouteAttempt
     peer_id: PeerId
     """The stage that cannot take part."""
     by: PeerId
@@ -272,11 +274,9 @@ class SessionRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class Prompt(OfAttempt):
     """Client to first stage: token ids from ``position`` on; a long prompt comes in several."""
 
-    session: SessionId
-    attempt: RouteAttempt
     position: Position
     token_ids: Annotated[
         tuple[TokenId, ...], Meta(min_length=1, max_length=SESSION_BOUNDS.message_tokens_max)
@@ -284,22 +284,18 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionClose:
+class SessionClose(OfAttempt):
     """Travels down the route: free everything. Unknown sessions are ignored."""
 
-    session: SessionId
-    attempt: RouteAttempt
     tokens: Position = 0
     """At an answer's end: number of leading rows that are right, accepted drafts among them. A
     stage whose last rows were drafted does not know yet. 0: not said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionFailed:
+class SessionFailed(OfAttempt):
     """Travels up the route to the client (and down it as a close): ``peer_id`` was lost."""
 
-    session: SessionId
-    attempt: RouteAttempt
     peer_id: PeerId
     by: PeerId
     """The stage that says so: ``peer_id`` itself, or a neighbour of it on the route."""
@@ -312,15 +308,13 @@ class SessionFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionLeaving:
+class SessionLeaving(OfAttempt):
     """Travels up the route to the client: ``peer_id`` asks to have its stage moved elsewhere.
 
     Without ``to``, the peer will leave. With ``to``, a freer holder of the same layers, the peer
     serves on and asks that ``to`` take over.
     """
 
-    session: SessionId
-    attempt: RouteAttempt
     peer_id: PeerId
     to: Annotated[str, Meta(max_length=64)] = ""
     signature: Annotated[bytes, Meta(max_length=64)] = b""
@@ -328,19 +322,14 @@ class SessionLeaving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MigrationReady:
+class MigrationReady(OfAttempt):
     """Travels up the route to the client: the new stages of a planned move have caught up."""
-
-    session: SessionId
-    attempt: RouteAttempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActivationItem:
+class ActivationItem(OfAttempt):
     """Rows of one session in an :class:`Activations` frame, in the order of the body."""
 
-    session: SessionId
-    attempt: RouteAttempt
     position: Position
     tokens: Annotated[int, Meta(ge=1, le=SESSION_BOUNDS.message_tokens_max)]
     drafts: Annotated[tuple[TokenId, ...], Meta(max_length=SESSION_BOUNDS.draft_tokens_max)] = ()
@@ -385,12 +374,10 @@ class FeaturedActivations(Activations):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RingToken:
+class RingToken(OfAttempt):
     """A session's newest tokens, from ``position`` on, on their way from the last stage to the
     first: the drafts that were accepted, and one more."""
 
-    session: SessionId
-    attempt: RouteAttempt
     position: Position
     token_ids: Annotated[
         tuple[TokenId, ...], Meta(min_length=1, max_length=1 + SESSION_BOUNDS.draft_tokens_max)
@@ -409,24 +396,20 @@ class RingTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokensAttach:
+class TokensAttach(OfAttempt):
     """Client to last stage: send sampled tokens from ``position`` on, past ones too."""
 
-    session: SessionId
-    attempt: RouteAttempt
     position: Position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
+class Tokens(OfAttempt):
     """Last stage to client: ``token_ids`` from ``position`` on; empty ones are a keepalive.
 
     The body holds their scores (:mod:`dht.messages.logprobs`) where ``sampling.logprobs`` asks for
     them.
     """
 
-    session: SessionId
-    attempt: RouteAttempt
     position: Position
     token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=SESSION_BOUNDS.message_tokens_max)]
     finish_reason: FinishReason | None = None
@@ -438,15 +421,13 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptScores:
+class PromptScores(OfAttempt):
     """Last stage to client: scores of ``tokens`` prompt tokens from ``position`` on, in order.
 
     The frame's body holds the scores (:mod:`dht.messages.logprobs`). All come before the first
     token of the answer.
     """
 
-    session: SessionId
-    attempt: RouteAttempt
     position: Position
     tokens: Annotated[int, Meta(ge=1, le=SESSION_BOUNDS.message_tokens_max)]
 

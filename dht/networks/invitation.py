@@ -34,8 +34,6 @@ VERSION = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvitationBounds:
-    """Bounds of what an invitation carries."""
-
     text_max: int = 1024
     """Characters of an invitation."""
     addresses_max: int = 4

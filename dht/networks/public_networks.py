@@ -35,7 +35,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     contact: Annotated[str, Meta(min_length=1, max_length=128)]
     """Where people reach who runs it: an address of mail, or one that begins with https://."""
     about: Annotated[str, Meta(max_length=160)] = ""
-    """A sentence about it."""
     founder: Annotated[str, Meta(max_length=64)]
     """Peer id whose key signed the entry; its address is in the invitation."""
     signature: Annotated[str, Meta(max_length=88)]

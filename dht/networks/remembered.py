@@ -106,7 +106,6 @@ def addresses_of_network(network: str) -> tuple[str, ...]:
 
 
 def is_remembered(network: str, model_name: str) -> bool:
-    """Whether that network and model are the ones that are remembered now."""
     try:
         old = recall()
     except UnreadableError:

@@ -46,6 +46,26 @@ async def end_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
     await asyncio.gather(*ending, return_exceptions=True)
 
 
+async def first_of(*works: Coroutine[Any, Any, object], limit_s: float | None = None) -> None:
+    """Run ``works`` until one of them is done, for ``limit_s`` at most, and end the others."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await end_all(tasks)
+
+
+def loop_s() -> float:
+    """The running event loop's clock, which nobody sets."""
+    return asyncio.get_running_loop().time()
+
+
+def seen(task: asyncio.Future[Any]) -> None:
+    """A callback of a task that may fail when nobody waits for it any more: that is no fault."""
+    if not task.cancelled():
+        task.exception()
+
+
 class Supervisor:
     """Keeps parts of one process running; ``failures`` counts their unexpected errors by part.
 

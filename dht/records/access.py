@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
@@ -20,7 +20,7 @@ from dht.budget import Parties
 from dht.errors import NetworkError
 from dht.messages.peer import SignedRecord
 from dht.process.sleeping import slept_s
-from dht.process.supervision import Supervisor
+from dht.process.supervision import Supervisor, loop_s
 from dht.records.client import OpenStream, RecordClient
 from dht.records.directory import RecordKind
 from dht.records.network_clock import NetworkClock
@@ -121,7 +121,7 @@ class AskedRecords(RecordAccess):
         self._signer = signer
         self._guard = guard
         # What helpers said would else be taken for the time at which this machine fell asleep.
-        self.clock = NetworkClock(now, lambda: asyncio.get_running_loop().time() + slept_s())
+        self.clock = NetworkClock(now, lambda: loop_s() + slept_s())
         """The network's time."""
         self._asked = RecordClient(
             open_stream,
@@ -222,7 +222,7 @@ class SharedRecords(RecordAccess):
         # Many records differ from the one before only in their expiry, and a store in the DHT costs
         # a dozen requests: each record is pushed to others, but stored in the DHT only when needed.
         storing: asyncio.Task[bool] | None = None
-        if self._clock() >= self._in_dht.get(key, -math.inf):
+        if loop_s() >= self._in_dht.get(key, -math.inf):
             storing = asyncio.create_task(self._put_own(record, data))
             self._storing.add(storing)
             storing.add_done_callback(self._storing.discard)
@@ -244,7 +244,7 @@ class SharedRecords(RecordAccess):
         await super().close()
 
     async def _put_own(self, record: SignedRecord, data: bytes) -> bool:
-        now_s, lives_s = self._clock(), record.expires_unix_s - self.now()
+        now_s, lives_s = loop_s(), record.expires_unix_s - self.now()
         try:
             stored = await self._dht.put(record, data)
         except (NetworkError, TimeoutError) as error:
@@ -253,10 +253,6 @@ class SharedRecords(RecordAccess):
         if stored:
             self._in_dht[record.key] = now_s + self._config.stored_share * lives_s
         return stored
-
-    @staticmethod
-    def _clock() -> float:
-        return asyncio.get_running_loop().time()
 
     async def _exchange(self, keys: tuple[str, ...]) -> None:
         """Ask another full peer for news; search the DHT where none answers."""
@@ -270,12 +266,16 @@ class SharedRecords(RecordAccess):
         """Search the DHT now and then for peers that no other peer told of."""
         while True:
             await asyncio.sleep(self._config.search_period_s * self._rng.uniform(1.0, 1.5))
-            for key in self._replica.followed():
-                if kind_of(key) is RecordKind.NODES:
-                    try:
-                        await self._dht.search(key)
-                    except (NetworkError, TimeoutError) as error:
-                        _log.debug("cannot search the DHT: %s", error)
+            await self._search(
+                key for key in self._replica.followed() if kind_of(key) is RecordKind.NODES
+            )
+
+    async def _search(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            try:
+                await self._dht.search(key)
+            except (NetworkError, TimeoutError) as error:
+                _log.debug("cannot search the DHT: %s", error)
 
     # Who is missing
 
@@ -289,11 +289,7 @@ class SharedRecords(RecordAccess):
 
     async def search_nodes(self) -> None:
         """Search the DHT for the nodes of the followed models at once: others were met again."""
-        for key in self._asked.node_keys:
-            try:
-                await self._dht.search(key)
-            except (NetworkError, TimeoutError) as error:
-                _log.debug("cannot search the DHT: %s", error)
+        await self._search(self._asked.node_keys)
 
     # For other peers (dht.records.helper)
 

@@ -30,7 +30,7 @@ from dht.messages.peer import (
 )
 from dht.messages.session import Ping, Pong
 from dht.messages.types import RECORD_BOUNDS, NodeRecord, NodeState
-from dht.process.supervision import end_all
+from dht.process.supervision import end_all, loop_s
 from dht.records.directory import RecordKind
 from dht.records.helper import HELPING
 from dht.records.helper_choice import CHOOSING, Chance, Helpers
@@ -140,7 +140,7 @@ class RecordClient:
         self._learn(keys)
         tried, errors = set[str](), list[str]()
         for _ in range(ASKING.rounds):
-            for peer_id in self._helpers.drawn(self._clock(), 1, tried):
+            for peer_id in self._helpers.drawn(loop_s(), 1, tried):
                 tried.add(peer_id)
                 if await self._ask_one(peer_id, lambda line: self._read(line, keys), errors):
                     self._learn(keys)
@@ -159,7 +159,7 @@ class RecordClient:
 
         Returns whether any took it; they tell others when asked.
         """
-        drawn = self._helpers.drawn(self._clock(), count)
+        drawn = self._helpers.drawn(loop_s(), count)
 
         async def give(line: "_Line") -> bool:
             return await self._give(line, data, replicate=False)
@@ -198,7 +198,6 @@ class RecordClient:
             )
 
     async def close(self) -> None:
-        """Close the streams to all helpers."""
         await end_all(self._late)
         streams = [line.stream for line in self._lines.values() if line.stream is not None]
         self._lines.clear()
@@ -209,7 +208,7 @@ class RecordClient:
         tried: set[str] = set()
         errors: list[str] = []
         for _ in range(ASKING.rounds):
-            pair = self._helpers.pair(self._clock(), tried)
+            pair = self._helpers.pair(loop_s(), tried)
             if not pair:
                 break
             tried |= set(pair)
@@ -269,10 +268,10 @@ class RecordClient:
             why = str(error) or "no answer in time"
             errors.append(f"{short_name(peer_id)}: {why}")
             _log.debug("helper %s: %s", peer_id, why)
-            self._helpers.failed(peer_id, self._clock())
+            self._helpers.failed(peer_id, loop_s())
             return []
         self._helpers.answered(peer_id)
-        self.answered_s = self._clock()
+        self.answered_s = loop_s()
         if self._parties.knows(peer_id):
             self.known_s = self.answered_s
         self.speak_otherwise.discard(peer_id)
@@ -302,7 +301,7 @@ class RecordClient:
         now_s = self._now()
         # Now and then this peer asks for its own record, too: whether others have it, it cannot
         # know in another way.
-        asks_for_own = self._clock() - self.returned_s >= ASKING.own_period_s
+        asks_for_own = loop_s() - self.returned_s >= ASKING.own_period_s
         held = [
             record.signature[:KNOWN_BYTES]
             for key in keys
@@ -329,7 +328,7 @@ class RecordClient:
             if record.key not in keys:
                 raise RecordError(f"a record of {record.key[:80]!r} was not asked for")
             if record.peer_id == self._me:
-                self.returned_s = self._clock()
+                self.returned_s = loop_s()
 
         try:
             record = self.guard.admit(data, now_unix_s=self._now(), check=asked, storer=helper)
@@ -369,7 +368,7 @@ class RecordClient:
         named = {author: place for author, (_, place) in self._places.items()}
         living = {author: place.addresses for author, place in named.items() if place.addresses}
         self._helpers.learn(living)
-        self._met.hear(named, self._clock(), self._parties.came_from)
+        self._met.hear(named, loop_s(), self._parties.came_from)
 
     @property
     def others(self) -> int:
@@ -383,20 +382,16 @@ class RecordClient:
         now_s = self._now()
         keys = self._node_keys
         living = {author for key in keys for author in self.guard.living(key, now_s)}
-        return self._met.absent(living, self._clock())
+        return self._met.absent(living, loop_s())
 
     def has_answered(self, peer_id: str) -> None:
         """Note that a peer that was :meth:`absent` has answered a greeting."""
-        self._met.answered(peer_id, self._clock())
+        self._met.answered(peer_id, loop_s())
 
     @property
     def node_keys(self) -> tuple[str, ...]:
         """The keys of node records that were asked for, newest last."""
         return tuple(self._node_keys)
-
-    @staticmethod
-    def _clock() -> float:
-        return asyncio.get_running_loop().time()
 
 
 def _place_in(signed: SignedRecord) -> Announced:

@@ -59,8 +59,8 @@ class Directory:
 
     def __init__(self, transport: Transport, network: str, model_key: str) -> None:
         self._transport = transport
-        self._network = network
-        self._model_key = model_key
+        self.network = network
+        self.model_key = model_key
         self._decoded: dict[RecordKind, dict[str, tuple[bytes, Any]]] = {}
         """A cache of the last payloads and records, by kind and author: most do not change."""
         self.rejected = 0
@@ -72,14 +72,6 @@ class Directory:
         """The network's directory of models: :meth:`models` reads it."""
         return cls(transport, network, EVERY_MODEL)
 
-    @property
-    def network(self) -> str:
-        return self._network
-
-    @property
-    def model_key(self) -> str:
-        return self._model_key
-
     async def publish(
         self, record: NodeRecord | LinksRecord | LeaseRecord | PlanHead | ModelRecord
     ) -> bool:
@@ -89,7 +81,7 @@ class Directory:
         """
         kind = next(kind for kind, cls in RECORD_TYPES.items() if type(record) is cls)
         return await self._transport.store(
-            record_key(self._network, self._model_key, kind),
+            record_key(self.network, self.model_key, kind),
             codec.encode(codec.canonical(record)),
             expires_unix_s=self._transport.now() + LIFETIME_S[kind],
         )
@@ -132,12 +124,13 @@ class Directory:
         """All living plan heads, by the peer that published them."""
         return await self._read(RecordKind.PLAN)
 
-    async def models(self, *, latest: bool = False) -> dict[str, ModelRecord]:
-        """The network's living model records, by the peer that holds a part of the model."""
-        return await self._read(RecordKind.MODELS, latest=latest)
+    async def models(self) -> dict[str, ModelRecord]:
+        """The network's living model records, by the peer that holds a part of the model; other
+        peers are asked first."""
+        return await self._read(RecordKind.MODELS, latest=True)
 
     async def _read(self, kind: RecordKind, *, latest: bool = False) -> dict[str, Any]:
-        key = record_key(self._network, self._model_key, kind)
+        key = record_key(self.network, self.model_key, kind)
         values = await self._transport.get(key, latest=latest)
         before = self._decoded.get(kind, {})
         decoded = {

@@ -8,9 +8,8 @@ each and of all peers. It takes only a peer's own records: no peer can hide behi
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from dht.budget import (
     RECORD_BYTES,
@@ -29,12 +28,14 @@ from dht.messages.peer import (
     RecordsRequest,
     RecordStore,
     RecordStored,
-    SignedRecord,
 )
 from dht.messages.session import Ping, Pong
 from dht.records.signed import RecordError, kind_of, open_record
 from dht.transport.interface import Stream
 from dht.transport.requests import REQUESTS_ON_STREAMS
+
+if TYPE_CHECKING:
+    from dht.records.access import SharedRecords
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,36 +56,10 @@ class HelperConfig:
 HELPING = HelperConfig()
 
 
-class SignedRecords(Protocol):
-    """A full peer's replica of records and its operations in the DHT."""
-
-    def now(self) -> float: ...
-
-    def fresh(self, key: str) -> bool:
-        """Whether :meth:`known_signed` is up to date for ``key`` without a search."""
-        ...
-
-    async def find_signed(self, key: str) -> None:
-        """Search the DHT for ``key``; :meth:`known_signed` then has the records found."""
-        ...
-
-    def known_signed(self, key: str) -> Mapping[str, SignedRecord]:
-        """The newest living records under ``key`` in the replica, by author."""
-        ...
-
-    async def store_signed(self, record: SignedRecord, data: bytes) -> bool:
-        """Store another peer's checked record in the DHT; returns whether any replica took it."""
-        ...
-
-    def keep_signed(self, data: bytes, sender: str) -> SignedRecord:
-        """Keep a record that its author sent. Raises RecordError where it breaks a rule."""
-        ...
-
-
 class RecordHelper:
     """Answers the streams of :data:`dht.transport.interface.RECORDS_PROTOCOL`."""
 
-    def __init__(self, records: SignedRecords, budget: Budget | None = None) -> None:
+    def __init__(self, records: "SharedRecords", budget: Budget | None = None) -> None:
         self._records = records
         self.budget = budget = budget or Budget()
         self._requests = budget.rate(RECORD_REQUESTS)

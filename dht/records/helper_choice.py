@@ -17,8 +17,6 @@ class ChoiceConfig:
 
     known_max: int = 64
     avoid_s: float = 2.0
-    """Time for which a helper that failed is avoided: at first, and at most; it doubles with each
-    failure in a row."""
     avoid_s_max: float = 60.0
     """Time for which a helper that failed is avoided: at first, and at most; it doubles with each
     failure in a row."""
@@ -98,7 +96,6 @@ class Helpers:
             self._second = None
 
     def answered(self, peer_id: str) -> None:
-        """Record that a helper answered."""
         helper = self._known.get(peer_id)
         if helper is not None:
             helper.pause_s = 0.0

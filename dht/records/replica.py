@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dht.errors import NetworkError
 from dht.messages.peer import PEER_BOUNDS, SignedRecord
+from dht.process.supervision import loop_s, seen
 from dht.records.signed import RecordGuard
 
 Refresh = Callable[[tuple[str, ...]], Awaitable[None]]
@@ -55,7 +56,7 @@ class Replica:
 
     def fresh(self, key: str) -> bool:
         """Whether ``key`` was refreshed within ``fresh_s``: others may be answered from here."""
-        return self._clock() - self._updated_s.get(key, -1e9) < self._config.fresh_s
+        return loop_s() - self._updated_s.get(key, -1e9) < self._config.fresh_s
 
     async def read(self, key: str) -> Mapping[str, bytes]:
         """The payloads under ``key`` by author; refreshes first where they are not fresh.
@@ -87,11 +88,11 @@ class Replica:
     def _follow(self, key: str) -> None:
         # To the end: ordered by last read.
         self._read_s.pop(key, None)
-        self._read_s[key] = self._clock()
+        self._read_s[key] = loop_s()
 
     def followed(self) -> tuple[str, ...]:
         """The followed keys, ``PEER_BOUNDS.keys_asked_max`` at most: the last read ones."""
-        since_s = self._clock() - self._config.followed_s
+        since_s = loop_s() - self._config.followed_s
         self._read_s = {
             key: at_s
             for key, at_s in self._read_s.items()
@@ -107,7 +108,7 @@ class Replica:
         if shared is None or shared.done():
             keys = self._due()
             shared = asyncio.create_task(self._refresh_all(keys))
-            shared.add_done_callback(_retrieved)
+            shared.add_done_callback(seen)
             self._refreshing = keys, shared
         return keys, shared
 
@@ -124,14 +125,4 @@ class Replica:
             await self._refresh(keys)
         finally:
             self._wanted.difference_update(keys)
-        self._updated_s.update(dict.fromkeys(keys, self._clock()))
-
-    @staticmethod
-    def _clock() -> float:
-        return asyncio.get_running_loop().time()
-
-
-def _retrieved(done: "asyncio.Task[None]") -> None:
-    """Mark the error of a refresh as seen: the readers that wait for it get it, too."""
-    if not done.cancelled():
-        done.exception()
+        self._updated_s.update(dict.fromkeys(keys, loop_s()))

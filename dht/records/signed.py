@@ -95,15 +95,13 @@ def sign_record(
     )
 
 
-def open_record(
-    data: bytes, *, key: str | None = None, author: str | None = None, now_unix_s: float
-) -> SignedRecord:
+def open_record(data: bytes, *, author: str | None = None, now_unix_s: float) -> SignedRecord:
     """The record in ``data``, checked against every rule; raises RecordError.
 
-    ``key`` and ``author``, where given, must be the record's own.
+    ``author``, where given, must be the record's own.
     """
     record = _decode(data)
-    _check_claims(record, key=key, author=author, now_unix_s=now_unix_s)
+    _check_claims(record, author=author, now_unix_s=now_unix_s)
     _check_signature(record)
     return record
 
@@ -115,12 +113,8 @@ def _decode(data: bytes) -> SignedRecord:
         raise RecordError(f"no signed record: {error}") from error
 
 
-def _check_claims(
-    record: SignedRecord, *, key: str | None, author: str | None, now_unix_s: float
-) -> None:
+def _check_claims(record: SignedRecord, *, author: str | None, now_unix_s: float) -> None:
     kind = kind_of(record.key)
-    if key is not None and record.key != key:
-        raise RecordError(f"a record of {record.key[:80]!r} lies under {key!r}")
     if author is not None and record.peer_id != author:
         raise RecordError(f"a record of {record.peer_id} is given as one of {author[:64]!r}")
     if not math.isfinite(record.expires_unix_s):
@@ -283,7 +277,6 @@ class RecordGuard:
         self,
         data: bytes,
         *,
-        key: str | None = None,
         author: str | None = None,
         now_unix_s: float,
         check: Callable[[SignedRecord], None] | None = None,
@@ -299,7 +292,7 @@ class RecordGuard:
         digest = hashlib.sha256(data).digest()
         known = self._known.get(digest)
         if known is not None:
-            _check_claims(known, key=key, author=author, now_unix_s=now_unix_s)
+            _check_claims(known, author=author, now_unix_s=now_unix_s)
             if check is not None:
                 check(known)
             if storer == known.peer_id:
@@ -311,7 +304,7 @@ class RecordGuard:
             if isinstance(error.__cause__, codec.OtherVersionError):
                 self.on_other_version(storer, error.__cause__.theirs)
             raise
-        _check_claims(record, key=key, author=author, now_unix_s=now_unix_s)
+        _check_claims(record, author=author, now_unix_s=now_unix_s)
         if check is not None:
             check(record)
         seen = self._seen(record)

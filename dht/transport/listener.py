@@ -30,8 +30,6 @@ _IDENTITY_HASH = 0x00
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerConfig:
-    """What is read of a listener."""
-
     certificate_bytes_max: int = 4096
     """Those of libp2p have some 500; TLS takes 100 KB of them, which take 0.1 s to read."""
 

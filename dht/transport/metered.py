@@ -1,14 +1,13 @@
 """Counts bytes on streams, by purpose. Bytes that the DHT's daemon itself sends are not counted."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 from dht.transport.interface import (
     PROBE_PROTOCOL,
     RELAY_PROTOCOL,
     RELAY_STOP_PROTOCOL,
     SESSION_PROTOCOLS,
-    Contact,
     Stream,
     StreamHandler,
     Transport,
@@ -30,14 +29,8 @@ class MeteredStream:
         self._inner = inner
         self._sent = sent
         self._received = received
-
-    @property
-    def remote_peer_id(self) -> str:
-        return self._inner.remote_peer_id
-
-    @property
-    def remote_host(self) -> str:
-        return self._inner.remote_host
+        self.remote_peer_id, self.remote_host = inner.remote_peer_id, inner.remote_host
+        self.drain, self.close = inner.drain, inner.close
 
     async def read_exactly(self, count: int) -> bytes:
         data = await self._inner.read_exactly(count)
@@ -52,12 +45,6 @@ class MeteredStream:
     def write(self, data: bytes) -> None:
         self._sent(len(data))
         self._inner.write(data)
-
-    async def drain(self) -> None:
-        await self._inner.drain()
-
-    async def close(self) -> None:
-        await self._inner.close()
 
 
 class ByteMeter:
@@ -102,20 +89,15 @@ class MeteredTransport:
     def __init__(self, inner: Transport, meter: ByteMeter) -> None:
         self._inner = inner
         self._meter = meter
-
-    @property
-    def peer_id(self) -> str:
-        return self._inner.peer_id
+        self.peer_id = inner.peer_id
+        self.sign, self.now = inner.sign, inner.now
+        self.store, self.get = inner.store, inner.get
+        self.contact, self.rejoin = inner.contact, inner.rejoin
+        self.wait_ended, self.close = inner.wait_ended, inner.close
 
     @property
     def addresses(self) -> tuple[str, ...]:
         return self._inner.addresses
-
-    def sign(self, data: bytes) -> bytes:
-        return self._inner.sign(data)
-
-    def now(self) -> float:
-        return self._inner.now()
 
     @property
     def clock_note(self) -> str:
@@ -132,21 +114,3 @@ class MeteredTransport:
     ) -> Stream:
         stream = await self._inner.open_stream(peer_id, protocol, addresses=addresses)
         return self._meter.stream(protocol, stream)
-
-    async def store(self, key: str, value: bytes, *, expires_unix_s: float) -> bool:
-        return await self._inner.store(key, value, expires_unix_s=expires_unix_s)
-
-    async def get(self, key: str, *, latest: bool = False) -> Mapping[str, bytes]:
-        return await self._inner.get(key, latest=latest)
-
-    def contact(self) -> Contact:
-        return self._inner.contact()
-
-    def rejoin(self) -> None:
-        self._inner.rejoin()
-
-    async def wait_ended(self) -> str:
-        return await self._inner.wait_ended()
-
-    async def close(self) -> None:
-        await self._inner.close()

@@ -22,7 +22,6 @@ class OtherVersions:
         self._told: set[int] = set()
 
     def note(self, peer_id: str, version: int) -> None:
-        """Take note of a peer that speaks ``version``."""
         if version in self._told or len(self._told) >= self.told_max:
             return
         self._told.add(version)

@@ -17,7 +17,7 @@ from dht.budget import RELAY_BYTES, RELAY_CALLS, RELAY_SLOTS, Budget
 from dht.errors import NetworkError, PeerError
 from dht.identity.peer_id import peer_id_bytes, peer_id_of
 from dht.messages import codec
-from dht.process.supervision import end_all
+from dht.process.supervision import first_of, loop_s
 from dht.transport.interface import RELAY_STOP_PROTOCOL, Stream, Transport
 from dht.transport.metered import no_pause
 from dht.transport.relay_messages import (
@@ -102,11 +102,11 @@ class RelayServer:
             return Status.DENIED
         if peer_id not in self._until_s and not self._slots.take(peer_id):
             return Status.FULL
-        self._until_s[peer_id] = asyncio.get_running_loop().time() + RELAYING.slot_s
+        self._until_s[peer_id] = loop_s() + RELAYING.slot_s
         return Status.OK
 
     def _expire(self) -> None:
-        now_s = asyncio.get_running_loop().time()
+        now_s = loop_s()
         for peer_id in [each for each, until_s in self._until_s.items() if until_s <= now_s]:
             del self._until_s[peer_id]
             self._slots.give_back(peer_id)
@@ -150,23 +150,17 @@ class RelayServer:
 
     async def _carry(self, ends: tuple[str, str], near: Stream, far: Stream) -> None:
         """Pass bytes on both ways until one end closes the call, or nobody says anything."""
-        ways = [
-            asyncio.create_task(self._pump(ends, near, far)),
-            asyncio.create_task(self._pump(ends, far, near)),
-        ]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await first_of(self._pump(ends, near, far), self._pump(ends, far, near))
         finally:
-            await end_all(ways)
             await near.close()
 
     async def _pump(self, ends: tuple[str, str], source: Stream, sink: Stream) -> None:
-        clock = asyncio.get_running_loop()
         with suppress(NetworkError, TimeoutError):
             while True:
                 async with asyncio.timeout(RELAYING.idle_s):
                     data = await source.read_some(RELAYING.chunk_bytes)
-                while not self._bytes.take_between(ends, len(data), clock.time()):  # noqa: ASYNC110
+                while not self._bytes.take_between(ends, len(data), loop_s()):  # noqa: ASYNC110
                     await asyncio.sleep(RELAYING.wait_s)
                 await self._pause()
                 sink.write(data)

@@ -1,4 +1,5 @@
-"""Serves a stream of requests and answers: neither side may keep the other waiting for ever."""
+"""Requests and answers on a stream: asked, and served so that neither side may keep the other
+waiting for ever."""
 
 import asyncio
 from dataclasses import dataclass
@@ -7,7 +8,8 @@ from typing import Any
 from dht.budget import REQUESTS, Budget
 from dht.errors import NetworkError
 from dht.messages import codec
-from dht.transport.interface import Stream
+from dht.messages.session import Ping, Pong
+from dht.transport.interface import Stream, Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +24,40 @@ class RequestsConfig:
 
 
 REQUESTS_ON_STREAMS = RequestsConfig()
+
+
+async def ask(
+    transport: Transport,
+    peer_id: str,
+    protocol: str,
+    request: object,
+    *,
+    addresses: tuple[str, ...] = (),
+    limit_bytes: int = 1 << 10,
+) -> codec.Frame:
+    """A peer's answer to one request, on a stream of its own.
+
+    Raises as :meth:`dht.transport.interface.Transport.open_stream` and
+    :func:`dht.messages.codec.read_frame`.
+    """
+    stream = await transport.open_stream(peer_id, protocol, addresses=addresses)
+    try:
+        await codec.send_frame(stream, request)
+        return await codec.read_frame(stream, limit_bytes=limit_bytes)
+    finally:
+        await stream.close()
+
+
+async def round_trip_s(stream: Stream, nonce: int = 1) -> float:
+    """The time of one ping in seconds. Raises NetworkError, and MalformedError for another
+    answer."""
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    await codec.send_frame(stream, Ping(nonce=nonce))
+    reply = (await codec.read_frame(stream, limit_bytes=1 << 10)).message
+    if reply != Pong(nonce=nonce):
+        raise codec.MalformedError("a ping was answered with something else")
+    return loop.time() - started_s
 
 
 async def next_request(stream: Stream, budget: Budget) -> Any:

@@ -26,7 +26,6 @@ class PipeConfig:
     heard_limit_s: float = 10.0
     """Time for which a stream whose handler has returned waits for the other side to close it."""
     unheard_bytes: int = 64 << 10
-    """Size and number of reads that drop what the other side sends meanwhile: 1 MiB at most."""
     unheard_reads: int = 16
     """Size and number of reads that drop what the other side sends meanwhile: 1 MiB at most."""
     reads_a_turn: int = 16
@@ -76,7 +75,8 @@ class Pipe:
         self._taken_bytes = 0
         """Bytes of the first chunk that were read: it is not copied for each small read."""
         self._turns = ReadTurns()
-        self._buffered_bytes = 0
+        self.unread_bytes = 0
+        """Bytes that have arrived and were not read."""
         self._in_flight_bytes = 0
         self._wanted_bytes = 0
         self._ended: str | None = None
@@ -103,14 +103,14 @@ class Pipe:
         """Stop reading: reads fail and arriving bytes are dropped, unknown to the writer."""
         self._reader_gone = self._reader_gone or reason
         self._chunks.clear()
-        self._buffered_bytes = self._taken_bytes = 0
+        self.unread_bytes = self._taken_bytes = 0
         self._wake()
 
     def break_off(self, reason: str) -> None:
         """Fail both sides now; unread bytes are lost."""
         self._broken = self._broken or reason
         self._chunks.clear()
-        self._buffered_bytes = self._taken_bytes = self._in_flight_bytes = 0
+        self.unread_bytes = self._taken_bytes = self._in_flight_bytes = 0
         self._wake()
 
     async def read_exactly(self, count: int) -> bytes:
@@ -118,7 +118,7 @@ class Pipe:
         self._wanted_bytes = count
         try:
             self._wake()  # a writer that waits for room may have it now
-            while self._buffered_bytes < count or self._broken or self._reader_gone:
+            while self.unread_bytes < count or self._broken or self._reader_gone:
                 reason = self._broken or self._reader_gone or self._ended
                 if reason is not None:
                     raise NetworkError(reason)
@@ -129,16 +129,11 @@ class Pipe:
         self._wake()
         return data
 
-    @property
-    def unread_bytes(self) -> int:
-        """Bytes that have arrived and were not read."""
-        return self._buffered_bytes
-
     async def drain(self) -> None:
         while True:
             if self._broken is not None:
                 raise NetworkError(self._broken)
-            unread = self._buffered_bytes + self._in_flight_bytes
+            unread = self.unread_bytes + self._in_flight_bytes
             # A reader may wait for more than the limit: both sides must not wait for each other.
             if unread <= max(self._unread_bytes_max, self._wanted_bytes):
                 return
@@ -154,12 +149,12 @@ class Pipe:
         if self._broken is None:
             self._in_flight_bytes -= len(data)
             if self._reader_gone is None:
-                self._buffered_bytes += len(data)
+                self.unread_bytes += len(data)
                 self._chunks.append(data)
             self._wake()
 
     def _take(self, count: int) -> bytes:
-        self._buffered_bytes -= count
+        self.unread_bytes -= count
         parts: list[bytes] = []
         while count:
             first = self._chunks[0]
@@ -187,17 +182,13 @@ class PipeStream:
     """A :class:`dht.transport.interface.Stream` over two pipes of this process."""
 
     def __init__(self, remote_peer_id: str, incoming: Pipe, outgoing: Pipe) -> None:
-        self._remote_peer_id = remote_peer_id
+        self.remote_peer_id = remote_peer_id
         self._incoming = incoming
         self._outgoing = outgoing
         self._closed = False
         self.remote_host = ""
         self.on_close: Callable[[], None] | None = None
         """Callback for the close of this end, called once."""
-
-    @property
-    def remote_peer_id(self) -> str:
-        return self._remote_peer_id
 
     async def read_exactly(self, count: int) -> bytes:
         return await self._incoming.read_exactly(count)

@@ -192,7 +192,6 @@ class SharedKv:
         self.fresh = fresh
         """Keys and values of the step's tokens, ``[1, kv_heads, tokens, width]``, by name."""
         self.layer = 0
-        """The layer that runs."""
 
     def __setitem__(self, key: Any, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
         self.fresh[key] = tuple(part[:, :, -self._rows :] for part in pair)

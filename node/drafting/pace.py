@@ -25,8 +25,6 @@ ACCEPTED_AT_FIRST = (0.3, 0.5, 0.7, 0.8, 0.6, 0.6)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftOffer:
-    """What a drafter offers for a round."""
-
     grade: int
     ready: int
     """Number of drafts that are ready."""
@@ -101,7 +99,6 @@ class DraftPace:
             self.accepted[grade] -= DRAFTING.observed_weight * self.accepted[grade]
 
     def took(self, round_s: float, drafted: int) -> None:
-        """Learn from the time of a round with ``drafted`` drafts."""
         if drafted == 0:
             self._since_plain = 0
             self.row_s = None if self.row_s is None else DRAFTING.row_forgotten * self.row_s

@@ -50,8 +50,6 @@ class DeviceLostError(MachineError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Configuration of an engine."""
-
     store: WeightStore
     name: str
     device: str = "cpu"

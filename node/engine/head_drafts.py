@@ -128,7 +128,6 @@ class HeadDrafts:
             self._rows[key] = _Rows(most=most)
 
     def free(self, key: str) -> None:
-        """Free what a session holds."""
         if self._rows.pop(key, None) is not None:
             self._engine.kv.free(key)
 

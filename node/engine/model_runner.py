@@ -94,7 +94,6 @@ class ModelRunner:
 
     @property
     def device(self) -> torch.device:
-        """Device of the layers and pools."""
         return self._loaded.device
 
     @property

@@ -49,9 +49,7 @@ class Routing(NamedTuple):
     """What a router computes."""
 
     product: torch.dtype
-    """Dtype of the product."""
     logits: torch.dtype
-    """Dtype of the logits that it returns."""
     scores: torch.dtype
     softmax: bool
     """Whether scores are a softmax of the logits; else each is a sigmoid."""

@@ -260,7 +260,6 @@ class LinkReader:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a frame is unfinished."""
         return bool(self._partial)
 
     def close(self) -> None:

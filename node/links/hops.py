@@ -29,7 +29,7 @@ from dht.messages.session import (
     SessionRefused,
 )
 from dht.messages.types import RECORD_BOUNDS
-from dht.process.supervision import Supervisor, end_all
+from dht.process.supervision import Supervisor, end_all, loop_s
 from dht.transport.interface import HOP_PROTOCOL, Stream, Transport
 from node.links.framed_stream import LinkSender
 from node.links.lent_traffic import LentTraffic as Lent
@@ -125,7 +125,6 @@ class Hop:
 
     @property
     def opened(self) -> bool:
-        """Whether the stream was opened."""
         return self._sender is not None
 
     async def run(self) -> str:
@@ -172,10 +171,9 @@ class Hop:
             await self._stream.close()
 
     async def _read(self, stream: Stream, sender: LinkSender, watch: PeerWatch) -> str:
-        loop = asyncio.get_running_loop()
         while True:
             frame = await codec.read_frame(stream, limit_bytes=1 << 16)
-            watch.heard(loop.time())
+            watch.heard(loop_s())
             match frame.message:
                 case (
                     SessionAccepted()
@@ -190,15 +188,14 @@ class Hop:
                 case Delivered() as delivered:
                     sender.acknowledged(delivered)
                 case Pong() as pong:
-                    watch.answered(pong.nonce, pong.stalled_s, pong.step_p95_s, loop.time())
+                    watch.answered(pong.nonce, pong.stalled_s, pong.step_p95_s, loop_s())
                 case other:
                     raise codec.MalformedError(f"{type(other).__name__} is no reply on a hop")
 
     async def _watch(self, sender: LinkSender, watch: PeerWatch) -> str:
-        loop = asyncio.get_running_loop()
-        used_s = loop.time()
+        used_s = loop_s()
         while True:
-            now_s = loop.time()
+            now_s = loop_s()
             if not self._events.hop_in_use(self.peer_id):
                 watch.unused(now_s)
                 if now_s - used_s > self._config.idle_s:
@@ -210,7 +207,7 @@ class Hop:
                         return reason
                     case PingNow(nonce=nonce):
                         sender.send(Ping(nonce=nonce))
-            await asyncio.sleep(max(0.0, watch.wake_at_s - loop.time()))
+            await asyncio.sleep(max(0.0, watch.wake_at_s - loop_s()))
 
 
 class HopTable:
@@ -249,7 +246,7 @@ class HopTable:
         """
         if peer_id in self._hops or peer_id in self._reached:
             return True
-        return self._dials.take(client, 1, asyncio.get_running_loop().time())
+        return self._dials.take(client, 1, loop_s())
 
     def get(self, peer_id: str) -> Hop:
         """The hop to ``peer_id``, opened if necessary."""

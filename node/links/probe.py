@@ -15,7 +15,7 @@ from dht.messages.peer import PEER_BOUNDS, ProbeData, ProbeRequest
 from dht.messages.session import Ping, Pong
 from dht.messages.types import Link
 from dht.transport.interface import PROBE_PROTOCOL, Stream, Transport
-from dht.transport.requests import answer, next_request
+from dht.transport.requests import answer, next_request, round_trip_s
 from node.links.lent_traffic import LentTraffic
 
 
@@ -41,7 +41,6 @@ class ProbeConfig:
     has left its slow start behind."""
     long_rtts: int = 10
     late_s: float = 0.2
-    """Length of the timed end of a probe: the longer of these seconds and these round trips."""
     late_rtts: int = 2
     """Length of the timed end of a probe: the longer of these seconds and these round trips."""
     span_s: float = 0.04
@@ -115,7 +114,7 @@ async def measure_link(transport: Transport, peer_id: str, addresses: tuple[str,
         async with asyncio.timeout(PROBE.limit_s):
             stream = await transport.open_stream(peer_id, PROBE_PROTOCOL, addresses=addresses)
             try:
-                rtt_s = min([await _ping(stream, nonce) for nonce in range(PROBE.pings)])
+                rtt_s = min([await round_trip_s(stream, nonce) for nonce in range(PROBE.pings)])
                 bandwidth = await _bandwidth(stream, rtt_s)
             finally:
                 await stream.close()
@@ -183,14 +182,3 @@ def late_rate(arrivals_s: list[float], window_s: float) -> float:
         if median_s >= PROBE.span_s:
             return span * PROBE.frame_bytes / median_s
     return counted * PROBE.frame_bytes / max(late_s[-1] - late_s[0], 1e-6)
-
-
-async def _ping(stream: Stream, nonce: int) -> float:
-    """Round-trip time in seconds."""
-    loop = asyncio.get_running_loop()
-    started_s = loop.time()
-    await codec.send_frame(stream, Ping(nonce=nonce))
-    reply = (await codec.read_frame(stream, limit_bytes=1 << 10)).message
-    if reply != Pong(nonce=nonce):
-        raise codec.MalformedError("a ping was answered with something else")
-    return loop.time() - started_s

@@ -22,6 +22,7 @@ from dht.messages.types import NodeRecord, Reach
 from dht.records.directory import Directory
 from dht.transport.interface import REACH_PROTOCOL, Stream, Transport
 from dht.transport.listener import GREETING, greets, identity_of
+from dht.transport.requests import ask
 from node.links.dial_back_findings import Findings
 from node.links.relay_slots import WATCH_EVERY_S, Relays
 
@@ -146,15 +147,11 @@ async def ask_back(
     """Ask ``peer_id`` to dial this peer's ``port``; None if it does not answer."""
     try:
         async with asyncio.timeout(REACH.answer_s):
-            stream = await transport.open_stream(peer_id, REACH_PROTOCOL, addresses=where)
-            try:
-                await codec.send_frame(stream, ReachRequest(port=port))
-                answer = (await codec.read_frame(stream, limit_bytes=1 << 10)).message
-            finally:
-                await stream.close()
+            request = ReachRequest(port=port)
+            answer = await ask(transport, peer_id, REACH_PROTOCOL, request, addresses=where)
     except (NetworkError, PeerError, TimeoutError):
         return None
-    return answer if isinstance(answer, ReachAnswer) else None
+    return answer.message if isinstance(answer.message, ReachAnswer) else None
 
 
 class ReachKeeper:

@@ -8,17 +8,15 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from dht.command_line import printable
 from dht.identity.peer_id import short_name
 from dht.messages.types import Link, ModelSpec, NodeRecord, NodeState, layer_ranges, layers_text
+from dht.process.terminal import printable
 from node.owner.contribution import Contribution
 from node.owner.reporter import counted, gibibytes, layers_sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PanelConfig:
-    """How much the panel shows."""
-
     peers_shown_max: int = 6
     strip_cells_max: int = 48
     rates_shown_max: int = 40

@@ -45,7 +45,6 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def health_file(identity: Path) -> Path:
-    """The file of the peer with that identity."""
     return identity.with_suffix(".health.json")
 
 

@@ -25,10 +25,10 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from dht.command_line import cut_between_words, printable
 from dht.messages.types import NodeState, layers_text
 from dht.process.lasting_stream import LastingStream
 from dht.process.news import News
+from dht.process.terminal import cut_between_words, printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,6 @@ REPORT = ReportConfig()
 
 
 class ProgressBar(Protocol):
-    """Progress of one phase."""
-
     def update(self, done_bytes: int, total_bytes: int) -> None: ...
 
 
@@ -250,7 +248,6 @@ class TransferRate:
 
 
 def progress_sentence(done_bytes: int, total_bytes: int, bytes_per_s: float) -> str:
-    """Progress of a transfer, in words."""
     text = f"{gibibytes(done_bytes)} of {gibibytes(total_bytes)}"
     if bytes_per_s <= 0:
         return text
@@ -259,7 +256,6 @@ def progress_sentence(done_bytes: int, total_bytes: int, bytes_per_s: float) -> 
 
 
 def gibibytes(size_bytes: float) -> str:
-    """A size in readable units."""
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size_bytes >= scale:
             return f"{size_bytes / scale:.1f} {unit}"

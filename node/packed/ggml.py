@@ -19,6 +19,7 @@ from node.packed.packing import (
     E2M1_CENTRE,
     EXPONENT_BIAS,
     Affine,
+    Meaning,
     Parts,
     Room,
     e2m1_steps,
@@ -43,24 +44,13 @@ CHECKED_NUMBERS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockPacking:
+class BlockPacking(Meaning):
     """What the bytes of a matrix mean; see :class:`node.packed.packing.Packing`."""
 
     kind: str
     """Name of the blocks' type, as ``Q4_K``."""
 
-    @property
-    def rows(self) -> int:
-        """Rows that share scales."""
-        return 1
-
-    @property
-    def joins(self) -> bool:
-        """Rows are bytes one after the other."""
-        return True
-
     def shape(self, parts: Parts) -> tuple[int, ...]:
-        """Shape of the matrix. Raises ValueError for rows that are no whole blocks."""
         *rows, width = parts["codes"].shape
         _, numbers, block_bytes = by_name()[self.kind]
         ins = width // block_bytes * numbers
@@ -70,41 +60,27 @@ class BlockPacking:
             raise ValueError(f"an order of {tuple(parts['order'].shape)} for {ins} columns")
         return (*rows, ins)
 
-    def by_row(self, parts: Parts) -> tuple["BlockPacking", Parts]:
-        """The same, as rows share nothing."""
-        return self, parts
-
     def some_rows(self, parts: Parts, start: int, end: int) -> dict[str, torch.Tensor]:
-        """Parts of rows ``[start, end)``."""
         return {**parts, "codes": parts["codes"][..., start:end, :]}
 
     def dequantise(
         self, parts: Parts, dtype: torch.dtype, room: Room | None = None
     ) -> torch.Tensor:
-        """The matrix's numbers, ``[…, outs, ins]``; computed in float32 and rounded to ``dtype``
-        once."""
         numbers = _meaning(self.kind)(parts["codes"].contiguous().view(-1)).view(self.shape(parts))
         if "order" in parts:
             numbers = numbers[..., parts["order"][0].long()]
         return numbers.to(dtype)
 
     def picked(self, parts: Parts, places: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Numbers of the rows at ``places``, ``[count, ins]``."""
         return self.dequantise({**parts, "codes": parts["codes"][places]}, dtype)
 
-    def product(self, parts: Parts, rows: torch.Tensor) -> None:
-        """Nothing multiplies these bits as they are."""
-
     def affine(self, parts: Parts) -> Affine | None:
-        """The same numbers as steps of one size by groups; None for types that are not known to be
-        such."""
         if self.kind not in AFFINE:
             return None
         block_bytes = by_name()[self.kind][2]
         return AFFINE[self.kind](torch.unflatten(parts["codes"], -1, (-1, block_bytes)))
 
     def is_finite(self, parts: Parts, dtype: torch.dtype) -> bool:
-        """Whether all numbers are finite in ``dtype``."""
         rows = parts["codes"].flatten(0, -2)
         if self.kind in HALVES:
             blocks = rows.reshape(-1, by_name()[self.kind][2])
@@ -123,7 +99,6 @@ class BlockPacking:
         )
 
     def made_up(self, parts: Parts) -> dict[str, torch.Tensor]:
-        """Parts of the same shapes on the CPU to time with, of small numbers."""
         shape = parts["codes"].shape
         return {**parts, "codes": random_bytes(shape.numel(), MADE_UP).reshape(shape)}
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from node.packed.packing import Affine, Packing, Parts, Room, random_bytes
+from node.packed.packing import Affine, Meaning, Packing, Parts, Room, random_bytes
 from node.packed.tensor import PackedTensor
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperandPacking:
+class OperandPacking(Meaning):
     """What the parts of an operand mean; see :class:`node.packed.packing.Packing`.
 
     ``codes``, ``[..., outs, ins * bits / 8]`` bytes: for ``rows`` rows after the other, and within
@@ -80,31 +80,19 @@ class OperandPacking:
     """Columns that share a scale."""
     rows: int
     """Rows whose codes are interleaved."""
-
-    @property
-    def joins(self) -> bool:
-        """Rows are the second but last axis of scales."""
-        return False
+    joins = False  # rows are the second but last axis of scales
 
     def shape(self, parts: Parts) -> tuple[int, ...]:
-        """Shape of the matrix."""
         *leading, outs, width = parts["codes"].shape
         return (*leading, outs, width * 8 // self.bits)
 
-    def by_row(self, parts: Parts) -> tuple["OperandPacking", Parts]:
-        """The same: each row has scales of its own."""
-        return self, parts
-
     def some_rows(self, parts: Parts, start: int, end: int) -> dict[str, torch.Tensor]:
-        """Parts of rows ``[start, end)``, which begin and end at multiples of ``rows``."""
         some = {**parts, "codes": parts["codes"][..., start:end, :]}
         return {**some, "scales": parts["scales"][..., start:end, :]}
 
     def dequantise(
         self, parts: Parts, dtype: torch.dtype, room: Room | None = None
     ) -> torch.Tensor:
-        """The matrix's numbers, ``[…, outs, ins]``; computed in float32 and rounded to ``dtype``
-        once."""
         room = room or Room()
         *leading, outs, ins = self.shape(parts)
         halved = (*leading, outs // self.rows, ins * self.bits // 4, self.rows // 2)
@@ -127,7 +115,6 @@ class OperandPacking:
         return values.transpose(-1, -2)
 
     def picked(self, parts: Parts, places: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Numbers of the rows at ``places``, ``[count, ins]``."""
         _, ins = self.shape(parts)
         half, place = self.rows // 2, places % self.rows
         together = parts["codes"].view(-1, ins * self.bits // 4, half)
@@ -158,17 +145,11 @@ class OperandPacking:
         )
         return made
 
-    def affine(self, parts: Parts) -> Affine | None:
-        """None: it is an operand already."""
-        return None
-
     def is_finite(self, parts: Parts, dtype: torch.dtype) -> bool:
-        """Whether no number can be too large for ``dtype``."""
         largest = 2 * CENTRE[self.bits] * parts["scales"].abs().amax().float()
         return bool(largest <= torch.finfo(dtype).max)
 
     def made_up(self, parts: Parts) -> dict[str, torch.Tensor]:
-        """Parts of the same shapes, on the CPU, with random codes, to time with."""
         codes, scales = parts["codes"], parts["scales"]
         made = {
             "codes": random_bytes(codes.numel(), 0x77).reshape(codes.shape),

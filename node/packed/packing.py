@@ -16,10 +16,10 @@ Parts, of which all may have the same leading dimensions (one matrix per expert)
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Protocol
 
 import torch
 
@@ -75,64 +75,68 @@ class Affine:
     """What the code 0 stands for, of the scales' shape and dtype."""
 
 
-class Meaning(Protocol):
+class Meaning(ABC):
     """What a packed tensor asks of the kind of its packing."""
 
-    @property
-    def rows(self) -> int:
-        """Rows that share scales, or bytes."""
+    rows: int = 1
+    """Rows that share scales, or bytes."""
+    joins = True
+    """Whether joining the parts of matrices joins their rows."""
 
-    @property
-    def joins(self) -> bool:
-        """Whether joining the parts of matrices joins their rows."""
-
+    @abstractmethod
     def shape(self, parts: Parts) -> tuple[int, ...]:
         """Shape of the matrix. Raises ValueError if the parts do not fit each other."""
 
     def by_row(self, parts: Parts) -> "tuple[Meaning, Parts]":
         """The same matrix with scales for each row alone."""
+        return self, parts
 
+    @abstractmethod
     def some_rows(self, parts: Parts, start: int, end: int) -> dict[str, torch.Tensor]:
         """Parts of rows ``[start, end)``; ``start`` is a multiple of ``rows``."""
 
+    @abstractmethod
     def dequantise(
         self, parts: Parts, dtype: torch.dtype, room: "Room | None" = None
     ) -> torch.Tensor:
-        """The matrix's numbers, ``[…, outs, ins]``, perhaps in ``room``."""
+        """The matrix's numbers, ``[…, outs, ins]``; computed in float32 and rounded to ``dtype``
+        once.
 
+        They are in ``room`` where it is given, and stay until it is used again.
+        """
+
+    @abstractmethod
     def picked(self, parts: Parts, places: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Numbers of the rows at ``places``, ``[count, ins]``."""
 
     def product(self, parts: Parts, rows: torch.Tensor) -> torch.Tensor | None:
         """``rows``, ``[count, ins]``, times the matrix, from its bits; None: dequantise them."""
+        return None
 
     def affine(self, parts: Parts) -> Affine | None:
         """The same numbers as steps of one size by groups; None if they are no such numbers."""
+        return None
 
+    @abstractmethod
     def is_finite(self, parts: Parts, dtype: torch.dtype) -> bool:
-        """Whether no number is too large for ``dtype``."""
+        """Whether no number can be too large for ``dtype``."""
 
+    @abstractmethod
     def made_up(self, parts: Parts) -> dict[str, torch.Tensor]:
-        """Parts of the same shapes, on the CPU, to time with."""
+        """Parts of the same shapes, on the CPU, with random codes, to time with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packing:
+class Packing(Meaning):
     """What the parts of a packed matrix mean."""
 
     code: str
     """A name of CODES or BYTES."""
     rows: int = 1
-    """Rows that share a scale."""
     columns: int
     """Columns that share a scale."""
     multiply: "Multiply | None" = field(default=None, compare=False, repr=False)
     """Multiplies rows by the bits as they are; None: nothing does."""
-
-    @property
-    def joins(self) -> bool:
-        """All parts have the rows of the matrix."""
-        return True
 
     @property
     def bits(self) -> int:
@@ -140,7 +144,6 @@ class Packing:
         return 4 if self.code in CODES else 8
 
     def shape(self, parts: Parts) -> tuple[int, ...]:
-        """Shape of the matrix. Raises ValueError if the parts do not fit each other."""
         *leading, outs, width = parts["codes"].shape
         ins = width * 8 // self.bits
         grid = (-(-outs // self.rows), -(-ins // self.columns))
@@ -157,7 +160,6 @@ class Packing:
         return (*leading, outs, ins)
 
     def by_row(self, parts: Parts) -> tuple["Packing", Parts]:
-        """The same matrix with a scale for each row alone."""
         codes = parts["codes"]
         rows = torch.arange(codes.shape[-2], device=codes.device) // self.rows
         spread = {
@@ -167,7 +169,6 @@ class Packing:
         return replace(self, rows=1), spread
 
     def some_rows(self, parts: Parts, start: int, end: int) -> dict[str, torch.Tensor]:
-        """Parts of rows ``[start, end)``; ``start`` is a multiple of ``rows``."""
         first, last = start // self.rows, -(-end // self.rows)
         ranges = {"scales": slice(first, last), "zeros": slice(first, last)}
         some = {
@@ -185,11 +186,6 @@ class Packing:
     def dequantise(
         self, parts: Parts, dtype: torch.dtype, room: "Room | None" = None
     ) -> torch.Tensor:
-        """The matrix's numbers, ``[…, outs, ins]``; computed in float32 and rounded to ``dtype``
-        once.
-
-        They are in ``room`` where it is given, and stay until it is used again.
-        """
         room = room or Room()
         values, larger = self._values(parts["codes"], room)
         *leading, outs, ins = values.shape
@@ -218,13 +214,11 @@ class Packing:
         return values if dtype is torch.float32 else room.copy(values, dtype)
 
     def picked(self, parts: Parts, places: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Numbers of the rows at ``places``, ``[count, ins]``."""
         spread, by_row = self.by_row(parts)
         some = {name: part if name == "order" else part[places] for name, part in by_row.items()}
         return spread.dequantise(some, dtype)
 
     def product(self, parts: Parts, rows: torch.Tensor) -> torch.Tensor | None:
-        """``rows``, ``[count, ins]``, times the matrix, from its bits; None: dequantise them."""
         return None if self.multiply is None else self.multiply(rows, self, parts)
 
     def affine(self, parts: Parts) -> Affine | None:
@@ -255,7 +249,6 @@ class Packing:
         )
 
     def is_finite(self, parts: Parts, dtype: torch.dtype) -> bool:
-        """Whether no number can be too large for ``dtype``."""
         largest = LARGEST[self.code]
         if "zeros" in parts:
             largest *= 2
@@ -266,7 +259,6 @@ class Packing:
         return bool(bound <= torch.finfo(dtype).max)
 
     def made_up(self, parts: Parts) -> dict[str, torch.Tensor]:
-        """Parts of the same shapes, on the CPU, with random codes, to time with."""
         plain = {"scales": 1e-3, "factors": 1.0, "zeros": 7}
         made: dict[str, torch.Tensor] = {}
         for name, part in parts.items():

@@ -53,7 +53,8 @@ class Announcer:
         self._directory = directory
         self._engine = engine
         self._stage = stage
-        self._record = record
+        self.record = record
+        """This peer's present record."""
         self._every_s = every_s
         self._refined = refined
         self._on_jump = on_jump
@@ -66,21 +67,14 @@ class Announcer:
         self._changed = asyncio.Event()
         self._beside: tuple[str, ...] = ()
 
-    @property
-    def record(self) -> NodeRecord:
-        """This peer's present record."""
-        return self._record
-
     def set(self, state: NodeState, start: int, end: int, version: PlanVersion) -> None:
         """Set the state and layers; published soon."""
-        self._record = replace(
-            self._record, state=state, start=start, end=end, plan_version=version
-        )
+        self.record = replace(self.record, state=state, start=start, end=end, plan_version=version)
         self._changed.set()
 
     def set_moved(self, now_s: float) -> None:
         """Record that this peer gives up its layers for others now, for the anti-flap rules."""
-        self._record = replace(self._record, moved_unix_s=now_s)
+        self.record = replace(self.record, moved_unix_s=now_s)
 
     def set_reach(self, reach: Reach, beside: tuple[str, ...] = ()) -> None:
         """Set how others reach this peer, as they found; published soon.
@@ -88,7 +82,7 @@ class Announcer:
         ``beside``: addresses through relays or a router, beside those that it listens on.
         """
         self._beside = beside
-        self._record = replace(self._record, reach=reach)
+        self.record = replace(self.record, reach=reach)
         self._changed.set()
 
     def again(self) -> None:
@@ -99,7 +93,7 @@ class Announcer:
     async def announce(self) -> None:
         """Publish the record now. A failure is logged; the next attempt may succeed."""
         self._note_load()
-        record, now_s = self._record, asyncio.get_running_loop().time()
+        record, now_s = self.record, asyncio.get_running_loop().time()
         self._told = None
         try:
             if await self._directory.publish(record):
@@ -139,33 +133,30 @@ class Announcer:
                 self._shift_times(jump_s)
                 self.again()
             due = now_s - looked_s >= self._every_s
-            at_once = self._changed.is_set() or self._is_busier()
+            busier = self._told and self._stage.sessions > BUSIER * self._told.sessions
+            at_once = self._changed.is_set() or busier
             if not due and not at_once:
                 continue
             looked_s = now_s
             if not at_once:
                 self._note_load()
                 fresh = now_s + self._every_s - self._told_s < RENEW_S
-                if self._record == self._told and fresh:
+                if self.record == self._told and fresh:
                     continue
             self._changed.clear()
             await self.announce()
 
     def _shift_times(self, jump_s: float) -> None:
         """Keep what the record says of the past as long ago as it was."""
-        record = self._record
+        record = self.record
         joined_s, moved_s = (
             at_s and max(0.0, at_s + jump_s) for at_s in (record.joined_unix_s, record.moved_unix_s)
         )
-        self._record = replace(record, joined_unix_s=joined_s, moved_unix_s=moved_s)
-
-    def _is_busier(self) -> bool:
-        told = self._told
-        return told is not None and self._stage.sessions > BUSIER * told.sessions
+        self.record = replace(record, joined_unix_s=joined_s, moved_unix_s=moved_s)
 
     def _note_load(self) -> None:
-        self._record = replace(
-            self._refined(self._record),
+        self.record = replace(
+            self._refined(self.record),
             kv_tokens_free=self._stage.kv_tokens_free,
             kv_tokens_wanted=self._stage.wanted_tokens,
             sessions=self._stage.sessions,

@@ -12,9 +12,9 @@ from coordinator.plans.catalogue.reading import network_models, served_models
 from dht.checkpoints.gguf_model import hub_root, model_directory
 from dht.checkpoints.hub import HubId, local_path, served_name
 from dht.checkpoints.model_files import directory_root
-from dht.command_line import printable
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.messages.types import layers_text, stage_bytes
+from dht.process.terminal import printable
 from dht.transport.interface import Transport
 from node.peer.first_steps import BUNDLED
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dht.checkpoints.hub import local_path, served_name
-from dht.command_line import COMMAND, settle_swarm
+from dht.command_line import COMMAND
 from dht.errors import NetworkError, UserError
 from dht.networks.remembered import shown
+from dht.swarm_options import settle_swarm
 from node.owner.reporter import Reporter
 
 _HOME = Path(__file__).parents[2]

@@ -1,9 +1,16 @@
-"""Tells a peer's owner that the software was changed while the peer runs."""
+"""Tells a peer's owner that the software was changed while the peer runs.
+
+A process loads parts of it when it first needs them, and starts others as processes of their own.
+After an upgrade these are of another version than what runs, and may not fit it.
+"""
 
 import asyncio
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from dht.process.installed import Installed
+from dht.process.whole_file import Stamp, stamp_of
 from node.owner.reporter import Reporter
 
 
@@ -16,10 +23,42 @@ class InstalledConfig:
 
 
 INSTALLED = InstalledConfig()
+COMPONENTS = frozenset({"anabranch", "client", "coordinator", "dht", "node"})
+ROOT = Path(__file__).resolve().parents[2]
 CHANGED = (
     "The software was changed on the disk while this peer runs the old one. Start it again: parts"
     " that are loaded later may not fit."
 )
+
+
+class Installed:
+    """The files of the modules that this process has loaded, as they were when first looked at."""
+
+    def __init__(self) -> None:
+        self._stamps: dict[Path, Stamp | None] = {}
+        self.changed()
+
+    def changed(self) -> bool:
+        """Whether one of them was written, replaced or removed since."""
+        now = {path: _stamp(path) for path in loaded_files()}
+        self._stamps = {**now, **self._stamps}
+        return any(stamp != self._stamps[path] for path, stamp in now.items())
+
+
+def loaded_files() -> Iterator[Path]:
+    """The files of this software's modules that this process has loaded."""
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__file__", None)
+        if name.partition(".")[0] in COMPONENTS and file and Path(file).is_relative_to(ROOT):
+            yield Path(file)
+
+
+def _stamp(path: Path) -> Stamp | None:
+    """The stamp of a file; None where it is gone."""
+    try:
+        return stamp_of(path)
+    except OSError:
+        return None
 
 
 async def keep_looking(reporter: Reporter) -> None:

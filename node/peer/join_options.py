@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.plans.catalogue.precision import QUANTISED
 from dht.checkpoints.hub import HubId, local_path, served_name
-from dht.command_line import Parser, add_swarm, flag_of, settle_swarm
+from dht.command_line import Parser, flag_of
 from dht.errors import UserError, reason_of
 from dht.process.home import at_home
+from dht.swarm_options import add_swarm, settle_swarm
 from node.owner.reporter import gibibytes
 from node.peer.first_steps import WHICH
 from node.peer.join_file import FILE_BYTES_MAX, as_flags

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from dht.errors import UserError
 from node.device.hardware import Machine
+from node.engine.engine import EngineConfig
 from node.model import lean_transformers
 from node.model.eagle_head import is_eagle_head
 from node.model.opening import open_lean
@@ -92,15 +93,17 @@ async def open_engine(
                 reporter.event("dtype", dtype=dtype, seconds=dict(found.seconds))
                 reporter.say(found.reason)
         engine = await LocalEngine.open(
-            store,
-            name=arguments.model_name,
-            torch_device=machine.torch_device,
-            dtype=dtype,
-            quantize=arguments.quantize,
-            memory_bytes=machine.lend_bytes,
-            threads=arguments.threads,
-            kernels=not arguments.no_kernels,
-            keep_prefixes=not arguments.no_prefix_cache,
+            EngineConfig(
+                store=store,
+                name=arguments.model_name,
+                device=machine.torch_device,
+                dtype=dtype,
+                quantize=arguments.quantize,
+                memory_bytes=machine.lend_bytes,
+                threads=arguments.threads,
+                kernels=not arguments.no_kernels,
+                keep_prefixes=not arguments.no_prefix_cache,
+            ),
             refresh_profile=arguments.refresh_profile,
             foretells=arguments.draft != "none",
             head=drafting.head,

@@ -14,7 +14,7 @@ from coordinator.policies.routing.balance import BalanceConfig
 from dht.budget import SHARES, Budget
 from dht.errors import MachineError, NetworkError
 from dht.messages.types import NodeRecord, NodeState, Reach
-from dht.process.supervision import PartFunction, Supervisor, beside
+from dht.process.supervision import PartFunction, Supervisor, beside, first_of, loop_s
 from node.links.lent_traffic import TRAFFIC
 from node.links.measured_links import MeasuredLinks
 from node.links.probe import ProbeServer
@@ -162,7 +162,7 @@ class Peer:
         Raises NetworkError where this peer is cut off for good, and UserError or MachineError where
         a part of it cannot go on.
         """
-        self._budget.parties.member = self._is_member
+        self._budget.parties.member = lambda peer_id: peer_id in self._directory.nodes_last_read()
         self._budget.parties.before = self._was_here
         self._budget.parties.needs_relay = self._needs_relay
         await ProbeServer(self._transport, self._stage.traffic, self._budget).start()
@@ -196,10 +196,6 @@ class Peer:
                 await self._drain()
         await self._stage.close("the peer left")
 
-    def _is_member(self, peer_id: str) -> bool:
-        """Whether a peer announces that it serves this model, as last read."""
-        return peer_id in self._directory.nodes_last_read()
-
     async def _introduce(self) -> bool:
         """Announce this peer as one that nobody reaches, unless it has announced itself already;
         returns whether it had not."""
@@ -221,15 +217,8 @@ class Peer:
 
     async def _wait_reach(self) -> None:
         """Let others dial this peer back before it announces itself."""
-        settled = asyncio.create_task(self._reach.settled.wait())
-        leaving = asyncio.create_task(self._leaving.wait())
-        await asyncio.wait(
-            {settled, leaving},
-            timeout=self._config.reach_s,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        settled.cancel()
-        leaving.cancel()
+        settled, leaving = self._reach.settled.wait(), self._leaving.wait()
+        await first_of(settled, leaving, limit_s=self._config.reach_s)
 
     async def _watch_network(self) -> None:
         """End the peer when it is cut off for good, because it would otherwise only look alive."""
@@ -268,7 +257,6 @@ class Peer:
         return self._announcer.record
 
     def figures(self) -> Figures:
-        """Figures of this peer for its owner."""
         record, traffic = self._announcer.record, self._stage.traffic
         return Figures(
             state=record.state,
@@ -332,10 +320,9 @@ class Peer:
         if use.aside:  # this part failed meanwhile, perhaps before the memory was free
             async with self._follower.staying():
                 await self._free_memory()
-        clock = asyncio.get_running_loop()
         while True:
             seen = await self._look()
-            match use.step(seen, clock.time()):
+            match use.step(seen, loop_s()):
                 case StepAside(reason=reason):
                     async with self._follower.staying():
                         await self._step_aside(reason)
@@ -392,11 +379,7 @@ class Peer:
         self._follower.aside = True  # a plan that comes now would end the sessions at once
         await self._tell_drain("Leaving")
         self._stage.move_all()
-        drained = asyncio.create_task(self._stage.wait_idle(self._config.drain_s))
-        hurried = asyncio.create_task(self._hurry.wait())
-        await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (drained, hurried):
-            task.cancel()
+        await first_of(self._stage.wait_idle(self._config.drain_s), self._hurry.wait())
 
 
 def report_stats(

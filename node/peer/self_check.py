@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dht.errors import MachineError
-from dht.process.supervision import run_by_service
+from dht.process.supervision import loop_s, run_by_service
 from dht.transport.interface import Contact, Transport
 from node.owner.reporter import Reporter
 
@@ -123,11 +123,10 @@ class SelfChecker:
 
     async def run(self) -> None:
         """Look until cancelled; raises MachineError where a service is to start this peer again."""
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._check.config.look_s)
             found = self._check.look(
-                self._transport.contact(), serves=self._serves(), now_s=loop.time()
+                self._transport.contact(), serves=self._serves(), now_s=loop_s()
             )
             self._tell(found.trouble)
             if found.attempt:

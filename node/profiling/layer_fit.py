@@ -88,7 +88,11 @@ def fit(timings: Iterable[Timing]) -> LayerFit:
     groups = {batch: list(of) for batch, of in groupby(ordered, key=lambda t: t.batch)}
     if not groups:
         raise ValueError("a fit needs a point at least")
-    sloped = {batch: _line(of) for batch, of in groups.items() if _contexts(of) > 1}
+    sloped = {
+        batch: _line(of)
+        for batch, of in groups.items()
+        if len({timing.context_tokens for timing in of}) > 1
+    }
     lines = []
     for batch, of in groups.items():
         if batch in sloped:
@@ -100,10 +104,6 @@ def fit(timings: Iterable[Timing]) -> LayerFit:
         base_s = max(0.0, least.seconds - token_s * least.context_tokens)
         lines.append(Line(batch=batch, base_s=base_s, token_s=token_s))
     return LayerFit(tuple(lines))
-
-
-def _contexts(timings: Sequence[Timing]) -> int:
-    return len({timing.context_tokens for timing in timings})
 
 
 def _line(timings: Sequence[Timing]) -> Line:

@@ -42,7 +42,6 @@ class ProfileKey:
 
     @classmethod
     def of(cls, engine: Engine) -> "ProfileKey":
-        """The key of ``engine`` on this machine."""
         config, device = engine.config, engine.device
         cuda = device.type == "cuda"
         kernels = ["pages"] if engine.by_pages else []

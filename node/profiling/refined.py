@@ -130,10 +130,8 @@ class RefinedTimes:
 
     @property
     def decode_times(self) -> LayerTimes:
-        """Decode times to announce."""
         return self._decode.times()
 
     @property
     def prompt_times(self) -> LayerTimes:
-        """Prompt times to announce."""
         return () if self._prompt is None else self._prompt.times()

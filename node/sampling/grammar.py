@@ -35,7 +35,6 @@ class GrammarState:
         """Called for each token that is followed; copies do not."""
 
     def copy(self) -> "GrammarState":
-        """A copy of this state that goes on by itself."""
         return GrammarState(self._matcher.deep_copy(), tuple(self._stops))
 
     def add(self, token_id: int) -> None:

@@ -179,7 +179,6 @@ class StageSession:
 
     @property
     def sends_rows(self) -> bool:
-        """Whether this stage sends its rows to the next one."""
         until = self.open.migrate_until
         return self.next_peer is not None and (until is None or self.open.hop < until)
 

@@ -166,7 +166,6 @@ class DraftEngine:
         return True
 
     def free(self, key: str) -> None:
-        """Free what a session holds."""
         self._open.discard(key)
         self._engine.kv.free(key)
 

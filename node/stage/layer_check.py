@@ -28,7 +28,7 @@ from dht.messages import codec
 from dht.messages.peer import NONCE_BYTES, LayerCheck, LayerRows
 from dht.messages.types import NodeRecord
 from dht.transport.interface import LAYERS_PROTOCOL, Stream, Transport
-from dht.transport.requests import answer, next_request
+from dht.transport.requests import answer, ask, next_request
 from node.links.wire_rows import RowsError, join_rows, split_rows
 
 logger = logging.getLogger(__name__)
@@ -212,15 +212,14 @@ class LayerChecker:
         return True
 
     async def _ask(self, record: NodeRecord, check: LayerCheck, width: int) -> torch.Tensor:
-        stream = await self._transport.open_stream(
-            record.peer_id, LAYERS_PROTOCOL, addresses=record.addresses
+        frame = await ask(
+            self._transport,
+            record.peer_id,
+            LAYERS_PROTOCOL,
+            check,
+            addresses=record.addresses,
+            limit_bytes=4 * ROWS * width + 1024,
         )
-        try:
-            await codec.send_frame(stream, check)
-            limit_bytes = 4 * ROWS * width + 1024
-            frame = await codec.read_frame(stream, limit_bytes=limit_bytes)
-        finally:
-            await stream.close()
         if not isinstance(frame.message, LayerRows):
             raise codec.MalformedError(f"{type(frame.message).__name__} shows no layers")
         (rows,) = split_rows(frame.body, DTYPE, width, [ROWS], DTYPE)

@@ -6,7 +6,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -16,12 +15,11 @@ import torch
 from coordinator.plans.catalogue.precision import precision_text
 from coordinator.policies.batching.scheduler import limits_of
 from dht.errors import MachineError, NetworkError, UserError
-from dht.messages.session import Sampling
-from dht.messages.types import ModelSpec, NodeRecord
+from dht.messages.types import NodeRecord
 from node.engine.engine import DeviceLostError, Engine, EngineConfig
 from node.engine.head_drafts import HeadDrafts
 from node.engine.work_item import WorkItem, WorkResult
-from node.engine.worker import Worker, WorkerTimes
+from node.engine.worker import Worker
 from node.kv.export import KvBytes, pack_kv
 from node.kv.page_names import NO_NAMES, PageNames
 from node.model.draft_head import DraftHead
@@ -31,7 +29,6 @@ from node.profiling.layer_profile import tokens_per_s
 from node.profiling.layer_rates import Profile
 from node.profiling.profile_cache import default_folder, profiled
 from node.profiling.refined import RefinedTimes, StepSeen
-from node.sampling.grammar import GrammarState
 from node.sampling.grammars import Grammars
 from node.sessions.open_checks import StageView
 from node.stage.draft_engine import DraftEngine
@@ -109,8 +106,13 @@ class LocalEngine:
         self.profile = profile
         self.remembered = remembered
         self.tokens_per_s = tokens_per_s(engine, profile)
-        store = engine.config.store
-        self._grammars = Grammars(store.directory, engine.spec.vocab, store.config)
+        config, store = engine.config, engine.config.store
+        self.spec, self.state_tokens = engine.spec, engine.state_tokens
+        self.kv_tokens_min, self.page_tokens = engine.kv_tokens_min, config.page_tokens
+        self.wire_dtype, self.is_local = config.dtype, store.is_local
+        self.precision = precision_text(config.dtype, config.quantize)
+        """Precision of the weights: the engine's dtype, or the quantisation of its layers."""
+        self.grammar = Grammars(store.directory, engine.spec.vocab, store.config).state
         self._times = RefinedTimes(profile.fit, profile.prompt_fit if profile.prefills else None)
         self._steps: deque[StepSeen] = deque(maxlen=STEPS_MAX)
         """Steps that ran since they were last looked at: the engine's thread adds them."""
@@ -125,20 +127,16 @@ class LocalEngine:
             self._deliver,
             limits_of(profile.layer_s(), engine.layers_max, decode_s=profile.decode_s()),
         )
+        self.times = self._worker.times
+        """How the engine's time was spent."""
+        self.drop, self.submit = self._worker.drop, self._worker.submit
+        self.together = self._worker.together
 
     @classmethod
     async def open(
         cls,
-        store: WeightStore,
+        config: EngineConfig,
         *,
-        name: str,
-        torch_device: str,
-        dtype: str,
-        quantize: str | None = None,
-        memory_bytes: int,
-        threads: int | None,
-        kernels: bool = True,
-        keep_prefixes: bool = True,
         profiles: Path | None = None,
         refresh_profile: bool = False,
         foretells: bool = True,
@@ -154,53 +152,24 @@ class LocalEngine:
         """
 
         def build() -> tuple[Engine, HeadDrafts | None, Profile, bool]:
-            engine = Engine(
-                EngineConfig(
-                    store=store,
-                    name=name,
-                    device=torch_device,
-                    dtype=dtype,
-                    quantize=quantize,
-                    memory_bytes=memory_bytes,
-                    threads=threads,
-                    kernels=kernels,
-                    keep_prefixes=keep_prefixes,
-                )
-            )
+            engine = Engine(config)
             folder = profiles or default_folder()
             profile, remembered = profiled(engine, folder, refresh=refresh_profile)
             found = _head_of(engine, head, insists=insists) if foretells else None
-            heads = None if found is None else HeadDrafts(found, engine.config)
+            heads = None if found is None else HeadDrafts(found, config)
             return engine, heads, profile, remembered
 
         engine, heads, profile, remembered = await asyncio.to_thread(build)
         return cls(engine, profile, remembered=remembered, heads=heads)
 
     @property
-    def spec(self) -> ModelSpec:
-        return self._engine.spec
-
-    @property
-    def kv_tokens_min(self) -> int:
-        return self._engine.kv_tokens_min
-
-    @property
     def kv_tokens(self) -> int:
         return self._engine.kv.tokens
 
     @property
-    def page_tokens(self) -> int:
-        return self._engine.config.page_tokens
-
-    @property
-    def times(self) -> WorkerTimes:
-        """How the engine's time was spent."""
-        return self._worker.times
-
-    @property
     def view(self) -> StageView:
         start, end = self._serving
-        spec = self._engine.spec
+        spec = self.spec
         return StageView(
             fingerprint=spec.fingerprint,
             layers=spec.layers,
@@ -212,16 +181,6 @@ class LocalEngine:
         )
 
     @property
-    def precision(self) -> str:
-        """Precision of the weights: the engine's dtype, or the quantisation of its layers."""
-        config = self._engine.config
-        return precision_text(config.dtype, config.quantize)
-
-    @property
-    def wire_dtype(self) -> str:
-        return self._engine.config.dtype
-
-    @property
     def hidden(self) -> int:
         return self._engine.spec.activation_bytes // self._engine.layout.dtype.itemsize
 
@@ -231,25 +190,20 @@ class LocalEngine:
         structure = self._engine.layout.structure
         return structure.row_width > structure.width
 
-    @property
-    def is_local(self) -> bool:
-        """Whether all files of the model are on this machine."""
-        return self._engine.config.store.is_local
-
     async def fetch(self, start: int, end: int, progress: Progress) -> None:
         """Download the files of layers ``[start, end)`` while sessions go on over other layers.
 
         What came stays where it is cancelled. Raises UserError and NetworkError.
         """
-        loop, ended = asyncio.get_running_loop(), threading.Event()
+        report, ended = self._in_loop(progress), threading.Event()
 
-        def report(done_bytes: int, total_bytes: int) -> None:
+        def report_on(done_bytes: int, total_bytes: int) -> None:
             if ended.is_set():
                 raise NetworkError("nobody waits for this download any more")
-            loop.call_soon_threadsafe(progress, done_bytes, total_bytes)
+            report(done_bytes, total_bytes)
 
         try:
-            await asyncio.to_thread(self._engine.loaded.fetch, start, end, report)
+            await asyncio.to_thread(self._engine.loaded.fetch, start, end, report_on)
         finally:
             ended.set()
         if self.heads is not None and self._left_for_head(start, end):
@@ -257,11 +211,7 @@ class LocalEngine:
 
     async def load(self, start: int, end: int, progress: Progress) -> int:
         """Hold exactly layers ``[start, end)``; returns bytes read. No session may be live."""
-        loop = asyncio.get_running_loop()
-
-        def report(done_bytes: int, total_bytes: int) -> None:
-            loop.call_soon_threadsafe(progress, done_bytes, total_bytes)
-
+        report = self._in_loop(progress)
         if self.drafts is not None:
             await self.drafts.hold(wanted=start == 0)
         return await self._worker.call(
@@ -342,16 +292,6 @@ class LocalEngine:
         if self.heads is not None:
             self.heads.free(key)
 
-    def drop(self, key: str) -> None:
-        self._worker.drop(key)
-
-    async def grammar(self, client: str, sampling: Sampling, answer: Sequence[int]) -> GrammarState:
-        return await self._grammars.state(client, sampling, answer)
-
-    @property
-    def state_tokens(self) -> int:
-        return self._engine.state_tokens
-
     def resumable(self, key: str, position: int) -> int:
         return self._engine.kv.resumable(key, position)
 
@@ -390,12 +330,6 @@ class LocalEngine:
     def start(self, on_results: Callable[[Sequence[WorkResult]], None]) -> None:
         self._on_results = on_results
 
-    def submit(self, item: WorkItem) -> None:
-        self._worker.submit(item)
-
-    def together(self) -> AbstractContextManager[object]:
-        return self._worker.together()
-
     def close(self) -> None:
         """End the worker's thread."""
         if self.drafts is not None:
@@ -429,6 +363,14 @@ class LocalEngine:
     def _tell_lost(self, reason: str) -> None:
         if not self.lost.done():
             self.lost.set_result(reason)
+
+    def _in_loop(self, progress: Progress) -> Progress:
+        """``progress`` for the engine's thread to call."""
+
+        def report(done_bytes: int, total_bytes: int) -> None:
+            self._loop.call_soon_threadsafe(progress, done_bytes, total_bytes)
+
+        return report
 
     def _watched(self, work: Callable[[], T]) -> T:
         """Run ``work`` in the engine's thread; set ``lost`` if it raises DeviceLostError."""

@@ -24,7 +24,7 @@ from dht.messages.session import (
     SessionRefused,
     TokensAttach,
 )
-from dht.process.supervision import Supervisor
+from dht.process.supervision import Supervisor, loop_s
 from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import Transport
 from node.links.hops import AddressesOf, HopReply, HopTable
@@ -101,17 +101,16 @@ class StageServer:
     def pong(self, nonce: int) -> Pong:
         """The answer to a ping, with this stage's step times."""
         pace = self.shell.pace
-        stalled_s = pace.stalled_s(asyncio.get_running_loop().time())
+        stalled_s = pace.stalled_s(loop_s())
         return Pong(nonce=nonce, stalled_s=stalled_s, step_p95_s=pace.p95_s)
 
     async def run(self) -> None:
         """Close idle sessions and resume stalled feeds, until cancelled."""
-        loop = asyncio.get_running_loop()
-        beat_s = loop.time()
+        beat_s = loop_s()
         while True:
             await self._table.wait_any()
             await asyncio.sleep(0.05 if self.pipeline.stalled else self._config.keepalive_s / 4)
-            now_s = loop.time()
+            now_s = loop_s()
             self.pipeline.resume_stalled()
             self._give_up_idle(now_s)
             self._give_up_waiting(now_s)
@@ -194,7 +193,7 @@ class StageServer:
         """KV tokens that should be free: urgent sessions' headroom, the last refused demand, and
         what sessions here wait for."""
         capacity = self.kv.room.capacity_tokens
-        demand = self._opening.demand.wanted(asyncio.get_running_loop().time())
+        demand = self._opening.demand.wanted(loop_s())
         kept = headroom(capacity) if self._table.serves_urgent else 0
         kept += self.kv.waiting * self._engine.page_tokens
         return kept + (demand if kept + demand <= capacity else 0)

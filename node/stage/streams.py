@@ -25,7 +25,7 @@ from dht.messages.session import (
     SessionOpen,
     TokensAttach,
 )
-from dht.process.supervision import end_all
+from dht.process.supervision import end_all, loop_s
 from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import (
     HOP_PROTOCOL,
@@ -235,7 +235,7 @@ class StageStreams:
 
     async def _turn(self, stream: Stream, limit: RateLimit) -> None:
         """Let others have the loop; for a while, where the peer sends too many of something."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = loop_s()
         within = self._budget.rate(limit).take(stream.remote_peer_id, 1, now_s)
         await asyncio.sleep(0.0 if within else READING.pause_s)
 

@@ -41,9 +41,9 @@ from dht.checkpoints.model_files import ShardHashes, read_config, shard_names
 from dht.errors import NetworkError, UserError
 from dht.process.json_file import decode_json
 from node.weights.hashes import Progress, hash_shard
-from node.weights.safetensors_header import ChangedError, DamagedError
+from node.weights.safetensors_header import DamagedError
 from node.weights.shard_header import header_bytes_of, read_header
-from node.weights.store import WeightStore
+from node.weights.store import ShardSource, WeightStore
 
 logger = logging.getLogger(__name__)
 
@@ -95,17 +95,18 @@ def open_hub_model(hub_id: HubId) -> WeightStore:
     return WeightStore.of(HubShards(listing, directory), config)
 
 
-class HubShards:
-    """Implements :class:`node.weights.store.ShardSource` over a hub and the usual cache."""
+class HubShards(ShardSource):
+    """The weight files of a model on a hub, in the usual cache."""
+
+    is_local = False
 
     def __init__(self, listing: HubListing, directory: Path) -> None:
         """``directory`` holds the text files."""
-        self.directory = directory
-        self.is_local = False
+        super().__init__(directory)
         self._snapshot = snapshot(listing)
         self._listing = listing
         self._stopped = threading.Event()
-        self._hashes: dict[str, ShardHashes] = {}
+        self._hashes = {}
         self.shards = shard_names(listing.repo, listing.files, directory)
         with ThreadPoolExecutor(FETCH.headers_at_once) as pool:
             found = pool.map(self._find_header, self.shards)
@@ -115,7 +116,7 @@ class HubShards:
                 logger.warning("%s: the hub lists no SHA-256; it is taken here", self._at(shard))
                 self._bring(shard)
 
-    # What the source protocol asks
+    # What the store asks
 
     def header(self, shard: str) -> tuple[bytes, int]:
         return self._headers[shard], self._size(shard)
@@ -125,9 +126,6 @@ class HubShards:
 
     def sha256(self, shard: str) -> str:
         return self._listing.files[shard].sha256 or self._hashes[shard].sha256
-
-    def hashes(self, shard: str) -> ShardHashes:
-        return self._hashes[shard]
 
     def stop(self) -> None:
         self._stopped.set()
@@ -153,10 +151,6 @@ class HubShards:
             done_bytes += self._size(shard)
         for shard in wanted:
             self._bring(shard)
-
-    def explained(self, error: ChangedError) -> ChangedError:
-        """The error: what is on the hub nobody here has changed."""
-        return error
 
     def fetch_again(self, shard: str) -> bool:
         """Throw the cached file away and fetch it anew, once."""

@@ -70,7 +70,6 @@ class TensorEntry:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the tensor in its file."""
         return self.end - self.begin
 
 

@@ -2,10 +2,11 @@
 
 import logging
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
@@ -32,37 +33,47 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class ShardSource(Protocol):
+class ShardSource(ABC):
     """Where a model's files come from."""
 
-    directory: Path
-    """Holds ``config.json``."""
-    shards: tuple[str, ...]
     is_local: bool
     """Whether all files are here, so that nothing is ever fetched."""
+    shards: tuple[str, ...]
+    _hashes: dict[str, ShardHashes]
 
+    def __init__(self, directory: Path) -> None:
+        """``directory`` holds ``config.json``."""
+        self.directory = directory
+
+    @abstractmethod
     def header(self, shard: str) -> tuple[bytes, int]:
         """Prefix and header of a shard, and the size of the whole file in bytes."""
 
+    @abstractmethod
     def fetch(self, shards: Iterable[str], progress: Progress | None) -> None:
         """Make these shards readable here; nothing to do where they are."""
 
     def path(self, shard: str) -> Path:
         """Where a shard that was fetched is."""
+        return self.directory / shard
 
     def sha256(self, shard: str) -> str:
         """The hash of a whole shard, known before it is fetched."""
+        return self._hashes[shard].sha256
 
     def hashes(self, shard: str) -> ShardHashes:
         """What a fetched shard must hold."""
+        return self._hashes[shard]
 
     def fetch_again(self, shard: str) -> bool:
         """Replace a damaged shard; False where that is not possible."""
+        return False
 
     def explained(self, error: ChangedError) -> ChangedError:
         """The error of a file that is not as its hashes say, with what its owner may do."""
+        return error
 
-    def stop(self) -> None:
+    def stop(self) -> None:  # noqa: B027
         """Let a fetch that is under way in another thread end soon, with an error."""
 
 
@@ -232,12 +243,13 @@ class WeightStore:
         return tensor
 
 
-class LocalShards:
+class LocalShards(ShardSource):
     """The weight files of a local directory, with its manifest, which is made if it lacks."""
 
+    is_local = True
+
     def __init__(self, directory: Path, progress: Progress | None = None) -> None:
-        self.directory = directory
-        self.is_local = True
+        super().__init__(directory)
         self.shards = shards_of(directory)
         manifest = manifest_of(directory)
         if manifest is None:
@@ -279,19 +291,6 @@ class LocalShards:
                 raise UserError(f"{path} cannot be read: {error}") from error
             self._stamps[shard] = stamp
 
-    def path(self, shard: str) -> Path:
-        return self.directory / shard
-
-    def sha256(self, shard: str) -> str:
-        return self._hashes[shard].sha256
-
-    def hashes(self, shard: str) -> ShardHashes:
-        return self._hashes[shard]
-
-    def fetch_again(self, shard: str) -> bool:
-        """Nobody knows where a local file came from."""
-        return False
-
     def explained(self, error: ChangedError) -> ChangedError:
         """The error with the file of hashes that a new model in this directory must not have."""
         kept = next((path for path in manifest_paths(self.directory) if path.exists()), None)
@@ -299,9 +298,6 @@ class LocalShards:
             return error
         anew = f"if it was changed on purpose, remove {kept}: the next start takes hashes anew"
         return ChangedError(error.shard, f"{error}; {anew}")
-
-    def stop(self) -> None:
-        """Nothing here waits."""
 
 
 def _keep(content: bytes, places: Iterable[Path]) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from client.answer.answer import AnswerRequest
 from client.answer.defaults import defaults_of
-from client.answer.generation import AnswerRequest
 from client.gateway.answering.answers import Answers
 from client.gateway.answering.models import GatewayModels, OpenModel
 from client.gateway.answering.service import CompletionService

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pytest
 
 from client import GenerationOptions
-from client.answer.generation import Piece
-from client.swarm.swarm import Generation
+from client.answer.answer import Piece
+from client.swarm.one_answer import Generation
 from node.engine.engine import Engine
 from node.engine.head_drafts import HeadDrafts
 from node.engine.work_item import WorkItem, WorkResult

@@ -3,13 +3,13 @@
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from coordinator.plans.store import PlanStore
 from dht.messages.peer import SignedRecord
-from dht.records.helper import RecordHelper, SignedRecords
+from dht.records.helper import RecordHelper
 from dht.transport.interface import HOP_PROTOCOL, RECORDS_PROTOCOL
 from node.links.reachability import ReachServer
 from node.stage.layer_check import LayerCheckServer
@@ -57,7 +57,7 @@ async def test_who_speaks_wrongly_is_cut_off_alone(way: Way) -> None:
     async with paper_swarm() as swarm, swarm.client() as client:
         await serve_everything(swarm)
         for peer in swarm.peers:
-            helper = RecordHelper(cast(SignedRecords, NoRecords()))
+            helper = RecordHelper(cast(Any, NoRecords()))
             await peer.transport.serve(RECORDS_PROTOCOL, helper.serve)
         honest = client.begin(PROMPT, max_new_tokens=50)
         pieces = aiter(honest)

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from client.answer.generation import Answer, GenerationOptions, Piece
+from client.answer.answer import Answer, Piece
+from client.answer.generation import GenerationOptions
 from client.errors import RequestRefusedError
 from client.gateway.answering.turns import Turns
 from client.gateway.errors import ApiError, bad_request, too_many, unavailable
@@ -17,7 +18,7 @@ from client.swarm.swarm import Swarm
 from dht.errors import NetworkError, SwarmError, UserError
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason
-from dht.process.supervision import end_all
+from dht.process.supervision import end_all, loop_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +41,6 @@ NOTHING = Piece(text="", token_ids=())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceTask:
-    """One choice to make."""
-
     index: int
     prompt_ids: tuple[int, ...]
     options: GenerationOptions
@@ -98,7 +97,6 @@ class Answers:
 
     @property
     def requests(self) -> int:
-        """Requests that run or wait."""
         return self._requests.total()
 
     @asynccontextmanager
@@ -192,8 +190,7 @@ class Answers:
         asked: _Asked,
         queue: "asyncio.Queue[ChoicePart | ApiError]",
     ) -> None:
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
+        started_s = loop_s()
         running = swarm.begin(task.prompt_ids, task.options)
         running.continues = task.continues
         untold: list[ChoicePart] = []
@@ -222,7 +219,7 @@ class Answers:
         finally:
             await pieces.aclose()
         answer = running.answer()
-        _record(metrics, answer, loop.time() - started_s)
+        _record(metrics, answer, loop_s() - started_s)
         await queue.put(ChoicePart(index=task.index, piece=NOTHING, answer=answer))
 
 

@@ -67,7 +67,6 @@ class ChoiceWriter:
         return scores + (0 if self._reader is None else sum(map(len, self._text)))
 
     def add(self, part: ChoicePart) -> None:
-        """Take a part into the whole choice."""
         if part.prompt_logprobs is not None:
             self._prompt = list(zip(self._task.prompt_ids, part.prompt_logprobs, strict=True))
         if self._job.keeps_answer:

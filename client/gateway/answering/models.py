@@ -31,8 +31,6 @@ FIGURES = ("fingerprint", "layers", "covered", "replicas", "tokens_per_s", "prec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenModel:
-    """A model that requests are answered from."""
-
     swarm: Swarm
     service: CompletionService
 
@@ -135,7 +133,6 @@ class GatewayModels:
             await asyncio.gather(kept.task, return_exceptions=True)
 
     async def close(self) -> None:
-        """Close all models."""
         while self._kept:
             _, kept = self._kept.popitem()
             if not kept.ready.done() and kept.task is not None:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnsConfig:
-    """How turns are shared."""
-
     own_share: float = 0.75
     """The most of all turns that one of those who ask may have at a time, so that somebody else
     who comes waits for no answer to end."""

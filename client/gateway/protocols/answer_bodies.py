@@ -96,8 +96,6 @@ def finish_of(reason: FinishReason | None) -> str | None:
 def chat_logprobs(
     scores: Sequence[TokenScore], text_of: TextOf, bytes_of: BytesOf
 ) -> dict[str, Any]:
-    """The ``logprobs`` object of a chat choice."""
-
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         return {
             "token": text_of(token_id),

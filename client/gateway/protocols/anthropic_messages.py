@@ -200,7 +200,6 @@ class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_
 
 
 def _brought(part: Any) -> str:
-    """A part of what a call brought."""
     if part is None:
         return ""
     if isinstance(part, str):

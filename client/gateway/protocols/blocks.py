@@ -21,7 +21,6 @@ class HasText(Protocol):
 
 
 def text_in(content: str | Sequence[HasText] | None) -> str:
-    """The text of a message's content."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(part.text for part in content)

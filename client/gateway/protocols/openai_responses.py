@@ -367,7 +367,6 @@ class _Chat:
         self._thoughts, self._said, self._calls = [], [], []
 
     def messages(self) -> list[Message]:
-        """All messages so far."""
         self._turn()
         return self._found
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hin
 import msgspec
 from msgspec import Meta
 
+from client.answer.answer import PrefixCache
 from client.answer.defaults import SamplingDefaults
-from client.answer.generation import PASSED_ON, AskedTopP, GenerationOptions, PrefixCache
+from client.answer.generation import PASSED_ON, AskedTopP, GenerationOptions
 from client.gateway.errors import ApiError, bad_request, not_text
 from client.gateway.protocols.empty_objects import mended_fields
 from client.gateway.protocols.messages import (
@@ -271,7 +272,6 @@ class ChatRequest(Sampled, kw_only=True):
 
     @property
     def requires_call(self) -> bool:
-        """Whether the answer has to be a call."""
         return isinstance(self.tool_choice, ToolChoice) or self.tool_choice == "required"
 
     @property

@@ -126,7 +126,6 @@ class AnswerReader:
 
     @property
     def _call_begins(self) -> tuple[str, ...]:
-        """The marks that calls may begin with."""
         calls = self._calls
         return () if calls is None else tuple(filter(None, (calls.begins, calls.opens)))
 
@@ -205,7 +204,6 @@ class AnswerReader:
         return begins
 
     def _cross(self, mark: str) -> None:
-        """Pass a mark."""
         if self._messages is not None:
             self._cross_of_message(mark, self._messages)
             return

@@ -117,23 +117,15 @@ ACTIONS_JSON = CallFormat(
     function_name="tool_name",
     arguments_name="parameters",
 )
-FUNCTION_ROLE_JSON = CallFormat(
-    title="JSON in a message of the function's role",
-    known_by=(("function call", "<|role_sep|>"),),
-    opens="function call<|role_sep|>\n",
-)
 FUNCTION_CALL_JSON = CallFormat(
     title="JSON behind the mark of a call",
     known_by=(("<|function_call|>",),),
     opens="<|function_call|>",
 )
-FUNCTION_JSON = CallFormat(
-    title="JSON in the tag of a function",
-    known_by=(("<function=", "</function>"),),
-    unless=("<tool_call>", "<parameter=", "<seed:tool_call>"),
-    opens="<function=",
-    form="{name}>{arguments}",
-    closes="</function>",
+FUNCTION_ROLE_JSON = CallFormat(
+    title="JSON in a message of the function's role",
+    known_by=(("function call", "<|role_sep|>"),),
+    opens="function call<|role_sep|>\n",
 )
 KEYS_AND_VALUES = CallFormat(
     title="a name, and keys and values in tags",
@@ -211,6 +203,14 @@ CHANNEL_JSON = CallFormat(
     also=("<|constrain|>", "<|message|>"),
     in_channel=True,
 )
+FUNCTION_JSON = CallFormat(
+    title="JSON in the tag of a function",
+    known_by=(("<function=", "</function>"),),
+    unless=("<tool_call>", "<parameter=", "<seed:tool_call>"),
+    opens="<function=",
+    form="{name}>{arguments}",
+    closes="</function>",
+)
 BARE_JSON = CallFormat(
     title="bare JSON",
     known_by=((PYTHON_TAG,), ('"parameters"', "tools")),
@@ -218,25 +218,7 @@ BARE_JSON = CallFormat(
     arguments_name="parameters",
     also=(PYTHON_TAG,),
 )
-CALL_FORMATS = (
-    NUMBERED_JSON,
-    MARKED_JSON,
-    LISTED_JSON,
-    ACTIONS_JSON,
-    FUNCTION_CALL_JSON,
-    FUNCTION_ROLE_JSON,
-    KEYS_AND_VALUES,
-    FUNCTION_TAGS,
-    SEED_FUNCTION_TAGS,
-    INVOKE_TAGS,
-    TAGGED_JSON,
-    FENCED_JSON,
-    SEPARATED_JSON,
-    NUMBERED_SECTION_JSON,
-    CHANNEL_JSON,
-    FUNCTION_JSON,
-    BARE_JSON,
-)
+CALL_FORMATS = tuple(each for each in tuple(globals().values()) if isinstance(each, CallFormat))
 """All that are known; of several that fit a template, the first is the model's."""
 
 

@@ -57,7 +57,6 @@ class CallPieces:
         self._reading = self._read_json() if form.is_json else self._read_tags()
 
     def push(self, text: str) -> list[CallPiece]:
-        """What became certain with ``text``."""
         self._found = []
         if not self._is_lost:
             self._text += text

@@ -22,7 +22,6 @@ class JsonText:
         self.in_string = False
 
     def push(self, text: str) -> None:
-        """Follow all of ``text``."""
         at = 0
         while at < len(text):
             at = self.step(text, at)

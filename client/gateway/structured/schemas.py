@@ -364,7 +364,6 @@ def with_empty_objects(schema: Any) -> Any:
 
 
 def properties_of(schema: object) -> Mapping[str, Schema]:
-    """The properties that the schema of an object names."""
     found = schema.get("properties") if isinstance(schema, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 

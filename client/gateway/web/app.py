@@ -379,7 +379,6 @@ class Gateway:
         return party_of(asked_by(request.remote or "", forwarded, self._config.proxies))
 
     def _host(self, request: web.Request) -> str:
-        """The name that a request was asked by."""
         own: str = request.headers.get("Host", "")
         said = self._forwarded(request, "X-Forwarded-Host")
         believed = said and is_proxy(request.remote or "", self._config.proxies)
@@ -526,8 +525,6 @@ _get, _post = partial(Endpoint, method="GET"), partial(Endpoint, method="POST")
 
 
 def _answers(path: str, summary: str, dialect: Dialect) -> tuple[Endpoint, EndpointHandler]:
-    """An endpoint that answers requests of a dialect."""
-
     async def handle(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         return await gateway._generate(request, dialect)
 

@@ -15,9 +15,7 @@ the path."""
 
 def json_answer(body: Json, status: int = 200) -> web.Response:
     """A body as JSON."""
-    return web.Response(
-        status=status, body=msgspec.json.encode(body), content_type="application/json"
-    )
+    return web.json_response(body=msgspec.json.encode(body), status=status)
 
 
 def error_body(request: web.BaseRequest, error: ApiError) -> Json:

@@ -18,7 +18,7 @@ async def network_models(
     Their sizes are about those in ``precision``; if that is empty, as announced. Raises
     NetworkError where nobody could be asked.
     """
-    records = await Directory.of_models(transport, network).models(latest=True)
+    records = await Directory.of_models(transport, network).models()
     told = {record.model: record.precision for record in records.values()}
     return tuple(
         in_precision(spec, told[spec], precision) for spec in announced_models(records, named)

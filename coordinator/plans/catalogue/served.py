@@ -31,8 +31,6 @@ NAMED_MAX = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What is served of one model."""
-
     spec: ModelSpec
     precisions: tuple[str, ...] = ()
     """Precisions that its peers compute in."""

@@ -1,6 +1,5 @@
 """Runs the election: reads leases and records from the DHT, steps, and performs the effects."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -19,6 +18,7 @@ from coordinator.plans.transition import TransitionConfig, elders
 from coordinator.plans.versions import believed, number_max
 from coordinator.policies.failure.liveness import Liveness
 from dht.messages.types import NO_VERSION, LeaseRecord, ModelSpec, NodeRecord, NodeState, Reach
+from dht.process.supervision import loop_s
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
 
@@ -66,14 +66,11 @@ class Leadership:
     @property
     def leaderless_s(self) -> float:
         """Seconds without a known coordinator."""
-        return 0.0 if self._leaderless_since_s is None else self._now() - self._leaderless_since_s
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return 0.0 if self._leaderless_since_s is None else loop_s() - self._leaderless_since_s
 
     async def look(self, nodes: dict[str, NodeRecord], leases: dict[str, LeaseRecord]) -> None:
         """Step the election by the DHT's present records. Raises NetworkError."""
-        clock_s, unix_s = self._now(), self._transport.now()
+        clock_s, unix_s = loop_s(), self._transport.now()
         distrusted = self._plans.trust.distrusted(clock_s) - {self._transport.peer_id}
         versions = [
             believed(record.plan_version, unix_s)
@@ -106,7 +103,7 @@ class Leadership:
             )
             if self.election.leader in observed.silent - observed.dead:
                 observed = await self._with_witnesses(observed, nodes)
-            self.election, effects = step(self.election, observed, self._now())
+            self.election, effects = step(self.election, observed, loop_s())
             stored = False
             for effect in effects:
                 match effect:
@@ -124,7 +121,7 @@ class Leadership:
         if leader is not None:
             self._leaderless_since_s = None
         elif self._leaderless_since_s is None:
-            self._leaderless_since_s = self._now()
+            self._leaderless_since_s = loop_s()
         next_up = succession(self.election.highest_term + 1, observed)
         self.successors = [p for p in next_up if p != leader][: self._rules.watchers]
 
@@ -150,5 +147,5 @@ class Leadership:
         )
         if not await self._directory.publish(lease):
             return False
-        self.election, _ = step(self.election, LeaseStored(term=term), self._now())
+        self.election, _ = step(self.election, LeaseStored(term=term), loop_s())
         return True

@@ -22,7 +22,6 @@ class AnswerLengths:
     _sum: float = 0.0
 
     def ended(self, client: str, tokens: int) -> None:
-        """Count an answer of ``client`` that had ``tokens`` tokens."""
         self.heard += 1
         mean, answers = self.means.pop(client, (0.0, 0))
         self._sum -= mean

@@ -148,5 +148,4 @@ class MicroBatches:
         self._turn_s = turn_s
 
     def drop(self, session: Hashable) -> None:
-        """Forget a session that ended."""
         self._last.pop(session, None)

@@ -50,7 +50,6 @@ class Asked:
         self._last = {p: last for p, last in self._last.items() if counts(p, last)}
 
     def answered(self, peer_id: str) -> bool:
-        """Whether the peer's last ping was answered."""
         return peer_id in self._last and not self._misses(peer_id)
 
     def silent(self, peer_id: str) -> bool:

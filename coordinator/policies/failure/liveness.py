@@ -5,10 +5,10 @@ from collections.abc import Collection, Mapping
 
 from coordinator.policies.failure.pinger import BY_PEERS, Pinger
 from dht.errors import NetworkError, PeerError
-from dht.messages import codec
 from dht.messages.peer import Witness, WitnessRequest
 from dht.process.supervision import Supervisor
 from dht.transport.interface import PLAN_PROTOCOL, Transport
+from dht.transport.requests import ask
 
 WITNESS_S = 2.0
 """Maximum wait for witnesses' answers on a silent peer."""
@@ -60,16 +60,13 @@ class Liveness:
     async def _witness(self, witness: str, peer_id: str, addresses: tuple[str, ...]) -> bool | None:
         try:
             async with asyncio.timeout(WITNESS_S):
-                stream = await self._transport.open_stream(
-                    witness, PLAN_PROTOCOL, addresses=addresses
+                request = WitnessRequest(peer_id=peer_id)
+                answer = await ask(
+                    self._transport, witness, PLAN_PROTOCOL, request, addresses=addresses
                 )
-                try:
-                    await codec.send_frame(stream, WitnessRequest(peer_id=peer_id))
-                    reply = (await codec.read_frame(stream, limit_bytes=1 << 10)).message
-                finally:
-                    await stream.close()
         except (NetworkError, PeerError, TimeoutError):
             return None
+        reply = answer.message
         return reply.answers if isinstance(reply, Witness) and reply.peer_id == peer_id else None
 
     async def close(self) -> None:

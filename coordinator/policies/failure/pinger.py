@@ -6,11 +6,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from dht.errors import NetworkError, PeerError
-from dht.messages import codec
 from dht.messages.peer import PEER_BOUNDS
-from dht.messages.session import Ping, Pong
 from dht.process.supervision import Supervisor, end_all
 from dht.transport.interface import PLAN_PROTOCOL, PROBE_PROTOCOL, Stream, Transport
+from dht.transport.requests import round_trip_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,14 +160,8 @@ class _Line:
         return await self._ask(self._stream)
 
     async def _ask(self, stream: Stream) -> float:
-        loop = asyncio.get_running_loop()
         self._requests += 1
-        started_s = loop.time()
-        await codec.send_frame(stream, Ping(nonce=1))
-        reply = (await codec.read_frame(stream, limit_bytes=1 << 10)).message
-        if reply != Pong(nonce=1):
-            raise codec.MalformedError("a ping was answered with something else")
-        return loop.time() - started_s
+        return await round_trip_s(stream)
 
     async def close(self) -> None:
         """Close the stream if there is one."""

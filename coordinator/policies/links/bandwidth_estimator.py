@@ -73,7 +73,8 @@ class DeliveryEstimator:
         self._first_sent_us = 0
         self._delivered_us = 0
         self._rates: deque[tuple[int, float]] = deque()  # (busy time, bytes/s), rates falling
-        self._busy_us = 0
+        self.busy_us = 0
+        """Time for which the link was the limit, since the stream began."""
         self._base_us: int | None = None
         self._base_at_us = 0
         self._probe_bytes: int | None = None
@@ -113,14 +114,9 @@ class DeliveryEstimator:
         return int(min(self._bunches[0][1], most, DELIVERY.bunch_bytes_max)) if self._bunches else 0
 
     @property
-    def busy_us(self) -> int:
-        """Time for which the link was the limit, since the stream began."""
-        return self._busy_us
-
-    @property
     def known(self) -> bool:
         """Whether the link was the limit for long enough to trust the estimate."""
-        return not self.starting and self._busy_us >= DELIVERY.known_us
+        return not self.starting and self.busy_us >= DELIVERY.known_us
 
     @property
     def probing(self) -> bool:
@@ -178,7 +174,7 @@ class DeliveryEstimator:
         took_us = max(now_us - newest.delivered_us, newest.sent_us - newest.first_sent_us, 1)
         rate = (total_bytes - newest.delivered_bytes) / took_us * 1e6
         if not newest.limited:
-            self._busy_us += min(since_us, self.rtt_us)
+            self.busy_us += min(since_us, self.rtt_us)
         self._take_rate(rate, limited=newest.limited)
 
     def _take_rtt(self, rtt_us: int, now_us: int) -> None:
@@ -223,11 +219,11 @@ class DeliveryEstimator:
             return
         while self._rates and self._rates[-1][1] <= rate:
             self._rates.pop()
-        self._rates.append((self._busy_us, rate))
+        self._rates.append((self.busy_us, rate))
         life_us = max(
             DELIVERY.rounds * self.base_rtt_us, 2 * self.rtt_us, DELIVERY.rate_life_us_min
         )
-        while len(self._rates) > 1 and self._busy_us - self._rates[0][0] > life_us:
+        while len(self._rates) > 1 and self.busy_us - self._rates[0][0] > life_us:
             self._rates.popleft()
 
     def _next_round(self) -> None:

@@ -37,11 +37,6 @@ def freeness(room_tokens: float, sessions: int) -> float:
     return room_tokens / max(1, sessions) if room_tokens > 0 else room_tokens
 
 
-def evens_out(giver_after: float, taker_after: float) -> bool:
-    """Whether a move evens two peers out: after it, the taker is at least as free as the giver."""
-    return taker_after >= giver_after
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLoad:
     """The load of one stage peer: layers, free and wanted KV, sessions, speed."""
@@ -180,10 +175,6 @@ class Balance:
         crowded = mine.sessions >= self.config.sessions_least
         return (mine.freeness < 0 or crowded) and mine.start < mine.end
 
-    def needs_relief(self, mine: PeerLoad) -> bool:
-        """Whether to look for moves: KV is short, or there are sessions enough to even out."""
-        return self.needs_others(mine) and (mine.freeness < 0 or self.config.evens)
-
     def step(
         self,
         now_s: float,
@@ -238,7 +229,7 @@ class Balance:
         rtt_s: Mapping[frozenset[str], float],
     ) -> MoveOrder | None:
         """An order for the cheapest session whose move to its partner evens the two peers out."""
-        if not self.needs_relief(mine):
+        if not (self.needs_others(mine) and (mine.freeness < 0 or self.config.evens)):
             return None
         asked = {order.session for order in self.under_way.values()}
         partners: dict[tuple[int, int], str | None] = {}
@@ -257,7 +248,7 @@ class Balance:
                 continue
             taker = others[to].with_more(1, each.kv_tokens)
             giver = mine.with_more(-1, -each.kv_tokens)
-            if taker.freeness >= 0 and evens_out(giver.freeness, taker.freeness):
+            if taker.freeness >= max(0, giver.freeness):
                 until_s = now_s + self.config.limit_s
                 return MoveOrder(
                     session=each.session, to=to, kv_tokens=each.kv_tokens, until_s=until_s

@@ -36,11 +36,9 @@ class QuickestConfig:
     looks_max: int = 10_000
     """Maximum edges that one search looks at, over all first stages from which it begins."""
     late_times: float = 3.0
-    """A ring is late if a token takes this many times what its peers announced when it was taken,
-    and these seconds longer: others may have joined since."""
     late_s: float = 0.05
-    """A ring is late if a token takes this many times what its peers announced when it was taken,
-    and these seconds longer: others may have joined since."""
+    """A ring is late if a token takes ``late_times`` what its peers announced when it was taken,
+    and ``late_s`` longer: others may have joined since."""
     late_kept_s: float = 600.0
     """Time for which peers of a late ring are not taken out of turn, unless another one is on
     time."""
@@ -167,11 +165,9 @@ class RingTimes:
         return fewer
 
     def sessions_at(self, peer_id: str) -> int:
-        """Number of sessions at a peer."""
         return self._sessions.get(peer_id, 0)
 
     def run_s(self, stage: RouteStage) -> float:
-        """Seconds of a step at one stage."""
         if stage not in self._run_s:
             sessions = 1 + self.sessions_at(stage.peer_id)
             record, layers = self.usable[stage.peer_id], stage.end - stage.start
@@ -179,7 +175,6 @@ class RingTimes:
         return self._run_s[stage]
 
     def hop_s(self, one: RouteStage, other: RouteStage) -> float:
-        """Seconds from one stage to another."""
         if one.peer_id == other.peer_id:
             return 0.0
         return self._rtt_s.get(frozenset((one.peer_id, other.peer_id)), 2 * QUICKEST.hop_s) / 2

@@ -31,8 +31,6 @@ FAILURES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTraits:
-    """Traits of one layer."""
-
     recordable: bool = False
     """Whether its operations do not depend on the values of its tensors."""
     siblings: tuple[tuple[str, ...], ...] = ()

@@ -48,7 +48,6 @@ class PartCall:
 
     name: str
     layers_before: int
-    """Number of layers called before."""
     positional: tuple[Any, ...]
     named: dict[str, Any]
     output: Any

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from client import generate
-from client.answer.generation import Answer, Piece
+from client.answer.answer import Answer, Piece
 from client.errors import RequestRefusedError
 from client.text.tokenizer import ModelText
 from dht.command_line import EXIT_USER, exit_code_of

@@ -16,16 +16,13 @@ import pytest
 from dht.command_line import (
     EXIT_INTERRUPTED,
     EXIT_MACHINE,
-    StderrHandler,
     command_of,
-    cut_between_words,
     exit_code_of,
     loop_factory,
     on_interrupt,
-    print_lines,
-    printable,
 )
 from dht.errors import SwarmError
+from dht.process.terminal import StderrHandler, cut_between_words, print_lines, printable
 from testing.paths import ROOT
 
 TITLE = "no room\x1b]0;owned\x07\x9b2J\u202eback\r"
@@ -190,7 +187,8 @@ def test_ctrl_c_ends_a_command_whose_thread_waits() -> None:
 def test_who_reads_the_first_lines_alone_ends_no_table_as_a_fault() -> None:
     code = """
 import sys
-from dht.command_line import console_of_rich, exit_code_of
+from dht.command_line import exit_code_of
+from dht.process.terminal import console_of_rich
 console = console_of_rich()
 sys.exit(exit_code_of(lambda: [console.print(sys.stdin.read()) for _ in range(2)] and 9))
 """

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.answer.generation import AnswerLog, AnswerRequest
+from client.answer.answer import AnswerLog, AnswerRequest
 from dht.messages.logprobs import TokenScore
 from dht.messages.session import FinishReason, Sampling
 from tests.unit.records import MODEL

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import aiohttp
 
+from client.answer.answer import AnswerRequest
 from client.answer.defaults import SamplingDefaults
-from client.answer.generation import AnswerRequest
 from client.gateway.answering.answers import ANSWERING, Answers
 from client.gateway.answering.models import GatewayModels, OpenModel
 from client.gateway.answering.service import CompletionService

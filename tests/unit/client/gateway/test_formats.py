@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from client.answer.generation import AnswerRequest
+from client.answer.answer import AnswerRequest
 from client.errors import RequestRefusedError
 from client.gateway.web.app import GatewayConfig
 from client.gateway.web.callers import proxies_of

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from client.answer.generation import AnswerRequest
+from client.answer.answer import AnswerRequest
 from client.gateway.errors import unavailable
 from client.gateway.keys import named_keys
 from client.gateway.protocols.openai_responses import ResponsesRequest, ResponseWriter

@@ -10,7 +10,7 @@ import openai
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from client.answer.generation import AnswerRequest
+from client.answer.answer import AnswerRequest
 from client.gateway.errors import ApiError
 from client.gateway.keys import plain_keys
 from client.gateway.structured.answer_reader import AnswerReader

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.answer.generation import AnswerLog, AnswerRequest
+from client.answer.answer import AnswerLog, AnswerRequest
 from client.session.config import SessionConfig
 from client.session.controller import (
     ControllerState,

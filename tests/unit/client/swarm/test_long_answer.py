@@ -10,7 +10,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import Metaspace
 from tokenizers.models import WordLevel
 
-from client.answer.generation import Answer, GenerationOptions, Piece
+from client.answer.answer import Answer, Piece
+from client.answer.generation import GenerationOptions
 from client.swarm.long_answer import LongAnswer, can_go_on
 from client.swarm.swarm import Swarm
 from client.text.tokenizer import Tokenizer

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dht.command_line import Parser, add_model, add_swarm, settle_swarm
+from dht.command_line import Parser
 from dht.errors import NetworkError, UserError
 from dht.identity.peer_id import Identity
 from dht.networks.invitation import invitation_to, text_of
 from dht.networks.local_network import LOCAL_NETWORK, Offer
 from dht.networks.remembered import Remembered, remember
+from dht.swarm_options import add_model, add_swarm, settle_swarm
 from node.owner.reporter import Reporter
 from node.peer import join_options
 from node.peer.remembering import remember_served

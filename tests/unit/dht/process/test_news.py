@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dht.command_line import StderrHandler
 from dht.process.news import AGAIN_S, News
+from dht.process.terminal import StderrHandler
 from node.join import _told
 from node.owner.reporter import Reporter
 
@@ -52,7 +52,7 @@ def test_a_warning_that_repeats_is_written_once(
 ) -> None:
     stderr, now_s = io.StringIO(), [0.0]
     monkeypatch.setattr(sys, "stderr", stderr)
-    monkeypatch.setattr("dht.command_line.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("dht.process.terminal.time.monotonic", lambda: now_s[0])
     log, handler = logging.getLogger("test.news"), StderrHandler()
     monkeypatch.setitem(logging._levelToName, logging.WARNING, level)  # hivemind renames it
     log.propagate = False

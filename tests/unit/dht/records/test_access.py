@@ -104,7 +104,7 @@ class Full:
         await asyncio.sleep(0.05)
         for data in self.world.shelves.values.get(self.side, {}).get(key, {}).values():
             try:
-                self.guard.admit(data, key=key, now_unix_s=self.world.network.now())
+                self.guard.admit(data, now_unix_s=self.world.network.now())
             except RecordError:
                 continue
 

@@ -61,7 +61,7 @@ class Shelf:
             raise NetworkError("the DHT does not answer")
         for data in self._values.get(key, {}).values():
             try:
-                self._guard.admit(data, key=key, now_unix_s=self.now())
+                self._guard.admit(data, now_unix_s=self.now())
             except RecordError:
                 continue
 

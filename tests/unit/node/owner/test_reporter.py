@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from rich.panel import Panel
 
-from dht.command_line import StderrHandler
+from dht.process.terminal import StderrHandler
 from node.owner import reporter
 from node.owner.reporter import Reporter, TransferRate, progress_sentence
 from tests.unit.node.owner.terminal import Terminal

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.answer.generation import AnswerLog, AnswerRequest
+from client.answer.answer import AnswerLog, AnswerRequest
 from dht.messages.session import Sampling, SessionOpen
 from dht.messages.types import RouteStage
 from node.engine.work_item import WorkItem

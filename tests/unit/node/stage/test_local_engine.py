@@ -15,6 +15,7 @@ from dht.errors import UserError
 from dht.messages.session import Sampling
 from dht.messages.types import DeviceSpec, stage_bytes
 from node.device.hardware import Machine
+from node.engine.engine import EngineConfig
 from node.engine.work_item import WorkItem, WorkResult
 from node.peer.own_figures import first_record
 from node.stage.local_engine import LocalEngine
@@ -48,12 +49,9 @@ async def opened(
     insists: bool = True,
 ) -> LocalEngine:
     return await LocalEngine.open(
-        WeightStore.open(str(headed.directory)),
-        name="tiny",
-        torch_device="cpu",
-        dtype="float32",
-        memory_bytes=lent_bytes,
-        threads=None,
+        EngineConfig(
+            store=WeightStore.open(str(headed.directory)), name="tiny", memory_bytes=lent_bytes
+        ),
         profiles=headed.directory / "profiles",
         foretells=foretells,
         head=None if head is None else WeightStore.open(str(head)),
@@ -93,7 +91,7 @@ async def test_the_own_head_is_held_beside_the_last_layer_where_enough_kv_is_lef
 
 
 async def test_where_no_head_is_held_nothing_is_made_for_one_and_no_item_is_copied(
-    headed: Headed, monkeypatch: pytest.MonkeyPatch
+    headed: Headed,
 ) -> None:
     engine = await opened(headed)
     item = WorkItem(
@@ -109,10 +107,7 @@ async def test_where_no_head_is_held_nothing_is_made_for_one_and_no_item_is_copi
         assert (result.behind is not None) == drafted
         engine.free("s")
         engine.heads.unload()
-    queued: list[WorkItem] = []
-    monkeypatch.setattr(engine._worker, "submit", queued.append)
-    engine.submit(item)
-    assert queued[0] is item
+    assert engine.submit == engine._worker.submit
     engine.close()
 
 

@@ -6,16 +6,16 @@ from types import ModuleType
 
 import pytest
 
-from dht.process import installed
-from dht.process.installed import Installed, loaded_files
 from dht.process.whole_file import write_whole
+from node.peer import installed_watch
+from node.peer.installed_watch import Installed, loaded_files
 
 
 @pytest.mark.parametrize("how", ["replaced", "removed", "another", ""])
 def test_files_that_change_under_a_process_are_seen(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(installed, "ROOT", tmp_path)
+    monkeypatch.setattr(installed_watch, "ROOT", tmp_path)
     path, other = tmp_path / "a.py", tmp_path / "b.py"
     for each, name in ((path, "dht.a"), (other, "elsewhere")):
         each.write_text("")
@@ -36,4 +36,4 @@ def test_files_that_change_under_a_process_are_seen(
 
 
 def test_the_files_of_this_process_are_known() -> None:
-    assert Path(installed.__file__) in loaded_files()
+    assert Path(installed_watch.__file__) in loaded_files()
