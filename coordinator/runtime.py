@@ -90,6 +90,9 @@ class CoordinatorConfig:
     """Number of followers that ping the coordinator: those next in the succession."""
     witnesses: int = 3
     """Number of watchers that are asked before a silent coordinator counts as dead."""
+    lapsed_s: float = 30.0
+    """Time for which a watched peer that answers counts although its record has lapsed: those of
+    one whose clock is behind end early, and each gap would be a loss."""
     coordinators: frozenset[str] = frozenset()
     """Peers that may lead; empty: everybody."""
     transition: TransitionConfig = field(default_factory=TransitionConfig)
@@ -155,6 +158,8 @@ class Coordinator:
         self._considered: frozenset[str] = frozenset()
         self._retry_s = 0.0
         self._demand = Demand()
+        self._read: dict[str, tuple[NodeRecord, float]] = {}
+        """The last record of each peer that was lately read, and when."""
         self._idle: dict[str, float] = {}
         self._weighed_s = -math.inf
         self._weighed: tuple[object, ...] = ()
@@ -228,8 +233,8 @@ class Coordinator:
         )
         await self._leadership.look(nodes, leases)
         self._demand.look(nodes, self._plans.newest, loop_s())
-        silent = self._liveness.silent
-        usable = usable_nodes(nodes, self._model, silent)
+        nodes = self._with_lapsed(nodes)
+        usable = usable_nodes(nodes, self._model, self._liveness.silent)
         self._watch(nodes)
         self._note_losses(usable)
         if not self.leads:
@@ -272,6 +277,15 @@ class Coordinator:
             every_s = ELECTION.catch_up_s if self._behind else self._config.publish_every_s
             if loop_s() - self._published_s >= every_s:
                 await self._republish()
+
+    def _with_lapsed(self, nodes: dict[str, NodeRecord]) -> dict[str, NodeRecord]:
+        """``nodes``, and the last records of watched peers that answer, for ``lapsed_s``."""
+        now_s = loop_s()
+        self._read |= {peer_id: (record, now_s) for peer_id, record in nodes.items()}
+        since_s = now_s - self._config.lapsed_s
+        self._read = {p: read for p, read in self._read.items() if read[1] >= since_s}
+        lapsed = [p for p in self._read.keys() - nodes.keys() if self._liveness.answers(p)]
+        return nodes | {p: self._read[p][0] for p in sorted(lapsed)}
 
     @property
     def _behind(self) -> bool:

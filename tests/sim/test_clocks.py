@@ -11,6 +11,7 @@ from dht.records.directory import Directory
 from node.peer.announcer import LOOK_S, Announcer
 from testing.network import MemoryNetwork
 from tests.sim.paper_swarm import LAYERS, NETWORK, SPEC, answer_of, paper_swarm
+from tests.sim.test_self_help import SETTLE_S, world
 
 HOURS_S = 3600.0
 PROMPT = tuple(range(30))
@@ -75,3 +76,24 @@ async def test_a_peer_whose_clock_is_wrong_ends_no_request(ahead_s: float, holde
         for _ in range(4):
             answer = await client.generate(PROMPT, max_new_tokens=5)
             assert answer.token_ids == answer_of(PROMPT, 5)
+
+
+@pytest.mark.virtual(limit_s=3000)
+async def test_a_clock_that_is_a_little_behind_is_no_loss_again_and_again() -> None:
+    """Its records end early, and each gap made a plan without that peer: fifty in ten minutes."""
+    async with world(LAYERS, LAYERS, LAYERS, LAYERS, seed=3) as swarm:
+        await asyncio.sleep(400.0)
+        leader, _, behind, _ = swarm.peers
+        behind.transport.clock_ahead_s = -40.0
+        await asyncio.sleep(100.0)
+
+        def plans() -> int:
+            return sum(name == "plan" for _, name, _ in leader.events)
+
+        before = plans()
+        await asyncio.sleep(600.0)
+        now = plans()
+        assert now - before <= 1
+        assert swarm.covered()
+        await swarm.kill(behind)
+        await swarm.until(lambda: plans() > now, SETTLE_S)
