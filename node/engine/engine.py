@@ -276,7 +276,7 @@ class Engine:
             page_tokens=self.config.page_tokens,
             width=self._width,
             vocab=self.spec.vocab,
-            context_tokens=self.spec.context_tokens - self.layout.structure.first_position,
+            context_tokens=self.spec.context_tokens,
             carried=self.layout.structure.carried,
             unsound=unsound_of(items),
         )

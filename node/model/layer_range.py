@@ -186,7 +186,7 @@ class ModelLayout:
             head_bytes=behind,
             kv_bytes_per_token_layer=self.kv_bytes_per_token_layer,
             activation_bytes=self.structure.row_width * item,
-            context_tokens=longest,
+            context_tokens=longest - self.structure.first_position,
             vocab=vocab,
         )
         return with_layer_bytes(spec, sizes)

@@ -69,6 +69,7 @@ def test_no_position_lies_beyond_those_that_were_learned(tmp_path: Path) -> None
     engine = engine_of(tmp_path)
     engine.load(0, engine.spec.layers)
     assert engine.layout.structure.first_position == 1
+    assert engine.spec.context_tokens == CONTEXT - 1, "so that opens are checked against it"
     assert engine.kv.reserve("s", CONTEXT) is None
 
     def error_of(position: int, tokens: int) -> str | None:
