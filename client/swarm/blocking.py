@@ -122,6 +122,7 @@ class BlockingSwarm:
         options: GenerationOptions | None = None,
         **named: Unpack[NamedOptions],
     ) -> Answer:
+        """The whole answer with its figures; raises as :meth:`Swarm.generate`."""
         return self._wait(self._swarm.generate(prompt, options, **named))
 
     def generate_all(

@@ -58,16 +58,18 @@ def test_equal_peers_share_equally() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "least"), [("single24", 1.02), ("geo24", 1.02), ("het42", 0.98)]
+    ("cluster", "virtual_s", "least"),
+    [("single24", 30, 1.02), ("geo24", 30, 1.02), ("het42", 60, 1.0)],
 )
 def test_helix_own_placement_serves_more_when_its_flow_is_spread(
-    cluster: str, least: float
+    cluster: str, virtual_s: float, least: float
 ) -> None:
-    """Or as much, where short prompts queue at no peer: a stage lets in few at a time."""
+    """Or as much, where short prompts queue at no peer: a stage lets in few at a time. Of a swarm
+    that serves much, half a minute differs by 6% from the next."""
     problem, service = problem_of(cluster, "70b"), service_of(cluster, "70b")
     spans = published(cluster, "70b", "helix")
     plain, spread = (
-        judge(problem, service, spans, solve(problem, spans).edges, virtual_s=30)
+        judge(problem, service, spans, solve(problem, spans).edges, virtual_s=virtual_s)
         for solve in (solve_flow, balanced_flow)
     )
     assert spread > least * plain
