@@ -44,6 +44,7 @@ from client.session.events import (
 )
 from client.view.prefixes import NamedPrompt
 from client.view.view import SwarmView
+from client.view.waiting import Waiting
 from coordinator.policies.admission.config import ADMISSION
 from coordinator.policies.failure.pinger import BY_CLIENTS, answering
 from coordinator.policies.routing.affinity import KnownPrefix, Route
@@ -53,7 +54,7 @@ from dht.identity.peer_id import short_name
 from dht.messages import codec
 from dht.messages.session import SESSION_BOUNDS, Priority, SessionClose, SessionOpen
 from dht.messages.types import looks_within
-from dht.process.supervision import end_all
+from dht.process.supervision import end_all, loop_s
 from dht.transport.interface import SESSION_PROTOCOL, Transport
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,14 @@ class TokenPace:
     def token_s(self) -> float:
         """Mean seconds per token; a median would not see pauses between bursts."""
         return (self._last_s - (self._first_s or 0.0)) / self.tokens
+
+
+async def turn_or(most_s: float, waiting: Waiting) -> None:
+    """Wait until it is a request's turn to look for a route again, for ``most_s`` at most."""
+    woken = asyncio.Event()
+    with waiting.listed(woken.set), suppress(TimeoutError):
+        async with asyncio.timeout(most_s):
+            await woken.wait()
 
 
 class SessionDriver:
@@ -155,10 +164,10 @@ class SessionDriver:
             SwarmError: no peer can do what it asks.
             ClosedError: this client has left the network.
         """
-        controller, loop = self.controller, asyncio.get_running_loop()
+        controller = self.controller
         self._view.check()
         ordinary = not self._urgent
-        todo = deque(controller.start(loop.time()))
+        todo = deque(controller.start(loop_s()))
         try:
             while controller.state is not ControllerState.DONE or todo:
                 self._tell_route()
@@ -166,7 +175,7 @@ class SessionDriver:
                     event = await self._next_event()
                     self._view.check()
                     event = await self._judged(event)
-                    todo += controller.step(event, loop.time())
+                    todo += controller.step(event, loop_s())
                     if controller.state is not ControllerState.OPENING:
                         is_taken = controller.state is ControllerState.RUNNING
                         self._was_answered(had_room=ordinary and is_taken)
@@ -179,7 +188,7 @@ class SessionDriver:
                     self._pace.came(len(effect.token_ids), self._came_s)
                     yield effect.token_ids
                 elif isinstance(effect, FindRoute):
-                    todo += controller.step(await self._find(effect), loop.time())
+                    todo += controller.step(await self._find(effect), loop_s())
                 else:
                     await self._perform(effect)
         finally:
@@ -192,7 +201,7 @@ class SessionDriver:
         """Let the view know what a token took over the present route."""
         pace = self._pace
         if pace.tokens >= self._config.pace_tokens_least:
-            now_s = asyncio.get_running_loop().time()
+            now_s = loop_s()
             self._view.took(pace.route, pace.expected_s, pace.token_s, now_s)
 
     def _tell_route(self) -> None:
@@ -215,12 +224,11 @@ class SessionDriver:
         have the session moved to and fro.
         """
         controller, limit_s = self.controller, self._config.stall_s
-        loop = asyncio.get_running_loop()
         if not self._pace.has_begun:  # all that is known may have to run again first
             limit_s += self._config.watch.known_token_s * len(controller.log.replay_ids)
         so_far = controller.progress
         if so_far != self._so_far:
-            self._so_far, self._since_s = so_far, loop.time()
+            self._so_far, self._since_s = so_far, loop_s()
         try:
             # asyncio.wait_for loses a cancellation that comes with an event, until Python 3.12.
             async with asyncio.timeout_at(self._since_s + limit_s):
@@ -250,10 +258,7 @@ class SessionDriver:
             self._transport, BY_CLIENTS, asked, self._config.ask_s, self._config.ask_grace_s
         )
         silent = set(suspects) - there
-        if len(silent) == 1:
-            at_fault = silent.pop()
-        else:
-            at_fault = self._view.at_fault(suspects, asyncio.get_running_loop().time())
+        at_fault = silent.pop() if len(silent) == 1 else self._view.at_fault(suspects, loop_s())
         return replace(event, peer_id=at_fault, suspects=())
 
     @property
@@ -266,13 +271,13 @@ class SessionDriver:
         """The route that is wanted; records are read anew after a wait."""
         view, kv_tokens = self._view, self._kv_tokens
         if wanted.after_s:
-            await view.waiting.wait(wanted.after_s)
+            await turn_or(wanted.after_s, view.waiting)
             await self._look()
         route = view.draw(
             wanted.mend,
             wanted.lost,
             kv_tokens,
-            asyncio.get_running_loop().time(),
+            loop_s(),
             urgent=self._urgent,
             without=wanted.without,
             known=self._known(kv_tokens),
@@ -283,7 +288,7 @@ class SessionDriver:
         """Post a route for a planned move by records read anew; tokens come on meanwhile."""
         await self._look()
         view, mend, leaving = self._view, wanted.mend, wanted.leaving
-        now_s = asyncio.get_running_loop().time()
+        now_s = loop_s()
         if wanted.to:
             route = view.swap(mend, leaving, wanted.to, self._kv_tokens, now_s)
         else:
@@ -340,7 +345,7 @@ class SessionDriver:
                     self._on_status(
                         f"{self._view.name_of(peer_id)} left; going on over another route"
                     )
-                now_s = asyncio.get_running_loop().time()
+                now_s = loop_s()
                 self._view.avoid(
                     peer_id, code, after_s, now_s, urgent=self._urgent, reason=effect.reason
                 )
@@ -362,7 +367,7 @@ class SessionDriver:
         """Tell the caller what the answer waits for, where that is news."""
         self._no_route = no_route
         text = no_route_text(no_route)
-        now_s = asyncio.get_running_loop().time()
+        now_s = loop_s()
         why = self._view.passed_over(no_route.missing, now_s)
         most = self._config.why_max
         more = (f"{len(why) - most} more",) if len(why) > most else ()
@@ -396,7 +401,7 @@ class SessionDriver:
                 await self._drop_warm()
 
     def _post(self, event: Event) -> None:
-        self._events.put_nowait((asyncio.get_running_loop().time(), event))
+        self._events.put_nowait((loop_s(), event))
 
     def _attempt_of(self, open_: SessionOpen) -> Attempt:
         vocab = self._request.model.vocab

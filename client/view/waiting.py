@@ -1,6 +1,7 @@
-"""Requests of one client that wait for a route, those that looked longest ago first."""
+"""Requests of one client that wait for a route, those that looked longest ago first. Pure."""
 
-import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 
 
@@ -8,23 +9,19 @@ class Waiting:
     """Who waits, and is woken before its time."""
 
     def __init__(self) -> None:
-        self._waiting: dict[asyncio.Future[None], None] = {}
+        self._wakes: dict[Callable[[], object], None] = {}
 
-    async def wait(self, most_s: float) -> None:
-        """Wait for ``most_s`` seconds, or until woken."""
-        woken = asyncio.get_running_loop().create_future()
-        self._waiting[woken] = None
+    @contextmanager
+    def listed(self, wake: Callable[[], object]) -> Iterator[None]:
+        """Within the block, ``wake`` is called once it is this request's turn to look again."""
+        self._wakes[wake] = None
         try:
-            async with asyncio.timeout(most_s):
-                await woken
-        except TimeoutError:
-            pass
+            yield
         finally:
-            self._waiting.pop(woken, None)
+            self._wakes.pop(wake, None)
 
     def wake(self, count: int) -> None:
         """Let the first ``count`` look again."""
-        for woken in list(islice(self._waiting, count)):
-            del self._waiting[woken]
-            if not woken.done():
-                woken.set_result(None)
+        for wake in list(islice(self._wakes, count)):
+            del self._wakes[wake]
+            wake()

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from client.session.driver import turn_or
 from client.view.waiting import Waiting
 from testing.clock import run_virtual
 
@@ -14,7 +15,7 @@ def test_the_first_to_wait_are_woken_and_the_others_wait_on() -> None:
         over_s: dict[str, float] = {}
 
         async def wait(name: str) -> None:
-            await waiting.wait(MOST_S)
+            await turn_or(MOST_S, waiting)
             over_s[name] = loop.time()
 
         began_s = loop.time()
@@ -25,7 +26,7 @@ def test_the_first_to_wait_are_woken_and_the_others_wait_on() -> None:
         waiting.wake(2)
         await asyncio.gather(*tasks.values(), return_exceptions=True)
         waiting.wake(2)
-        await waiting.wait(1.0)
+        await turn_or(1.0, waiting)
         over_s["later"] = loop.time()
         return {name: at_s - began_s for name, at_s in over_s.items()}
 
