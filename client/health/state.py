@@ -179,10 +179,11 @@ def build_state(seen: SwarmSnapshot) -> Json:
         peer["links"] = at_peers.get(peer["id"])
     counts = _depths(peers, spec)
     weak = _weak_points(seen, spec, peers)
-    help_text = _help(spec, counts, weak, blind=seen.blind)
+    cut_off = seen.blind and not any(counts)
+    help_text = _help(spec, counts, weak, cut_off=cut_off)
     probes = _probes(seen)
-    reasons = _reasons(seen, peers, counts, probes)
-    verdict = _verdict(seen, reasons, counts, probes)
+    reasons = _reasons(seen, peers, counts, probes, cut_off=cut_off)
+    verdict = _verdict(reasons, counts, probes, cut_off=cut_off)
     return {
         "version": 1,
         "generated_unix_s": seen.now_unix_s,
@@ -333,18 +334,19 @@ def _ranges(depths: list[int], depth: int) -> tuple[tuple[int, int], ...]:
     return layer_ranges(layer for layer, found in enumerate(depths) if found == depth)
 
 
-def _verdict(seen: SwarmSnapshot, reasons: list[str], depths: list[int], probes: Json) -> str:
+def _verdict(reasons: list[str], depths: list[int], probes: Json, *, cut_off: bool) -> str:
     if not reasons:
         return held_verdict(min(depths))
-    unseen = probes["last"] is None or (seen.blind and not any(depths))
-    return "not known" if unseen else "not healthy"
+    return "not known" if cut_off or probes["last"] is None else "not healthy"
 
 
-def _reasons(seen: SwarmSnapshot, peers: list[Json], depths: list[int], probes: Json) -> list[str]:
+def _reasons(
+    seen: SwarmSnapshot, peers: list[Json], depths: list[int], probes: Json, *, cut_off: bool
+) -> list[str]:
     last = probes["last"]
     if last is None:
         return ["the page has only begun to look"]
-    if seen.blind and not any(depths):
+    if cut_off:
         return ["the page reaches nobody who tells it who serves; it may be cut off itself"]
     if not depths:
         return ["nobody announces this model"]
@@ -439,8 +441,8 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return sorted(values)[max(0, math.ceil(len(values) * share / 100) - 1)]
 
 
-def _help(spec: ModelSpec | None, depths: list[int], weak: Sequence[str], *, blind: bool) -> str:
-    if blind and not any(depths):
+def _help(spec: ModelSpec | None, depths: list[int], weak: Sequence[str], *, cut_off: bool) -> str:
+    if cut_off:
         return "What would help most is not known."
     if spec is None:
         return "Nobody serves this model: found the swarm with `anabranch join`."
