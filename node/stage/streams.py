@@ -250,14 +250,13 @@ class StageStreams:
     ) -> None:
         """Give held-back credit as soon as this stage has caught up, and say until then that it is
         held back."""
-        loop = asyncio.get_running_loop()
         while True:
             await held.wait()
-            told_s = loop.time()
+            told_s = loop_s()
             while reader.holds:
                 await asyncio.sleep(READING.credit_s)
-                due = loop.time() - told_s >= READING.holding_s
-                told_s = loop.time() if due else told_s
+                due = loop_s() - told_s >= READING.holding_s
+                told_s = loop_s() if due else told_s
                 self._credit(reader, sender, due=due)
             held.clear()
 

@@ -219,7 +219,7 @@ BARE_JSON = CallFormat(
     also=(PYTHON_TAG,),
 )
 CALL_FORMATS = tuple(each for each in tuple(globals().values()) if isinstance(each, CallFormat))
-"""All that are known; of several that fit a template, the first is the model's."""
+"""All of the above, in that order: of several that fit a template, the first is the model's."""
 
 
 def call_format(
