@@ -60,6 +60,16 @@ def wait_for(url: str, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any
         time.sleep(0.1)
 
 
+def children_of(pid: int) -> list[psutil.Process]:
+    """The living children of a process; those that end meanwhile are left out."""
+    alive = psutil.process_iter(["ppid", "name", "status"])
+    return [
+        each
+        for each in alive
+        if each.info["ppid"] == pid and each.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
 def served(state: dict[str, Any]) -> float:
     return sum(hour["tokens"] for hour in state["served"]["hours"])
 
@@ -95,8 +105,7 @@ def test_a_page_whose_daemon_is_killed_ends_for_a_service_to_start_it_again(
     pair: LocalSwarm,
 ) -> None:
     with health_page(pair) as (_, process):
-        children = psutil.Process(process.pid).children(recursive=True)
-        (daemon,) = (each for each in children if each.name() == "p2pd")
+        (daemon,) = (each for each in children_of(process.pid) if each.info["name"] == "p2pd")
         daemon.kill()
         assert process.wait(WAIT_S) == EXIT_SWARM
 
