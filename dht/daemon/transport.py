@@ -360,7 +360,10 @@ class HivemindTransport:
         return self._config.metered(protocol, stream)
 
     async def _read_addresses(self) -> None:
-        visible = await asking_daemon(self._p2p.get_visible_maddrs())
+        try:
+            visible = await asking_daemon(self._p2p.get_visible_maddrs(latest=True))
+        except ValueError:  # none: a client listens nowhere, and networks go away for a while
+            return
         self.addresses = ranked([str(each) for each in visible]) or self.addresses
         self._dials = self._dials.seen_at(map(host_of, self.addresses))
 

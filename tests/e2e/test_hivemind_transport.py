@@ -397,6 +397,63 @@ def test_a_loop_of_the_transport_that_fails_is_set_up_again_or_ends_the_peer(
     asyncio.run(body())
 
 
+@pytest.mark.parametrize("client", [False, True], ids=["peer", "client"])
+def test_a_transport_looks_at_its_addresses_again_and_again(
+    client: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client listens nowhere, so it has none; a peer may have none while its network is gone."""
+
+    async def body() -> None:
+        async with swarm(1) as (peer,):
+            one = await start(peer, client_mode=client)
+            try:
+                asked, known = asyncio.Event(), one.addresses
+                identify, looks = one._p2p._client.identify, 0
+
+                async def told() -> Any:
+                    nonlocal looks
+                    looks += 1
+                    peer_id, found = await identify()
+                    if looks > 2 * FAILURES_MAX:
+                        asked.set()
+                    return peer_id, () if looks <= FAILURES_MAX else found
+
+                monkeypatch.setattr(one._p2p._client, "identify", told)
+                async with asyncio.timeout(60):
+                    await asked.wait()
+                assert one.addresses == known
+                assert one._config.parts.failures == {}
+                assert await one.get(KEY) == {}
+            finally:
+                await one.close()
+
+    monkeypatch.setattr(transport, "ADDRESSES_PERIOD_S", 0.02)
+    monkeypatch.setattr("dht.process.supervision.RESTART_S", 0.02)
+    asyncio.run(body())
+    assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("client", [False, True], ids=["peer", "client"])
+def test_a_daemon_that_was_stopped_ends_its_process(
+    client: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        async with swarm(1) as (peer,):
+            one = await start(peer, client_mode=client)
+            os.kill(one.daemon_pid, signal.SIGSTOP)
+            try:
+                async with asyncio.timeout(60):
+                    with pytest.raises(MachineError, match="no longer answers"):
+                        await one.wait_ended()
+            finally:
+                os.kill(one.daemon_pid, signal.SIGCONT)
+                await one.close()
+
+    monkeypatch.setattr(transport, "ADDRESSES_PERIOD_S", 0.02)
+    monkeypatch.setattr(transport, "OPEN_LIMIT_S", 0.5)
+    asyncio.run(body())
+
+
 async def test_a_slow_reader_holds_the_writer_back() -> None:
     released = asyncio.Event()
 
