@@ -26,7 +26,7 @@ from coordinator.policies.failure.pinger import BY_PEERS, answers_ping
 from coordinator.policies.routing.balance import BALANCE
 from coordinator.problem.from_records import problem_of
 from coordinator.runtime import Coordinator
-from dht.errors import NetworkError, UserError
+from dht.errors import MachineError, NetworkError, UserError
 from dht.messages.types import (
     NO_VERSION,
     Assignment,
@@ -38,7 +38,7 @@ from dht.messages.types import (
     fits,
     layers_text,
 )
-from dht.process.supervision import end_all
+from dht.process.supervision import beside, end_all
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
 from node.owner.reporter import Reporter, gibibytes, layers_sentence
@@ -71,6 +71,11 @@ class FollowConfig:
         default_factory=lambda: AskedConfig(silent_misses=BY_PEERS.silent_misses)
     )
     """How long what these pings said counts."""
+    load_look_s: float = 10.0
+    """Interval between looks whether a load goes on."""
+    load_looks: int = 90
+    """Looks that see no further byte after which a load stands still for good: a disk that is slow
+    reads the largest tensor in less, and graphs and kernels behind the last byte are made."""
     pinned: Assignment | None = None
     """Layers that this peer serves whatever the plan says."""
 
@@ -115,6 +120,8 @@ class PlanFollower:
         """Number of callers of :meth:`staying` that wait."""
         self._fetching: asyncio.Task[None] | None = None
         """The download that is waited for."""
+        self._loaded_bytes = 0
+        """What the present load has read."""
         self.aside = False
         """Whether the machine's owner needs it, or this peer leaves: plans are noted and not
         followed."""
@@ -209,7 +216,13 @@ class PlanFollower:
         what = f"Loading {layers_text((mine.start, mine.end))}"
         try:
             with self._reporter.phase(what, counted=True) as meter:
-                loaded_bytes = await self._engine.load(mine.start, mine.end, meter.update)
+
+                def progress(done_bytes: int, total_bytes: int) -> None:
+                    self._loaded_bytes = done_bytes
+                    meter.update(done_bytes, total_bytes)
+
+                async with beside(self._watch_load):
+                    loaded_bytes = await self._engine.load(mine.start, mine.end, progress)
         except Exception:  # or nobody would take layers for this peer again
             self._announcer.set(NodeState.WAITING, 0, 0, version)
             raise
@@ -224,6 +237,21 @@ class PlanFollower:
         self._reporter.say(
             f"{layers_sentence(mine.start, mine.end, total, NodeState.SERVING)}"
             f" ({gibibytes(loaded_bytes)} read, memory for {self._engine.kv_tokens} tokens)"
+        )
+
+    async def _watch_load(self) -> None:
+        """End the peer when a load stands still, as a disk or a device that hangs makes it: others
+        count on the layers for as long as it says that it loads them. Looks are counted, since a
+        process that is stopped sees nothing."""
+        looks, seen_bytes = 0, -1
+        while looks < self._config.load_looks:
+            await asyncio.sleep(self._config.load_look_s)
+            looks = looks + 1 if self._loaded_bytes == seen_bytes else 0
+            seen_bytes = self._loaded_bytes
+        limit_s = self._config.load_looks * self._config.load_look_s
+        raise MachineError(
+            f"loading stands still: not a byte was read for {limit_s:.0f} s, and joining again may"
+            " help"
         )
 
     async def help_oneself(self) -> None:

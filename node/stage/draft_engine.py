@@ -73,7 +73,8 @@ class DraftEngine:
         self._engine = engine
         self._vocab = vocab
         self._layers = (0, engine.spec.layers)
-        self._open: set[str] = set()
+        self._open: dict[str, int] = {}
+        """The tokens that each session may have here: its own, or as many as this model reads."""
         self._held = held
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="drafts")
         self._loop = asyncio.get_running_loop()
@@ -162,11 +163,11 @@ class DraftEngine:
             tokens + 2 * SESSION_BOUNDS.draft_tokens_max + 1, self._engine.spec.context_tokens
         )
         self._engine.kv.open(key, most, self._layers)
-        self._open.add(key)
+        self._open[key] = most
         return True
 
     def free(self, key: str) -> None:
-        self._open.discard(key)
+        self._open.pop(key, None)
         self._engine.kv.free(key)
 
     def draw(self, chain: DraftChain, told: Callable[[], None]) -> None:
@@ -201,7 +202,8 @@ class DraftEngine:
         """Run the chain's next rows, and draw a token behind the last one."""
         token_ids, draws = chain.rows()
         end = chain.ran + len(token_ids)
-        if not self._engine.kv.extend(chain.key, end):
+        is_beyond = end > self._open.get(chain.key, 0)
+        if is_beyond or not self._engine.kv.extend(chain.key, end):
             chain.failed = True
             return
         item = WorkItem(

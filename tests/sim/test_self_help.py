@@ -61,8 +61,9 @@ class LoadingEngine(PaperEngine):
         super().__init__(peer_id, 0, 0, kv_tokens=10_000, step_s=0.01)
         self.memory_bytes = memory_bytes
         self.serving = False
-        self.steps_end = asyncio.Event()
+        self.steps_end, self.reads = asyncio.Event(), asyncio.Event()
         self.steps_end.set()
+        self.reads.set()
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def fetch(self, start: int, end: int, progress: Callable[[int, int], None]) -> None:
@@ -72,6 +73,9 @@ class LoadingEngine(PaperEngine):
         if (end - start) * LAYER_BYTES > self.memory_bytes or end > LAYERS:
             raise UserError(f"layers [{start}, {end}) asked of {LAYERS}, or too many")
         await asyncio.sleep(2.0)
+        for layer in range(start, end):
+            await self.reads.wait()
+            progress((layer + 1 - start) * LAYER_BYTES, (end - start) * LAYER_BYTES)
         return (end - start) * LAYER_BYTES
 
     async def turn(self) -> None:
@@ -306,6 +310,18 @@ async def test_a_peer_whose_engine_stands_still_ends_rather_than_keep_its_layers
         assert not broken.task.done()
         broken.engine.steps_end.clear()
         with pytest.raises(MachineError, match="stands still"):
+            await broken.task
+
+
+@pytest.mark.virtual(limit_s=4000)
+async def test_a_peer_whose_load_stands_still_ends_rather_than_be_counted_on():
+    async with world(6, 6) as swarm:
+        broken = swarm.join(6)
+        broken.engine.reads.clear()
+        await swarm.until(lambda: broken.peer.record.state is NodeState.LOADING, SETTLE_S)
+        await asyncio.sleep(600)
+        assert not broken.task.done(), "a disk may be slow"
+        with pytest.raises(MachineError, match="loading stands still"):
             await broken.task
 
 

@@ -88,7 +88,9 @@ async def test_it_draws_what_comes_and_begins_again_where_something_else_came(
     drafts.close()
 
 
-async def test_sessions_and_tokens_are_bounded(llama: Family) -> None:
+async def test_sessions_and_tokens_are_bounded(
+    llama: Family, caplog: pytest.LogCaptureFixture
+) -> None:
     drafts = await prepared(llama)
     names = [str(number) for number in range(DRAFT_ENGINE.sessions_max)]
     assert all(drafts.open(name, 100) for name in names)
@@ -99,6 +101,7 @@ async def test_sessions_and_tokens_are_bounded(llama: Family) -> None:
     told.model.follow(prompt_of(200), 1)  # more than it was opened for
     assert await told.ready(1) == ()
     assert told.model.failed
+    assert not caplog.records, "a session longer than its model's context is nothing to log"
     await drafts.hold(wanted=False)
     assert not drafts.open("another", 100), "its weights are not here"
     drafts.close()
