@@ -170,6 +170,8 @@ class Coordinator:
         """Why the layers cannot all be placed, as a follower without a plan sees it."""
         self._solved: tuple[Problem, Standing] | None = None
         """The last solved problem, and what else decided on its answer."""
+        self._fruitless = 0
+        """Thorough solves of it in a row, each with another seed, that led to no plan."""
         self._planned: frozenset[str] | None = None
         """The settled peers of the running plan, at the last look; None before this process saw or
         made one."""
@@ -263,7 +265,9 @@ class Coordinator:
             await self._stop_solving()
         if reason is not None and self._solving is None and loop_s() >= self._retry_s:
             problem = problem_of(self._model, usable, links, running)
-            if reason == PERIODIC and self._thorough and self._was_solved(problem, usable):
+            if not self._was_solved(problem, usable):
+                self._fruitless = 0
+            if reason == PERIODIC and self._fruitless >= self._config.transition.fruitless_max:
                 self._planned_s = loop_s()  # the answer would be about the same
                 return
             shortage = why_uncoverable(problem)
@@ -418,7 +422,7 @@ class Coordinator:
             version=version,
             coordinator=self._transport.peer_id,
             time_limit_s=limit_s,
-            seed=version.counter,
+            seed=version.counter + self._fruitless,
             now_unix_s=self._transport.now(),
             thorough=self._thorough,
             answer_weight=self._demand.answer_weight(self._plans.newest),
@@ -467,6 +471,7 @@ class Coordinator:
             and request.answer_weight != running.answer_weight
         ):
             choice = running, "the best for the load now, too"
+        self._fruitless += self._thorough and choice is None
         if choice is not None:
             plan, why = choice
             plan = await asyncio.to_thread(with_effects, plan, usable)

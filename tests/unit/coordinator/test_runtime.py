@@ -262,6 +262,29 @@ async def test_a_thorough_solve_waits_for_calm_and_ends_for_a_change(make):
         await swarm.settle(swarm.agreed)
 
 
+@pytest.mark.virtual(limit_s=10_000)
+async def test_a_calm_swarm_is_solved_with_several_seeds_and_then_no_more(make):
+    seeds: list[int] = []
+
+    async def solve(request: SolveRequest, limit_s: float) -> SolveAnswer:
+        if request.thorough:
+            seeds.append(request.seed)
+        return await solve_here(request, limit_s)
+
+    config = TransitionConfig()
+    async with Swarm(make, [600, 600, 600], solve=solve) as swarm:
+        await swarm.settle(lambda: swarm.agreed() and len(swarm.leaders()) == 1)
+        await asyncio.sleep(config.calm_s + 10 * config.period_s)
+        tried = len(seeds)
+        assert tried >= config.fruitless_max
+        last = seeds[-config.fruitless_max :]
+        assert len(set(last)) == config.fruitless_max, "each finds what others miss"
+        await asyncio.sleep(5 * config.period_s)
+        assert len(seeds) == tried
+        await swarm.kill(next(m for m in swarm.members if not m.coordinator.leads))
+        await swarm.settle(lambda: len(seeds) > tried, 2 * config.period_s)
+
+
 @pytest.mark.virtual(limit_s=1000)
 async def test_a_body_is_had_from_others_when_its_author_is_gone(make):
     network = MemoryNetwork(random.Random(5))
