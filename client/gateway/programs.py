@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 NO_KEY = "none"
 """Programs want a key even where none is asked for."""
 YOUR_KEY = "YOUR-KEY"
+ALIASES = ("OPUS", "SONNET", "HAIKU")
+"""What Claude Code calls models for its subagents, its plans and its small tasks."""
 
 
 def settings(url: str, model: str, *, with_keys: bool) -> str:
@@ -19,7 +21,7 @@ def _claude_code(url: str, model: str, key: str) -> str:
             f"export ANTHROPIC_BASE_URL={url.removesuffix('/v1')}",
             f"export ANTHROPIC_AUTH_TOKEN={key}",
             f"export ANTHROPIC_MODEL={model}",
-            f"export ANTHROPIC_DEFAULT_HAIKU_MODEL={model}",
+            *(f"export ANTHROPIC_DEFAULT_{alias}_MODEL={model}" for alias in ALIASES),
             "export CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1",
             "claude",
         )

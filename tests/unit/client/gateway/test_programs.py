@@ -24,3 +24,11 @@ def test_codex_reads_its_lines_and_keys_are_asked_for() -> None:
     told = settings_for("claude-code", URL, "org/model", with_keys=True)
     assert "ANTHROPIC_AUTH_TOKEN=YOUR-KEY" in told
     assert "asks for" in settings(URL, "org/model", with_keys=True)
+
+
+def test_whatever_model_claude_code_asks_for_is_the_one_served() -> None:
+    told = settings_for("claude-code", URL, "org/model", with_keys=False)
+    said = dict(line.removeprefix("export ").split("=", 1) for line in told.splitlines()[:-1])
+    models = {name: said[name] for name in said if name.endswith("_MODEL")}
+    assert set(models.values()) == {"org/model"}
+    assert {f"ANTHROPIC_DEFAULT_{each}_MODEL" for each in ("OPUS", "SONNET", "HAIKU")} < {*models}
