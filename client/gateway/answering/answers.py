@@ -1,6 +1,7 @@
 """Makes the answers of one request: several prompts and choices at once, in bounded numbers."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -8,9 +9,9 @@ from dataclasses import dataclass
 
 from client.answer.answer import Answer, Piece
 from client.answer.generation import GenerationOptions
-from client.errors import RequestRefusedError
+from client.errors import RequestRefusedError, UnavailableError
 from client.gateway.answering.turns import Turns
-from client.gateway.errors import ApiError, bad_request, too_many, unavailable
+from client.gateway.errors import RETRY_AFTER_S, ApiError, bad_request, too_many, unavailable
 from client.gateway.metrics import Metrics, ModelMetrics
 from client.gateway.protocols.answer_bodies import ROUTE_STATES
 from client.session.controller import RouteStatus
@@ -253,5 +254,6 @@ def as_api_error(error: UserError | SwarmError | NetworkError) -> ApiError:
             return bad_request(f"the swarm cannot follow this request: {error}")
         case UserError():
             return bad_request(str(error))
-        case _:
-            return unavailable(f"the swarm cannot serve this now: {error}")
+    known_s = error.retry_after_s if isinstance(error, UnavailableError) else 0.0
+    said = f"the swarm cannot serve this now: {error}"
+    return unavailable(said, math.ceil(known_s) or RETRY_AFTER_S)

@@ -278,6 +278,16 @@ async def test_a_swarm_that_cannot_serve_is_a_503(fails: Exception, streams: boo
         await until(lambda: gateway.swarm.live == 0)
 
 
+@pytest.mark.parametrize(("known_s", "told"), [(39.2, "40"), (0.0, "5"), (0.1, "1")])
+async def test_a_client_is_told_to_come_back_when_the_swarm_has_room(
+    known_s: float, told: str
+) -> None:
+    async with paper_gateway() as gateway:
+        gateway.swarm.fails = UnavailableError("the peers are full", retry_after_s=known_s)
+        async with gateway.http.post(gateway.url + TEXT, json={"prompt": "a"}) as response:
+            assert (response.status, response.headers["Retry-After"]) == (503, told)
+
+
 async def test_a_fault_is_a_500_that_tells_nothing() -> None:
     async with paper_gateway() as gateway:
         gateway.swarm.fails = KeyError("secret")
