@@ -51,14 +51,20 @@ class ChoiceWriter:
         """Calls that the answer made so far, told or not."""
         self._is_over = False
         """Whether nothing that follows is told."""
-        self._thought, self._said, self._space = False, False, ""
-        """Whether thoughts came, and content; white space that is content if more of it comes."""
+        self._thoughts: list[str] = []
+        self._said, self._space = False, ""
+        """Whether content came; white space that is content if more of it comes."""
         self._logprobs = CompletionLogprobs(text_of=text_of, top=job.logprobs_top or 0)
 
     @property
     def values_per_token(self) -> int:
         """Number of log probabilities that are written for a token."""
         return 0 if self._job.logprobs_top is None else 1 + self._job.logprobs_top
+
+    @property
+    def thoughts(self) -> str:
+        """What it thought so far, told or not."""
+        return "".join(self._thoughts)
 
     @property
     def size(self) -> int:
@@ -125,7 +131,7 @@ class ChoiceWriter:
                     self._begun += 1
                     self._space = ""
                 case Thought():
-                    self._thought = True
+                    self._thoughts.append(part.text)
                     is_hidden = not (self._job.tells_thoughts and part.text)
             if self._is_over or is_hidden:
                 continue
@@ -133,7 +139,7 @@ class ChoiceWriter:
                 found.append(part)
                 continue
             text = self._space + part
-            text = text.lstrip() if self._thought and not self._said else text
+            text = text.lstrip() if self._thoughts and not self._said else text
             self._space = text[len(text.rstrip()) :]
             if text := text.rstrip():
                 self._said = True

@@ -442,6 +442,7 @@ class CompletionService:
             lambda: [writer.whole() for writer in writers],
             job.who,
         )
+        await self._count_thoughts(job, writers)
         return {**job.head.body(choices), "usage": job.usage.body}
 
     async def chunks(self, job: Job) -> AsyncGenerator[Json, None]:
@@ -466,7 +467,21 @@ class CompletionService:
                 for choice in choices:
                     yield {**job.head.body([choice]), **no_usage}
         if job.include_usage:
+            await self._count_thoughts(job, writers)
             yield {**job.head.body([]), "usage": job.usage.body}
+
+    async def _count_thoughts(self, job: Job, writers: Sequence[ChoiceWriter]) -> None:
+        """Count the tokens of thoughts by their texts: a piece of an answer may be of several."""
+        tokenizer = self._swarm.text.tokenizer
+        if job.channels is None or tokenizer is None:
+            return
+        texts = [writer.thoughts for writer in writers]
+        counts = await self._threads.run(
+            sum(map(len, texts)),
+            lambda: [len(tokenizer.encode(text, special_tokens=False)) for text in texts],
+            job.who,
+        )
+        job.usage.reasoning_tokens = min(sum(counts), job.usage.completion_tokens)
 
 
 def _check_scores(top: int | None, prompt_tokens: Sequence[int], n: int) -> None:

@@ -52,6 +52,8 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens whose KV the peers had kept when the first choice began."""
+    reasoning_tokens: int | None = None
+    """Tokens of the answers' thoughts; None: they are not told from the rest of the answers."""
 
     @property
     def tokens(self) -> int:
@@ -60,12 +62,15 @@ class Usage:
 
     @property
     def body(self) -> dict[str, Any]:
-        return {
+        found = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        if self.reasoning_tokens is not None:
+            found["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return found
 
 
 def route_body(index: int, status: RouteStatus, nodes: Mapping[str, NodeRecord]) -> dict[str, Any]:

@@ -598,10 +598,11 @@ def _part(kind: Kind, text: str) -> Json:
 
 def _usage(usage: Json) -> Json:
     cached = usage["prompt_tokens_details"]["cached_tokens"]
+    thought = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": thought},
         "total_tokens": usage["total_tokens"],
     }

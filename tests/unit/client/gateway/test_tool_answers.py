@@ -442,6 +442,42 @@ def test_messages_with_heads_are_thoughts_content_and_calls() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("template", "answer", "thoughts"),
+    [
+        (CHANNELS_TEMPLATE, CHANNELS_ANSWER, "hm"),
+        (TEMPLATE, "<think>alfa bravo charlie</think>I look.", "alfa bravo charlie"),
+        (TEMPLATE, "I look.", ""),
+    ],
+)
+def test_the_usage_has_the_tokens_of_thoughts(template: str, answer: str, thoughts: str) -> None:
+    async def scenario() -> None:
+        async with paper_gateway(template=template) as gateway, openai_client(gateway) as client:
+            scripted(gateway, answer)
+            tokenizer = gateway.swarm.text.tokenizer
+            assert tokenizer is not None
+            wanted = len(tokenizer.encode(thoughts, special_tokens=False))
+            asked: Any = {"model": "brook", "messages": HI}
+            for hides in ({}, {"include_reasoning": False}):
+                whole = await client.chat.completions.create(**asked, extra_body=hides)
+                streamed = [
+                    chunk
+                    async for chunk in await client.chat.completions.create(
+                        **asked,
+                        stream=True,
+                        stream_options={"include_usage": True},
+                        extra_body=hides,
+                    )
+                ]
+                for usage in (whole.usage, streamed[-1].usage):
+                    assert usage is not None
+                    assert usage.completion_tokens_details is not None
+                    assert usage.completion_tokens_details.reasoning_tokens == wanted
+                    assert usage.completion_tokens > wanted
+
+    asyncio.run(scenario())
+
+
 def test_a_format_is_that_of_the_final_message() -> None:
     async def scenario() -> None:
         async with paper_gateway(template=CHANNELS_TEMPLATE) as gateway:

@@ -57,6 +57,7 @@ def test_a_coding_agents_turns_go_both_ways() -> None:
             assert (call.name, json.loads(call.arguments)) == ("weather", OSLO)
             assert first.usage is not None
             assert first.usage.output_tokens > 10
+            assert first.usage.output_tokens_details.reasoning_tokens > 0
             assert first.usage.total_tokens == first.usage.input_tokens + first.usage.output_tokens
             turns += first.output
             turns.append(
