@@ -15,7 +15,7 @@ from client.answer.defaults import FILE, SamplingDefaults, defaults_in, defaults
 from client.answer.transformers_arguments import unheeded
 from client.gateway.programs import PROGRAMS, settings, settings_for
 from client.gateway.protocols.requests import CHAT_TOKENS_DEFAULT
-from client.gateway.web.callers import check_names, hosts_of, proxies_of
+from client.gateway.web.callers import check_hosts, hosts_of, origin_of, proxies_of
 from client.gateway.web.uploads import UploadsConfig
 from client.remembering import lasting_swarm, remember_swarm
 from client.swarm.swarm import Swarm, model_beside, named_of
@@ -150,7 +150,7 @@ def check(arguments: argparse.Namespace) -> tuple["Key", ...]:
         value = getattr(arguments, name)
         if value is not None and not low <= value <= high:
             raise UserError(f"{flag_of(name)} is {value}; it must be between {low} and {high}")
-    check_names(arguments.allow_origin, arguments.allow_host)
+    check_hosts(arguments.allow_host)
     said = os.environ.get(KEYS_VARIABLE, "")
     texts = said.split(",")
     named: tuple[Key, ...] = ()
@@ -229,7 +229,7 @@ async def serve(arguments: argparse.Namespace) -> int:
 
     config = GatewayConfig(
         keys=check(arguments),
-        origins=tuple(each.rstrip("/") for each in arguments.allow_origin),
+        origins=tuple(map(origin_of, arguments.allow_origin)),
         hosts=hosts_of(arguments.host, arguments.allow_host),
         proxies=proxies_of(arguments.proxy),
         uploads=UploadsConfig(bytes_max=int(arguments.max_body * 2**20)),

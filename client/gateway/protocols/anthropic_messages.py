@@ -1,7 +1,7 @@
 """Anthropic's ``/v1/messages``, translated to a chat of OpenAI's interface and back. Pure."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal, get_args
 
@@ -14,6 +14,7 @@ from client.gateway.protocols.answer_bodies import rfc3339
 from client.gateway.protocols.blocks import (
     Kind,
     PartWriter,
+    Took,
     begins_answer,
     message_from,
     text_in,
@@ -567,7 +568,7 @@ class MessageWriter(PartWriter):
     def beat(self) -> bytes:
         return self.framed({"type": "ping"})
 
-    def begin(self, prompt_tokens: int, created: int) -> None:
+    def begin(self, prompt_tokens: int, created: int, took: Callable[[], Took]) -> None:
         self._prompt_tokens = prompt_tokens
 
     def push(self, chunk: Json) -> list[Json]:

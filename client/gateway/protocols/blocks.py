@@ -1,7 +1,8 @@
 """How answers are written: as they are, or part by part in another interface's form. Pure."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -74,6 +75,15 @@ class Kind(Enum):
     CALL = "call"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Took:
+    """How long an answer has taken so far, in seconds."""
+
+    first_s: float
+    """From the request to the first token, or until now."""
+    whole_s: float
+
+
 class AnswerWriter(ABC):
     """Writes the answer of one request in an interface's form, whole or event by event."""
 
@@ -96,9 +106,11 @@ class AnswerWriter(ABC):
     def whole(self, answer: Json) -> Json:
         """The object for a whole answer of OpenAI's chats or completions."""
 
-    def begin(self, prompt_tokens: int, created: int) -> None:  # noqa: B027  most need neither
-        """Learn the number of tokens of the prompt and when the answer began (Unix time, seconds),
-        once these are known and before any chunk."""
+    def begin(  # noqa: B027  most need nothing of it
+        self, prompt_tokens: int, created: int, took: Callable[[], Took]
+    ) -> None:
+        """Learn the number of tokens of the prompt, when the answer began (Unix time, seconds), and
+        who tells how long it took, once these are known and before any chunk."""
 
     @abstractmethod
     def push(self, chunk: Json) -> list[Json]:

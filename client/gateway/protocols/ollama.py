@@ -5,7 +5,7 @@ otherwise.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from client.gateway.errors import ApiError, bad_request
 from client.gateway.protocols.answer_bodies import rfc3339
-from client.gateway.protocols.blocks import AnswerWriter, begins_answer, one_line
+from client.gateway.protocols.blocks import AnswerWriter, Took, begins_answer, one_line
 from client.gateway.protocols.messages import (
     MESSAGES_MAX,
     TOOLS_MAX,
@@ -208,7 +208,7 @@ def loaded(request: OllamaChat | OllamaGenerate, created: int) -> Json | None:
     if asks:
         return None
     writer = OllamaWriter(request)
-    writer.begin(0, created)
+    writer.begin(0, created, _at_once)
     reason = "unload" if request.keep_alive in UNLOADS else "load"
     return {**writer.line({}, done=True), "done_reason": reason}
 
@@ -266,6 +266,10 @@ def _shared(request: OllamaAsked) -> dict[str, Any]:
     return found
 
 
+def _at_once() -> Took:
+    return Took(first_s=0.0, whole_s=0.0)
+
+
 class OllamaWriter(AnswerWriter):
     """Writes an answer in Ollama's form."""
 
@@ -278,9 +282,10 @@ class OllamaWriter(AnswerWriter):
         self._calls: dict[int, Json] = {}
         """Calls whose arguments are still to come, by their places."""
         self._created = 0
+        self._took: Callable[[], Took] = _at_once
 
-    def begin(self, prompt_tokens: int, created: int) -> None:
-        self._created = created
+    def begin(self, prompt_tokens: int, created: int, took: Callable[[], Took]) -> None:
+        self._created, self._took = created, took
 
     @property
     def beat(self) -> bytes:
@@ -304,9 +309,13 @@ class OllamaWriter(AnswerWriter):
             "prompt_eval_count": usage["prompt_tokens"],
             "eval_count": usage["completion_tokens"],
         }
-        times = dict.fromkeys(
-            ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration"), 0
-        )
+        took = self._took()
+        times = {
+            "total_duration": _nanoseconds(took.whole_s),
+            "load_duration": 0,
+            "prompt_eval_duration": _nanoseconds(took.first_s),
+            "eval_duration": _nanoseconds(took.whole_s - took.first_s),
+        }
         return {**self.line(message, done=True), "done_reason": self._reason, **times, **counted}
 
     def whole(self, answer: Json) -> Json:
@@ -342,6 +351,10 @@ class OllamaWriter(AnswerWriter):
 
     def failed(self, error: ApiError) -> list[Json]:
         return [error_of(error)]
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
 def _of(said: Json) -> Json:
@@ -404,6 +417,7 @@ def shown(entry: Json, template: str, *, calls: bool, thinks: bool) -> Json:
         "details": _details(entry),
         "model_info": {
             "general.architecture": "anabranch",
+            "general.basename": entry["id"],  # what programs list it as
             "anabranch.context_length": entry.get("max_model_len"),
             "anabranch.block_count": entry.get("layers"),
         },

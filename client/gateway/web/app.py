@@ -35,7 +35,15 @@ from client.gateway.protocols.blocks import AnswerWriter
 from client.gateway.protocols.requests import ChatRequest, CompletionRequest, parse_request
 from client.gateway.web.beats import with_beats
 from client.gateway.web.bodies import Body
-from client.gateway.web.callers import IpNetwork, answers_to, asked_by, is_own, is_proxy, party_of
+from client.gateway.web.callers import (
+    IpNetwork,
+    answers_to,
+    asked_by,
+    is_allowed,
+    is_own,
+    is_proxy,
+    party_of,
+)
 from client.gateway.web.dialects import (
     CHATS,
     COMPLETIONS,
@@ -50,6 +58,7 @@ from client.gateway.web.error_answers import (
     answer_to,
     error_body,
     error_response,
+    is_of_ollama,
     json_answer,
 )
 from client.gateway.web.openapi import Endpoint, document
@@ -73,6 +82,8 @@ OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json", *CHAT_FILES})
 """Paths that need no key, as with vLLM; the page asks its visitor for one."""
 KEY_HEADERS = ("x-api-key", "api-key")
 """Where clients of Anthropic and of Azure send a key that is no bearer's."""
+OF_BROWSERS = frozenset({"origin", "sec-fetch-site"})
+"""Headers that browsers send with what pages ask, and a page cannot leave out."""
 PREFLIGHT_S = 600
 """Time for which a browser need not ask again what a page may send."""
 ASKED = web.RequestKey("asked", Asked)
@@ -87,7 +98,10 @@ class GatewayConfig:
     now_s: Callable[[], float] = time.time
     """Unix time, for quotas."""
     origins: tuple[str, ...] = ()
-    """Web pages from these origins may call; ``*`` is any. Empty: none (no CORS headers)."""
+    """Web pages from these origins may call (:func:`client.gateway.web.callers.origin_of`). Empty:
+    none (no CORS headers)."""
+    pages_told_max: int = 8
+    """Origins whose pages were refused that the owner is told of; anybody may make more up."""
     hosts: frozenset[str] | None = None
     """Names that a request may ask this gateway by while no key is asked, besides those of this
     machine; None: any. See
@@ -133,6 +147,8 @@ class Gateway:
         self._keys = Keys(config.keys)
         self._reading = TextThreads()
         self._busy: set[Any] = set()
+        self._pages: set[str] = set()
+        """Origins whose pages were refused, as far as the owner was told of them."""
         self._uploads = Uploads(config.uploads)
         self._answering: tuple[Route | NoRoute, object, float] = (), None, -math.inf
         """The route that was found last for ``/health``, the records that it was found in, and
@@ -184,6 +200,8 @@ class Gateway:
         cors = self._cors(request)
         if request.method == "OPTIONS" and cors:
             return web.Response(status=204, headers=cors)
+        if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
+            self._tell_of_page(request.headers.get("Origin", ""))
         try:
             response = await handler(request)
         except ApiError as error:
@@ -206,7 +224,7 @@ class Gateway:
 
     def _cors(self, request: web.Request) -> dict[str, str]:
         origin, allowed = request.headers.get("Origin"), self._config.origins
-        if origin is None or not ("*" in allowed or origin in allowed):
+        if origin is None or not is_allowed(origin, allowed):
             return {}
         return {
             "Access-Control-Allow-Origin": "*" if "*" in allowed else origin,
@@ -219,6 +237,13 @@ class Gateway:
             "Access-Control-Max-Age": str(PREFLIGHT_S),
             "Vary": "Origin, Access-Control-Request-Headers",
         }
+
+    def _tell_of_page(self, origin: str) -> None:
+        """Tell the owner that a page was refused: its visitor sees that it failed, and not why."""
+        if origin in self._pages or len(self._pages) >= self._config.pages_told_max:
+            return
+        self._pages.add(origin)
+        logger.warning("a web page of %s may not call; --allow-origin lets it", origin[:200])
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -241,6 +266,7 @@ class Gateway:
             and not self._cors(request)
             and not is_own(origin, self._host(request), self._config.hosts)
         ):
+            self._tell_of_page(origin)
             raise ApiError(403, f"pages of {origin[:200]} may not call; --allow-origin lets them")
         if self._keys and request.path not in OPEN_PATHS:
             scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
@@ -272,11 +298,17 @@ class Gateway:
     async def _admitted(self, request: web.Request) -> AsyncIterator[Body]:
         """The body of a request that is counted in; raises ApiError."""
         request[ASKED].account.begin(self._config.now_s())
-        with closing(await self._uploads.body(request, self._party(request))) as body:
+        with closing(await self._body(request)) as body:
             if self.draining:
                 raise unavailable("this gateway is stopping")
             async with self._answers.admitted(self._who(request)):
                 yield body
+
+    async def _body(self, request: web.Request) -> Body:
+        """The body of a request; raises ApiError. Ollama reads it as JSON whatever type it is said
+        to have, and its manual's requests say none: here a browser alone has to say it."""
+        any_type = is_of_ollama(request) and not OF_BROWSERS & {*map(str.lower, request.headers)}
+        return await self._uploads.body(request, self._party(request), any_type=any_type)
 
     async def _generate(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         async with self._admitted(request) as body:
@@ -328,7 +360,11 @@ class Gateway:
             except ApiError as error:
                 raise error.renamed(dialect.params) from error.__cause__
             del parsed
-            writer.begin(job.usage.prompt_tokens, job.head.created)
+            writer.begin(
+                job.usage.prompt_tokens,
+                job.head.created,
+                lambda: asked.took(asyncio.get_running_loop().time()),
+            )
             with asked.spending(job, now_s):
                 yield model.service, job
 
@@ -469,7 +505,7 @@ class Gateway:
         return json_answer(ollama.tags_of(self._served.list()["data"]))
 
     async def _show(self, request: web.Request) -> web.Response:
-        with closing(await self._uploads.body(request, self._party(request))) as body:
+        with closing(await self._body(request)) as body:
             asked = parse_request(bytes(body.data), ollama.ShowRequest)
         name = ollama.name_of(asked.model or asked.name or "")
         async with self._served.use(name) as model:

@@ -8,6 +8,9 @@ from dht.budget import ip_of, neighbourhood_of
 from dht.errors import UserError
 
 IpNetwork = IPv4Network | IPv6Network
+ANY = "*"
+USUAL_PORTS = {"http": ":80", "https": ":443"}
+"""Fixed by RFC 6454: ports that browsers leave out of an origin."""
 
 
 def hosts_of(listens_at: str, allowed: Sequence[str]) -> frozenset[str] | None:
@@ -21,16 +24,39 @@ def hosts_of(listens_at: str, allowed: Sequence[str]) -> frozenset[str] | None:
     return frozenset(name.lower().strip("[]") for name in (listens_at, *allowed))
 
 
-def check_names(origins: Sequence[str], hosts: Sequence[str]) -> None:
-    """Raises UserError for origins and names that no browser would send: they would let nobody
-    in, without a word."""
-    for origin in origins:
-        at = urlsplit(origin.rstrip("/"))
-        if origin != "*" and f"{at.scheme}://{at.netloc}" != origin.rstrip("/"):
-            raise UserError(
-                f"--allow-origin is {origin[:200]!r}; give scheme, name and port as a browser shows"
-                " them, such as https://chat.example.org, or * for any"
-            )
+def origin_of(said: str) -> str:
+    """An origin that an owner allows, as a browser sends it: in lower case, without a usual port.
+
+    ``*`` is any; within an origin, once, it stands for a part of it. Raises UserError for what no
+    browser would send: it would let nobody in, without a word.
+    """
+    given = said.rstrip("/").lower()
+    try:
+        at = urlsplit(given)
+    except ValueError:
+        at = urlsplit("")
+    if given == ANY or (given == f"{at.scheme}://{at.netloc}" and given.count(ANY) <= 1):
+        return given.removesuffix(USUAL_PORTS.get(at.scheme, ""))
+    raise UserError(
+        f"--allow-origin is {said[:200]!r}; give scheme, name and port as a browser shows them,"
+        " such as https://chat.example.org or chrome-extension://*, or * for any"
+    )
+
+
+def is_allowed(origin: str, allowed: Sequence[str]) -> bool:
+    """Whether a page of ``origin`` is one of those ``allowed`` (:func:`origin_of`)."""
+    return any(each == ANY or _fits(origin.lower(), each) for each in allowed)
+
+
+def _fits(origin: str, pattern: str) -> bool:
+    begin, star, end = pattern.partition(ANY)
+    between = origin[len(begin) : len(origin) - len(end)] if star else ""
+    return origin == f"{begin}{between}{end}" and "/" not in between
+
+
+def check_hosts(hosts: Sequence[str]) -> None:
+    """Raises UserError for names that no browser would send: they would let nobody in, without a
+    word."""
     for host in hosts:
         name = host.lower()
         if name not in (_name_of(name), f"[{_name_of(name)}]") and address_of(name) is None:

@@ -18,9 +18,14 @@ def json_answer(body: Json, status: int = 200) -> web.Response:
     return web.json_response(body=msgspec.json.encode(body), status=status)
 
 
+def is_of_ollama(request: web.BaseRequest) -> bool:
+    """Whether a request is to Ollama's interface, by its path."""
+    return "/api/" in request.path
+
+
 def error_body(request: web.BaseRequest, error: ApiError) -> Json:
     """An error's body in the form of who asks."""
-    if "/api/" in request.path:
+    if is_of_ollama(request):
         return ollama.error_of(error)
     is_anthropic = ANTHROPIC_HEADER in request.headers or ANTHROPIC_PART in request.path.split("/")
     return anthropic_messages.error_of(error) if is_anthropic else error.body

@@ -8,6 +8,7 @@ from client.gateway.answering.job import Job
 from client.gateway.errors import ApiError
 from client.gateway.keys import Account
 from client.gateway.protocols.answer_bodies import Usage
+from client.gateway.protocols.blocks import Took
 
 HUNG_UP = 499
 """Fixed by nginx's usage: the status of a request whose client did not wait."""
@@ -30,6 +31,12 @@ class Asked:
     def usage(self) -> Usage:
         """Tokens that the request has used so far."""
         return Usage() if self.job is None else self.job.usage
+
+    def took(self, now_s: float) -> Took:
+        """How long its answer has taken so far."""
+        first_s = None if self.job is None else self.job.first_token_s
+        first_s = now_s if first_s is None else first_s
+        return Took(first_s=first_s - self.started_s, whole_s=now_s - self.started_s)
 
     @contextmanager
     def spending(self, job: Job, now_s: float) -> Iterator[None]:

@@ -36,9 +36,10 @@ class Uploads:
         self.unfinished: Counter[str] = Counter()
         """Requests whose body is still on its way, by address."""
 
-    async def body(self, request: web.Request, address: str) -> Body:
-        """The body of a request from ``address``; raises ApiError (400, 408, 413, 415, 429)."""
-        if request.content_type != "application/json":
+    async def body(self, request: web.Request, address: str, *, any_type: bool = False) -> Body:
+        """The body of a request from ``address``, JSON of ``any_type`` or of its own; raises
+        ApiError (400, 408, 413, 415, 429)."""
+        if not any_type and request.content_type != "application/json":
             said = request.headers.get("Content-Type", "none")[:100]
             raise ApiError(415, f"send 'Content-Type: application/json'; this body's is {said}")
         encoding = encoding_of(request.headers.get("Content-Encoding", ""))

@@ -336,6 +336,7 @@ async def test_keys_are_asked_for_where_they_are_set() -> None:
         (("https://a.example",), "https://a.example", "https://a.example"),
         (("https://a.example",), "https://b.example", None),
         (("*",), "https://b.example", "*"),
+        (("moz-extension://*",), "moz-extension://4f2a", "moz-extension://4f2a"),
     ],
 )
 async def test_web_pages_may_call_only_where_allowed(
@@ -352,6 +353,23 @@ async def test_web_pages_may_call_only_where_allowed(
         async with gateway.http.post(gateway.url + TEXT, headers=headers, json=body) as got:
             assert got.status == 200
             assert got.headers.get("Access-Control-Allow-Origin") == allowed
+
+
+@pytest.mark.parametrize("keys", [(), ("key",)])
+async def test_the_owner_hears_of_pages_that_are_refused(
+    keys: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their visitors see that a request failed, and a browser tells no page why."""
+    config = GatewayConfig(keys=plain_keys(keys), pages_told_max=2)
+    async with paper_gateway(config=config) as gateway:
+        for at in (0, 0, 1, 2):
+            headers = {"Origin": f"https://{at}.example", "Access-Control-Request-Method": "POST"}
+            async with gateway.http.options(gateway.url + TEXT, headers=headers) as response:
+                assert response.status == (401 if keys else 405)
+    told = [each.getMessage() for each in caplog.records]
+    pages = [f"a web page of https://{at}.example may not call" for at in (0, 1)]
+    assert [line.partition(";")[0] for line in told] == pages, "each once, and not without end"
+    assert all("--allow-origin" in line for line in told)
 
 
 async def open_request(gateway: PaperGateway, **body: object) -> "asyncio.Task[int]":

@@ -152,6 +152,7 @@ def test_models_are_listed_and_shown() -> None:
             assert status == 200
             assert shown["capabilities"] == ["completion", "tools", "thinking"]
             assert shown["model_info"]["anabranch.context_length"] == 1024  # type: ignore[index]
+            assert shown["model_info"]["general.basename"] == "brook"  # type: ignore[index]
 
     asyncio.run(scenario())
 
@@ -207,3 +208,57 @@ def test_results_belong_to_calls_by_id_then_function_then_order() -> None:
     chat = chat_of(OllamaChat(model="m", messages=[asks, *results]))
     found = [message.tool_call_id for message in chat.messages[1:]]
     assert found == ["call0x1", "call0x0", "call0x2", "call0x3", "call"]
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_durations_are_those_of_the_answer(streams: bool) -> None:
+    """Programs show ``eval_count / eval_duration`` as the speed."""
+
+    async def scenario() -> None:
+        async with paper_gateway(step_s=0.01) as gateway:
+            body: Any = {"model": "brook", "prompt": "Hi", "raw": True}
+            body["options"] = {"num_predict": 6}
+            loop = asyncio.get_running_loop()
+            began_s = loop.time()
+            if streams:
+                last = (await lines(gateway, "/api/generate", **body))[-1]
+            else:
+                _, last = await gateway.post("/api/generate", stream=False, **body)
+            passed_ns = (loop.time() - began_s) * 1e9
+            assert min(last["eval_duration"], last["prompt_eval_duration"]) > 0
+            parts = last["prompt_eval_duration"] + last["eval_duration"]
+            assert abs(parts - last["total_duration"]) <= 1
+            assert last["total_duration"] <= passed_ns
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", ["/api/generate", "/api/chat", "/api/show"])
+@pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "text/plain"])
+def test_requests_as_its_manual_has_them_are_read(path: str, kind: str | None) -> None:
+    """``curl http://…/api/generate -d '{…}'`` says the type of a form; a browser has to say JSON,
+    as it sends all else for any page, without asking first."""
+
+    async def scenario() -> None:
+        async with paper_gateway() as gateway:
+            scripted(gateway, "Hello.")
+            body = {"model": "brook", "prompt": "Hi", "messages": HI, "stream": False}
+            data = json.dumps({name: body[name] for name in FIELDS[path]})
+            said = {} if kind is None else {"Content-Type": kind}
+            for header, status in (({}, 200), ({"Sec-Fetch-Site": "cross-site"}, 415)):
+                async with gateway.http.post(
+                    gateway.url + path,
+                    data=data.encode(),
+                    headers=said | header,
+                    skip_auto_headers=["Content-Type"],
+                ) as response:
+                    assert response.status == status, await response.text()
+
+    asyncio.run(scenario())
+
+
+FIELDS = {
+    "/api/generate": ("model", "prompt", "stream"),
+    "/api/chat": ("model", "messages", "stream"),
+    "/api/show": ("model",),
+}
