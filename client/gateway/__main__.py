@@ -5,7 +5,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
@@ -30,6 +30,8 @@ from dht.process.supervision import first_of
 from dht.swarm_options import add_model, add_swarm, settle_swarm
 
 if TYPE_CHECKING:
+    from client.gateway.answering.models import OpenModel
+    from client.gateway.answering.service import CompletionService
     from client.gateway.keys import Key
 
 KEYS_VARIABLE = "ANABRANCH_API_KEYS"
@@ -252,9 +254,9 @@ async def serve(arguments: argparse.Namespace) -> int:
         others.pop(swarm.text.name, None)
         trials = GrammarTrials()
 
-        def opened_as(swarm: Swarm) -> OpenModel:
+        def service_of(swarm: Swarm) -> CompletionService:
             template, defaults = _text_side(swarm.text.directory)
-            service = CompletionService(
+            return CompletionService(
                 swarm,
                 answers,
                 template=template,
@@ -262,16 +264,15 @@ async def serve(arguments: argparse.Namespace) -> int:
                 chat_tokens=arguments.chat_tokens,
                 trials=trials,
             )
-            return OpenModel(swarm=swarm, service=service)
 
         @asynccontextmanager
         async def opened(name: str) -> AsyncIterator[OpenModel]:
             if name == swarm.text.name:
-                yield opened_as(swarm)
+                yield opened_as(swarm, service_of)
                 return
             async with model_beside(swarm, others[name], _say) as other:
                 await take_text(other)
-                yield opened_as(other)
+                yield opened_as(other, service_of)
 
         models = GatewayModels((swarm.text.name, *others), opened)
         async with models.use(swarm.text.name):
@@ -309,6 +310,20 @@ def _how_to_ask(
         yield f"for {arguments.program}:\n\n{told}\n"
 
 
+def opened_as(swarm: Swarm, serve: Callable[[Swarm], "CompletionService"]) -> "OpenModel":
+    """A model with what is here of it. What its peers have may come later: in a gateway that was
+    started before them."""
+    from client.gateway.answering.models import OpenModel
+
+    async def whole() -> OpenModel | None:
+        await swarm.reader.ready_spec()
+        await take_text(swarm)
+        return None if swarm.text.directory is None else opened_as(swarm, serve)
+
+    is_whole = swarm.text.directory is not None
+    return OpenModel(swarm=swarm, service=serve(swarm), whole=None if is_whole else whole)
+
+
 async def take_text(swarm: Swarm) -> None:
     """Take a model's text files from its peers, if they are those that the owner means.
 
@@ -321,7 +336,7 @@ async def take_text(swarm: Swarm) -> None:
         others = await swarm.reader.other_models()
         _say(
             f"nobody in network {swarm.config.network} announces {swarm.text.name} now"
-            + (f"; {others}" if others else ": it takes token ids only")
+            + f"; {others or 'requests wait until somebody does'}"
         )
     elif swarm.is_vouched_for(spec):
         await swarm.ready_text()

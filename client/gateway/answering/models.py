@@ -6,25 +6,41 @@ never ends, or whose tokenizer takes for ever; such a model is not opened here.
 
 import asyncio
 import logging
+import math
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
+from client.gateway.answering.answers import as_api_error
 from client.gateway.answering.service import CompletionService
 from client.gateway.errors import ApiError, unavailable
 from client.swarm.swarm import Swarm
 from client.view.view import SwarmView
 from coordinator.plans.catalogue.served import ServedModel, served_model
+from dht.errors import NetworkError, SwarmError, UserError
 from dht.messages.types import ModelSpec, NodeRecord
 from dht.process.json_file import Json
+from dht.process.supervision import end_all, loop_s
 
 logger = logging.getLogger(__name__)
 
 OPEN_MAX = 8
 """Maximum models that are open at a time."""
 NAMED_MAX = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsConfig:
+    """How open models are kept."""
+
+    again_s: float = 30.0
+    """Time after which what a model misses is looked for again, where no peer had it."""
+
+
+MODELS = ModelsConfig()
 FIGURES = ("fingerprint", "layers", "covered", "replicas", "tokens_per_s", "precisions")
 """What the list of models says of each, as ``anabranch models --json`` does."""
 
@@ -33,6 +49,10 @@ FIGURES = ("fingerprint", "layers", "covered", "replicas", "tokens_per_s", "prec
 class OpenModel:
     swarm: Swarm
     service: CompletionService
+    whole: "Callable[[], Coroutine[Any, Any, OpenModel | None]] | None" = None
+    """Makes the same with what was missing when it was opened, such as its tokenizer; waits for a
+    first peer as long as an answer would. It is None where nothing is missing, and makes None where
+    no peer has it. Raises UserError, SwarmError, NetworkError."""
 
 
 Opener = Callable[[str], AbstractAsyncContextManager[OpenModel]]
@@ -46,6 +66,10 @@ class _Kept:
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     users: int = 0
     task: asyncio.Task[None] | None = None
+    completing: asyncio.Task[OpenModel | None] | None = None
+    """Looks for what is missing, for all who wait for it."""
+    looked_s: float = -math.inf
+    """When that ended last without it, by the event loop's clock."""
     counted: tuple[ModelSpec, Mapping[str, NodeRecord], ServedModel] | None = None
     """What was served by the records that were read last, and those."""
 
@@ -83,6 +107,31 @@ class GatewayModels:
             yield await asyncio.shield(kept.ready)
         finally:
             kept.users -= 1
+
+    @asynccontextmanager
+    async def ready(self, name: str | None) -> AsyncIterator[OpenModel]:
+        """A model as :meth:`use` gives it, with what was missing when it was opened where its peers
+        have that now: it may have been opened before there were any. Raises ApiError."""
+        async with self.use(name) as model:
+            kept = self._kept[self.checked(name)]
+            yield await self._completed(kept, model)
+
+    async def _completed(self, kept: _Kept, model: OpenModel) -> OpenModel:
+        if model.whole is None or loop_s() - kept.looked_s < MODELS.again_s:
+            return model
+        if kept.completing is None or kept.completing.done():
+            kept.completing = asyncio.create_task(model.whole())
+            kept.completing.add_done_callback(lambda task: task.cancelled() or task.exception())
+        try:
+            found = await asyncio.shield(kept.completing)
+        except (UserError, SwarmError, NetworkError) as error:
+            raise as_api_error(error) from None
+        if found is None:
+            kept.looked_s = loop_s()
+        else:
+            kept.ready = asyncio.get_running_loop().create_future()
+            kept.ready.set_result(found)
+        return kept.ready.result()
 
     def checked(self, name: str | None) -> str:
         """The name of a model that is served here; raises ApiError (404)."""
@@ -128,6 +177,8 @@ class GatewayModels:
                 del self._kept[name]
 
     async def _end(self, kept: _Kept) -> None:
+        if kept.completing is not None:
+            await end_all((kept.completing,))
         kept.closing.set()
         if kept.task is not None:
             await asyncio.gather(kept.task, return_exceptions=True)

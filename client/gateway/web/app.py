@@ -289,7 +289,7 @@ class Gateway:
                 body,
                 lambda data: anthropic_messages.prompt_of(parse_request(data, kind)),
             )
-            async with self._served.use(asked.model) as model:
+            async with self._served.ready(asked.model) as model:
                 return json_answer(
                     {"input_tokens": await model.service.count(asked, self._who(request))}
                 )
@@ -348,7 +348,7 @@ class Gateway:
     ) -> AsyncIterator[tuple[CompletionService, Job]]:
         """What there is to do, at the expense of who asks; raises ApiError."""
         asked = request[ASKED]
-        async with self._served.use(parsed.model) as model:
+        async with self._served.ready(parsed.model) as model:
             now_s = self._config.now_s()
             try:
                 job = await model.service.understand(
@@ -508,7 +508,7 @@ class Gateway:
         with closing(await self._body(request)) as body:
             asked = parse_request(bytes(body.data), ollama.ShowRequest)
         name = ollama.name_of(asked.model or asked.name or "")
-        async with self._served.use(name) as model:
+        async with self._served.ready(name) as model:
             service = model.service
             return json_answer(
                 ollama.shown(

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 import client.gateway.__main__ as command
-from client.gateway.answering.models import FIGURES, GatewayModels, OpenModel
+import client.gateway.answering.models as models_module
+from client.errors import UnavailableError
+from client.gateway.answering.models import FIGURES, GatewayModels, ModelsConfig, OpenModel
 from client.gateway.errors import ApiError
 from client.swarm.swarm import Swarm, SwarmConfig, model_beside, named_of
 from client.text.tokenizer import ModelText
@@ -23,6 +25,7 @@ from dht.messages.types import ModelRecord, ModelSpec
 from dht.records.directory import Directory
 from node.links.text_server import ServedTexts, TextServer
 from testing.network import MemoryNetwork, MemoryTransport
+from tests.unit.client.gateway.waiting import until
 from tests.unit.records import MODEL, record_of
 
 
@@ -108,6 +111,54 @@ async def test_a_model_that_cannot_be_opened_is_tried_again() -> None:
     await models.close()
 
 
+async def test_what_a_model_misses_is_looked_for_once_for_all_and_not_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[asyncio.Event] = []
+
+    async def whole() -> OpenModel | None:
+        looks.append(asyncio.Event())
+        await looks[-1].wait()
+        match len(looks):
+            case 1:
+                raise UnavailableError("nobody is there")
+            case 2:
+                return None
+        return OpenModel(swarm=nothing, service=text)
+
+    nothing: Any = "swarm"
+    ids: Any = "token ids"
+    text: Any = "texts"
+
+    @asynccontextmanager
+    async def opener(name: str) -> AsyncIterator[OpenModel]:
+        yield OpenModel(swarm=nothing, service=ids, whole=whole)
+
+    models = GatewayModels(("a",), opener)
+
+    async def ask() -> str:
+        try:
+            async with models.ready("a") as model:
+                return str(model.service)
+        except ApiError as error:
+            return f"{error.status}"
+
+    async def asked_at_once() -> list[str]:
+        before = len(looks)
+        asking = [asyncio.create_task(ask()) for _ in range(3)]
+        await until(lambda: len(looks) > before)
+        looks[-1].set()
+        return await asyncio.gather(*asking)
+
+    assert await asked_at_once() == ["503"] * 3
+    assert await asked_at_once() == ["token ids"] * 3
+    assert (await ask(), len(looks)) == ("token ids", 2), "no peer had it a moment ago"
+    monkeypatch.setattr(models_module, "MODELS", ModelsConfig(again_s=0.0))
+    assert await asked_at_once() == ["texts"] * 3
+    assert (await ask(), len(looks)) == ("texts", 3), "nothing is missing any more"
+    await models.close()
+
+
 # A stranger's text files
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -124,8 +175,10 @@ CATASTROPHIC = {
 }
 
 
-async def announced(network: MemoryNetwork, directory: Path) -> tuple[MemoryTransport, ModelSpec]:
-    """A peer that serves a model with a hostile template and tokenizer."""
+async def announced(
+    network: MemoryNetwork, directory: Path, when: str = "now"
+) -> tuple[MemoryTransport, ModelSpec]:
+    """A peer that serves a model with a hostile template and tokenizer, and says so."""
     (directory / "config.json").write_text('{"model_type": "m"}')
     (directory / "tokenizer.json").write_text(json.dumps(CATASTROPHIC))
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": ENDLESS}))
@@ -133,9 +186,14 @@ async def announced(network: MemoryNetwork, directory: Path) -> tuple[MemoryTran
     spec = replace(MODEL, name="trap", root=root_of(text_hashes(directory), weights))
     peer = network.transport()
     await TextServer(peer, ServedTexts.of(directory, weights)).start()
+    if when == "now":
+        await publish(peer, spec)
+    return peer, spec
+
+
+async def publish(peer: MemoryTransport, spec: ModelSpec) -> None:
     record = record_of(peer.peer_id, 0, 8, model=spec, addresses=peer.addresses)
     await Directory(peer, "n", spec.key).publish(record)
-    return peer, spec
 
 
 @pytest.mark.parametrize("vouched", ["", "fingerprint", "named"])
@@ -166,6 +224,44 @@ def test_a_strangers_template_and_tokenizer_are_not_run(
     else:
         assert (text.directory, text.tokenizer) == (None, None)
         assert "a stranger's tokenizer and template are not run here" in said[-1]
+
+
+def test_a_gateway_that_was_started_before_its_peers_takes_their_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a power cut, when a machine starts everything at once."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    said: list[str] = []
+    monkeypatch.setattr(command, "_say", said.append)
+    (tmp_path / "model").mkdir()
+
+    async def scenario() -> list[Path | None]:
+        network = MemoryNetwork(random.Random(0))
+        peer, spec = await announced(network, tmp_path / "model", "later")
+        config = SwarmConfig(network="n", fingerprint=spec.fingerprint, wait_s=0.0)
+        text = ModelText(name="trap")
+        async with Swarm.over(network.transport(), text, config) as swarm:
+            await command.take_text(swarm)
+
+            @asynccontextmanager
+            async def opener(name: str) -> AsyncIterator[OpenModel]:
+                directory: Any = lambda swarm: swarm.text.directory  # noqa: E731
+                yield command.opened_as(swarm, directory)
+
+            models, found = GatewayModels(("trap",), opener), []
+            with pytest.raises(ApiError, match="nobody in network 'n' announces trap"):
+                async with models.ready("trap"):
+                    pass
+            await publish(peer, spec)
+            await swarm.reader.look()
+            async with models.ready("trap") as model:
+                found.append(model.service)
+            await models.close()
+        return found
+
+    (directory,) = asyncio.run(scenario())
+    assert directory is not None
+    assert said[0] == "nobody in network n announces trap now; requests wait until somebody does"
 
 
 def test_a_gateway_for_what_nobody_serves_says_what_is_served(
