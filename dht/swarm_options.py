@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from dht.checkpoints.hub import HubId, local_path, served_name
+from dht.checkpoints.hub import HubId, local_path, served_name, typed_model
 from dht.command_line import COMMAND, Parser, place_of
 from dht.errors import NetworkError, UserError
 from dht.networks.invitation import (
@@ -70,6 +70,7 @@ def add_model(parser: Parser) -> None:
     """Add a consumer's ``--model`` and ``--fingerprint``."""
     parser.add_argument(
         "--model",
+        type=typed_model,
         metavar="M",
         help="directory, .gguf, hub id org/name[:file], or its name",
     )

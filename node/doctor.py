@@ -14,6 +14,7 @@ from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from importlib import metadata
 
+from dht.checkpoints.hub import endpoint_fault
 from dht.command_line import EXIT_DONE, EXIT_MACHINE, Parser, command_of
 from dht.errors import NetworkError, UserError
 from dht.process.home import at_home
@@ -138,8 +139,8 @@ def package(name: str, version_of: Callable[[str], str] = metadata.version) -> F
 
 
 def devices() -> Iterator[Finding]:
-    """The GPU, if the machine has one, the CPU, and free memory."""
-    from node.device.hardware import Machine, machine_of
+    """The GPUs, if the machine has any, the CPU, and free memory."""
+    from node.device.hardware import Machine, gpu_count, machine_of
     from node.peer.join_options import has_gpu
 
     def lent(machine: Machine) -> str:
@@ -147,12 +148,16 @@ def devices() -> Iterator[Finding]:
         return f"{machine.device.name}: {gib[0]:.1f} GiB free, {gib[1]:.1f} GiB lent by default"
 
     if has_gpu():
-        try:
-            machine = machine_of(0, None)
-        except UserError as error:
-            yield Finding(level=Level.PROBLEM, text=str(error))
-        else:
-            yield Finding(level=Level.OK, text=f"{lent(machine)}, in {machine.dtype}")
+        count = gpu_count()
+        for index in range(max(1, count)):
+            which = f"GPU {index}, " if count > 1 else ""
+            try:
+                machine = machine_of(index, None)
+            except UserError as error:
+                yield Finding(level=Level.PROBLEM, text=str(error))
+            else:
+                text = f"{which}{lent(machine)}, in {machine.dtype}"
+                yield Finding(level=Level.OK, text=text)
     else:
         yield Finding(level=Level.WARNING, text="no NVIDIA GPU was found: join lends the CPU")
     machine = machine_of(None, None)
@@ -193,7 +198,8 @@ async def hub_says() -> float | str | None:
         ):
             return parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        return f"{constants.ENDPOINT} ({str(error) or type(error).__name__})"
+        reason = endpoint_fault() or str(error) or type(error).__name__
+        return f"{constants.ENDPOINT} ({reason})"
     except (TypeError, ValueError):
         return f"{constants.ENDPOINT} (it tells no time)"
 

@@ -17,7 +17,7 @@ from coordinator.plan import add_search_options, main, plan_and_print
 from coordinator.planning.placement import NoPlacementError, why_uncoverable
 from coordinator.plans.catalogue.precision import QUANTISED
 from coordinator.problem.service import announced_service
-from dht.checkpoints.hub import served_name
+from dht.checkpoints.hub import served_name, typed_model
 from dht.command_line import EXIT_USER, Parser, exit_code_of, number_in
 from dht.messages.types import ModelSpec, Problem, mean_layer_bytes
 from dht.process.terminal import print_lines, saying
@@ -47,7 +47,11 @@ def parse() -> argparse.Namespace:
         raw=True,
     )
     parser.add_argument(
-        "--model", required=True, metavar="MODEL", help="a directory, a GGUF file or a hub id"
+        "--model",
+        type=typed_model,
+        required=True,
+        metavar="MODEL",
+        help="a directory, a GGUF file or a hub id",
     )
     _add_named(parser)
     add_search_options(parser)

@@ -21,6 +21,7 @@ from client.remembering import lasting_swarm, remember_swarm
 from client.swarm.swarm import Swarm, model_beside, named_of
 from client.text.chat_template import ChatTemplate
 from coordinator.problem.model_pin import DIGITS_MIN
+from dht.checkpoints.hub import typed_model
 from dht.command_line import EXIT_DONE, Parser, command_of, flag_of, on_interrupt
 from dht.errors import UserError, reason_of
 from dht.process.json_file import object_or_empty
@@ -58,6 +59,7 @@ def parse() -> argparse.Namespace:
     add_model(parser)
     parser.add_argument(
         "--models",
+        type=typed_model,
         nargs="+",
         default=[],
         metavar="M",

@@ -81,6 +81,10 @@ _HUB_ID = re.compile(
 )
 
 
+_PAGE = re.compile(r"\w+://|(?:huggingface\.co|hf\.co)/")
+"""What the address of a page begins with."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubId:
     """The id of a model on the hub: ``org/name``, a branch, tag or commit if given, and the name
@@ -123,6 +127,24 @@ def local_path(model: str) -> Path | None:
     except RuntimeError:  # of a user who does not exist
         return None
     return path if path.is_dir() or (path.suffix == GGUF and path.is_file()) else None
+
+
+def typed_model(text: str) -> str:
+    """A model as it was typed or pasted: the address of its page on a hub is its hub id."""
+    known = local_path(text) is not None or HubId.parse(text) is not None
+    if known or not _PAGE.match(text):
+        return text
+    from huggingface_hub import errors, parse_hf_uri
+
+    try:
+        page = parse_hf_uri(text)
+    except errors.HfUriError:
+        return text
+    if page.type != "model":
+        return text
+    file = page.path_in_repo if page.path_in_repo.endswith(GGUF) else None
+    revision = None if page.revision == "main" else page.revision
+    return str(HubId(repo=page.id, revision=revision, file=file))
 
 
 def absolute_model(model: str) -> str:
@@ -397,6 +419,14 @@ def hub_errors(what: str) -> Iterator[None]:
         raise _plain(what, error) from error
 
 
+def endpoint_fault() -> str:
+    """What is wrong with the hub that the user named; empty: nothing."""
+    from huggingface_hub import constants
+
+    is_address = constants.ENDPOINT.startswith(("http://", "https://"))
+    return "" if is_address else f"HF_ENDPOINT is {constants.ENDPOINT!r}; it begins with https://"
+
+
 def _plain(what: str, error: BaseException) -> UserError | NetworkError:
     from huggingface_hub import constants, errors
 
@@ -437,7 +467,7 @@ def _plain(what: str, error: BaseException) -> UserError | NetworkError:
         case json.JSONDecodeError() | msgspec.ValidationError():
             return HubUnreachableError(f"the hub's answer about {what} makes no sense: {error}")
         case errors.HTTPError() | ConnectionError() | TimeoutError() | errors.EntryNotFoundError():
-            reason = str(error) or type(error).__name__
+            reason = endpoint_fault() or str(error) or type(error).__name__
             return HubUnreachableError(f"{what}: the hub at {hub} cannot be reached ({reason})")
         # of this machine's disk, by its number; without what a SOCKS proxy needs
         case ValueError() | OSError(errno=int()) | ImportError():

@@ -1,5 +1,6 @@
 """Finds what this machine can lend, before anything heavy is started."""
 
+import sys
 import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -85,6 +86,15 @@ def at_most(machine: Machine, max_vram_gib: float | None) -> Machine:
     return replace(machine, lend_bytes=min(machine.lend_bytes, int(max_vram_gib * (1 << 30))))
 
 
+def gpu_count() -> int:
+    """Number of GPUs that torch finds here."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is wrong with a driver, machine_of tells
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def _cpu() -> Machine:
     memory = memory_limit()
     count = min(cores(), cpu_quota() or cores())
@@ -103,6 +113,8 @@ def _gpu(index: int) -> Machine:
     import torch
 
     if torch.version.cuda is None and torch.version.hip is None:
+        if sys.platform == "darwin":
+            raise UserError("GPUs of Macs are not used here: lend the CPU with --cpu")
         raise UserError(
             f"GPU {index} cannot be used: torch {torch.__version__} here was built for CPUs alone."
             " Install a build for CUDA into this environment (https://pytorch.org/get-started says"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.plans.catalogue.precision import QUANTISED
-from dht.checkpoints.hub import HubId, local_path, served_name
+from dht.checkpoints.hub import HubId, local_path, served_name, typed_model
 from dht.command_line import Parser, flag_of
 from dht.errors import UserError, reason_of
 from dht.process.home import at_home
@@ -100,7 +100,9 @@ def join_parser() -> Parser:
         metavar="FILE",
         help="these options in TOML; typed ones override them",
     )
-    add("--model", metavar="M", help="directory, .gguf, or hub id org/name[:file]")
+    add(
+        "--model", type=typed_model, metavar="M", help="directory, .gguf, or hub id org/name[:file]"
+    )
     rare(
         "--models",
         nargs="+",
@@ -111,7 +113,7 @@ def join_parser() -> Parser:
     rare("--yes", action="store_true", help="take one of --models without being asked")
     rare("--model-name", metavar="NAME", help="serve it as NAME (its hub id or directory's name)")
     drafts = "small model of the same tokens or EAGLE-3 head that drafts for it (draft/), or none"
-    rare("--draft", metavar="M", help=drafts)
+    rare("--draft", type=typed_model, metavar="M", help=drafts)
     device = parser.add_mutually_exclusive_group()
     device.add_argument(
         "--gpu",
@@ -344,7 +346,8 @@ def pinned_to(
 
 def wanted_models(arguments: argparse.Namespace) -> list[str]:
     """The entries of ``--models``, which commas may part, too."""
-    return [each for entry in arguments.models for each in entry.split(",") if each]
+    named = (each for entry in arguments.models for each in entry.split(",") if each)
+    return [typed_model(each) for each in named]
 
 
 def lent_traffic(arguments: argparse.Namespace) -> "LentTraffic":

@@ -12,10 +12,16 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
+from dht.errors import UserError
+from dht.messages.types import DeviceSpec
 from dht.networks.remembered import VARIABLE
 from node import doctor
+from node.device import hardware
+from node.device.hardware import Machine
 from node.doctor import Finding, Level, clock, hub, package, port_free
+from node.peer import join_options
 from node.peer.join_options import DEFAULT_IDENTITY
 
 ROOT = Path(__file__).parents[3]
@@ -49,6 +55,36 @@ def test_a_clock_that_is_off(off_s: float, level: Level) -> None:
     assert found.level is level
     assert ("ahead of" if off_s > 0 else "behind") in found.text
     assert ("NTP" in found.text) == (level is not Level.OK)
+
+
+@pytest.mark.parametrize(("count", "lines"), [(0, 1), (1, 1), (3, 3)])
+def test_every_gpu_has_a_line(count: int, lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who lends two of different size looks at both first; of one that does not work, its line
+    says so."""
+
+    def machine_of(index: int | None, memory_gib: float | None) -> Machine:
+        if index == 0 and count != 1:
+            raise UserError("GPU 0 does not compute")
+        device = DeviceSpec(kind="cuda", name=f"Card {index}", memory_bytes=1 << 34)
+        size = (index or 0) << 32
+        return Machine(device=device, torch_device="", free_bytes=size, lend_bytes=size)
+
+    monkeypatch.setattr(join_options, "has_gpu", lambda: True)
+    monkeypatch.setattr(hardware, "gpu_count", lambda: count)
+    monkeypatch.setattr(hardware, "machine_of", machine_of)
+    *gpus, cpu = doctor.devices()
+    assert len(gpus) == lines
+    assert "Card None" in cpu.text
+    problems = [found.text for found in gpus if found.level is Level.PROBLEM]
+    assert problems == ["GPU 0 does not compute"] * (count != 1)
+    if count > 1:
+        assert gpus[2].text.startswith("GPU 2, Card 2: 8.0 GiB free")
+
+
+async def test_a_mirror_that_is_no_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "hf-mirror.com")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    assert "HF_ENDPOINT is 'hf-mirror.com'" in str(await doctor.hub_says())
 
 
 def test_the_hub() -> None:

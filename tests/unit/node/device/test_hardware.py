@@ -1,5 +1,6 @@
 """What a person is told of a GPU that cannot be used, and what is computed in on one that can."""
 
+import sys
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -83,6 +84,10 @@ def test_a_build_for_cpus_is_not_taken_for_a_missing_driver(
     monkeypatch.setattr(torch.version, "hip", None)
     with pytest.raises(UserError, match=r"GPU 0 cannot be used: torch .* was built for CPUs alone"):
         machine_of(0, None)
+    monkeypatch.setattr(sys, "platform", "darwin")  # no build for CUDA is to be had there
+    with pytest.raises(UserError, match=r"GPUs of Macs are not used here.*--cpu") as told:
+        machine_of(0, None)
+    assert "CUDA" not in str(told.value)
 
 
 def test_what_torch_knows_of_the_driver_is_passed_on(
