@@ -329,7 +329,7 @@ async def _serve(
     from dht.records.directory import Directory
     from node.links.measured_links import MeasuredLinks
     from node.owner.contribution_watch import ContributionWatch
-    from node.owner.machine_watch import MachineWatch
+    from node.owner.machine_watch import MachineWatch, unseen
     from node.peer.first_steps import next_steps
     from node.peer.inviting import invite, refuse_other_weights, warn_of_silent
     from node.peer.own_figures import OwnFigures, first_record
@@ -390,6 +390,8 @@ async def _serve(
         **said_by_owner(arguments),
     )
     use = use_of(arguments)
+    if not_seen := unseen(use):
+        reporter.say(not_seen)
     peer = Peer(
         PeerCore(
             transport=transport,
@@ -407,7 +409,7 @@ async def _serve(
             balance=BalanceConfig(evens=arguments.balance),
         ),
         measured=measured,
-        machine=MachineWatch(use, gpu=arguments.gpu is not None),
+        machine=MachineWatch(use, gpu=None if arguments.gpu is None else machine.driver_name),
         refined=own_figures.refined,
         parts=parts,
         budget=budget,

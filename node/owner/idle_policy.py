@@ -49,6 +49,8 @@ class UseConfig:
     """Program names in lower case; the peer steps aside while any of them runs."""
     windows: tuple[Window, ...] = ()
     """Times of day to serve in; empty means always."""
+    mains_only: bool = False
+    """Step aside while the machine runs on its battery."""
     busy_share: float = 0.25
     """CPU share of other programs, over all cores, above which the machine counts as used."""
     input_s: float = 120.0
@@ -64,7 +66,7 @@ class UseConfig:
     @property
     def watches(self) -> bool:
         """Whether any condition needs a look at the machine."""
-        return self.idle_only or bool(self.processes) or bool(self.windows)
+        return self.idle_only or self.mains_only or bool(self.processes) or bool(self.windows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,7 @@ class Seen:
     input_ago_s: float | None = None
     processes: frozenset[str] = frozenset()
     """Names of the running programs, in lower case."""
+    on_battery: bool = False
     month_used: str = ""
     """Why nothing is left of the month's traffic; "": something is, or it has no limit."""
 
@@ -104,6 +107,8 @@ def why_aside(config: UseConfig, seen: Seen) -> tuple[str, bool] | None:
     running = sorted(config.processes & seen.processes)
     if running:
         return f"{running[0]} runs", True
+    if config.mains_only and seen.on_battery:
+        return "this machine runs on its battery", True
     if not config.idle_only:
         return None
     if seen.input_ago_s is not None and seen.input_ago_s < config.input_s:

@@ -314,6 +314,7 @@ def use_of(arguments: argparse.Namespace) -> "UseConfig":
         raise UserError(f"--schedule: {error}") from None
     return UseConfig(
         idle_only=arguments.idle_only,
+        mains_only=arguments.mains_only,
         processes=names_of(arguments.pause_on_process),
         windows=windows,
         calm_for_s=arguments.calm,

@@ -135,6 +135,11 @@ LIMITS: Mapping[str, Limit] = {
         words="not while {} runs",
         rare=True,
     ),
+    "mains_only": Limit(
+        help="step aside while the machine runs on its battery",
+        words="not on battery",
+        rare=True,
+    ),
     "schedule": Limit(
         metavar="T", help="serve only then: 22:00-07:30 (local time)", words="only at {}"
     ),

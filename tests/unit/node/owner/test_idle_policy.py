@@ -1,9 +1,12 @@
 """When a peer steps aside for its owner, and when it comes back."""
 
 import os
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -22,7 +25,7 @@ from node.owner.idle_policy import (
     why_aside,
     window_of,
 )
-from node.owner.machine_watch import MachineWatch, gpu_programs
+from node.owner.machine_watch import MachineWatch, gpu_programs, unseen
 
 NOON = 12 * 60
 
@@ -65,6 +68,21 @@ def test_what_idle_only_looks_at(seen: Seen, aside: bool) -> None:
     assert why_aside(UseConfig(), seen) is None
 
 
+@pytest.mark.parametrize(
+    ("plugged", "aside"), [(False, True), (True, False), (None, False), ("none", False)]
+)
+def test_a_laptop_on_its_battery_lends_nothing(
+    plugged: bool | str | None, aside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = None if plugged == "none" else SimpleNamespace(power_plugged=plugged)
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: told, raising=False)
+    config = UseConfig(mains_only=True)
+    seen = MachineWatch(config, gpu=None).look()
+    assert (why_aside(config, seen) is not None) is aside
+    assert why_aside(UseConfig(idle_only=True), Seen(minute=0, on_battery=True)) is None
+    assert config.watches
+
+
 def test_a_schedule_may_go_past_midnight() -> None:
     config = UseConfig(windows=(window_of("22:00-07:30"), window_of("12:00-13:00")))
     served = [m for m in range(24 * 60) if why_aside(config, Seen(minute=m)) is None]
@@ -97,7 +115,7 @@ def test_asides_and_returns_take_turns(looks: list[tuple[float, bool]]) -> None:
 
 def test_this_machine_can_be_looked_at() -> None:
     mine = psutil.Process(os.getpid()).name()
-    watch = MachineWatch(UseConfig(idle_only=True, processes=names_of([mine])), gpu=False)
+    watch = MachineWatch(UseConfig(idle_only=True, processes=names_of([mine])), gpu=None)
     watch.look()
     seen = watch.look()
     assert 0.0 <= seen.others_share <= 1.0
@@ -107,6 +125,60 @@ def test_this_machine_can_be_looked_at() -> None:
 
 def test_programs_on_a_gpu_are_read_from_the_drivers_list() -> None:
     assert gpu_programs("123\n 77\n[N/A]\n\n") == {123, 77}
+
+
+def command(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str) -> None:
+    """Put a command of this name in front of all others."""
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its commands are shell scripts")
+@pytest.mark.parametrize(
+    ("gpu", "used"), [("GPU-lent", False), ("GPU-other", True), ("", True), (None, False)]
+)
+def test_only_programs_on_the_lent_gpu_count(
+    gpu: str | None, used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody computes on one GPU of this machine, and lends the other."""
+    script = 'case "$*" in *--id=GPU-lent*) ;; *) echo 1 ;; esac'
+    command(tmp_path, monkeypatch, "nvidia-smi", script)
+    assert MachineWatch(UseConfig(idle_only=True), gpu=gpu).look().others_on_gpu is used
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its commands are shell scripts")
+def test_within_windows_its_programs_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = UseConfig(processes=names_of(["Some Game.exe"]))
+    command(tmp_path, monkeypatch, "tasklist.exe", 'printf \'"Some Game.exe","7"\\r\\n\'')
+    assert not config.processes <= MachineWatch(config, gpu=None).look().processes
+    monkeypatch.setattr(machine_watch, "is_wsl", lambda: True)
+    assert config.processes <= MachineWatch(config, gpu=None).look().processes
+    assert unseen(config) == ""
+    monkeypatch.setattr(machine_watch, "TASKLIST", (f"{tmp_path}/none.exe",))
+    assert "--pause-on-process sees programs of WSL alone" in unseen(config)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Wine runs elsewhere")
+def test_a_game_that_wine_started_is_known_by_its_file(tmp_path: Path) -> None:
+    """Of its name the system keeps fifteen bytes, and none of them may be its own."""
+    started = [r"Z:\Games\A Long Name of a Game.exe", "60"]
+    with subprocess.Popen(started, executable=shutil.which("sleep")) as game:
+        try:
+            config = UseConfig(processes=names_of(["a long name of a game.exe"]))
+            assert config.processes <= MachineWatch(config, gpu=None).look().processes
+        finally:
+            game.kill()
+
+
+@pytest.mark.parametrize("desktop", [True, False])
+def test_the_owner_hears_what_is_not_seen(desktop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_watch, "has_desktop", lambda: desktop)
+    told = unseen(UseConfig(idle_only=True))
+    assert ("--pause-on-process" in told) is desktop
+    assert unseen(UseConfig(windows=(window_of("22:00-07:30"),))) == ""
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such terminals")
