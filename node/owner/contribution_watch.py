@@ -47,6 +47,8 @@ class ContributionWatch:
         self._before = load(path)
         self._sensors = sensors
         self._serving_s = 0.0
+        self._told = 0, 0.0
+        """Tokens, and the time up in seconds, as the last line told them."""
 
     async def run(self) -> None:
         """Look and show at intervals; save the last state when cancelled."""
@@ -74,7 +76,7 @@ class ContributionWatch:
                     temperature_c=temperature_c,
                     power_w=power_w,
                 )
-                self._reporter.show(partial(self._panel, shown), partial(sentence, shown))
+                self._reporter.show(partial(self._panel, shown), partial(self._line, shown))
                 last, last_s = figures, now_s
                 if now_s - saved_s >= CONTRIBUTION.save_s:
                     saved_s = now_s
@@ -86,6 +88,14 @@ class ContributionWatch:
             mine = contribution_text(Contribution().plus(*lent))
             self._reporter.say(f"Lent this time: {mine}. Thank you.")
             save(self._path, self._before.plus(*lent))
+
+    def _line(self, figures: Figures) -> str:
+        """The figures as a line, at the mean rate since the line before: a log has few of them, and
+        one look says nothing of the minutes between."""
+        tokens, told_s = self._told
+        self._told = figures.tokens, figures.uptime_s
+        passed_s = max(1e-3, figures.uptime_s - told_s)
+        return sentence(replace(figures, tokens_per_s=(figures.tokens - tokens) / passed_s))
 
     def _panel(self, figures: Figures) -> OwnerPanel:
         return OwnerPanel(self._with_others(figures))

@@ -63,6 +63,11 @@ class Figures:
     device: str = ""
     temperature_c: float | None = None
     power_w: float | None = None
+    month_bytes: int = 0
+    """Traffic of this month, both ways, where it has a limit."""
+    month_bytes_max: float | None = None
+    aside: str = ""
+    """Why this machine lends nothing now; empty: it lends."""
 
 
 def holders(model: ModelSpec, others: Iterable[NodeRecord]) -> tuple[int, ...]:
@@ -79,13 +84,21 @@ def sentence(figures: Figures) -> str:
     """The figures as one plain line."""
     lifetime = figures.lifetime
     return (
-        f"{layers_sentence(figures.start, figures.end, figures.layers, figures.state)};"
+        f"{state_text(figures)};"
         f" {counted(figures.sessions, 'session')}, {counted(figures.tokens, 'token')},"
         f" {figures.tokens_per_s:.1f} tokens/s;"
-        f" up {gibibytes(figures.up_bytes)}, down {gibibytes(figures.down_bytes)};"
+        f" up {gibibytes(figures.up_bytes)}, down {gibibytes(figures.down_bytes)}"
+        f"{month_text(figures)};"
         f" {counted(figures.peers, 'other peer')}; up for {elapsed_text(figures.uptime_s)};"
         f" {lifetime.tokens} tokens in all"
     )
+
+
+def state_text(figures: Figures) -> str:
+    """What this peer does, in words."""
+    if figures.aside:
+        return f"aside, {figures.aside}"
+    return layers_sentence(figures.start, figures.end, figures.layers, figures.state)
 
 
 class OwnerPanel:
@@ -136,13 +149,14 @@ def _rows(figures: Figures) -> dict[str, Text]:
     """The panel's rows by name, without those that have nothing to say."""
     rows: dict[str, str | Text] = {
         "model": f"{figures.model} in network {figures.network}" if figures.model else "",
-        "state": layers_sentence(figures.start, figures.end, figures.layers, figures.state),
+        "state": state_text(figures),
         "layers": strip(figures),
         "now": f"{counted(figures.sessions, 'session')}, {figures.tokens_per_s:.1f} tokens/s,"
         f" {counted(figures.tokens, 'token')} since the start",
         "lately": sparkline(figures.rates),
         "traffic": f"up {gibibytes(figures.up_bytes_per_s)}/s ({gibibytes(figures.up_bytes)}),"
-        f" down {gibibytes(figures.down_bytes_per_s)}/s ({gibibytes(figures.down_bytes)})",
+        f" down {gibibytes(figures.down_bytes_per_s)}/s ({gibibytes(figures.down_bytes)})"
+        f"{month_text(figures)}",
         "peers": peers_text(figures.peers, figures.links, figures.names),
         "waits for": missing_sentence(figures),
         "device": device_text(figures),
@@ -197,6 +211,13 @@ def contribution_text(lifetime: Contribution) -> str:
         f"{counted(lifetime.tokens, 'token')} in {counted(lifetime.sessions, 'answer')},"
         f" {elapsed_text(lifetime.serving_s)} of serving"
     )
+
+
+def month_text(figures: Figures) -> str:
+    """How much of the month's traffic is used; empty where it has no limit."""
+    if figures.month_bytes_max is None:
+        return ""
+    return f", {figures.month_bytes / 1e9:.1f} of this month's {figures.month_bytes_max / 1e9:g} GB"
 
 
 def peers_text(others: int, links: Sequence[Link], names: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ from coordinator.policies.routing.balance import BalanceConfig
 from dht.budget import SHARES, Budget
 from dht.errors import MachineError, NetworkError
 from dht.messages.types import NodeRecord, NodeState, Reach
-from dht.process.supervision import PartFunction, Supervisor, beside, first_of, loop_s
+from dht.process.supervision import PartFunction, Supervisor, beside, end_all, first_of, loop_s
 from node.links.lent_traffic import TRAFFIC
 from node.links.measured_links import MeasuredLinks
 from node.links.probe import ProbeServer
@@ -105,6 +105,8 @@ class Peer:
         self._reporter = reporter = core.reporter
         self._config = config
         self._machine = machine if config.use.watches else None
+        self._aside = ""
+        """Why the owner lends nothing now."""
         self._leaving = asyncio.Event()
         self._hurry = asyncio.Event()
         self._announcer = Announcer(
@@ -272,6 +274,9 @@ class Peer:
             network=self._directory.network,
             links=tuple(self._measured.links.values()),
             device=record.device.name,
+            month_bytes=traffic.month.used_bytes,
+            month_bytes_max=traffic.month_bytes_max,
+            aside=self._aside,
         )
 
     def with_others(self, figures: Figures) -> Figures:
@@ -320,16 +325,23 @@ class Peer:
         if use.aside:  # this part failed meanwhile, perhaps before the memory was free
             async with self._follower.staying():
                 await self._free_memory()
-        while True:
-            seen = await self._look()
-            match use.step(seen, loop_s()):
-                case StepAside(reason=reason):
-                    async with self._follower.staying():
-                        await self._step_aside(reason)
-                case ComeBack() if not self._leaving.is_set():
-                    async with self._follower.staying():
-                        await self._come_back()
-            await asyncio.sleep(self._config.look_s)
+        coming: asyncio.Task[None] | None = None
+        try:
+            while True:
+                seen = await self._look()
+                match use.step(seen, loop_s()):
+                    case StepAside(reason=reason):
+                        async with self._follower.staying():
+                            await self._step_aside(reason)
+                    case ComeBack() if not self._leaving.is_set():
+                        # Its layers may take hours to fetch, and the owner comes when they like.
+                        coming = asyncio.create_task(self._come_back())
+                await asyncio.sleep(self._config.look_s)
+                if coming is not None and coming.done():
+                    done, coming = coming, None
+                    done.result()
+        finally:
+            await end_all(() if coming is None else (coming,))
 
     async def _look(self) -> Seen:
         """The machine's use by its owner, and the traffic left for the month."""
@@ -339,7 +351,7 @@ class Peer:
 
     async def _step_aside(self, reason: str) -> None:
         """Move sessions elsewhere, then free all memory."""
-        self._follower.aside = True
+        self._follower.aside, self._aside = True, reason
         await self._tell_drain(f"Stepping aside, {reason}")
         self._stage.move_all()
         try:
@@ -348,7 +360,7 @@ class Peer:
             self._stage.stay()
         await self._free_memory()
         self._reporter.event("aside", reason=reason)
-        self._reporter.say("All memory is free; this peer comes back by itself.")
+        self._reporter.say("The model's memory is free; this peer comes back by itself.")
 
     async def _free_memory(self) -> None:
         self._stage.fail_all("the peer's owner lends nothing now")
@@ -356,13 +368,16 @@ class Peer:
 
     async def _come_back(self) -> None:
         """Offer this machine again, and take the layers that the plan has for it."""
-        self._follower.aside = False
-        self._reporter.event("back")
-        self._reporter.say("The machine may be used again: coming back.")
-        self._announcer.set(NodeState.WAITING, 0, 0, self._announcer.record.plan_version)
-        await self._announcer.announce()
-        if (plan := self._plans.newest) is not None:
-            await self._follower.enter(plan)
+        async with self._follower.staying():
+            if self._leaving.is_set():
+                return
+            self._follower.aside, self._aside = False, ""
+            self._reporter.event("back")
+            self._reporter.say("The machine may be used again: coming back.")
+            self._announcer.set(NodeState.WAITING, 0, 0, self._announcer.record.plan_version)
+            await self._announcer.announce()
+            if (plan := self._plans.newest) is not None:
+                await self._follower.enter(plan)
 
     # Leaving
 
@@ -376,7 +391,8 @@ class Peer:
         await self._announcer.announce()
 
     async def _drain(self) -> None:
-        self._follower.aside = True  # a plan that comes now would end the sessions at once
+        # A plan that comes now would end the sessions at once.
+        self._follower.aside, self._aside = True, ""
         await self._tell_drain("Leaving")
         self._stage.move_all()
         await first_of(self._stage.wait_idle(self._config.drain_s), self._hurry.wait())

@@ -6,7 +6,7 @@ import random
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from coordinator.planning.heuristics.uncoordinated import span_to_take
 from coordinator.plans.move_waits import (
@@ -46,6 +46,8 @@ from node.peer.announcer import Announcer
 from node.stage.layer_check import LayerChecker
 from node.stage.local_engine import LocalEngine
 from node.stage.server import StageServer
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -118,8 +120,8 @@ class PlanFollower:
         """Layers whose files could not be fetched when they were last tried."""
         self._stays = 0
         """Number of callers of :meth:`staying` that wait."""
-        self._fetching: asyncio.Task[None] | None = None
-        """The download that is waited for."""
+        self._working: asyncio.Task[Any] | None = None
+        """The download or load that is waited for."""
         self._loaded_bytes = 0
         """What the present load has read."""
         self.aside = False
@@ -144,10 +146,10 @@ class PlanFollower:
     @asynccontextmanager
     async def staying(self) -> AsyncIterator[None]:
         """Layers do not change within the block. A wait for this peer's turn ends, as does a
-        download, which may take hours."""
+        download, which may take hours, and a load, which takes minutes from a slow disk."""
         self._stays += 1
-        if self._fetching is not None:
-            self._fetching.cancel()
+        if self._working is not None:
+            self._working.cancel()
         try:
             await self._moving.acquire()
         finally:
@@ -221,13 +223,17 @@ class PlanFollower:
                     self._loaded_bytes = done_bytes
                     meter.update(done_bytes, total_bytes)
 
+                load = self._engine.load(mine.start, mine.end, progress)
                 async with beside(self._watch_load):
-                    loaded_bytes = await self._engine.load(mine.start, mine.end, progress)
+                    loaded = await self._unless_staying(load)
         except Exception:  # or nobody would take layers for this peer again
             self._announcer.set(NodeState.WAITING, 0, 0, version)
             raise
-        if self.aside:
+        if loaded is None:
+            self._announcer.set(NodeState.WAITING, 0, 0, version)
+        if loaded is None or self.aside:
             return
+        loaded_bytes = loaded.result()
         self._engine.start_serving(mine.start, mine.end)
         self._announcer.set(NodeState.SERVING, mine.start, mine.end, version)
         await self._announcer.announce()
@@ -341,7 +347,7 @@ class PlanFollower:
         try:
             with self._reporter.phase(what, counted=True) as meter:
                 fetch = self._engine.fetch(mine.start, mine.end, meter.update)
-                if not await self._unless_staying(fetch):
+                if await self._unless_staying(fetch) is None:
                     return False
         except NetworkError as error:
             record = self._announcer.record
@@ -354,20 +360,21 @@ class PlanFollower:
         self._reporter.stands("fetching", "")
         return True
 
-    async def _unless_staying(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Whether ``work`` ended before somebody wanted layers to stay; raises as it does."""
-        self._fetching = task = asyncio.create_task(work)
+    async def _unless_staying(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T] | None:
+        """``work`` once it ended; None where somebody wanted layers to stay before. Raises as it
+        does."""
+        self._working = task = asyncio.create_task(work)
         if self._stays:
             task.cancel()
         try:
             await asyncio.wait({task})
         finally:
-            self._fetching = None
+            self._working = None
             await end_all((task,))
         if task.cancelled():
-            return False
+            return None
         task.result()
-        return True
+        return task
 
     async def _try_again(self) -> None:
         """Offer this machine again once the files are here that it could not fetch; raises as

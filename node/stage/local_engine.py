@@ -5,7 +5,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -36,6 +37,10 @@ from node.weights.hashes import Progress
 from node.weights.store import WeightStore
 
 T = TypeVar("T")
+
+
+class _GivenUpError(NetworkError):
+    """Nobody waits any more for what a thread fetches or loads."""
 
 
 logger = logging.getLogger(__name__)
@@ -195,28 +200,20 @@ class LocalEngine:
 
         What came stays where it is cancelled. Raises UserError and NetworkError.
         """
-        report, ended = self._in_loop(progress), threading.Event()
-
-        def report_on(done_bytes: int, total_bytes: int) -> None:
-            if ended.is_set():
-                raise NetworkError("nobody waits for this download any more")
-            report(done_bytes, total_bytes)
-
-        try:
-            await asyncio.to_thread(self._engine.loaded.fetch, start, end, report_on)
-        finally:
-            ended.set()
+        with self._given_up(progress) as report:
+            await asyncio.to_thread(self._engine.loaded.fetch, start, end, report)
         if self.heads is not None and self._left_for_head(start, end):
             await asyncio.to_thread(self.heads.fetch)
 
     async def load(self, start: int, end: int, progress: Progress) -> int:
-        """Hold exactly layers ``[start, end)``; returns bytes read. No session may be live."""
-        report = self._in_loop(progress)
+        """Hold exactly layers ``[start, end)``; returns bytes read. No session may be live. A load
+        that is cancelled ends soon, and nothing is held then."""
         if self.drafts is not None:
             await self.drafts.hold(wanted=start == 0)
-        return await self._worker.call(
-            lambda: self._watched(lambda: self._load(start, end, report))
-        )
+        with self._given_up(progress) as report:
+            return await self._worker.call(
+                lambda: self._watched(lambda: self._load(start, end, report))
+            )
 
     def _left_for_head(self, start: int, end: int) -> int:
         """Bytes of the lent memory that the head takes beside layers ``[start, end)``; 0 where it
@@ -234,7 +231,11 @@ class LocalEngine:
         if self.heads is not None:
             self.heads.unload()
         left_bytes = self._left_for_head(start, end)
-        read_bytes = self._engine.load(start, end, report, left_bytes=left_bytes)
+        try:
+            read_bytes = self._engine.load(start, end, report, left_bytes=left_bytes)
+        except _GivenUpError:
+            self._unload()
+            raise
         if self.heads is not None and left_bytes:
             try:
                 self.heads.load(self._engine.loaded)
@@ -363,6 +364,21 @@ class LocalEngine:
     def _tell_lost(self, reason: str) -> None:
         if not self.lost.done():
             self.lost.set_result(reason)
+
+    @contextmanager
+    def _given_up(self, progress: Progress) -> Iterator[Progress]:
+        """``progress`` for another thread to call, whose work ends there once the block has."""
+        report, ended = self._in_loop(progress), threading.Event()
+
+        def report_on(done_bytes: int, total_bytes: int) -> None:
+            if ended.is_set():
+                raise _GivenUpError("nobody waits for this any more")
+            report(done_bytes, total_bytes)
+
+        try:
+            yield report_on
+        finally:
+            ended.set()
 
     def _in_loop(self, progress: Progress) -> Progress:
         """``progress`` for the engine's thread to call."""

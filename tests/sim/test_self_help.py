@@ -592,8 +592,39 @@ async def test_a_peer_that_fetches_files_for_a_move_makes_way_for_its_owner() ->
         assert lender.held == (start, end)
         desk.used = True
         await swarm.until(lambda: lender.held == (0, 0), SETTLE_S)
+        assert lender.peer.figures().aside == "somebody uses this machine", "its owner is told why"
         desk.used = False
         await swarm.until(lambda: lender.held != (0, 0), UseConfig().calm_for_s + SETTLE_S)
+        assert lender.peer.figures().aside == ""
+
+
+class SlowDiskEngine(LoadingEngine):
+    """Reads its layers for hours."""
+
+    loads = 0
+
+    async def load(self, start: int, end: int, progress: Callable[[int, int], None]) -> int:
+        self.loads += 1
+        await asyncio.sleep(4 * 3600.0)
+        return await super().load(start, end, progress)
+
+
+@pytest.mark.virtual(limit_s=2000)
+async def test_a_peer_that_loads_layers_makes_way_for_its_owner_also_when_it_comes_back() -> None:
+    """A game needs the memory now, and its owner may want it again while the peer comes back."""
+    async with world(LAYERS, LAYERS) as swarm:
+        desk = Desk()
+        lender = swarm.join(LAYERS, machine=desk)
+        engine = lender.engine
+        engine.__class__ = SlowDiskEngine
+        assert isinstance(engine, SlowDiskEngine)
+        for times in (1, 2):
+            await swarm.until(lambda times=times: engine.loads == times, 600)
+            desk.used = True
+            await swarm.until(lambda: lender.peer.figures().aside != "", SETTLE_S)
+            assert lender.peer.record.state is NodeState.DRAINING
+            desk.used = False
+        assert lender.out.getvalue().count("Stepping aside") == 2
 
 
 class NoHubEngine(LoadingEngine):

@@ -2,12 +2,14 @@
 
 import asyncio
 import io
+import re
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from dht.messages.types import NodeState
 from node.owner.contribution import Contribution, load, save
@@ -98,3 +100,30 @@ def test_the_panel_is_gone_when_the_totals_are_told(tmp_path: Path) -> None:
         "Lent this time: 77 tokens in 3 answers, 2 min of serving. Thank you."
     ]
     assert "1040 tokens in 10 answers" in terminal.getvalue(), "the panel told all since ever"
+
+
+class Log(Reporter):
+    """Writes a line at every tenth look, as one without a terminal does every five minutes."""
+
+    looks = 0
+
+    def show(self, view: Callable[[], RenderableType], line: Callable[[], str]) -> None:
+        self.looks += 1
+        if self.looks % 10 == 0:
+            self.say(line())
+
+
+@pytest.mark.virtual(limit_s=600)
+async def test_a_line_in_a_log_tells_the_mean_rate_since_the_one_before(tmp_path: Path) -> None:
+    """Nobody asks at the moment of the second line, and much was served before it."""
+    out = io.StringIO()
+    peer = Peer(tmp_path / "peer.contribution.json", Log(json_log=False, out=out))
+    running = asyncio.create_task(peer.watch.run())
+    await asyncio.sleep(20.5)
+    peer.figures = replace(SERVING, tokens=50)
+    await asyncio.sleep(30)
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    rates = [re.findall(r"([0-9.]+) tokens/s", each) for each in out.getvalue().splitlines()]
+    assert rates == [["0.0"], ["2.5"], []], "50 tokens in 20 s; the last line is the farewell"

@@ -73,6 +73,20 @@ def test_the_panel_and_the_line_say_the_same_figures() -> None:
     assert [elapsed_text(s) for s in (0.9, 59, 60, 3599)] == ["0 s", "59 s", "1 min", "59 min"]
 
 
+def test_a_peer_that_stepped_aside_says_why() -> None:
+    aside = replace(FIGURES, state=NodeState.DRAINING, start=0, end=0, aside="steam runs")
+    assert "aside, steam runs" in shown(aside)
+    assert sentence(aside).startswith("aside, steam runs; 3 sessions")
+    assert "no layers yet" not in shown(aside) + sentence(aside)
+
+
+def test_the_owner_sees_how_much_of_the_month_is_used() -> None:
+    capped = replace(FIGURES, month_bytes=12_340_000_000, month_bytes_max=300e9)
+    for text in (shown(capped, width=120), sentence(capped)):
+        assert "12.3 of this month's 300 GB" in text
+    assert "month" not in shown(FIGURES) + sentence(FIGURES)
+
+
 def shown(figures: Figures, width: int = 100, height: int = 60) -> str:
     out = io.StringIO()
     Console(file=out, width=width, height=height).print(OwnerPanel(figures))

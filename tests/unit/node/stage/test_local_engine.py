@@ -219,7 +219,7 @@ async def test_a_download_that_nobody_waits_for_any_more_ends() -> None:
 
     engine = LocalEngine.__new__(LocalEngine)
     engine._engine = cast(Any, SimpleNamespace(loaded=SimpleNamespace(fetch=fetch)))
-    engine.heads = None
+    engine.heads, engine._loop = None, asyncio.get_running_loop()
     waiting = asyncio.create_task(engine.fetch(0, 1, lambda *_: None))
     assert await asyncio.to_thread(began.wait, 60)
     waiting.cancel()
@@ -227,3 +227,32 @@ async def test_a_download_that_nobody_waits_for_any_more_ends() -> None:
         assert await asyncio.to_thread(ended.wait, 60)
     finally:
         over.set()
+
+
+async def test_a_load_that_nobody_waits_for_any_more_ends_and_frees_what_it_held(
+    headed: Headed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner wants the memory, and a slow disk has gigabytes to read yet."""
+    engine = await opened(headed)
+    load, began, over = engine._engine.load, threading.Event(), threading.Event()
+
+    def slow(start: int, end: int, report: Callable[[int, int], None], **named: Any) -> int:
+        read_bytes = load(start, end, report, **named)
+        began.set()
+        while not over.wait(0.001):
+            report(1, 2)
+        return read_bytes
+
+    monkeypatch.setattr(engine._engine, "load", slow)
+    try:
+        loading = asyncio.create_task(engine.load(0, LAYERS, lambda *_: None))
+        assert await asyncio.to_thread(began.wait, 60)
+        assert engine._engine.held == (0, LAYERS)
+        loading.cancel()
+        async with asyncio.timeout(60):
+            await engine._worker.call(lambda: None)
+        assert engine._engine.held == (0, 0)
+        assert not engine._engine.loaded.layers
+    finally:
+        over.set()
+        engine.close()
