@@ -10,6 +10,9 @@ from dht.messages.types import ModelSpec
 from dht.networks.invitation import is_name
 from dht.process.json_file import Json
 
+NO_WORD = "anabranch:…"
+"""What stands in a command for an invitation that the page does not have, and is none."""
+
 
 def models_json(
     models: Sequence[ServedModel], watched: ModelSpec | None, depths: Sequence[int], invitation: str
@@ -66,5 +69,6 @@ def _commands(model: ServedModel, invitation: str) -> dict[str, str]:
     pin = model.spec.fingerprint[:DIGITS_MIN]
     return {
         "ask": f"anabranch chat{word} --model {name} --fingerprint {pin}",
-        "join": f"anabranch join{word} --model {files}",
+        # Without an invitation it would found a network of its own.
+        "join": f"anabranch join{word or f' {NO_WORD}'} --model {files}",
     }

@@ -9,6 +9,7 @@ import pytest
 import client.health.__main__ as command
 from client.health.app import Page
 from client.health.inviting import page_invitation
+from client.health.models import NO_WORD
 from client.health.state import build_state
 from dht.identity.peer_id import Identity
 from dht.networks.invitation import invitation_to, read_invitation, text_of
@@ -101,5 +102,6 @@ def test_the_page_says_what_its_commands_are_good_for() -> None:
     assert "where this network is entered" in page.render(healthy())
     alone = build_state(replace(observed([record(0, 0, 32)]), invitation=""))
     text = page.render(alone)
-    assert "who has used this network before" in text
+    assert "stands for an invitation to this network" in text
     assert "anabranch chat --model" in text
+    assert f"anabranch join {NO_WORD} --model" in text, "it would found a network of its own"

@@ -13,8 +13,9 @@ from client.health.state import SwarmSnapshot, build_state
 from client.swarm.swarm import Swarm, SwarmConfig
 from client.text.tokenizer import ModelText
 from coordinator.plans.catalogue.served import served_model
-from dht.errors import NetworkError
+from dht.errors import NetworkError, UserError
 from dht.messages.types import ModelSpec
+from dht.networks.invitation import is_invitation, read_invitation
 from testing.network import MemoryNetwork
 from testing.paper_health import HUGE, LAYERS, MODEL, SMALL, record
 
@@ -61,7 +62,10 @@ def test_commands_name_the_model_its_fingerprint_and_the_invitation() -> None:
     assert at_hub["join"] == f"anabranch join anabranch:WORD --model {HUGE.name}"
     assert beside["join"] == "anabranch join anabranch:WORD --model ./brook"
     (alone,) = models_json([served_model(SMALL, {})], None, [], "")
-    assert alone["join"] == "anabranch join --model ./brook"
+    assert alone["join"] == "anabranch join anabranch:… --model ./brook", "else it founds a network"
+    assert is_invitation(alone["join"].split()[2]), "and what is pasted as it is says what it lacks"
+    with pytest.raises(UserError, match="is no invitation"):
+        read_invitation(alone["join"].split()[2])
 
 
 @pytest.mark.parametrize(
