@@ -31,6 +31,7 @@ from client.gateway.protocols.requests import (
     NamedSchema,
     Passed,
     ResponseFormat,
+    Sampled,
     Stop,
     StreamOptions,
 )
@@ -232,6 +233,18 @@ def chat_or_text_of(request: OllamaGenerate) -> ChatRequest | CompletionRequest:
     said = [("system", request.system), ("user", request.prompt)]
     messages = [Message(role=role, content=text) for role, text in said if text]
     return ChatRequest(messages=messages, **_shared(request))
+
+
+def bare_text_of(chat: ChatRequest) -> ChatRequest | CompletionRequest:
+    """What a text is to a model without a chat template: raw, as it is with Ollama. With more than
+    a prompt it stays the chat that it became, which such a model refuses."""
+    match chat.messages:
+        case [Message(role="user", content=str(prompt))]:
+            shared = {name: getattr(chat, name) for name in Sampled.__struct_fields__}
+            if shared["max_tokens"] is None:
+                shared["max_tokens"] = RAW_TOKENS
+            return CompletionRequest(prompt=prompt, **shared)
+    return chat
 
 
 RAW_TOKENS = 128

@@ -350,6 +350,8 @@ class Gateway:
         asked = request[ASKED]
         async with self._served.ready(parsed.model) as model:
             now_s = self._config.now_s()
+            if isinstance(parsed, ChatRequest) and not model.service.template:
+                parsed = dialect.bare(parsed)
             try:
                 job = await model.service.understand(
                     parsed,

@@ -20,6 +20,8 @@ class Dialect:
     kind: type[msgspec.Struct]
     chat_of: Callable[[Any], ChatRequest | CompletionRequest] = lambda request: request
     """Raises ApiError (400)."""
+    bare: Callable[[ChatRequest], ChatRequest | CompletionRequest] = lambda chat: chat
+    """What a chat becomes for a model without a chat template."""
     writer: Callable[[Any], AnswerWriter] = AsItIs
     """Made of a request."""
     at_once: Callable[[Any, int], Json | None] = lambda request, now_s: None
@@ -52,6 +54,7 @@ OLLAMA_CHATS = Dialect(
 OLLAMA_TEXTS = Dialect(
     kind=ollama.OllamaGenerate,
     chat_of=ollama.chat_or_text_of,
+    bare=ollama.bare_text_of,
     writer=ollama.OllamaWriter,
     params=ollama.PARAMS,
     at_once=ollama.loaded,

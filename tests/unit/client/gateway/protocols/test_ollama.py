@@ -87,6 +87,31 @@ def test_a_text_is_a_chat_or_raw_and_follows_a_format() -> None:
     asyncio.run(scenario())
 
 
+def test_a_prompt_is_raw_to_a_model_without_a_chat_template() -> None:
+    async def scenario() -> None:
+        async with paper_gateway(template=None) as gateway:
+            asked = scripted(gateway, "bravo")
+            text = {"model": "brook", "prompt": "alfa", "stream": False, "think": False}
+            for options, most in (({}, 128), ({"num_predict": 7}, 7)):
+                status, whole = await gateway.post("/api/generate", options=options, **text)
+                assert (status, whole["response"]) == (200, "bravo"), whole
+                assert asked[-1].max_new_tokens == most
+            streamed = await lines(gateway, "/api/generate", model="brook", prompt="alfa")
+            assert "".join(each["response"] for each in streamed) == "bravo"
+            tokenizer = gateway.swarm.text.tokenizer
+            assert tokenizer is not None
+            for each in asked:
+                assert tokenizer.decode(each.prompt_ids).removeprefix("<|bos|>").strip() == "alfa"
+            status, whole = await gateway.post("/api/generate", **text, system="x")
+            assert status == 400
+            assert "no chat template" in whole["error"]
+            status, whole = await gateway.post("/api/chat", model="brook", messages=HI)
+            assert status == 400
+            assert "no chat template" in whole["error"]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("options", "param"),
     [
