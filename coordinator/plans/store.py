@@ -32,6 +32,8 @@ WANTING_S: dict[Opinion, float] = {
 reviews or more, before one is refused for good: records may lag."""
 
 
+HeadName = tuple[str, str]
+"""Author and hash of a plan: anybody can publish a head with the hash of another's plan."""
 Review = Callable[[Plan, Plan | None], Awaitable[Verdict]]
 """Judges a plan, given the running one."""
 
@@ -128,10 +130,10 @@ class PlanStore:
         self.witness: Callable[[str], bool | None] = lambda peer_id: None
         """Whether a peer answers this one, for other peers that ask; None: unknown."""
         self._bodies: OrderedDict[str, bytes] = OrderedDict()
-        self._refused: OrderedDict[str, None] = OrderedDict()
-        self._unelected: OrderedDict[str, None] = OrderedDict()
+        self._refused: OrderedDict[HeadName, None] = OrderedDict()
+        self._unelected: OrderedDict[HeadName, None] = OrderedDict()
         """Heads whose authors did not coordinate when they were seen."""
-        self._retry: dict[str, tuple[float, float]] = {}
+        self._retry: dict[HeadName, tuple[float, float]] = {}
         self._changed = asyncio.Condition()
         self.newest: Plan | None = None
         self.head: PlanHead | None = None
@@ -201,21 +203,21 @@ class PlanStore:
             and self._may_plan(head)
         ]
         self._retry = {
-            head.sha256: self._retry[head.sha256] for head in newer if head.sha256 in self._retry
+            name: self._retry[name] for name in map(_name_of, newer) if name in self._retry
         }
         due = [
             head
             for head in newer
-            if head.sha256 not in self._refused
-            and loop.time() >= self._retry.get(head.sha256, (0.0, STORING.retry_s))[0]
+            if _name_of(head) not in self._refused
+            and loop.time() >= self._retry.get(_name_of(head), (0.0, STORING.retry_s))[0]
         ]
         for head in (await self._by_promise(due))[: STORING.heads_max]:
             if await self._fetch(head, [head.peer_id]):
                 return
             if await self._fetch(head, await self._adopters(head)):
                 return
-            _, pause_s = self._retry.get(head.sha256, (0.0, STORING.retry_s))
-            self._retry[head.sha256] = (
+            _, pause_s = self._retry.get(_name_of(head), (0.0, STORING.retry_s))
+            self._retry[_name_of(head)] = (
                 loop.time() + pause_s,
                 min(STORING.retry_max_s, 2 * pause_s),
             )
@@ -231,10 +233,10 @@ class PlanStore:
         running = None if self.newest is None else self.newest.coordinator
         if not self.elected or author in {self.leader, running, self._transport.peer_id}:
             return True
-        if head.sha256 not in self._unelected:
+        if _name_of(head) not in self._unelected:
             self.counters["refused"] += 1
             logger.info("plan %s of %s, who does not coordinate", head.version, author)
-        self._remember(self._unelected, head.sha256)
+        self._remember(self._unelected, head)
         return False
 
     async def _by_promise(self, heads: list[PlanHead]) -> list[PlanHead]:
@@ -313,7 +315,7 @@ class PlanStore:
     def _refuse(self, head: PlanHead, reason: str, *, strikes: int) -> None:
         """Never ask for this plan again, and hold it against its author."""
         self.counters["refused"] += 1
-        self._remember(self._refused, head.sha256)
+        self._remember(self._refused, head)
         if strikes and head.peer_id != self._transport.peer_id:
             now_s = asyncio.get_running_loop().time()
             self.trust.strike(head.peer_id, now_s, times=strikes)
@@ -337,8 +339,12 @@ class PlanStore:
                 raise RuntimeError("a version without a plan")
             return self.newest
 
-    def _remember(self, seen: OrderedDict[str, None], sha256: str) -> None:
-        """Add a head's hash; the oldest of more than ``refused_max`` is forgotten."""
-        seen[sha256] = None
+    def _remember(self, seen: OrderedDict[HeadName, None], head: PlanHead) -> None:
+        """Add a head's name; the oldest of more than ``refused_max`` is forgotten."""
+        seen[_name_of(head)] = None
         while len(seen) > STORING.refused_max:
             seen.popitem(last=False)
+
+
+def _name_of(head: PlanHead) -> HeadName:
+    return head.peer_id, head.sha256
