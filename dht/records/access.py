@@ -205,6 +205,7 @@ class SharedRecords(RecordAccess):
         every_s, fresh_s = self._config.ask_period_s, self._config.shared_fresh_s
         replicating = ReplicaConfig(fresh_s=fresh_s, every_s=every_s)
         self._replica = Replica(guard, now, self._exchange, replicating)
+        guard.me, guard.follows = me, self._replica.follows
         self._in_dht: dict[str, float] = {}
         """When this peer's record under each key is to be stored in the DHT again, by the loop's
         clock, which nobody sets."""

@@ -90,6 +90,11 @@ class Replica:
         self._read_s.pop(key, None)
         self._read_s[key] = loop_s()
 
+    def follows(self, key: str) -> bool:
+        """Whether ``key`` was read lately, or is waited for."""
+        since_s = loop_s() - self._config.followed_s
+        return self._read_s.get(key, -1e9) >= since_s or key in self._wanted
+
     def followed(self) -> tuple[str, ...]:
         """The followed keys, ``PEER_BOUNDS.keys_asked_max`` at most: the last read ones."""
         since_s = loop_s() - self._config.followed_s

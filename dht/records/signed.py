@@ -244,7 +244,8 @@ class RecordGuard:
     Identities cost nothing, so the peer that *brings* records (the storer) has a share as well:
     where there is no room, the storer with the most records loses its oldest ones to a storer with
     fewer. Honest peers bring their own record each; a peer that brings thousands only pushes out
-    its own. ``on_evict`` is called with key and author of each evicted record, also of one that a
+    its own. Thousands that bring one each keep out neither the keys that this process reads nor its
+    own records. ``on_evict`` is called with key and author of each evicted record, also of one that a
     newer record with an earlier expiry replaces: DHT storage would keep the later expiry.
     """
 
@@ -259,6 +260,10 @@ class RecordGuard:
     author_keys_max: int = 16
     """Keys under which one author may have records."""
     on_evict: Callable[[str, str], None] = lambda key, author: None
+    me: str = ""
+    """This peer itself: there is always room for its own records."""
+    follows: Callable[[str], bool] = lambda key: False
+    """Whether this process reads a key, which then has room among any number of others."""
     on_other_version: Callable[[str, int], None] = lambda storer, version: None
     """Called with the storer and the version of each record in another version of the wire."""
     _keys: dict[str, _Key] = field(default_factory=dict)
@@ -430,7 +435,7 @@ class RecordGuard:
     def _greediest(self, record: SignedRecord, storer: str) -> tuple[str, str] | None:
         """The oldest record (key, author) of the largest storer, under the key if that is full.
 
-        None where ``storer`` itself has about as many.
+        Where ``storer`` itself has about as many, one that is not needed, for one that is; or None.
         """
         if self._author_keys[record.peer_id] >= self.author_keys_max:
             return None
@@ -438,13 +443,26 @@ class RecordGuard:
         shares = self._keys[record.key].shares if here else self._shares
         worst = shares.largest
         if worst is None or shares[worst] <= shares[storer] + 1:
-            return None
+            begins = record.key not in self._keys and self.follows(record.key)
+            needed = not here and (begins or record.peer_id == self.me)
+            return self._needless() if needed else None
         brought = self._brought[worst]
         key = record.key if here else max(brought, key=lambda k: len(brought[k]))
         oldest = (
             author for author in brought[key] if (key, author) != (record.key, record.peer_id)
         )
         return next(((key, author) for author in oldest), None)
+
+    def _needless(self) -> tuple[str, str] | None:
+        """A record that this process does not need. Few keys are needed, so few are looked at."""
+        return next(
+            (
+                (key, author)
+                for key, under in self._keys.items()
+                if (author := next(iter(under.authors))) != self.me and not self.follows(key)
+            ),
+            None,
+        )
 
     def _full_here(self, key: str) -> bool:
         under = self._keys.get(key)

@@ -382,6 +382,30 @@ def test_liars_among_those_asked_hide_nothing_and_fill_nothing() -> None:
     within(body)
 
 
+def test_a_crowd_with_a_key_each_keeps_out_nothing_that_a_peer_reads_or_says() -> None:
+    async def body() -> None:
+        world = World(2)
+        await world.start()
+        full, other = world.peers
+        full.guard.keys_max = len(full.guard._keys) + 4
+        for number in range(100):
+            eve = Identity(bytes([number]) * 32)
+            stream = await world.network.transport(eve).open_stream(full.peer_id, RECORDS_PROTOCOL)
+            data = sign_record(eve, f"eve/{number}/nodes", b"x", world.network.now() + 60)
+            await codec.send_frame(stream, RecordStore(record=data, replicate=False))
+            await codec.read_frame(stream)
+        until_s = world.network.now() + 30
+        await other.records.store(LEASE, b"a lease", until_s)
+        await full.records.get(LEASE, latest=True)
+        assert other.peer_id in full.records.known_signed(LEASE)
+        plan = record_key("net", "model", RecordKind.PLAN)
+        assert await full.records.store(plan, b"a plan", until_s)
+        assert full.peer_id in full.records.known_signed(plan)
+        await world.stop()
+
+    within(body)
+
+
 def test_only_its_own_records_are_taken_from_a_peer_and_only_so_many() -> None:
     async def body() -> None:
         world = World(2)

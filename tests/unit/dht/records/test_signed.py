@@ -215,6 +215,35 @@ def test_who_brings_the_most_gives_way() -> None:
     assert len(guard) == 4
 
 
+def test_a_crowd_with_a_key_each_keeps_out_no_key_that_is_read_here() -> None:
+    """None of them brings more than another, so that fairness alone would let nobody in."""
+    gone: list[tuple[str, str]] = []
+    reads = {KEY, "net/model/lease"}
+    guard = RecordGuard(
+        keys_max=8,
+        records_max=12,
+        me=ALICE.peer_id,
+        follows=reads.__contains__,
+        on_evict=lambda key, author: gone.append((key, author)),
+    )
+    crowd = people(20)
+    guard.admit(signed(BOB), now_unix_s=NOW_S, storer=BOB.peer_id)
+    for number, one in enumerate(crowd[:7]):
+        key = f"crowd/{number}/nodes"
+        guard.admit(signed(one, key), now_unix_s=NOW_S, storer=one.peer_id)
+    with pytest.raises(RecordError, match="8 keys"):
+        guard.admit(signed(BOB, "net/other/nodes"), now_unix_s=NOW_S, storer="helper")
+    guard.admit(signed(BOB, "net/model/lease"), now_unix_s=NOW_S, storer="helper")
+    assert gone == [("crowd/0/nodes", crowd[0].peer_id)]
+    for one in crowd[7:11]:
+        guard.admit(signed(one, "crowd/1/nodes"), now_unix_s=NOW_S, storer=one.peer_id)
+    with pytest.raises(RecordError, match="12 records"):  # under a key that is read, all are equal
+        guard.admit(signed(crowd[12]), now_unix_s=NOW_S, storer=crowd[12].peer_id)
+    guard.admit(signed(ALICE), now_unix_s=NOW_S, storer=ALICE.peer_id)
+    assert set(guard.living(KEY, NOW_S)) == {ALICE.peer_id, BOB.peer_id}
+    assert len(guard) == 12
+
+
 def test_a_record_that_its_author_brings_himself_is_his() -> None:
     guard = RecordGuard(authors_max=3)
     crowd = people(4)
