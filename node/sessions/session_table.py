@@ -79,6 +79,8 @@ class Live:
     """Time at which the KV was reserved."""
     moved_here: bool = False
     """Whether the session came with an answer begun elsewhere."""
+    accepted: bool = False
+    """Whether this stage has accepted the present attempt, which the stages behind did before."""
     backlog: deque[tuple[int, bytes]] = field(default_factory=deque)
     """Rows (position, bytes) that wait for the next link, oldest first."""
     reading: asyncio.Task[None] | None = None
@@ -109,10 +111,17 @@ class Live:
 
     @property
     def peers(self) -> set[str]:
-        """The client, the stages, and who copies KV here."""
-        open_ = self.session.open
-        copying = {open_.copy_from} if open_.copy_from is not None else set()
-        return {open_.client, *(stage.peer_id for stage in open_.route)} | copying
+        """Those that have shown to have a part in the session: the client and the stage before, and
+        once the others accepted, the stages next to this one in the ring and who copies KV here.
+
+        An open names up to 128 peers, at its client's word alone.
+        """
+        session = self.session
+        found = {session.open.client, session.previous_peer}
+        if self.accepted:
+            copies = {session.open.copy_from} if session.importing else set()
+            found |= {*session.neighbours, *filter(None, copies)}
+        return found
 
     @property
     def prompt_rows(self) -> int:
@@ -393,6 +402,7 @@ class SessionTable:
     def keep(self, live: Live) -> Live | None:
         """Keep the log of a finished answer alone.
 
+        live.accepted = False
         A client keeps ``FINISHED_PER_CLIENT_MAX`` of them; returns its oldest where that is one too
         many.
         """

@@ -124,6 +124,7 @@ class StageShell:
 
     def _accept(self, live: Live) -> None:
         session, open_ = live.session, live.session.open
+        live.accepted = True
         if not (session.taken_over or session.is_warming):
             self.counters["prompt_tokens"] += open_.prompt_tokens
             self.counters["cached_tokens"] += session.next_position

@@ -11,7 +11,8 @@ import pytest
 from coordinator.policies.admission.config import ADMISSION
 from coordinator.policies.admission.rules import PromptRate, StageLoad
 from dht.budget import Parties
-from dht.messages.session import Priority
+from dht.messages.session import SESSION_BOUNDS, Priority
+from dht.messages.types import RouteStage
 from dht.transport.frame_sender import FrameSender
 from node.sessions import session_table
 from node.sessions.session import StageSession, StageState
@@ -178,12 +179,13 @@ def test_of_one_client_only_the_newest_finished_answers_are_kept(
 async def test_peers_of_a_session_are_known_until_a_while_after_it() -> None:
     side = Table(asyncio.get_running_loop().time)
     live = side.add("one", "a")
-    neighbour = live.session.open.route[0].peer_id
+    neighbour = live.session.open.route[1].peer_id
     assert side.table.knows("a")
     assert side.table.knows(neighbour)
     assert not side.table.knows("stranger")
     await asyncio.sleep(2 * KNOWN_S)
     live.touch()
+    live.accepted = True
     side.table.forget(live)
     await asyncio.sleep(KNOWN_S - 1)
     assert side.table.knows("a")
@@ -197,6 +199,31 @@ async def test_who_is_known_is_told_in_any_thread() -> None:
     side = Table()
     assert not await asyncio.to_thread(side.table.knows, "a")
     live = side.add("one", "a")
+async def test_who_is_only_named_in_an_open_is_not_known() -> None:
+    """A client may name 128 stages and a peer that copies KV, all of them itself: known peers have
+    the second half of all limits, and no limit by address."""
+    side = Table()
+    names = [f"free {number}" for number in range(SESSION_BOUNDS.stages_max)]
+    for hop, before in ((0, "client"), (5, names[4])):
+        live = side.add(f"at {hop}", "client")
+        route = tuple(RouteStage(peer_id=name, start=at, end=at + 1) for at, name in enumerate(names))
+        live.session.open = replace(
+            live.session.open, client="client", route=route, hop=hop, copy_from="copies"
+        )
+        assert {each for each in (*names, "copies") if side.table.knows(each)} <= {before}
+        assert side.table.knows("client")
+        live.accepted = True
+        ring = {names[hop - 1], names[hop + 1]}
+        assert {each for each in (*names, "copies") if side.table.knows(each)} == ring
+        live.session.importing = True
+        assert side.table.knows("copies")
+        side.table.take_over(live, live.session, live.upstream)
+        assert not live.accepted, "each attempt's route is another"
+        assert live.peers == {"client", before}
+        side.table.forget(live)
+        side.table._known.clear()
+
+
     assert await asyncio.to_thread(side.table.knows, "a")
     live.touch()
     side.table.forget(live)
