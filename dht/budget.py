@@ -104,9 +104,11 @@ class Parties:
         return self._prefixes.get(peer_id, FORGOTTEN if crowded else "")
 
     def account(self, peer_id: str) -> str:
-        """The name under which a peer's fair share counts: a stranger's is its prefix's."""
-        prefix = self.prefix(peer_id)
-        return prefix if prefix and not self.before(peer_id) else peer_id
+        """The name under which a peer's fair share counts: its address prefix, where it is known.
+
+        That a peer was here before changes nothing: any number of names can be announced.
+        """
+        return self.prefix(peer_id) or peer_id
 
 
 def prefix_of(host: str) -> str:

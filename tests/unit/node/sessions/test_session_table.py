@@ -72,8 +72,12 @@ def test_a_finished_answer_holds_nothing_and_counts_against_nobody() -> None:
     assert side.table.holding == 0
 
 
-def test_free_identities_of_one_address_have_one_client_s_share() -> None:
+@pytest.mark.parametrize("announced", [False, True])
+def test_free_identities_of_one_address_have_one_client_s_share(announced: bool) -> None:
+    """Though each has announced itself for long, as a peer that lends: that costs a record a
+    minute."""
     side, parties = Table(), Parties()
+    parties.before = lambda peer_id: announced
     side.table.account = parties.account
     for number in range(64):
         parties.met(f"free{number}", f"198.51.100.{number}")
@@ -181,11 +185,11 @@ async def test_peers_of_a_session_are_known_until_a_while_after_it() -> None:
     live = side.add("one", "a")
     neighbour = live.session.open.route[1].peer_id
     assert side.table.knows("a")
+    live.accepted = True
     assert side.table.knows(neighbour)
     assert not side.table.knows("stranger")
     await asyncio.sleep(2 * KNOWN_S)
     live.touch()
-    live.accepted = True
     side.table.forget(live)
     await asyncio.sleep(KNOWN_S - 1)
     assert side.table.knows("a")
@@ -195,10 +199,6 @@ async def test_peers_of_a_session_are_known_until_a_while_after_it() -> None:
     assert not side.table.knows(neighbour)
 
 
-async def test_who_is_known_is_told_in_any_thread() -> None:
-    side = Table()
-    assert not await asyncio.to_thread(side.table.knows, "a")
-    live = side.add("one", "a")
 async def test_who_is_only_named_in_an_open_is_not_known() -> None:
     """A client may name 128 stages and a peer that copies KV, all of them itself: known peers have
     the second half of all limits, and no limit by address."""
@@ -224,6 +224,10 @@ async def test_who_is_only_named_in_an_open_is_not_known() -> None:
         side.table._known.clear()
 
 
+async def test_who_is_known_is_told_in_any_thread() -> None:
+    side = Table()
+    assert not await asyncio.to_thread(side.table.knows, "a")
+    live = side.add("one", "a")
     assert await asyncio.to_thread(side.table.knows, "a")
     live.touch()
     side.table.forget(live)
