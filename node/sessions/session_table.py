@@ -252,6 +252,15 @@ class SessionTable:
             prompts_per_s=self._prompts.per_s(rows / max(1, len(untried)), now_s),
         )
 
+    def waiting_rows(self) -> Counter[str]:
+        """Rows that came from each stage before this one and have not left the engine."""
+        rows: Counter[str] = Counter()
+        for live in self._holders.values():
+            session = live.session
+            if not (session.is_first or session.importing):
+                rows[session.previous_peer] += max(0, session.next_position - session.done_position)
+        return rows
+
     @property
     def serves_urgent(self) -> bool:
         """Whether a session whose high priority was granted holds KV here."""
@@ -393,6 +402,7 @@ class SessionTable:
         live.stop_reading()
         self._part_from(live)
         live.session, live.upstream, live.attached = session, upstream, None
+        live.accepted = False
         live.attaches = 0
         live.drafting = None
         live.backlog.clear()
@@ -402,7 +412,6 @@ class SessionTable:
     def keep(self, live: Live) -> Live | None:
         """Keep the log of a finished answer alone.
 
-        live.accepted = False
         A client keeps ``FINISHED_PER_CLIENT_MAX`` of them; returns its oldest where that is one too
         many.
         """

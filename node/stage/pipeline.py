@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coordinator.policies.links.chunk_sizer import RESENT_TOKENS
 from coordinator.policies.links.scheduler import LinkScheduler, TrafficClass
+from dht.budget import Budget
 from dht.messages import codec
 from dht.messages.session import (
     SESSION_BOUNDS,
@@ -43,6 +44,7 @@ from node.sessions.session_table import Live
 from node.stage.drafting import StageDrafting
 from node.stage.moving import MOVING
 from node.stage.shell import StagePart, StageShell
+from node.stage.waiting_rows import WaitingRows
 
 
 def _rows_bytes(results: Sequence[WorkResult]) -> dict[int, memoryview]:
@@ -150,8 +152,10 @@ def _frame(
 class StagePipeline(StagePart):
     """Moves rows and tokens of a stage's sessions."""
 
-    def __init__(self, shell: StageShell) -> None:
+    def __init__(self, shell: StageShell, budget: Budget | None = None) -> None:
+        """``budget`` bounds the rows that wait here."""
         super().__init__(shell)
+        self._waiting = WaitingRows(shell.table, shell.row_bytes, budget or Budget())
         self._stalled: dict[str, None] = {}
         self._drafting = StageDrafting(shell, self.push)
         self.serialisation_s = 0.0
@@ -232,6 +236,9 @@ class StagePipeline(StagePart):
             raise codec.MalformedError(
                 f"activations of width {activations.hidden}; the model's is {self._engine.hidden}"
             )
+        if not self._waiting.may_come(peer_id, len(body)):
+            self._refuse_rows(peer_id, activations.items)
+            return
         started_s = time.perf_counter()
         counts = [item.tokens for item in activations.items]
         features: Sequence[Tensor | None] = [None] * len(counts)
@@ -276,6 +283,15 @@ class StagePipeline(StagePart):
                     self._run_copies(live)
                 else:
                     self._shell.submit(work)
+
+    def _refuse_rows(self, peer_id: str, items: Sequence[ActivationItem]) -> None:
+        """Pause the sessions whose rows come from a stage that heeds no credit."""
+        self._counters["too_many_rows"] += len(items)
+        lost = Lost(peer_id=peer_id, reason="it sends more rows than it may have waiting here")
+        for item in items:
+            live = self._table.find(item.session, item.attempt)
+            if live is not None and live.session.previous_peer == peer_id:
+                self._shell.step(live, lost)
 
     def _run_copies(self, live: Live) -> None:
         """Run rows of a planned move, few at a time, so that decodes are hardly slower."""

@@ -80,7 +80,7 @@ class StageServer:
         if budget is not None:
             budget.parties.work = self._table.knows
             self._table.account = self.kv.account = budget.parties.account
-        self.pipeline = StagePipeline(self.shell)
+        self.pipeline = StagePipeline(self.shell, budget)
         self._opening = Opening(self.shell, bandwidth_from)
         self.copies = KvMover(self.shell)
         self.open, self.movable = self._opening.open, self.shell.movable

@@ -22,9 +22,9 @@ from client.session.config import SessionConfig
 from client.text.tokenizer import ModelText
 from coordinator.policies.admission.config import ADMISSION
 from coordinator.policies.admission.rules import headroom
-from dht.budget import DIALS, FRAME_BYTES, OPENS, PINGS, Budget
-from dht.errors import NetworkError
-from dht.identity.grant import grant, own_word
+from dht.budget import DIALS, FRAME_BYTES, OPENS, PINGS, ROW_BYTES, Budget
+from dht.errors import NetworkError, SwarmError
+from dht.identity.grant import NONCE_DIGITS, grant, own_word, session_name
 from dht.identity.peer_id import Identity
 from dht.messages import codec
 from dht.messages.kv import KvCopy, KvPages
@@ -977,6 +977,38 @@ def test_a_session_takes_no_frame_longer_than_its_prompt() -> None:
             assert target.stage.counters["malformed"] == 1
 
     run_virtual(scenario(), limit_s=600)
+
+
+@pytest.mark.virtual(limit_s=600)
+async def test_a_stage_that_heeds_no_credit_has_bounded_rows_waiting() -> None:
+    """The KV that is promised bounds them, too; but a row may be larger than its KV where a peer
+    holds few layers. Each was in memory until it ran."""
+    rows, chunk, row_bytes = 100, 16, 4
+    budget = Budget(replace(ROW_BYTES, per_peer=rows * row_bytes))
+    async with paper_swarm((0, 4), (4, LAYERS), budget=budget) as swarm:
+        client, evil, target = swarm.network.transport(), swarm.network.transport(), swarm.peers[1]
+        target.engine.step_s = 1.0
+        await evil.serve(HOP_PROTOCOL, ended)
+        asked = through(evil, open_for(swarm, client, prompt_tokens=400))
+        hop = await evil.open_stream(target.peer_id, HOP_PROTOCOL)
+        await codec.send_frame(hop, replace(granted(asked, client), hop=1))
+        assert isinstance((await codec.read_frame(hop)).message, SessionAccepted)
+        most = 0
+        for at in range(0, 400, chunk):
+            item = ActivationItem(session=asked.session, attempt=0, position=at, tokens=chunk)
+            acts = Activations(items=(item,), dtype="float32", hidden=1)
+            await codec.send_frame(hop, acts, struct.pack(f"<{chunk}f", *range(at, at + chunk)))
+            await asyncio.sleep(0.01)
+            waiting = target.stage.shell.table.waiting_rows()[evil.peer_id]
+            most = max(most, waiting)
+        while not isinstance(told := (await codec.read_frame(hop)).message, SessionFailed):
+            pass
+        assert (told.peer_id, told.by) == (evil.peer_id, target.peer_id)
+        assert rows - chunk <= most <= rows + chunk
+        assert target.stage.counters["too_many_rows"] > 0
+        async with swarm.client() as other:
+            answer = await other.generate(PROMPT, max_new_tokens=5)
+            assert answer.token_ids == answer_of(PROMPT, 5)
 
 
 @pytest.mark.parametrize("part", [True, False])
