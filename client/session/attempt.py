@@ -205,7 +205,7 @@ class Attempt:
             Lost(
                 attempt=self.attempt,
                 peer_id=peer_id,
-                reason=reason,
+                reason=_one_line(reason),
                 suspects=suspects,
                 retry_after_s=retry_after_s,
                 watched=watched,
@@ -306,7 +306,7 @@ class Attempt:
                 attempt=self.attempt,
                 peer_id=accused[0],
                 code=code,
-                reason=reason,
+                reason=_one_line(reason),
                 retry_after_s=retry_after_s,
                 suspects=accused[1:],
             )
@@ -427,3 +427,8 @@ class Attempt:
             self._first.write(codec.encode_frame(close))
         for stream in self._streams:
             await stream.close()
+
+
+def _one_line(reason: str) -> str:
+    """Another's words without ends of lines: what follows one would look like a word of ours."""
+    return " ".join(reason.split())

