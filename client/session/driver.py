@@ -50,6 +50,7 @@ from coordinator.policies.failure.pinger import BY_CLIENTS, answering
 from coordinator.policies.routing.affinity import KnownPrefix, Route
 from coordinator.policies.routing.routes import NoRoute
 from dht.errors import NetworkError, SwarmError
+from dht.identity.grant import NONCE_DIGITS, session_name
 from dht.identity.peer_id import short_name
 from dht.messages import codec
 from dht.messages.session import SESSION_BOUNDS, Priority, SessionClose, SessionOpen
@@ -130,7 +131,8 @@ class SessionDriver:
         self.on_route: Callable[[RouteStatus], None] | None = None
         """Hears how it stands with the route, whenever that changes."""
         self._told: RouteStatus | None = None
-        self._session = secrets.token_hex(16)
+        nonce = secrets.token_hex(NONCE_DIGITS // 2)
+        self._session = session_name(transport.peer_id, nonce)
         use = request.prefix_cache
         self._named: NamedPrompt | None = None
         """The prompt's blocks, unless their KV is not to be kept."""

@@ -253,6 +253,12 @@ class StageSession:
             and open_.prompt_tokens + open_.max_new_tokens - 1 == self.kv_tokens
         )
 
+    def has_come_to(self, open_: SessionOpen) -> bool:
+        """Whether ``open_`` is of this attempt of its client's session, or of one before."""
+        ours = self.open
+        same = (open_.session, open_.client) == (ours.session, ours.client)
+        return same and open_.attempt <= ours.attempt
+
     def start_at(self, position: int) -> None:
         """Begin at ``position``: the KV of the tokens before it is here."""
         if self._checks_names:  # whole blocks alone can be checked

@@ -55,11 +55,29 @@ class Opening(StagePart):
         self._bandwidth_from = bandwidth_from
 
     def open(self, open_: SessionOpen, upstream: FrameSender) -> None:
-        """Take the session over or reserve KV, then pass the open on; or answer with a refusal."""
+        """Take the session over or reserve KV, then pass the open on; or answer with a refusal.
+
+        A refusal that is signed is this peer's word, which the stage before may show to the client.
+        So what is not the client's, or not for this stage, is refused without a signature. Who
+        sends an attempt again is told that the link to it fails: it is the one that does wrong.
+        """
         shell, before = self._shell, self._table.get(open_.session)
-        if (ungranted := grant_refusal(open_, shell.transport.now())) is not None:
+        ungranted = grant_refusal(open_, shell.transport.now())
+        if ungranted is None and open_.route[open_.hop].peer_id != shell.me:
+            ungranted = RefusalCode.BAD_REQUEST, "this stage belongs to another peer"
+        if ungranted is not None:
             self._counters["ungranted"] += 1
-            shell.tell(self._refused(open_, *ungranted), upstream)
+            refused = self._refused(open_, *ungranted)
+            if refused.code is RefusalCode.BAD_REQUEST:
+                upstream.send(refused)
+            else:
+                shell.tell(refused, upstream)
+            return
+        if open_.hop and before is not None and before.session.has_come_to(open_):
+            self._counters["repeated_opens"] += 1
+            sender, reason = open_.route[open_.hop - 1].peer_id, "this session is open already"
+            told = refused_of(open_, sender, shell.me, RefusalCode.UNREACHABLE, reason)
+            shell.tell(told, upstream)
             return
         session = None if before is None else before.session
         kind = kind_of(open_, session, shell.me, self._engine.view)

@@ -8,6 +8,7 @@ and tokens in :mod:`node.stage.pipeline`.
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from coordinator.policies.admission.rules import headroom
 from coordinator.policies.routing.balance import PeerLoad
@@ -17,6 +18,7 @@ from dht.messages import codec
 from dht.messages.kv import KvTaken
 from dht.messages.session import (
     Pong,
+    RefusalCode,
     SessionAccepted,
     SessionClose,
     SessionFailed,
@@ -292,12 +294,15 @@ class StageServer:
         """Handle an answer from the next stage.
 
         Raises MalformedError for another stage's word that this one did not sign: the owner could
-        not tell who made it up.
+        not tell who made it up. What the next stage refuses without a signature, because it takes
+        the open for somebody else's, fails as the link to it.
         """
         live, log = self._table.get(message.session), self.shell.log
         words = SessionRefused | SessionFailed | SessionLeaving
         if live is not None and isinstance(message, words) and not is_own_word(message):
-            raise codec.MalformedError("passes on what the stage that it names did not say")
+            if not (isinstance(message, SessionRefused) and _disowns(message, peer_id)):
+                raise codec.MalformedError("passes on what the stage that it names did not say")
+            message = replace(message, by=self.shell.me, code=RefusalCode.UNREACHABLE)
         move = None if live is None else live.session.move
         if live is not None and move is not None and message.attempt == move.open.attempt:
             if peer_id == move.next_peer:
@@ -336,3 +341,8 @@ class StageServer:
         return self._table.hop_in_use(peer_id) or self.copies.uses(peer_id)
 
     # Ends
+
+
+def _disowns(refused: SessionRefused, peer_id: str) -> bool:
+    """Whether a neighbour refuses an open as one that its client did not send: it signs nothing."""
+    return not refused.signature and refused.by == refused.peer_id == peer_id

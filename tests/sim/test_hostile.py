@@ -56,8 +56,8 @@ from dht.transport.frame_sender import FrameSender
 from dht.transport.interface import HOP_PROTOCOL, SESSION_PROTOCOL, TOKENS_PROTOCOL, Stream
 from dht.transport.streams import PIPES
 from node.engine.work_item import WorkItem, WorkResult
-from node.links.hops import DIALS_REFUSED
-from node.sessions.life import Lost, close_of
+from node.links.hops import DIALS_REFUSED, Hop, HopReply
+from node.sessions.life import Lost, close_of, refused_of
 from node.sessions.session_table import Live
 from node.stage.config import StageConfig
 from node.stage.streams import StreamConfig
@@ -1399,7 +1399,39 @@ def close_sessions(peer: PaperPeer) -> None:
     peer.engine.start(lie)
 
 
+def pass_opens_on(peer: PaperPeer, sent: Callable[[SessionOpen], Sequence[SessionOpen]]) -> None:
+    """Let a peer send the next stage what ``sent`` makes of each open, and tell its client only what
+    that one refuses."""
+    get, replied = peer.stage.shell.hops.get, peer.stage.hop_replied
+
+    def get_lying(peer_id: str) -> Hop:
+        hop = get(peer_id)
+        send = hop.send
+
+        def lie(message: object, *args: Any, **named: Any) -> None:
+            for each in sent(message) if isinstance(message, SessionOpen) else (message,):
+                send(each, *args, **named)
+
+        hop.send = lie  # type: ignore[method-assign]
+        return hop
+
+    def tell(peer_id: str, message: HopReply) -> None:
+        if not isinstance(message, SessionAccepted):
+            replied(peer_id, message)
+
+    peer.stage.shell.hops.get = get_lying  # type: ignore[method-assign]
+    peer.stage.hop_replied = tell  # type: ignore[method-assign]
+
+
 LIES: dict[str, tuple[int, Callable[[PaperPeer], None]]] = {
+    "the first stage has the next refuse what nobody signed": (
+        0,
+        lambda peer: pass_opens_on(peer, lambda open_: [replace(open_, grant=b"")]),
+    ),
+    "the first stage has the next refuse an open that came before": (
+        0,
+        lambda peer: pass_opens_on(peer, lambda open_: [open_, open_]),
+    ),
     "the first stage sends unsound rows": (0, send_unsound_rows),
     "the first stage accuses the next": (0, lambda peer: accuse(peer, 1)),
     "the last stage accuses the one before": (1, lambda peer: accuse(peer, -1)),
