@@ -13,7 +13,7 @@ are run once, by the earlier one.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
@@ -59,6 +59,20 @@ ALMOST_ONE = 1.0 - 2**-53
 FREER = 1.25
 """Minimum ratio of two names' freeness for one to take the other's turn: what peers announce is
 old, and small differences are none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchConfig:
+    """How many peers a search for a route over records looks at: identities are free, and each
+    request searches."""
+
+    all_max: int = 256
+    """Number of peers up to which it looks at all."""
+    holders_max: int = 16
+    """Maximum peers of each layer where there are more."""
+
+
+SEARCH = SearchConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,11 +396,12 @@ def _quickest(
 ) -> tuple[RouteStage, ...] | None:
     """The quickest stages that together run layers ``[first, last)``, each peer at most once."""
     best: dict[int, tuple[float, tuple[RouteStage, ...]]] = {first: (0.0, ())}
+    able = _contenders(usable, first, last)
     for layer in range(first, last):
         if layer not in best:
             continue
         time_s, stages = best[layer]
-        for record in usable.values():
+        for record in able:
             end = min(record.end, last)
             if end <= layer or not record.holds(layer, end):
                 continue
@@ -395,6 +410,29 @@ def _quickest(
             if end not in best or total_s < best[end][0]:
                 best[end] = (total_s, (*stages, stage))
     return best[last][1] if last in best else None
+
+
+def _contenders(
+    usable: Mapping[str, NodeRecord], first: int, last: int
+) -> Sequence[NodeRecord]:
+    """The peers that a search over layers ``[first, last)`` looks at: all, or where they are many,
+    of each layer the ``SEARCH.holders_max`` that say that they are the fastest."""
+    able = [
+        record
+        for record in usable.values()
+        if record.state is NodeState.SERVING and record.start < last and first < record.end
+    ]
+    if len(able) <= SEARCH.all_max:
+        return able
+    able.sort(key=lambda record: _layer_s(record))
+    lacking = [SEARCH.holders_max] * (last - first)
+    found: list[NodeRecord] = []
+    for record in able:
+        start, end = max(record.start, first) - first, min(record.end, last) - first
+        if max(lacking[start:end], default=0) > 0:
+            found.append(record)
+            lacking[start:end] = [left - 1 for left in lacking[start:end]]
+    return found
 
 
 def replacement(
@@ -452,6 +490,12 @@ def _mend(
         mended += stages
         at = end
     return tuple(mended)
+
+
+def _layer_s(record: NodeRecord) -> float:
+    """Seconds per token of one of the layers that a peer holds, all of which it runs."""
+    held = max(1, record.end - record.start)
+    return stage_s(record, held) / held
 
 
 def stage_s(record: NodeRecord, count: int) -> float:

@@ -1,6 +1,7 @@
 """Routes: weighted round-robin over a plan's flow, and the way without a plan."""
 
 import math
+import random
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,9 +13,12 @@ from hypothesis import strategies as st
 
 from coordinator.policies.routing.routes import (
     ALMOST_ONE,
+    SEARCH,
     NoRoute,
     Router,
     Wheel,
+    _contenders,
+    _layer_s,
     begin_of,
     missing_layers,
     route_from_records,
@@ -343,3 +347,24 @@ class TestRouteFromRecords:
         else:
             assert not isinstance(route, NoRoute)
             check_route(route, nodes, 12)
+
+
+def test_among_thousands_of_peers_a_search_looks_at_the_fastest_of_each_layer() -> None:
+    """Identities are free: 4,096 of them had each request of a gateway search for 0.14 s."""
+    rng, layers = random.Random(1), 12
+    nodes: dict[str, NodeRecord] = {}
+    for number in range(SEARCH.all_max * 4):
+        start = rng.randrange(layers)
+        end = rng.randrange(start + 1, layers + 1)
+        rates = [rng.uniform(1, 99) / count for count in range(1, layers + 1)]
+        nodes[f"p{number}"] = record(f"p{number}", start, end, rates=rates)
+    looked_at = _contenders(nodes, 0, layers)
+    assert len(looked_at) <= layers * SEARCH.holders_max
+    for layer in range(layers):
+        holders = [each for each in nodes.values() if each.start <= layer < each.end]
+        assert min(holders, key=_layer_s) in looked_at
+    route = route_from_records(nodes, layers)
+    assert isinstance(route, tuple)
+    assert [route[0].start, route[-1].end] == [0, layers]
+    few = dict(list(nodes.items())[: SEARCH.all_max])
+    assert list(_contenders(few, 0, layers)) == list(few.values()), "few are all looked at"
