@@ -1,8 +1,8 @@
 """Signatures within a session: a client's grant on its open, and a stage's word: that it leaves,
 that it refuses, or that it lost a neighbour.
 
-Each stage checks the client's grant before it reserves anything. A session's name tells whose it is,
-so nobody else opens one under it, to keep the client out or to be told something of its session.
+Each stage checks the client's grant before it reserves anything. A session's name tells whose it
+is, so nobody else opens one under it, to keep the client out or to be told of its session.
 
 An open travels over stages that the client does not control. The signature covers what the client
 decides (route, lengths, sampling, history, a planned move's end and the KV's source) and
@@ -36,12 +36,12 @@ NAMED = "~"
 """Fixed by the wire: begins a session's name that tells whose it is. Those of earlier software are
 hex digits, and tell nothing."""
 NONCE_DIGITS, NAME_CHARACTERS = 12, 32
-"""Fixed by the wire: hex digits of a name that are drawn, and all of its characters. The 19 digits of
-the client in between are too many to find another peer id for."""
+"""Fixed by the wire: hex digits of a name that are drawn, and all of its characters. The 19 digits
+of the client in between are too many to find another peer id for."""
 
 
 def session_name(client: str, nonce: str) -> str:
-    """The name of a new session of ``client``; ``nonce`` are ``NONCE_DIGITS`` digits, newly drawn."""
+    """The name of a new session of ``client``; ``nonce`` are ``NONCE_DIGITS`` new digits."""
     digest = blake2b(f"{nonce}/{client}".encode()).hexdigest()
     return f"{NAMED}{nonce}{digest}"[:NAME_CHARACTERS]
 

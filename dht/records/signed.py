@@ -245,8 +245,8 @@ class RecordGuard:
     where there is no room, the storer with the most records loses its oldest ones to a storer with
     fewer. Honest peers bring their own record each; a peer that brings thousands only pushes out
     its own. Thousands that bring one each keep out neither the keys that this process reads nor its
-    own records. ``on_evict`` is called with key and author of each evicted record, also of one that a
-    newer record with an earlier expiry replaces: DHT storage would keep the later expiry.
+    own records. ``on_evict`` is called with key and author of each evicted record, also of one that
+    a newer record with an earlier expiry replaces: DHT storage would keep the later expiry.
     """
 
     authors_max: int = RECORD_BOUNDS.peers_max

@@ -240,15 +240,7 @@ class StagePipeline(StagePart):
             self._refuse_rows(peer_id, activations.items)
             return
         started_s = time.perf_counter()
-        counts = [item.tokens for item in activations.items]
-        features: Sequence[Tensor | None] = [None] * len(counts)
-        dtype = self._engine.wire_dtype
-        try:
-            if isinstance(activations, FeaturedActivations):
-                body, features = _parted(activations, body, dtype)
-            parts = split_rows(body, activations.dtype, activations.hidden, counts, dtype)
-        except RowsError as error:
-            raise codec.MalformedError(str(error)) from error
+        parts, features = _rows_of(activations, body, self._engine.wire_dtype)
         self.serialisation_s += time.perf_counter() - started_s
         with self._engine.together():
             for item, rows, vectors in zip(activations.items, parts, features, strict=True):
@@ -544,6 +536,23 @@ class StagePipeline(StagePart):
         live.send_tokens()
         if session.finish_reason is not None:
             self._shell.step(live, Completed())
+
+
+def _rows_of(
+    activations: Activations, body: bytes | memoryview, dtype: str
+) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+    """Each item's rows of a body and its vectors, or None where it has none, in ``dtype``.
+
+    Raises MalformedError where they are others than announced.
+    """
+    counts = [item.tokens for item in activations.items]
+    features: Sequence[Tensor | None] = [None] * len(counts)
+    try:
+        if isinstance(activations, FeaturedActivations):
+            body, features = _parted(activations, body, dtype)
+        return split_rows(body, activations.dtype, activations.hidden, counts, dtype), features
+    except RowsError as error:
+        raise codec.MalformedError(str(error)) from error
 
 
 def _parted(

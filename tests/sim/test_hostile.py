@@ -1400,8 +1400,8 @@ def close_sessions(peer: PaperPeer) -> None:
 
 
 def pass_opens_on(peer: PaperPeer, sent: Callable[[SessionOpen], Sequence[SessionOpen]]) -> None:
-    """Let a peer send the next stage what ``sent`` makes of each open, and tell its client only what
-    that one refuses."""
+    """Let a peer send the next stage what ``sent`` makes of each open, and tell its client only
+    what that one refuses."""
     get, replied = peer.stage.shell.hops.get, peer.stage.hop_replied
 
     def get_lying(peer_id: str) -> Hop:

@@ -412,9 +412,7 @@ def _quickest(
     return best[last][1] if last in best else None
 
 
-def _contenders(
-    usable: Mapping[str, NodeRecord], first: int, last: int
-) -> Sequence[NodeRecord]:
+def _contenders(usable: Mapping[str, NodeRecord], first: int, last: int) -> Sequence[NodeRecord]:
     """The peers that a search over layers ``[first, last)`` looks at: all, or where they are many,
     of each layer the ``SEARCH.holders_max`` that say that they are the fastest."""
     able = [
@@ -424,7 +422,7 @@ def _contenders(
     ]
     if len(able) <= SEARCH.all_max:
         return able
-    able.sort(key=lambda record: _layer_s(record))
+    able.sort(key=_layer_s)
     lacking = [SEARCH.holders_max] * (last - first)
     found: list[NodeRecord] = []
     for record in able:

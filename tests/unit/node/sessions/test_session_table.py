@@ -206,7 +206,9 @@ async def test_who_is_only_named_in_an_open_is_not_known() -> None:
     names = [f"free {number}" for number in range(SESSION_BOUNDS.stages_max)]
     for hop, before in ((0, "client"), (5, names[4])):
         live = side.add(f"at {hop}", "client")
-        route = tuple(RouteStage(peer_id=name, start=at, end=at + 1) for at, name in enumerate(names))
+        route = tuple(
+            RouteStage(peer_id=name, start=at, end=at + 1) for at, name in enumerate(names)
+        )
         live.session.open = replace(
             live.session.open, client="client", route=route, hop=hop, copy_from="copies"
         )
