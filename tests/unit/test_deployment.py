@@ -201,6 +201,13 @@ def test_tests_run_with_the_versions_that_are_installed_for_good() -> None:
         assert any(each.specifier.contains(v.removeprefix("==")) for v in found), each
 
 
+def test_no_version_is_allowed_whose_sandbox_has_known_ways_out() -> None:
+    """`pip install` keeps what is there where it is allowed, as on a rented machine."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    [jinja] = [each for each in map(Requirement, project["dependencies"]) if each.name == "jinja2"]
+    assert not jinja.specifier.contains("3.1.5")
+
+
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
 def test_an_image_installs_by_hashes_upon_a_base_that_can_be_named(name: str) -> None:
     text = (ROOT / "docker" / name).read_text()

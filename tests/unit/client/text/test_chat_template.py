@@ -81,6 +81,9 @@ def test_the_final_message_can_be_continued(said: str, source: str) -> None:
         "{{ 1 / 0 }}",
         "{{ 5 | indent }}",
         "{% for i in range(10 ** 9) %}{% endfor %}",
+        # Before Jinja 3.1.6 it put the token for the hub into a prompt, which stages read.
+        "{{ ('{0.__globals__[json].codecs.sys.modules[os].environ}'|attr('format'))"
+        "(raise_exception) }}",
     ],
 )
 def test_the_sandbox_holds(source: str) -> None:
