@@ -3,10 +3,11 @@
 import argparse
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from dht.command_line import COMMAND, EXIT_DONE, Parser, exit_code_of
+from dht.command_line import COMMAND, EXIT_DONE, Parser, exit_code_of, own_process
 from dht.errors import MachineError, UserError
 
 SOURCE = "anabranch-source"
@@ -30,12 +31,12 @@ def source_of(environment: Path) -> str:
     return source
 
 
-def steps(source: str, python: str) -> list[list[str]]:
-    """The commands that install the newest version of ``source`` with this ``python``."""
+def steps(source: str, pip: Sequence[str]) -> list[list[str]]:
+    """The commands that install the newest version of ``source`` with this ``pip``."""
     is_clone = (Path(source) / ".git").exists()
     pulls = [["git", "-C", source, "pull", "--ff-only"]] if is_clone else []
     # pip installs a directory anew also where its version is the same.
-    return [*pulls, [python, "-m", "pip", "install", "--upgrade", source]]
+    return [*pulls, [*pip, "install", "--upgrade", source]]
 
 
 def parse() -> argparse.Namespace:
@@ -56,7 +57,7 @@ def update() -> int:
     arguments = parse()
     source = source_of(Path(sys.prefix))
     before = metadata.version(COMMAND)
-    for step in steps(source, sys.executable):
+    for step in steps(source, own_process("pip")):
         print(" ".join(step), flush=True)
         if arguments.dry_run:
             continue
@@ -68,7 +69,7 @@ def update() -> int:
             raise MachineError(f"this step failed: {' '.join(step)}; what it says stands above")
     if not arguments.dry_run:
         after = subprocess.run(
-            [sys.executable, "-m", COMMAND, "--version"],
+            [*own_process(), "--version"],
             capture_output=True,
             text=True,
             check=False,

@@ -56,6 +56,8 @@ OF_THE_MACHINE = frozenset(
 )  # fmt: skip
 """Faults of disks, rights and limits, which may meet a command anywhere."""
 COMMAND = "anabranch"
+HOME = Path(__file__).resolve().parents[1]
+"""The directory that holds this package and the others."""
 
 
 UNITS = {
@@ -362,6 +364,15 @@ def prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def own_process(module: str = COMMAND) -> list[str]:
+    """What starts a module in a process of its own, in the directory where this one was started.
+
+    That may be a model's, whose files may have names of modules: none of them is imported.
+    """
+    safe = [] if Path.cwd() == HOME else ["-P"]  # a clone finds its packages where it is
+    return [sys.executable, *safe, "-m", module]
 
 
 def pip_install(package: str) -> str:

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from dht.command_line import COMMAND, EXIT_DONE, flag_of, on_interrupt
+from dht.command_line import EXIT_DONE, flag_of, on_interrupt, own_process
 from dht.networks.invitation import SCHEME, invitation_to, text_of
 from dht.process.lasting_stream import LastingStream
 from node.owner.machine_watch import BESIDE
@@ -85,7 +85,7 @@ def commands_of(arguments: argparse.Namespace, typed: Sequence[str]) -> list[Com
 
         def command(invitation: str) -> Sequence[str]:
             invited = ["--initial-peers", invitation] if invitation and not is_told_whom else []
-            return [sys.executable, "-m", COMMAND, "join", *typed, *flags, *met, *invited]
+            return [*own_process(), "join", *typed, *flags, *met, *invited]
 
         return command
 

@@ -12,10 +12,10 @@ from dht.errors import UserError
 def test_it_installs_from_where_it_was_installed(tmp_path: Path) -> None:
     (tmp_path / SOURCE).write_text("﻿/x/anabranch.whl\n", encoding="utf-8")  # as Windows writes it
     assert source_of(tmp_path) == "/x/anabranch.whl"
-    (pip,) = steps("/x/anabranch.whl", "python")
+    (pip,) = steps("/x/anabranch.whl", ["python", "-m", "pip"])
     assert pip == ["python", "-m", "pip", "install", "--upgrade", "/x/anabranch.whl"]
     (tmp_path / ".git").mkdir()
-    pull, pip = steps(str(tmp_path), "python")
+    pull, pip = steps(str(tmp_path), ["pip"])
     assert pull == ["git", "-C", str(tmp_path), "pull", "--ff-only"]
     assert pip[-1] == str(tmp_path)
 

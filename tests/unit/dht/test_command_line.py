@@ -20,6 +20,7 @@ from dht.command_line import (
     exit_code_of,
     loop_factory,
     on_interrupt,
+    own_process,
 )
 from dht.errors import SwarmError
 from dht.process.terminal import StderrHandler, cut_between_words, print_lines, printable
@@ -91,6 +92,24 @@ def test_a_command_raises_its_limit_on_descriptors(soft: int, hard: int, allowed
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == [str(allowed), str(hard)]
+
+
+@pytest.mark.parametrize("named", ["anabranch", "msgspec", "pip"])
+def test_no_file_of_the_directory_is_imported_by_what_is_started(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cd MODEL; anabranch join --gpu 0,1` ran what a model's repository calls `msgspec.py`."""
+    (tmp_path / f"{named}.py").write_text("print('theirs')\nraise SystemExit(9)\n")
+    monkeypatch.chdir(tmp_path)
+    module, word = ("pip", "--version") if named == "pip" else ("anabranch", "models")
+    done = subprocess.run(
+        [*own_process(module), word, *(["--help"] if word == "models" else [])],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "theirs" in done.stdout) == (0, False), done.stderr
 
 
 def test_lines_are_cut_between_words_and_what_is_to_be_copied_is_whole() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dht.command_line import own_process
 from dht.errors import UserError
 from dht.identity.peer_id import Identity
 from dht.networks.invitation import read_invitation
@@ -73,9 +74,9 @@ class TestFlags:
             monkeypatch, "--gpu", "0,1", *(("--initial-peers", *given) if given else ())
         )
         first, second = commands_of(arguments, ["typed"])
-        assert list(first(""))[:5] == [sys.executable, "-m", "anabranch", "join", "typed"]
-        flags = flags_of(arguments, 1)
-        assert list(second("anabranch:abc"))[4:] == ["typed", *flags, *told]
+        started = [*own_process(), "join", "typed"]
+        assert list(first(""))[: len(started)] == started
+        assert list(second("anabranch:abc")) == [*started, *flags_of(arguments, 1), *told]
 
     @pytest.mark.parametrize(
         ("words", "said"),
