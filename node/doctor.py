@@ -5,7 +5,6 @@ announced and nobody is served.
 """
 
 import argparse
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from dht.process.home import at_home
 from dht.process.terminal import print_lines, saying
 from dht.swarm_options import add_swarm, settle_swarm
 from dht.transport.config import any_host, listen_address
+from dht.transport.listening import listen_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,17 +169,10 @@ def devices() -> Iterator[Finding]:
 
 def port_free(host: str, port: int) -> Finding:
     """Whether this machine can listen where ``join`` would."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     where = f"TCP port {port or '(any)'} at {host}"
-    with socket.socket(family, socket.SOCK_STREAM) as trial:
-        if sys.platform != "win32":  # there it would take a port that is in use
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind((host, port))
-            trial.listen(1)
-        except OSError as error:
-            text = f"{where} cannot be used ({error.strerror}): name another with --port"
-            return Finding(level=Level.PROBLEM, text=text)
+    if (error := listen_error(host, port)) is not None:
+        text = f"{where} cannot be used ({error.strerror}): name another with --port"
+        return Finding(level=Level.PROBLEM, text=text)
     return Finding(level=Level.OK, text=f"{where} is free")
 
 

@@ -38,6 +38,7 @@ from dht.transport.interface import (
     Stream,
     StreamHandler,
 )
+from dht.transport.listening import listens
 from dht.transport.relay_server import RelayServer
 from dht.transport.streams import StreamHandlers
 
@@ -572,19 +573,13 @@ async def _any_listens(dialed: Sequence[bytes]) -> bool:
     names and addresses through relays count as listening."""
     from hivemind.utils.multiaddr import Multiaddr
 
-    async def listens(address: bytes) -> bool:
+    async def may_listen(address: bytes) -> bool:
         parts = str(Multiaddr(address)).split("/")
         if len(parts) != 5 or parts[1] not in {"ip4", "ip6"}:
             return True
-        try:
-            async with asyncio.timeout(LISTENS_S):
-                _, writer = await asyncio.open_connection(parts[2], int(parts[4]))
-        except (OSError, TimeoutError):
-            return False
-        writer.close()
-        return True
+        return await listens(parts[2], int(parts[4]), LISTENS_S)
 
-    return any(await asyncio.gather(*map(listens, dialed)))
+    return any(await asyncio.gather(*map(may_listen, dialed)))
 
 
 def _named(address: str) -> str:

@@ -21,6 +21,7 @@ from dht.networks.local_network import Offer, offer_of_peer
 from dht.process.supervision import PartFunction, beside
 from dht.records.directory import Directory
 from dht.transport.config import ANY_HOSTS, TransportKind
+from dht.transport.listening import listens
 from node.owner.reporter import Reporter
 from node.peer.first_steps import is_bundled
 from node.peer.naming import machine_name
@@ -102,20 +103,9 @@ async def keep_inviting(
 
 async def warn_of_silent(announced: Sequence[str], reporter: Reporter) -> None:
     """Say which of the addresses that the owner announces nothing answers at, as seen from here."""
-
-    async def answers(address: str) -> bool:
-        _, _, host, _, port = address.split("/")
-        try:
-            async with asyncio.timeout(ANNOUNCED_S):
-                _, writer = await asyncio.open_connection(host, int(port))
-        except (OSError, TimeoutError):
-            return False
-        writer.close()
-        return True
-
-    found = await asyncio.gather(*map(answers, announced))
-    for address in (each for each, well in zip(announced, found, strict=True) if not well):
-        _, _, host, _, port = address.split("/")
+    places = [(host, port) for _, _, host, _, port in (each.split("/") for each in announced)]
+    found = await asyncio.gather(*(listens(host, int(p), ANNOUNCED_S) for host, p in places))
+    for host, port in (each for each, well in zip(places, found, strict=True) if not well):
         reporter.say(
             f"--announce {host}:{port}: nothing answers there from here. Unless a router keeps its"
             " own network out, it is wrong, and others reach this peer nowhere."

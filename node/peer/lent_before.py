@@ -8,8 +8,6 @@ this. Nothing is kept where nothing is to be remembered (:mod:`dht.networks.reme
 import argparse
 import errno
 import os
-import socket
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from dht.networks.remembered import VARIABLE, shown
 from dht.process.home import cache_directory
 from dht.process.json_file import decode_json
 from dht.process.whole_file import write_whole
+from dht.transport.listening import listen_error
 from node.owner.machine_watch import BESIDE
 
 
@@ -42,6 +41,8 @@ class LentConfig:
 
 
 LENT_BEFORE = LentConfig()
+TAKEN = frozenset({errno.EADDRINUSE, errno.EACCES})
+"""What listening at a port fails with where another port may do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +287,8 @@ def port_of(arguments: argparse.Namespace) -> Port:
     before = _before(arguments).port
     for number in _candidates(before):
         claim = _claimed(number)
-        if claim is not None and _is_free(arguments.host, number):
+        error = None if claim is None else listen_error(arguments.host, number)
+        if claim is not None and (error is None or error.errno not in TAKEN):
             said = ""
             if before and number != before:
                 said = (
@@ -307,19 +309,6 @@ def _candidates(before: int) -> Iterator[int]:
         for n in range(LENT_BEFORE.port_default, LENT_BEFORE.port_default + LENT_BEFORE.ports_tried)
         if n != before
     )
-
-
-def _is_free(host: str, number: int) -> bool:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as trial:
-        if sys.platform != "win32":
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind((host, number))
-            trial.listen(1)
-        except OSError as error:
-            return error.errno not in {errno.EADDRINUSE, errno.EACCES}
-    return True
 
 
 def _claimed(number: int) -> IO[bytes] | None:
