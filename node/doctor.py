@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
+from functools import partial
 from importlib import metadata
 
 from dht.checkpoints.hub import endpoint_fault
@@ -46,7 +47,7 @@ class Level(StrEnum):
     PROBLEM = "problem"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One line: what was looked at, and what to do where it is not well."""
 
@@ -55,6 +56,9 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.level:<9}{self.text}"
+
+
+ok, warning, problem = (partial(Finding, level) for level in Level)
 
 
 def parse() -> argparse.Namespace:
@@ -104,7 +108,7 @@ async def main(arguments: argparse.Namespace) -> int:
         levels.add(finding.level)
         print_lines(str(finding))
 
-    tell(Finding(level=Level.OK, text=f"Python {sys.version.split()[0]}"))
+    tell(ok(f"Python {sys.version.split()[0]}"))
     for name in PACKAGES:
         tell(package(name))
     for finding in devices():
@@ -123,19 +127,17 @@ async def main(arguments: argparse.Namespace) -> int:
 def package(name: str, version_of: Callable[[str], str] = metadata.version) -> Finding:
     """One package's version; either of the two transports is enough."""
     try:
-        return Finding(level=Level.OK, text=f"{name} {version_of(name)}")
+        return ok(f"{name} {version_of(name)}")
     except metadata.PackageNotFoundError:
         pass
     beside = {"hivemind": "libp2p", "libp2p": "hivemind"}.get(name)
     if beside is None:
-        return Finding(level=Level.PROBLEM, text=f"{name} is not installed: pip install .")
+        return problem(f"{name} is not installed: pip install .")
     try:
         version_of(beside)
     except metadata.PackageNotFoundError:
-        return Finding(
-            level=Level.PROBLEM, text=f"neither {name} nor {beside} is installed: no transport"
-        )
-    return Finding(level=Level.OK, text=f"{name} is not installed; {beside} does its work")
+        return problem(f"neither {name} nor {beside} is installed: no transport")
+    return ok(f"{name} is not installed; {beside} does its work")
 
 
 def devices() -> Iterator[Finding]:
@@ -154,26 +156,24 @@ def devices() -> Iterator[Finding]:
             try:
                 machine = machine_of(index, None)
             except UserError as error:
-                yield Finding(level=Level.PROBLEM, text=str(error))
+                yield problem(str(error))
             else:
-                text = f"{which}{lent(machine)}, in {machine.dtype}"
-                yield Finding(level=Level.OK, text=text)
+                yield ok(f"{which}{lent(machine)}, in {machine.dtype}")
     else:
-        yield Finding(level=Level.WARNING, text="no NVIDIA GPU was found: join lends the CPU")
+        yield warning("no NVIDIA GPU was found: join lends the CPU")
     machine = machine_of(None, None)
     if machine.free_bytes < DOCTOR.free_bytes_least:
-        yield Finding(level=Level.WARNING, text=f"{lent(machine)}: close other programs")
+        yield warning(f"{lent(machine)}: close other programs")
     else:
-        yield Finding(level=Level.OK, text=lent(machine))
+        yield ok(lent(machine))
 
 
 def port_free(host: str, port: int) -> Finding:
     """Whether this machine can listen where ``join`` would."""
     where = f"TCP port {port or '(any)'} at {host}"
     if (error := listen_error(host, port)) is not None:
-        text = f"{where} cannot be used ({error.strerror}): name another with --port"
-        return Finding(level=Level.PROBLEM, text=text)
-    return Finding(level=Level.OK, text=f"{where} is free")
+        return problem(f"{where} cannot be used ({error.strerror}): name another with --port")
+    return ok(f"{where} is free")
 
 
 async def hub_says() -> float | str | None:
@@ -200,21 +200,20 @@ async def hub_says() -> float | str | None:
 def hub(said: float | str | None) -> Finding:
     """Whether models can be fetched."""
     if said is None:
-        return Finding(level=Level.OK, text="the hub is not asked (HF_HUB_OFFLINE)")
+        return ok("the hub is not asked (HF_HUB_OFFLINE)")
     if isinstance(said, str):
-        text = f"the hub does not answer at {said}: models must be in directories here"
-        return Finding(level=Level.WARNING, text=text)
-    return Finding(level=Level.OK, text="the hub answers")
+        return warning(f"the hub does not answer at {said}: models must be in directories here")
+    return ok("the hub answers")
 
 
 def clock(said: float | str | None, now_unix_s: float) -> Finding:
     """How far this machine's clock is from the hub's."""
     if not isinstance(said, float):
-        return Finding(level=Level.OK, text="the clock was compared with nobody's")
+        return ok("the clock was compared with nobody's")
     off_s = now_unix_s - said
     text = f"the clock is {abs(off_s):.0f} s {'ahead of' if off_s > 0 else 'behind'} the hub's"
     if abs(off_s) < DOCTOR.skew_warn_s:
-        return Finding(level=Level.OK, text=text)
+        return ok(text)
     level = Level.PROBLEM if abs(off_s) >= DOCTOR.skew_max_s else Level.WARNING
     return Finding(level=level, text=f"{text}: set it by NTP")
 
@@ -228,29 +227,27 @@ async def network(arguments: argparse.Namespace, *, port_is_free: bool) -> Findi
     from node.peer.dry_run import dialled_back
 
     if not arguments.initial_peers:
-        text = "no network is known here: give an invitation to see whether it is reached"
-        return Finding(level=Level.OK, text=text)
+        return ok("no network is known here: give an invitation to see whether it is reached")
     try:
         transport = await observe(arguments.initial_peers, arguments.transport)
     except NetworkError as error:
-        return Finding(level=Level.PROBLEM, text=str(error))
+        return problem(str(error))
     try:
         name = arguments.said_model
         if not name:
-            text = f"network {arguments.network} answers; it was not said which model it serves"
-            return Finding(level=Level.OK, text=text)
+            return ok(f"network {arguments.network} answers; it was not said which model it serves")
         nodes = await Directory(transport, arguments.network, model_key(name)).nodes()
         if not nodes:
-            text = f"network {arguments.network} answers; nobody in it serves {name} now"
-            return Finding(level=Level.WARNING, text=text)
+            return warning(f"network {arguments.network} answers; nobody in it serves {name} now")
         if not port_is_free:
-            text = f"network {arguments.network} answers; whether it reaches that port is not known"
-            return Finding(level=Level.OK, text=text)
+            return ok(
+                f"network {arguments.network} answers; whether it reaches that port is not known"
+            )
         reach, sentence = await dialled_back(transport, nodes, arguments.host, arguments.port)
         level = Level.OK if reach is Reach.DIRECT else Level.WARNING
         return Finding(level=level, text=f"network {arguments.network}: {sentence}")
     except NetworkError as error:
-        return Finding(level=Level.WARNING, text=f"network {arguments.network}: {error}")
+        return warning(f"network {arguments.network}: {error}")
     finally:
         await transport.close()
 
