@@ -342,7 +342,7 @@ class MemoryTransport:
     async def store(self, key: str, value: bytes, *, expires_unix_s: float) -> bool:
         self._check_open()
         above = self._guard.sequence_of(key, self.peer_id)
-        data, _ = self._signer.sign(key, value, expires_unix_s, above)
+        data = self._signer.sign(key, value, expires_unix_s, above)
         return await self._network._store(self.peer_id, data)
 
     async def get(self, key: str, *, latest: bool = False) -> Mapping[str, bytes]:

@@ -344,7 +344,7 @@ class HivemindTransport:
         if config.client_mode:
             self._records = AskedRecords(*shared)
             return
-        self._records = SharedRecords(*shared, dht=self, me=self.peer_id)
+        self._records = SharedRecords(*shared, dht=self)
         self._node = await kademlia.create_node(
             self._p2p, self._guard, self.rejected_records, config.budget
         )
@@ -460,7 +460,7 @@ class HivemindTransport:
                     await self._cut_off.wait()
             self._cut_off.clear()
             missing = self._missing(given)
-            met = records.absent()
+            met = records.asked.absent()
             for peer_id, addresses in met.items():
                 missing[peer_id] = parse_known(self._dials.admitted(peer_id, addresses))
             missing.pop(self.peer_id, None)
@@ -469,7 +469,7 @@ class HivemindTransport:
             )
             back = [peer_id for peer_id, there in zip(missing, answered, strict=True) if there]
             for peer_id in back:
-                records.has_answered(peer_id)
+                records.asked.has_answered(peer_id)
             if back:
                 await records.search_nodes()
 

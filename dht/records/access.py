@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 class RecordAccess(ABC):
     """Access to records by key and author."""
 
-    _asked: RecordClient
+    asked: RecordClient
 
     @abstractmethod
     async def store(self, key: str, value: bytes, expires_unix_s: float) -> bool:
@@ -51,16 +51,16 @@ class RecordAccess(ABC):
 
     async def greet(self) -> None:
         """Wait until one of the given peers answers. Raises NetworkError."""
-        await self._asked.greet()
+        await self.asked.greet()
 
     @property
     def speak_otherwise(self) -> bool:
         """Whether some of the given peers speak another version of the wire, as far as asked."""
-        return bool(self._asked.speak_otherwise)
+        return bool(self.asked.speak_otherwise)
 
     def contact(self, handlers: StreamHandlers) -> Contact:
         """When others last showed that they know this peer; ``handlers`` take their calls."""
-        asked = self._asked
+        asked = self.asked
         return Contact(
             returned_s=asked.returned_s,
             answered_s=asked.answered_s,
@@ -71,7 +71,7 @@ class RecordAccess(ABC):
 
     async def close(self) -> None:
         """End all tasks and streams."""
-        await self._asked.close()
+        await self.asked.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class AskedRecords(RecordAccess):
         # What helpers said would else be taken for the time at which this machine fell asleep.
         self.clock = NetworkClock(now, lambda: loop_s() + slept_s())
         """The network's time."""
-        self._asked = RecordClient(
+        self.asked = RecordClient(
             open_stream,
             self.clock.now,
             given,
@@ -135,16 +135,15 @@ class AskedRecords(RecordAccess):
             parties=parties,
         )
         config = ReplicaConfig(fresh_s=AccessConfig().asked_fresh_s)
-        self._replica = Replica(guard, self.clock.now, self._asked.read, config)
+        self._replica = Replica(guard, self.clock.now, self.asked.read, config)
 
     async def store(self, key: str, value: bytes, expires_unix_s: float) -> bool:
         above = self._guard.sequence_of(key, self._signer.peer_id)
-        data, _ = self._signer.sign(key, value, expires_unix_s, above)
-        return await self._asked.store(data)
+        return await self.asked.store(self._signer.sign(key, value, expires_unix_s, above))
 
     async def get(self, key: str, *, latest: bool) -> Mapping[str, bytes]:
         if latest:
-            await self._asked.read((key,))
+            await self.asked.read((key,))
         return await self._replica.read(key)
 
 
@@ -178,20 +177,19 @@ class SharedRecords(RecordAccess):
         parties: Parties | None = None,
         *,
         dht: RecordDht,
-        me: str,
         config: AccessConfig | None = None,
     ) -> None:
-        """``given`` are the peers that the owner named, with their addresses; ``me`` is this
-        peer's id; ``now`` is the network's time in Unix seconds."""
+        """``given`` are the peers that the owner named, with their addresses; ``now`` is the
+        network's time in Unix seconds."""
         self._config = config or AccessConfig()
         self._signer = signer
         self._guard = guard
         self._rng = rng
         self._dht = dht
-        self._me = me
+        self._me = me = signer.peer_id
         self.now = now
         given = {peer: where for peer, where in given.items() if peer != me}
-        self._asked = RecordClient(
+        self.asked = RecordClient(
             open_stream,
             now,
             given,
@@ -218,7 +216,7 @@ class SharedRecords(RecordAccess):
 
     async def store(self, key: str, value: bytes, expires_unix_s: float) -> bool:
         above = self._guard.sequence_of(key, self._me)
-        data, _ = self._signer.sign(key, value, expires_unix_s, above)
+        data = self._signer.sign(key, value, expires_unix_s, above)
         record = self.keep_signed(data, self._me)
         # Many records differ from the one before only in their expiry, and a store in the DHT costs
         # a dozen requests: each record is pushed to others, but stored in the DHT only when needed.
@@ -227,7 +225,7 @@ class SharedRecords(RecordAccess):
             storing = asyncio.create_task(self._put_own(record, data))
             self._storing.add(storing)
             storing.add_done_callback(self._storing.discard)
-        if await self._asked.push(data, self._config.pushed_to):
+        if await self.asked.push(data, self._config.pushed_to):
             return True
         # Shielded: a caller that stops waiting must not end the store.
         return await (self._put_own(record, data) if storing is None else asyncio.shield(storing))
@@ -258,7 +256,7 @@ class SharedRecords(RecordAccess):
     async def _exchange(self, keys: tuple[str, ...]) -> None:
         """Ask another full peer for news; search the DHT where none answers."""
         try:
-            await self._asked.read_drawn(keys)
+            await self.asked.read_drawn(keys)
         except NetworkError as error:
             _log.debug("no other peer tells what is new: %s", error)
             await asyncio.gather(*(self._dht.search(key) for key in keys))
@@ -278,19 +276,9 @@ class SharedRecords(RecordAccess):
             except (NetworkError, TimeoutError) as error:
                 _log.debug("cannot search the DHT: %s", error)
 
-    # Who is missing
-
-    def absent(self) -> dict[str, tuple[str, ...]]:
-        """Full peers met lately of whom nothing is heard, to greet now, with their addresses."""
-        return self._asked.absent()
-
-    def has_answered(self, peer_id: str) -> None:
-        """Note that an absent peer has answered a greeting."""
-        self._asked.has_answered(peer_id)
-
     async def search_nodes(self) -> None:
         """Search the DHT for the nodes of the followed models at once: others were met again."""
-        await self._search(self._asked.node_keys)
+        await self._search(self.asked.node_keys)
 
     # For other peers (dht.records.helper)
 

@@ -160,15 +160,13 @@ class RecordSigner:
     def peer_id(self) -> str:
         return self._identity.peer_id
 
-    def sign(
-        self, key: str, payload: bytes, expires_unix_s: float, above: int = 0
-    ) -> tuple[bytes, float]:
-        """The DHT value and its expiry. ``above`` is the sequence of this peer's newest record that
-        others gave: it may be one of an earlier run, whose clock was ahead."""
+    def sign(self, key: str, payload: bytes, expires_unix_s: float, above: int = 0) -> bytes:
+        """The DHT value. ``above`` is the sequence of this peer's newest record that others gave:
+        it may be one of an earlier run, whose clock was ahead."""
         sequence = max(self._last.get(key, 0) + 1, above + 1, int(1000 * expires_unix_s))
         data = sign_record(self._identity, key, payload, expires_unix_s, sequence)
         self._last[key] = sequence
-        return data, expires_unix_s
+        return data
 
 
 def _age(record: SignedRecord) -> tuple[int, float]:

@@ -51,7 +51,6 @@ class Full:
             world.rng,
             world.network.now,
             dht=self,
-            me=self.peer_id,
         )
         self.helper = RecordHelper(self.records)
         self.tasks: list[asyncio.Task[None]] = []

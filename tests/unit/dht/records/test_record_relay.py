@@ -146,7 +146,7 @@ def test_what_is_in_the_dht_is_read_and_written_through_full_peers() -> None:
         await world.start()
         world.put(ALICE, b"one")
         assert await world.read(KEY) == {ALICE.peer_id: b"one"}
-        mine = world.light._signer.sign(KEY, b"mine", world.network.now() + 60)[0]
+        mine = world.light._signer.sign(KEY, b"mine", world.network.now() + 60)
         assert await world.client.store(mine)
         found = await world.read(KEY)
         assert found == {ALICE.peer_id: b"one", world.light.peer_id: b"mine"}

@@ -343,20 +343,18 @@ def test_a_full_guard_takes_no_longer_however_many_brought_its_records(bound: st
 def test_a_signers_records_are_each_newer() -> None:
     signer, guard = RecordSigner(ALICE), RecordGuard()
     for left_s in (60.0, 60.0, 10.0, 70.0):
-        data, expires_s = signer.sign(KEY, b"", NOW_S + left_s)
-        assert guard.admit(data, now_unix_s=NOW_S).expires_unix_s == expires_s
-    assert expires_s == NOW_S + 70
+        data = signer.sign(KEY, b"", NOW_S + left_s)
+        assert guard.admit(data, now_unix_s=NOW_S).expires_unix_s == NOW_S + left_s
 
 
 @pytest.mark.parametrize("ahead_s", [20.0, 55.0, 8 * 3600.0, 1e9])
 def test_a_clock_that_was_ahead_does_no_harm_once_it_is_right(ahead_s: float) -> None:
     signer, guard = RecordSigner(ALICE), RecordGuard()
-    ahead, _ = signer.sign(KEY, b"ahead", NOW_S + ahead_s + 60)
+    ahead = signer.sign(KEY, b"ahead", NOW_S + ahead_s + 60)
     with contextlib.suppress(RecordError):  # far ahead, nobody takes it
         guard.admit(ahead, now_unix_s=NOW_S)
-    right, expires_s = signer.sign(KEY, b"right", NOW_S + 60)
-    assert expires_s == NOW_S + 60
-    guard.admit(right, now_unix_s=NOW_S)
+    right = signer.sign(KEY, b"right", NOW_S + 60)
+    assert guard.admit(right, now_unix_s=NOW_S).expires_unix_s == NOW_S + 60
     assert guard.living(KEY, NOW_S)[ALICE.peer_id].payload == b"right"
     with pytest.raises(RecordError):
         guard.admit(ahead, now_unix_s=NOW_S)
@@ -367,8 +365,8 @@ def test_a_replaced_record_stays_away_though_it_would_live_longer() -> None:
     gone: list[tuple[str, str]] = []
     guard = RecordGuard(on_evict=lambda key, author: gone.append((key, author)))
     signer = RecordSigner(ALICE)
-    long, _ = signer.sign(KEY, b"long", NOW_S + 110)
-    short, _ = signer.sign(KEY, b"short", NOW_S + 20)
+    long = signer.sign(KEY, b"long", NOW_S + 110)
+    short = signer.sign(KEY, b"short", NOW_S + 20)
     guard.admit(long, now_unix_s=NOW_S)
     guard.admit(short, now_unix_s=NOW_S)
     assert gone == [(KEY, ALICE.peer_id)], "or DHT storage keeps the one that expires later"
@@ -383,10 +381,10 @@ def test_a_replaced_record_stays_away_though_it_would_live_longer() -> None:
 def test_a_peer_that_starts_again_goes_on_above_its_former_records() -> None:
     """Its former clock was ahead by less than others refuse, and its sequence with it."""
     guard = RecordGuard()
-    former, _ = RecordSigner(ALICE).sign(KEY, b"former", NOW_S + 115)
+    former = RecordSigner(ALICE).sign(KEY, b"former", NOW_S + 115)
     guard.admit(former, now_unix_s=NOW_S)
     above = guard.sequence_of(KEY, ALICE.peer_id)  # as others gave it back
-    data, _ = RecordSigner(ALICE).sign(KEY, b"now", NOW_S + 60, above)
+    data = RecordSigner(ALICE).sign(KEY, b"now", NOW_S + 60, above)
     assert guard.admit(data, now_unix_s=NOW_S).payload == b"now"
 
 
