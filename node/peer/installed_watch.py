@@ -31,18 +31,11 @@ CHANGED = (
 )
 
 
-class Installed:
-    """The files of the modules that this process has loaded, as they were when first looked at."""
-
-    def __init__(self) -> None:
-        self._stamps: dict[Path, Stamp | None] = {}
-        self.changed()
-
-    def changed(self) -> bool:
-        """Whether one of them was written, replaced or removed since."""
-        now = {path: _stamp(path) for path in loaded_files()}
-        self._stamps = {**now, **self._stamps}
-        return any(stamp != self._stamps[path] for path, stamp in now.items())
+def have_changed(seen: dict[Path, Stamp | None]) -> bool:
+    """Whether a file of a module that this process has loaded was written, replaced or removed
+    since it was first looked at; ``seen`` keeps how it was then."""
+    now = {path: _stamp(path) for path in loaded_files()}
+    return any(stamp != seen.setdefault(path, stamp) for path, stamp in now.items())
 
 
 def loaded_files() -> Iterator[Path]:
@@ -54,7 +47,6 @@ def loaded_files() -> Iterator[Path]:
 
 
 def _stamp(path: Path) -> Stamp | None:
-    """The stamp of a file; None where it is gone."""
     try:
         return stamp_of(path)
     except OSError:
@@ -63,10 +55,11 @@ def _stamp(path: Path) -> Stamp | None:
 
 async def keep_looking(reporter: Reporter) -> None:
     """Look until the software has changed, and say so."""
-    installed = Installed()
+    seen: dict[Path, Stamp | None] = {}
+    have_changed(seen)
     while True:
         await asyncio.sleep(INSTALLED.look_s)
-        if await asyncio.to_thread(installed.changed):
+        if await asyncio.to_thread(have_changed, seen):
             reporter.event("outdated")
             reporter.say(CHANGED)
             return

@@ -8,7 +8,7 @@ import pytest
 
 from dht.process.whole_file import write_whole
 from node.peer import installed_watch
-from node.peer.installed_watch import Installed, loaded_files
+from node.peer.installed_watch import Stamp, have_changed, loaded_files
 
 
 @pytest.mark.parametrize("how", ["replaced", "removed", "another", ""])
@@ -23,8 +23,9 @@ def test_files_that_change_under_a_process_are_seen(
         module.__file__ = str(each)
         monkeypatch.setitem(sys.modules, name, module)
     assert list(loaded_files()) == [path]
-    seen = Installed()
-    assert not seen.changed()
+    seen: dict[Path, Stamp | None] = {}
+    assert not have_changed(seen)
+    assert not have_changed(seen)
     match how:
         case "replaced":
             write_whole(path, b"")
@@ -32,7 +33,7 @@ def test_files_that_change_under_a_process_are_seen(
             path.unlink()
         case "another":
             write_whole(other, b"x")
-    assert seen.changed() is (how in {"replaced", "removed"})
+    assert have_changed(seen) is (how in {"replaced", "removed"})
 
 
 def test_the_files_of_this_process_are_known() -> None:
