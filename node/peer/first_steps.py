@@ -6,7 +6,6 @@ come next.
 
 import argparse
 import asyncio
-from dataclasses import dataclass
 from pathlib import Path
 
 from dht.checkpoints.hub import local_path, served_name
@@ -31,33 +30,25 @@ def is_bundled(model: str) -> bool:
     return path is not None and path.resolve() == BUNDLED.resolve()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bigger:
-    """A model that somebody may want to serve next."""
-
-    hub_id: str
-    gigabytes: float
-    """Size of its files, in 16 bits a weight."""
-
-
-BIGGER = (
-    Bigger(hub_id="Qwen/Qwen3-0.6B", gigabytes=1.5),
-    Bigger(hub_id="Qwen/Qwen3-1.7B", gigabytes=4.1),
-    Bigger(hub_id="Qwen/Qwen3-4B", gigabytes=8.0),
-    Bigger(hub_id="Qwen/Qwen3-8B", gigabytes=16.4),
-    Bigger(hub_id="Qwen/Qwen3-14B", gigabytes=29.5),
-    Bigger(hub_id="Qwen/Qwen3-32B", gigabytes=65.5),
-)
-"""One family in sizes for all machines, smallest first; sizes are those that the hub lists."""
+BIGGER = {
+    "Qwen/Qwen3-0.6B": 1.5,
+    "Qwen/Qwen3-1.7B": 4.1,
+    "Qwen/Qwen3-4B": 8.0,
+    "Qwen/Qwen3-8B": 16.4,
+    "Qwen/Qwen3-14B": 29.5,
+    "Qwen/Qwen3-32B": 65.5,
+}
+"""What somebody may want to serve next: one family in sizes for all machines, smallest first, with
+the gigabytes of its files in 16 bits a weight, as the hub lists them."""
 WEIGHTS_SHARE = 0.8
 """Share of the lent memory for weights; the rest is for sessions."""
 
 
-def whole_here(lend_bytes: int, weight_bytes: int) -> Bigger | None:
-    """The largest of :data:`BIGGER` that a machine holds by itself, at ``weight_bytes`` a weight;
-    None where none fits."""
+def whole_here(lend_bytes: int, weight_bytes: int) -> str | None:
+    """The hub id of the largest of :data:`BIGGER` that a machine holds by itself, at
+    ``weight_bytes`` a weight; None where none fits."""
     room = lend_bytes * WEIGHTS_SHARE / 1e9
-    fit = [each for each in BIGGER if each.gigabytes * weight_bytes / 2 <= room]
+    fit = [hub_id for hub_id, size in BIGGER.items() if size * weight_bytes / 2 <= room]
     return fit[-1] if fit else None
 
 
@@ -68,12 +59,12 @@ def next_steps(lend_bytes: int, dtype: str) -> str:
     if found is None:
         return (
             f"{text} Next: a bigger model together with other machines, such as"
-            f" `{COMMAND} join --model {BIGGER[0].hub_id}`"
+            f" `{COMMAND} join --model {next(iter(BIGGER))}`"
         )
     return (
-        f"{text} Next: a bigger model. This machine holds {found.hub_id} by itself"
-        f" ({found.gigabytes:g} GB to fetch), and larger ones together with others:"
-        f" `{COMMAND} join --model {found.hub_id}`"
+        f"{text} Next: a bigger model. This machine holds {found} by itself"
+        f" ({BIGGER[found]:g} GB to fetch), and larger ones together with others:"
+        f" `{COMMAND} join --model {found}`"
     )
 
 
