@@ -51,7 +51,8 @@ async def rehearse(
         reporter.say(
             f"  {short_name(peer_id)}: {1000 * link.rtt_s:.1f} ms, {megabits:.0f} Mbit/s from it"
         )
-    reach = await _dialled_back(transport, nodes, host, port, reporter)
+    reach, sentence = await dialled_back(transport, nodes, host, port)
+    reporter.say(sentence)
     span = span_to_take(first_record(transport.peer_id, engine, machine), nodes)
     if span is None:
         reporter.say("No layers of this model fit: lend more with --memory")
@@ -73,22 +74,6 @@ async def rehearse(
     reporter.say("This was a test: nobody was served, nothing was announced.")
 
 
-async def _dialled_back(
-    transport: Transport,
-    nodes: Mapping[str, NodeRecord],
-    host: str,
-    port: int,
-    reporter: Reporter,
-) -> Reach:
-    """Have some peers dial this machine, and report the result in one line."""
-    if not nodes.keys() - {transport.peer_id}:
-        reporter.say("Nobody is there to dial this machine back; --initial-peers names somebody")
-        return Reach.UNKNOWN
-    reach, sentence = await dialled_back(transport, nodes, host, port)
-    reporter.say(sentence)
-    return reach
-
-
 async def dialled_back(
     transport: Transport, nodes: Mapping[str, NodeRecord], host: str, port: int
 ) -> tuple[Reach, str]:
@@ -96,6 +81,9 @@ async def dialled_back(
 
     Raises UserError if it cannot listen on ``host`` and ``port``.
     """
+    if not nodes.keys() - {transport.peer_id}:
+        told = "Nobody is there to dial this machine back; --initial-peers names somebody"
+        return Reach.UNKNOWN, told
     findings = Findings()
     asked = sorted(nodes.keys() - {transport.peer_id})[: findings.config.newest]
     async with greeter(host, port) as listened:
