@@ -1,17 +1,18 @@
-"""Gives a ``transformers`` model one session's pages as its cache.
+"""Gives a ``transformers`` model sessions' pages as its cache.
 
 This serves families whose layers do not call attention through the interface, or whose own forward
-computes a bias for it. Their sessions run one by one, with this view of the page pool as cache.
+computes a bias for it. Their sessions run one by one, with this view of the page pool as cache, or
+together where each runs one row.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from node.attention.paged_attention import Segment
 from node.kv.layer_pool import KvShape, LayerPool
-from node.kv.session_state import SessionState
+from node.kv.session_state import SessionState, StackedStates
 
 
 class PoolCache:
@@ -85,18 +86,22 @@ class PoolCache:
 
     # Keys and values
 
+    @property
+    def _before(self) -> int:
+        """Number of the session's tokens before this step, as the model asks for it."""
+        return self._segment.position
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of tokens that the layer holds."""
-        segment = self._segment
-        return segment.context_tokens if layer_idx in self._written else segment.position
+        return self._segment.context_tokens if layer_idx in self._written else self._before
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """Position of the first new row."""
-        return self._segment.position
+        return self._before
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """``(keys, offset of the first key)``; pages hold a session from its first token on."""
-        return self._segment.position + query_length, 0
+        return self._before + query_length, 0
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:
         """-1: the cache grows without a fixed length."""
@@ -139,6 +144,59 @@ class PoolCache:
             pool.keys[slots].transpose(0, 1)[None],
             pool.values[slots].transpose(0, 1)[None],
         )
+
+
+class BatchedCache(PoolCache):
+    """The caches of several sessions that each run one row, along the batch dimension. Shorter
+    contexts are padded in front, so that all end together; ``mask`` says where the padding is."""
+
+    def __init__(
+        self, pools: dict[int, LayerPool], segments: Sequence[Segment], device: torch.device
+    ) -> None:
+        longest = max(segments, key=lambda segment: segment.context_tokens)
+        super().__init__(pools, longest)
+        self._sessions = len(segments)
+        context = longest.context_tokens
+        states = [segment.state for segment in segments if segment.state is not None]
+        self.states = StackedStates(states)
+        self._rows = torch.zeros(len(segments), context, dtype=torch.long, device=device)
+        """Pool rows of the contexts, ``[sessions, tokens]``; padding is row 0, which is masked."""
+        self.mask = torch.zeros(len(segments), context, dtype=torch.long, device=device)
+        """1 for each token of a context, 0 for padding, ``[sessions, tokens]``."""
+        for at, segment in enumerate(segments):
+            slots, tokens = segment.slots, segment.context_tokens
+            if isinstance(slots, slice):
+                slots = torch.arange(slots.start, slots.stop, device=device)
+            self._rows[at, context - tokens :] = slots
+            self.mask[at, context - tokens :] = 1
+
+    def _states_of(self, layer_idx: int) -> Any:
+        return self.states.layer(layer_idx)
+
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
+        """True: each session has run tokens before."""
+        return True
+
+    def append(self, layer_idx: int, method: str, fresh: torch.Tensor) -> torch.Tensor:
+        """Not supported for several sessions at once."""
+        raise NotImplementedError("indexer keys of several sessions")
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write ``[sessions, kv_heads, 1, width]``, return those of the padded contexts."""
+        if layer_idx in self._written:
+            raise NotImplementedError("a layer that attends twice")
+        pool = self._pools[layer_idx]
+        pool.write(self._rows[:, -1], key[:, :, 0], value[:, :, 0])
+        self._written.add(layer_idx)
+        # Padding must be a number: masked scores are added to, and 0 × NaN is NaN.
+        known = self.mask[..., None, None].bool()
+        keys = torch.where(known, pool.keys[self._rows], 0)
+        values = torch.where(known, pool.values[self._rows], 0)
+        return keys.transpose(1, 2), values.transpose(1, 2)
 
 
 class AskedCache:
@@ -240,20 +298,10 @@ class LookingCache(PoolCache):
             self.unanswered.append(name)
         return super().__getattr__(name)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Note that the length is asked for."""
+    @property
+    def _before(self) -> int:
         self.asks_length = True
-        return super().get_seq_length(layer_idx)
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        """Note that the length is asked for."""
-        self.asks_length = True
-        return super().get_query_offset(layer_idx)
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Note that the length is asked for."""
-        self.asks_length = True
-        return super().get_mask_sizes(query_length, layer_idx)
+        return super()._before
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: object, **__: object

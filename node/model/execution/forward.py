@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from node.attention.batched_view import BatchedCache
-from node.attention.cache_view import PoolCache
+from node.attention.cache_view import BatchedCache, PoolCache
 from node.attention.paged_attention import Segment, Step, set_step
 from node.device.tensors import to_device
 from node.kernels.choice import RowsKernels
