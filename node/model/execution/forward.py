@@ -5,14 +5,14 @@ Otherwise its own forward runs around the layers, with this peer's parts in it.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from node.attention.cache_view import BatchedCache, PoolCache
+from node.attention.cache_view import BatchedCache, PoolCache, SharedKv
 from node.attention.paged_attention import Segment, Step, set_step
 from node.device.tensors import to_device
 from node.kernels.choice import RowsKernels
@@ -22,11 +22,10 @@ from node.kernels.packed import multiply_packed
 from node.kernels.rms_norm import fuse_norms
 from node.kernels.rotary import fuse_rotation
 from node.kernels.router import fuse_routers
-from node.model.carried import Carried, Passed
+from node.model.carried import Argument, Carried, Passed
 from node.model.execution.cuda_graphs import Capture, CudaGraphs, recordable
-from node.model.execution.layers_inside import LayersInside
 from node.model.execution.torchscript_layers import TorchScriptLayers
-from node.model.inspection.skeleton import Skeleton, argument_of, blank_input
+from node.model.inspection.skeleton import EnoughHeard, Skeleton, argument_of, blank_input
 from node.model.inspection.structure import ModelStructure
 from node.model.linear.merged_linear import share_products
 from node.model.linear.packed_linear import favour_few_rows
@@ -319,6 +318,74 @@ class LayerForward:
     def _blank(self, rows: torch.Tensor) -> dict[str, Any]:
         width = None if self._structure.by_ids else self._embed_width
         return blank_input(rows.shape[0], width, rows)
+
+
+class LayersInside:
+    """Layers ``[start, end)`` as what :meth:`node.model.inspection.skeleton.Skeleton.run` performs:
+    inside their model's own forward, for one session's rows.
+
+    The forward computes each layer's arguments and hands what a layer returns on to the next. What
+    layers elsewhere would have handed on comes with the rows, and leaves with them again.
+    """
+
+    def __init__(
+        self,
+        carried: Carried,
+        layers: Mapping[int, nn.Module],
+        start: int,
+        end: int,
+        rows: torch.Tensor,
+        cache: PoolCache,
+        *,
+        tuples: bool,
+        stacked: bool = False,
+    ) -> None:
+        """``rows``, ``[tokens, width]``, go into layer ``start``; ``tuples``: whether layers return
+        tuples; ``stacked``: whether each row is another session's. Raises UnsoundRows."""
+        self._stacked = stacked
+        self._position = cache.get_query_offset()
+        self._tuples = tuples
+        self._carried, self._layers = carried, layers
+        self._start, self._end = start, end
+        self._passed = carried.unpack(start, rows)
+        self._shared = SharedKv(cache, rows.shape[0], self._passed.shared)
+
+    def perform(
+        self, index: int, hidden: torch.Tensor, positional: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
+        """Output of a layer; of one that does not run here, its input."""
+        if index < self._start:
+            return (hidden, None) if self._tuples else hidden
+        passed = self._passed
+        given: dict[Argument, Any] = {
+            argument: passed.inputs[index, argument] for argument, _ in self._carried.inputs[index]
+        }
+        if index == self._start:
+            hidden = passed.hidden.transpose(0, 1) if self._stacked else passed.hidden
+            if (chosen := self._carried.chosen[index]) is not None:
+                given[chosen.argument] = passed.chosen
+        self._shared.layer = index
+
+        def seen(argument: Argument, value: Any) -> Any:
+            if isinstance(value, MutableMapping) and not value:
+                return self._shared
+            return given.get(argument, value)
+
+        output = self._layers[index](
+            hidden,
+            *(seen(at, value) for at, value in enumerate(positional)),
+            **{name: seen(name, value) for name, value in named.items()},
+        )
+        if index < self._end - 1:
+            return output
+        parts = output if isinstance(output, tuple) else (output,)
+        passed.hidden = parts[0].transpose(0, 1) if self._stacked else parts[0]
+        passed.chosen = parts[1] if parts[1:] else None
+        raise EnoughHeard
+
+    def rows(self) -> torch.Tensor:
+        """Rows ``[tokens, width]`` behind the last layer."""
+        return self._carried.pack(self._end, self._passed, self._position)
 
 
 def _one_row(segment: Segment, at: int) -> Segment:
