@@ -327,7 +327,7 @@ async def _serve(
     from coordinator.policies.routing.balance import BalanceConfig
     from coordinator.runtime import Coordinator, CoordinatorConfig
     from dht.records.directory import Directory
-    from node.links.measured_links import MeasuredLinks
+    from node.links.probe import MeasuredLinks
     from node.owner.contribution_watch import ContributionWatch
     from node.owner.machine_watch import MachineWatch, unseen
     from node.peer.first_steps import next_steps

@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
@@ -56,8 +57,21 @@ async def first_of(*works: Coroutine[Any, Any, object], limit_s: float | None = 
 
 
 def loop_s() -> float:
-    """The running event loop's clock, which nobody sets."""
+    """The running event loop's clock, which nobody sets; it stands still while a machine sleeps."""
     return asyncio.get_running_loop().time()
+
+
+def slept_s() -> float:
+    """Seconds for which this machine has slept since it was started; 0.0 where its system does not
+    say so, or the clock of event loops goes on meanwhile."""
+    if sys.platform == "linux":
+        clocks = time.CLOCK_BOOTTIME, time.CLOCK_MONOTONIC
+    elif sys.platform == "darwin":
+        clocks = time.CLOCK_MONOTONIC_RAW, time.CLOCK_UPTIME_RAW
+    else:
+        return 0.0
+    counted_s, awake_s = map(time.clock_gettime, clocks)
+    return counted_s - awake_s
 
 
 def seen(task: asyncio.Future[Any]) -> None:

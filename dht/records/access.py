@@ -19,8 +19,7 @@ from typing import Protocol
 from dht.budget import Parties
 from dht.errors import NetworkError
 from dht.messages.peer import SignedRecord
-from dht.process.sleeping import slept_s
-from dht.process.supervision import Supervisor, loop_s
+from dht.process.supervision import Supervisor, loop_s, slept_s
 from dht.records.client import OpenStream, RecordClient
 from dht.records.directory import RecordKind
 from dht.records.network_clock import NetworkClock

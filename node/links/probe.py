@@ -103,6 +103,18 @@ class ProbeServer:
             await answer(stream, ProbeData(size_bytes=size), noise[:size])
 
 
+class MeasuredLinks:
+    """The newest probe of each link by its source; the peer's link keeper writes them."""
+
+    def __init__(self) -> None:
+        self.links: dict[str, Link] = {}
+
+    def bandwidth_from(self, peer_id: str) -> float | None:
+        """Bandwidth of the link from ``peer_id``, in bytes/s; None if it was not probed."""
+        link = self.links.get(peer_id)
+        return None if link is None else link.bandwidth_bytes_per_s
+
+
 async def measure_link(transport: Transport, peer_id: str, addresses: tuple[str, ...] = ()) -> Link:
     """Measure the link from ``peer_id`` to this peer, with ``PROBE.measure_bytes`` at most.
 

@@ -14,8 +14,7 @@ from dht.errors import NetworkError
 from dht.messages.types import RECORD_BOUNDS, Link, LinksRecord, NodeRecord
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
-from node.links.measured_links import MeasuredLinks
-from node.links.probe import PROBE, measure_link
+from node.links.probe import PROBE, MeasuredLinks, measure_link
 from node.stage.server import StageServer
 
 logger = logging.getLogger(__name__)

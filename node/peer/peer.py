@@ -16,8 +16,7 @@ from dht.errors import MachineError, NetworkError
 from dht.messages.types import NodeRecord, NodeState, Reach
 from dht.process.supervision import PartFunction, Supervisor, beside, end_all, first_of, loop_s
 from node.links.lent_traffic import TRAFFIC
-from node.links.measured_links import MeasuredLinks
-from node.links.probe import ProbeServer
+from node.links.probe import MeasuredLinks, ProbeServer
 from node.links.reachability import ReachKeeper, ReachServer
 from node.links.relay_slots import Relays
 from node.owner.idle_policy import ComeBack, OwnerUse, Seen, StepAside, UseConfig

@@ -15,8 +15,7 @@ from dht.errors import NetworkError
 from dht.messages.types import RECORD_BOUNDS, Link, LinksRecord, NodeRecord
 from dht.transport.interface import Transport
 from node.links.lent_traffic import LentTraffic
-from node.links.measured_links import MeasuredLinks
-from node.links.probe import PROBE
+from node.links.probe import PROBE, MeasuredLinks
 from node.peer import link_keeper
 from node.peer.link_keeper import LinkKeepConfig, LinkKeeper, is_steady, probe_order
 from testing.clock import run_virtual

@@ -30,7 +30,7 @@ from dht.records.directory import Directory
 from node.engine.worker import WorkerTimes
 from node.links.hops import HopConfig
 from node.links.lent_traffic import LentTraffic
-from node.links.measured_links import MeasuredLinks
+from node.links.probe import MeasuredLinks
 from node.owner.idle_policy import Seen, UseConfig
 from node.owner.reporter import Reporter
 from node.peer.peer import LooksAtMachine, Peer, PeerConfig
