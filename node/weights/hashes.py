@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from dht.checkpoints.model_files import Manifest, ShardHashes
 from dht.errors import UserError
-from node.weights.safetensors_header import ChangedError, DamagedError, TensorEntry
+from node.weights.safetensors_header import ChangedError, DamagedError
 from node.weights.shard_header import parse_header, read_header
 
 BLOCK_BYTES = 1 << 20
@@ -71,10 +71,10 @@ def hash_shard(
         tensors: dict[str, str] = {}
         at = len(raw)
         for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
-            _hash_gap(opened, entry.begin - at, whole, shard)
-            tensors[name] = _hash_tensor(opened, entry, whole, progress)
+            _hash_part(opened, entry.begin - at, whole, shard)
+            tensors[name] = _hash_part(opened, entry.size_bytes, whole, shard, progress)
             at = entry.end
-        _hash_gap(opened, size_bytes - at, whole, shard)
+        _hash_part(opened, size_bytes - at, whole, shard)
     return ShardHashes(
         size_bytes=size_bytes,
         sha256=whole.hexdigest(),
@@ -83,25 +83,20 @@ def hash_shard(
     )
 
 
-def _hash_gap(opened: BinaryIO, count_bytes: int, whole: "hashlib._Hash", shard: str) -> None:
-    """Hash what is between two tensors."""
-    while count_bytes > 0:
-        block = opened.read(min(count_bytes, BLOCK_BYTES))
-        if not block:
-            raise DamagedError(shard, f"{shard} ended while it was read")
-        whole.update(block)
-        count_bytes -= len(block)
-
-
-def _hash_tensor(
-    opened: BinaryIO, entry: TensorEntry, whole: "hashlib._Hash", progress: Callable[[int], None]
+def _hash_part(
+    opened: BinaryIO,
+    size_bytes: int,
+    whole: "hashlib._Hash",
+    shard: str,
+    progress: Callable[[int], None] = lambda done_bytes: None,
 ) -> str:
+    """Hash what comes next, a tensor or what is between two, by itself and into ``whole``."""
     mine = hashlib.sha256()
-    left = entry.size_bytes
-    while left:
+    left = size_bytes
+    while left > 0:
         block = opened.read(min(left, BLOCK_BYTES))
         if not block:
-            raise DamagedError(entry.shard, f"{entry.shard} ended while it was read")
+            raise DamagedError(shard, f"{shard} ended while it was read")
         mine.update(block)
         whole.update(block)
         left -= len(block)
