@@ -247,7 +247,7 @@ async def _open_store(arguments: argparse.Namespace, reporter: Reporter) -> "Wei
     from node.model.opening import open_lean
 
     with reporter.phase("Reading the model's headers; new files are hashed", counted=True) as bar:
-        return await asyncio.to_thread(open_lean, arguments.model, bar.update)
+        return await asyncio.to_thread(open_lean, arguments.model, bar)
 
 
 async def _choose(

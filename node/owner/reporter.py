@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
+from rich import progress
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    Progress,
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
@@ -53,8 +53,8 @@ class ReportConfig:
 REPORT = ReportConfig()
 
 
-class ProgressBar(Protocol):
-    def update(self, done_bytes: int, total_bytes: int) -> None: ...
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
 
 
 class Reporter:
@@ -156,12 +156,12 @@ class Reporter:
             self._live = None
 
     @contextmanager
-    def phase(self, text: str, *, counted: bool = False) -> Iterator[ProgressBar]:
+    def phase(self, text: str, *, counted: bool = False) -> Iterator[Progress]:
         """Run a phase that takes time. If ``counted``, a bar shows bytes done and in total, the
-        rate, and the time left, from the updates of the yielded object."""
+        rate, and the time left, from calls of what is yielded."""
         if self._json_log or not self._console.is_terminal:
             self.say(f"{text} …")
-            yield _Lines(self, text)
+            yield self._lines(text)
             return
         self.hide()
         self._phases += 1
@@ -172,61 +172,58 @@ class Reporter:
             self._phases -= 1
 
     @contextmanager
-    def _bar(self, text: str, *, counted: bool) -> Iterator[ProgressBar]:
+    def _bar(self, text: str, *, counted: bool) -> Iterator[Progress]:
         plain = (
             SpinnerColumn(finished_text="✓"),
             TextColumn("{task.description}"),
             TimeElapsedColumn(),
         )
-        progress = Progress(*plain, console=self._console, redirect_stderr=sys.stderr.isatty())
+        to_terminal = sys.stderr.isatty()
+        bar = progress.Progress(*plain, console=self._console, redirect_stderr=to_terminal)
         meter = (
             BarColumn(bar_width=24 if self._console.width > REPORT.narrow else 8),
             DownloadColumn(binary_units=True),
             *((TransferSpeedColumn(),) if self._console.width > REPORT.narrow else ()),
             TimeRemainingColumn(),
         )
-        with progress:
-            task = progress.add_task(text, total=None)
+        with bar:
+            task = bar.add_task(text, total=None)
 
-            class _Bar:
-                def update(self, done_bytes: int, total_bytes: int) -> None:
-                    if counted:  # a phase that had nothing to do shows no bar of nothing
-                        progress.columns = (*plain[:2], *meter)
-                    progress.update(task, completed=done_bytes, total=total_bytes)
+            def show(done_bytes: int, total_bytes: int) -> None:
+                if counted:  # a phase that had nothing to do shows no bar of nothing
+                    bar.columns = (*plain[:2], *meter)
+                bar.update(task, completed=done_bytes, total=total_bytes)
 
-            yield _Bar()
-            progress.columns = plain
-            done = progress.tasks[0].completed or 1
-            progress.update(task, total=done, completed=done)
+            yield show
+            bar.columns = plain
+            done = bar.tasks[0].completed or 1
+            bar.update(task, total=done, completed=done)
 
+    def _lines(self, text: str) -> Progress:
+        """Writes a line and an event every ``REPORT.line_every_s``, none for short phases."""
+        said_s = time.monotonic()
+        rate: TransferRate | None = None
 
-class _Lines:
-    """Plain progress: a line and an event every ``REPORT.line_every_s``, none for short phases."""
+        def tell(done_bytes: int, total_bytes: int) -> None:
+            nonlocal said_s, rate
+            now_s = time.monotonic()
+            rate = rate or TransferRate(start_bytes=done_bytes, start_s=now_s)
+            share_s = REPORT.line_share * (now_s - rate.start_s)
+            every_s = max(REPORT.line_every_s, min(share_s, REPORT.status_every_s))
+            if now_s - said_s < every_s:
+                return
+            said_s = now_s
+            per_s = rate.bytes_per_s(done_bytes, now_s)
+            self.say(f"  {progress_sentence(done_bytes, total_bytes, per_s)}")
+            self.event(
+                "progress",
+                phase=text,
+                done_bytes=done_bytes,
+                total_bytes=total_bytes,
+                bytes_per_s=round(per_s),
+            )
 
-    def __init__(self, reporter: Reporter, text: str) -> None:
-        self._reporter = reporter
-        self._text = text
-        self._rate: TransferRate | None = None
-        self._said_s = time.monotonic()
-
-    def update(self, done_bytes: int, total_bytes: int) -> None:
-        now_s = time.monotonic()
-        if self._rate is None:
-            self._rate = TransferRate(start_bytes=done_bytes, start_s=now_s)
-        share_s = REPORT.line_share * (now_s - self._rate.start_s)
-        every_s = max(REPORT.line_every_s, min(share_s, REPORT.status_every_s))
-        if now_s - self._said_s < every_s:
-            return
-        self._said_s = now_s
-        rate = self._rate.bytes_per_s(done_bytes, now_s)
-        self._reporter.say(f"  {progress_sentence(done_bytes, total_bytes, rate)}")
-        self._reporter.event(
-            "progress",
-            phase=self._text,
-            done_bytes=done_bytes,
-            total_bytes=total_bytes,
-            bytes_per_s=round(rate),
-        )
+        return tell
 
 
 class TransferRate:

@@ -221,7 +221,7 @@ class PlanFollower:
 
                 def progress(done_bytes: int, total_bytes: int) -> None:
                     self._loaded_bytes = done_bytes
-                    meter.update(done_bytes, total_bytes)
+                    meter(done_bytes, total_bytes)
 
                 load = self._engine.load(mine.start, mine.end, progress)
                 async with beside(self._watch_load):
@@ -346,7 +346,7 @@ class PlanFollower:
         what = f"Fetching {layers_text((mine.start, mine.end))}"
         try:
             with self._reporter.phase(what, counted=True) as meter:
-                fetch = self._engine.fetch(mine.start, mine.end, meter.update)
+                fetch = self._engine.fetch(mine.start, mine.end, meter)
                 if await self._unless_staying(fetch) is None:
                     return False
         except NetworkError as error:

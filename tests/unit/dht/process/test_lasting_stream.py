@@ -56,7 +56,7 @@ def test_a_peer_goes_on_without_who_reads_it(json_log: bool, stream: TextIO) -> 
     reporter.say("a line")
     reporter.event("serving")
     with reporter.phase("Loading", counted=True) as meter:
-        meter.update(1, 2)
+        meter(1, 2)
     reporter.paste("anabranch join")
     reporter.hide()
 

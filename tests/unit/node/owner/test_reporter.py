@@ -41,7 +41,7 @@ def test_a_night_of_fetching_is_a_few_hundred_lines(monkeypatch: pytest.MonkeyPa
     with Reporter(json_log=False, out=out).phase("Fetching", counted=True) as meter:
         for step in range(12 * 3600):
             now_s += 1.0
-            meter.update(step * MIB, 12 * 3600 * MIB)
+            meter(step * MIB, 12 * 3600 * MIB)
     lines = out.getvalue().splitlines()
     assert 100 < len(lines) < 300
     assert "1.0 MiB/s" in lines[-1]
@@ -68,7 +68,7 @@ def test_plain_output_and_events_say_now_and_then_how_far_it_is(
         with Reporter(json_log=json_log, out=out, log=log).phase("Fetching", counted=True) as meter:
             for step in range(4):
                 now_s += 2.0
-                meter.update(step * 10 * MIB, 100 * MIB)
+                meter(step * 10 * MIB, 100 * MIB)
     assert out.getvalue().splitlines() == [
         "Fetching …",
         "  20.0 MiB of 100.0 MiB, 5.0 MiB/s, 0:16 left",
