@@ -59,7 +59,6 @@ COMMAND = "anabranch"
 HOME = Path(__file__).resolve().parents[1]
 """The directory that holds this package and the others."""
 
-
 UNITS = {
     "GIB": "GiB",
     "GB": "GB",

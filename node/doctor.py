@@ -37,7 +37,6 @@ class DoctorConfig:
 
 DOCTOR = DoctorConfig()
 
-
 PACKAGES = ("torch", "transformers", "hivemind", "libp2p", "huggingface-hub")
 
 

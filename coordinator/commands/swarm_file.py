@@ -52,7 +52,6 @@ class SwarmFileConfig:
 
 SWARM_FILE = SwarmFileConfig()
 
-
 Table = Annotated[
     tuple[tuple[Count, Seconds], ...], Meta(min_length=2, max_length=SWARM_FILE.points_max)
 ]

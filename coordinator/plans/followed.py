@@ -10,11 +10,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 
-from coordinator.plans.store import (
-    STORING,
-    ask_body,
-    decode_plan,
-)
+from coordinator.plans.store import STORING, ask_body, decode_plan
 from coordinator.plans.versions import rank
 from coordinator.policies.routing.routes import announced_tokens_per_s
 from dht.errors import NetworkError, PeerError

@@ -37,7 +37,6 @@ class HeaderBounds:
 
 HEADER_BOUNDS = HeaderBounds()
 
-
 DIMENSIONS_MAX = 4
 """Fixed by GGUF: maximum dimensions of a tensor."""
 ALIGNMENT = "general.alignment"

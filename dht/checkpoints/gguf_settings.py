@@ -345,7 +345,6 @@ UNSAID = {"rope.freq_base": 10_000.0}
 KEPT = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 """Rotary parameters that scaling does not change."""
 
-
 ROTARY = frozenset(
     {"rope.freq_base", "rope.freq_base_swa", "rope.dimension_count", "rope.scale_linear"}
 )

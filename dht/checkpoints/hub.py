@@ -73,7 +73,6 @@ class HubConfig:
 
 HUB_BOUNDS = HubConfig()
 
-
 _PART_NUMBER = re.compile(r"-\d{5}-of-\d{5}$")
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _HUB_ID = re.compile(

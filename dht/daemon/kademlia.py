@@ -32,13 +32,7 @@ from dht.budget import (
     DHT_STORES,
     Budget,
 )
-from dht.daemon.dictionary import (
-    DICTIONARY_BYTES_MAX,
-    Entry,
-    author_of,
-    entries_of,
-    record_in,
-)
+from dht.daemon.dictionary import DICTIONARY_BYTES_MAX, Entry, author_of, entries_of, record_in
 from dht.errors import NetworkError, PeerError
 from dht.messages.codec import MalformedError
 from dht.messages.peer import SignedRecord

@@ -12,13 +12,7 @@ from typing import Any
 
 from dht.errors import NetworkError, UserError
 from dht.identity.dialling import DialRule
-from dht.identity.multiaddr import (
-    circuits_of,
-    dialled_of,
-    ranked,
-    split_all,
-    unanswered,
-)
+from dht.identity.multiaddr import circuits_of, dialled_of, ranked, split_all, unanswered
 from dht.records.access import AskedRecords
 from dht.records.signed import RecordGuard, RecordSigner
 from dht.transport.config import CONNECT_LIMIT_S, OWN_ADDRESS, TransportConfig, expanded

@@ -40,10 +40,8 @@ class FrameBounds:
 
 FRAME_BOUNDS = FrameBounds()
 
-
 SIGNED_BYTES_MAX = FRAME_BOUNDS.record_bytes_max + 1024
 """Maximum signed record: payload, key (at most 512 bytes), peer id, signature and field names."""
-
 
 T = TypeVar("T")
 _LENGTHS = struct.Struct("<II")

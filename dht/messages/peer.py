@@ -32,7 +32,6 @@ class PeerBounds:
 
 PEER_BOUNDS = PeerBounds()
 
-
 NONCE_BYTES = 16
 """Fixed by the wire: length of a nonce."""
 KNOWN_BYTES = 8

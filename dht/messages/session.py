@@ -49,7 +49,6 @@ class SessionBounds:
 
 SESSION_BOUNDS = SessionBounds()
 
-
 LOGPROBS_MAX = 20
 """Fixed by OpenAI's interface: maximum alternatives per token that a client may ask for."""
 
@@ -135,7 +134,6 @@ class RefusalCode(StrEnum):
 NO_ROOM = frozenset({RefusalCode.NO_KV, RefusalCode.TOO_MANY})
 """Refusals for lack of room, which is temporary. No stage holds anything of the attempt after one:
 earlier stages pass it up the route and forget the attempt."""
-
 
 OVERFLOWS = "overflow in float16"
 """What a stage says of its layers, in its reason, where sound rows became numbers beyond float16:

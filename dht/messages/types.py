@@ -54,7 +54,6 @@ class RecordBounds:
 
 RECORD_BOUNDS = RecordBounds()
 
-
 PLAN_EDGES_MAX = 12 * RECORD_BOUNDS.peers_max
 
 PeerId = Annotated[str, Meta(min_length=1, max_length=64)]

@@ -43,7 +43,6 @@ class InvitationBounds:
 
 INVITATION_BOUNDS = InvitationBounds()
 
-
 FINGERPRINT_BYTES = 16
 """Fixed by the form of invitations: first bytes of a fingerprint that are carried. Nobody finds
 other weights with the same ones."""

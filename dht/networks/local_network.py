@@ -42,7 +42,6 @@ class LocalConfig:
 
 LOCAL_NETWORK = LocalConfig()
 
-
 PARTS_MAX = -(-INVITATION_BOUNDS.text_max // LOCAL_NETWORK.part_max)
 
 

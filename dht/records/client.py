@@ -67,7 +67,6 @@ class AskConfig:
 
 ASKING = AskConfig()
 
-
 _log = logging.getLogger(__name__)
 
 

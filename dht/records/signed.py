@@ -49,7 +49,6 @@ class KeptConfig:
 
 KEEPING = KeptConfig()
 
-
 _HEAD = struct.Struct("<IIdQI")
 
 

@@ -13,13 +13,7 @@ from dht.identity.multiaddr import CIRCUIT, dialled_of, is_loopback
 from dht.messages import codec
 from dht.messages.types import RECORD_BOUNDS
 from dht.transport.interface import RELAY_PROTOCOL, Transport
-from dht.transport.relay_messages import (
-    Field,
-    HopType,
-    Status,
-    fields_of,
-    read_message,
-)
+from dht.transport.relay_messages import Field, HopType, Status, fields_of, read_message
 
 RESERVE = b"\x02\x08\x00"
 """A request, behind its length of two bytes: field 1, the type, is 0 (reserve)."""

@@ -35,7 +35,6 @@ class PipeConfig:
 
 PIPES = PipeConfig()
 
-
 _log = logging.getLogger(__name__)
 
 

@@ -28,7 +28,6 @@ class LendingConfig:
 
 LENDING = LendingConfig()
 
-
 PROBE = 64
 """Rows and columns of a test product that shows whether a GPU multiplies at all."""
 BFLOAT16_SINCE = 8

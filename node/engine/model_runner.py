@@ -54,7 +54,6 @@ class RunnerConfig:
 
 RUNNER = RunnerConfig()
 
-
 ELSEWHERE = slice(0, 0)
 """Placeholder for a context's pool rows when a kernel finds them by page."""
 

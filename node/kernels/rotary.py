@@ -13,15 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from node.kernels.trial import (
-    ERROR_MAX,
-    SEED,
-    TRIAL_TOKENS,
-    TRIAL_WIDTH,
-    alike,
-    given_by,
-    tried,
-)
+from node.kernels.trial import ERROR_MAX, SEED, TRIAL_TOKENS, TRIAL_WIDTH, alike, given_by, tried
 
 NAME = "apply_rotary_pos_emb"
 ON = "cuda"

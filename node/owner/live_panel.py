@@ -24,7 +24,6 @@ class PanelConfig:
 
 PANEL = PanelConfig()
 
-
 BARS = "▁▂▃▄▅▆▇█"
 LEFT_OUT = ("lately", "layers", "up for", "device", "traffic", "peers", "model", "waits for", "now")
 """Rows that are left out where a terminal is too low for all, from the first to the last. The names

@@ -52,7 +52,6 @@ class ReportConfig:
 
 REPORT = ReportConfig()
 
-
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
 

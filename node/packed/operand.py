@@ -52,7 +52,6 @@ class OperandConfig:
 
 OPERAND = OperandConfig()
 
-
 CENTRE = {4: 8, 8: 136}
 """The code that stands for the offset alone, by bits of an operand's code."""
 FACTOR = {4: 1, 8: 17}

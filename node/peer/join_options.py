@@ -16,13 +16,7 @@ from dht.swarm_options import add_swarm, settle_swarm
 from node.owner.reporter import gibibytes
 from node.peer.first_steps import WHICH
 from node.peer.join_file import FILE_BYTES_MAX, as_flags
-from node.peer.lent_before import (
-    LENT_BEFORE,
-    LIMITS,
-    OF_TRAFFIC,
-    check_limits,
-    take_limits,
-)
+from node.peer.lent_before import LENT_BEFORE, LIMITS, OF_TRAFFIC, check_limits, take_limits
 
 if TYPE_CHECKING:
     from dht.messages.types import Assignment, ModelSpec, UplinkClaim

@@ -35,7 +35,6 @@ from node.stage.streams import StageStreams
 
 logger = logging.getLogger(__name__)
 
-
 REACH_SENTENCES = {
     Reach.DIRECT: "Others reach this peer: one of them dialled it back.",
     Reach.RELAYED: "Others reach this peer through a relay only: forward its port (--port) on the"

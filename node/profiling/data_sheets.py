@@ -46,7 +46,6 @@ class SheetConfig:
 
 CONFIG = SheetConfig()
 
-
 PACKED_BYTES_MAX = 1.5
 """Bytes per weight below which most are packed: 16 bits take two."""
 

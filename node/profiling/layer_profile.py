@@ -55,7 +55,6 @@ class LayerProfileConfig:
 
 PROFILING = LayerProfileConfig()
 
-
 CHECKS = ((2, 512), (8, 1), (4, 1024), (48, 512))
 """``(batch, context)`` points that are timed only to find the fit's error."""
 Point = tuple[int, int]

@@ -34,7 +34,6 @@ class RefinedConfig:
 
 REFINED = RefinedConfig()
 
-
 MOVE_MAX = math.log(1.05)
 """Maximum move of a correction in a window, as a logarithm, like all of these."""
 CORRECTION_MAX = math.log(4.0)

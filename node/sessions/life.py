@@ -345,7 +345,6 @@ def _end_move(session: StageSession, peer_id: str, code: RefusalCode, reason: st
 
 # What an open is
 
-
 OpenKind = Literal["new", "take over", "move"]
 """What an open asks of a stage: a session that is not here, or whose attempt here is of no use; the
 next attempt, over the KV of the one before; to serve on, and pass on that later stages move."""

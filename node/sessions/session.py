@@ -13,14 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from dht.messages.prefix import (
-    BLOCK_TOKENS,
-    NAME_BYTES,
-    ROOT,
-    SHARED_KEY,
-    block_name,
-    block_names,
-)
+from dht.messages.prefix import BLOCK_TOKENS, NAME_BYTES, ROOT, SHARED_KEY, block_name, block_names
 from dht.messages.session import FinishReason, SessionOpen
 from dht.messages.types import RouteStage
 from dht.transport.frame_sender import FrameSender

@@ -25,14 +25,12 @@ from node.weights.gguf_names import FAILURES, gguf_sources, gguf_transforms, nee
 CODE_DTYPES = frozenset({"I8", "U8", "I16", "I32", "I64"})
 """Dtypes of packed codes, where the model's code has numbers in their place."""
 
-
 WITHOUT_EFFECT = re.compile(
     r"bias|weight_shape|(input|output|activation|act|[kqv]|kv|prob)_"
     r"(scale|zero_point|global_scale|g_idx|scale_inv)|qscale_act"
 )
 """Ends of the names of tensors beside a packed weight that say nothing of its numbers: how inputs
 and caches may be rounded, and a bias that the model's code does not add."""
-
 
 ROUNDS = re.compile(r"weight_(scale|zero_point|global_scale|g_idx|scale_inv)")
 """Ends of the names of tensors by which a plain weight is rounded where it is used: those of a

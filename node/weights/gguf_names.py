@@ -22,7 +22,6 @@ from node.packed.tensor import PackedTensor
 FAILURES = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError)
 """Errors of transformers' code for arrays that it cannot work with."""
 
-
 BLOCK = re.compile(r"blk\.(\d+)\.")
 IDLE = ("output.weight", "attn_rot_embd", "rope_freqs")
 """Tensors without a place that change nothing: a head tied to the embedding anyway, tables of

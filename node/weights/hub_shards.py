@@ -65,7 +65,6 @@ class FetchConfig:
 
 FETCH = FetchConfig()
 
-
 _HASH_BYTES = hashlib.sha256().digest_size
 
 

@@ -10,14 +10,7 @@ from dataclasses import dataclass
 
 from coordinator.problem.model_pin import DIGITS_MIN
 from dht.errors import UserError
-from dht.messages.types import (
-    ModelRecord,
-    ModelSpec,
-    NodeRecord,
-    NodeState,
-    Reach,
-    stage_bytes,
-)
+from dht.messages.types import ModelRecord, ModelSpec, NodeRecord, NodeState, Reach, stage_bytes
 from dht.networks.invitation import is_name
 
 MODELS_MAX = 64

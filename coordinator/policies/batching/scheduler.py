@@ -75,7 +75,6 @@ class BatchingConfig:
 
 BATCHING = BatchingConfig()
 
-
 LIMIT_ROWS = (1, 16, 32, 64, 128, 256, 512)
 """Rows of the steps whose times give a peer's limits where these are read off a curve."""
 
