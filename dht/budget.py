@@ -381,7 +381,6 @@ class Share:
             raise NetworkError(f"no room for more {self.held.limit.name} of this peer now")
 
     def give_back(self, amount: int) -> None:
-        """Give ``amount`` back."""
         self.held.give_back(self.peer_id, amount)
 
 

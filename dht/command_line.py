@@ -305,7 +305,6 @@ def command_of(
 
 
 async def _watched(work: Coroutine[Any, Any, int]) -> int:
-    """``work`` on a loop that a watchdog looks at."""
     config = WatchdogConfig(ends_process=run_by_service())
     async with Watchdog(config).watching():
         return await work

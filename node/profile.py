@@ -37,7 +37,6 @@ def parse() -> argparse.Namespace:
 
 
 async def main(arguments: argparse.Namespace) -> int:
-    """Measure and print."""
     machine = machine_of(arguments.gpu, arguments.memory)
     store = await asyncio.to_thread(open_lean, arguments.model)
     config = EngineConfig(

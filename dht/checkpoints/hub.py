@@ -101,7 +101,6 @@ class HubId:
 
     @property
     def place(self) -> str:
-        """The repository, at its revision."""
         return self.repo if self.revision is None else f"{self.repo}@{self.revision}"
 
     def __str__(self) -> str:
@@ -327,7 +326,6 @@ def snapshot(listing: HubListing) -> Path:
 
 
 def file_url(listing: HubListing, name: str) -> str:
-    """Where a file of the listed commit is."""
     from huggingface_hub import hf_hub_url
 
     return str(hf_hub_url(listing.repo, name, revision=listing.commit))

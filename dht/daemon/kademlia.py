@@ -79,7 +79,6 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
         return True
 
     def refuse(self, error: Exception) -> None:
-        """Count what was refused."""
         self.rejected[type(error).__name__] += 1
         _log.debug("refused a DHT record: %s", error)
 

@@ -34,7 +34,6 @@ class Starts:
     """Starts a process anew for each trial, which takes a tenth of a second."""
 
     async def said_of(self, grammar: bytes, cpu_s: float) -> bytes:
-        """See :meth:`Starter.said_of`."""
         process = await asyncio.create_subprocess_exec(
             *COMMAND,
             str(len(grammar)),
@@ -62,7 +61,6 @@ class Copies:
         """Over which copies are asked for."""
 
     async def said_of(self, grammar: bytes, cpu_s: float) -> bytes:
-        """See :meth:`Starter.said_of`."""
         request = b"%d %f" % (len(grammar), cpu_s)
         for _ in range(2):
             requests = self._requests = self._requests or self._started()

@@ -48,7 +48,6 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """Number of turns that wait."""
         return len(self._waiting)
 
     def ask(self, client: str, standing: int = 0) -> tuple[Turn, Turn | None]:

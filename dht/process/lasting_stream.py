@@ -31,7 +31,6 @@ class LastingStream:
         return len(text)
 
     def flush(self) -> None:
-        """Flush where that is possible."""
         try:
             self._stream.flush()
         except OSError as error:

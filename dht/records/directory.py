@@ -46,7 +46,6 @@ RECORD_TYPES: dict[RecordKind, type] = {
 
 
 def record_key(network: str, model_key: str, kind: RecordKind) -> str:
-    """The DHT key of one kind of record."""
     return f"{network}/{model_key}/{kind}"
 
 

@@ -69,7 +69,6 @@ def results_of(
 
 
 def draw_of(item: WorkItem) -> SamplingRow:
-    """The sampler's row for an item that samples."""
     assert item.sampling is not None  # noqa: S101 - for the type checker
     return SamplingRow(
         sampling=item.sampling,

@@ -83,7 +83,6 @@ class BlockManager:
 
     @property
     def pages(self) -> int:
-        """Number of pages of each layer."""
         return int(self._state.shape[1])
 
     @property

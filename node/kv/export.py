@@ -27,7 +27,6 @@ class KvRows:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens."""
         return int(self.layers[0][0].shape[0]) if self.layers and self.layers[0] else 0
 
 

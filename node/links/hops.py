@@ -291,5 +291,4 @@ class HopTable:
             await hop.close()  # now that nobody uses it any more
 
     async def close(self) -> None:
-        """End every hop."""
         await end_all(self._tasks)

@@ -21,7 +21,6 @@ class Window:
     end: int
 
     def holds(self, minute: int) -> bool:
-        """Whether ``minute`` of the day is in the window."""
         if self.start < self.end:
             return self.start <= minute < self.end
         return minute >= self.start or minute < self.end

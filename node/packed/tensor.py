@@ -77,7 +77,6 @@ class PackedTensor(torch.Tensor):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that the parts take."""
         return sum(part.numel() * part.element_size() for part in self.parts.values())
 
     @property

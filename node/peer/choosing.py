@@ -42,7 +42,6 @@ class Choice:
         return stage_bytes(published, self.need.start, self.need.end, 0)
 
     def sentence(self) -> str:
-        """The choice in words."""
         need = self.need
         count = {0: "nobody", 1: "1 peer"}.get(need.holders, f"{need.holders} peers")
         fetched = (

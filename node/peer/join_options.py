@@ -76,7 +76,6 @@ def _read_config(path: Path) -> str:
 
 
 def join_parser() -> Parser:
-    """The command's argument parser."""
     parser = Parser(
         prog="python -m node.join",
         usage="%(prog)s [anabranch:…] [--model M] [options]",

@@ -270,8 +270,6 @@ def keep_lent(arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """The TCP port of a peer."""
-
     number: int
     said: str = ""
     """What to tell the owner of it; empty: nothing."""

@@ -41,7 +41,6 @@ class Line:
     """Extra seconds for one more token of context in every session."""
 
     def seconds(self, context_tokens: float) -> float:
-        """Time at a context of ``context_tokens``."""
         return self.base_s + self.token_s * context_tokens
 
 

@@ -55,15 +55,12 @@ class ProfileKey:
         )
 
     def path(self, folder: Path) -> Path:
-        """Path of the profile's file."""
         text = json.dumps(asdict(self), sort_keys=True)
         return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
-    """What is in a file."""
-
     key: ProfileKey
     profile: Profile
 

@@ -44,7 +44,6 @@ class CopiedRows:
     _waiting: deque[WorkItem] = field(default_factory=deque)
 
     def add(self, item: WorkItem) -> None:
-        """Add the rows of the next positions."""
         self._waiting.append(item)
 
     def take(self, tokens: int) -> WorkItem | None:
@@ -148,7 +147,6 @@ class Live:
             reading.cancel()
 
     def touch(self) -> None:
-        """Record progress."""
         self.touched_s = asyncio.get_running_loop().time()
 
     def send_tokens(self) -> None:
@@ -375,7 +373,6 @@ class SessionTable:
         )
 
     def hop_in_use(self, peer_id: str) -> bool:
-        """Whether a session sends to ``peer_id``."""
         return any(peer_id in live.session.hop_peers for live in self._holders.values())
 
     async def wait_any(self) -> None:

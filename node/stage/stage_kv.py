@@ -51,11 +51,9 @@ class StageKv:
 
     @property
     def waiting(self) -> int:
-        """Number of sessions that wait for KV."""
         return len(self._waiting_s)
 
     def ask_of(self, open_: SessionOpen, key: str) -> KvAsk:
-        """The KV that an open asks for."""
         stage = open_.route[open_.hop]
         return KvAsk(
             session=key,

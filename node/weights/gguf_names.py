@@ -121,7 +121,6 @@ class Undone:
         return next(iter(made), self._names.get(tensor, ""))
 
     def add_tensor(self, target: str, source: str, pattern: str, tensor: torch.Tensor) -> None:
-        """Take one of the parameter's tensors."""
         self._given[source] = tensor
 
     def convert(self, target: str, *, model: nn.Module, config: Any) -> dict[str, torch.Tensor]:

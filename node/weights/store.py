@@ -54,7 +54,6 @@ class ShardSource(ABC):
         """Make these shards readable here; nothing to do where they are."""
 
     def path(self, shard: str) -> Path:
-        """Where a shard that was fetched is."""
         return self.directory / shard
 
     def sha256(self, shard: str) -> str:

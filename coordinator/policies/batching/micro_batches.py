@@ -128,7 +128,6 @@ class MicroBatches:
         self._parts = max(1.0, min(self._parts, best))
 
     def begins(self, decodes: Iterable[RingWork], now_s: float) -> None:
-        """A step begins, with these decodes."""
         self._began_s = now_s
         last, turn_s, least_s = self._last, self._turn_s, MICRO_BATCHES.turn_s_min
         longer, shorter = MICRO_BATCHES.turn_step, 1 / MICRO_BATCHES.turn_step

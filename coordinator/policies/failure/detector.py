@@ -177,7 +177,6 @@ class PeerWatch:
         return self.limit_s if self._step_p95_s is not None else self.config.most_s
 
     def heard(self, now_s: float) -> None:
-        """Record a frame from the peer."""
         self.heard_s = max(self.heard_s, now_s)
 
     def answered(

@@ -136,7 +136,6 @@ class LatePeers:
         self._until_s[peer_id] = now_s + QUICKEST.late_kept_s
 
     def at(self, now_s: float) -> frozenset[str]:
-        """The late peers."""
         self._until_s = {p: until_s for p, until_s in self._until_s.items() if now_s < until_s}
         return frozenset(self._until_s)
 
