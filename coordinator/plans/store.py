@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ from dht.messages import codec
 from dht.messages.peer import PEER_BOUNDS, PlanBody, PlanRequest, Witness, WitnessRequest
 from dht.messages.session import Ping, Pong
 from dht.messages.types import NO_VERSION, RECORD_BOUNDS, ModelSpec, Plan, PlanHead, PlanVersion
+from dht.process.newest import Newest
 from dht.records.directory import Directory
 from dht.transport.interface import PLAN_PROTOCOL, Stream, Transport
 from dht.transport.requests import answer, ask, next_request
@@ -120,7 +121,7 @@ class PlanStore:
         self._review = review
         self._model = model
         self._coordinators = coordinators
-        self._wanting: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._wanting: Newest[str, tuple[int, float]] = Newest(STORING.refused_max)
         self.trust = Trust()
         self.leader: str | None = None
         """The elected peer, as the election here sees it; set beside ``elected``."""
@@ -129,9 +130,9 @@ class PlanStore:
         running plan makes plans. Without one, as at an observer, everybody does."""
         self.witness: Callable[[str], bool | None] = lambda peer_id: None
         """Whether a peer answers this one, for other peers that ask; None: unknown."""
-        self._bodies: OrderedDict[str, bytes] = OrderedDict()
-        self._refused: OrderedDict[HeadName, None] = OrderedDict()
-        self._unelected: OrderedDict[HeadName, None] = OrderedDict()
+        self._bodies: Newest[str, bytes] = Newest(STORING.bodies_max)
+        self._refused: Newest[HeadName, None] = Newest(STORING.refused_max)
+        self._unelected: Newest[HeadName, None] = Newest(STORING.refused_max)
         """Heads whose authors did not coordinate when they were seen."""
         self._retry: dict[HeadName, tuple[float, float]] = {}
         self._changed = asyncio.Condition()
@@ -236,7 +237,7 @@ class PlanStore:
         if _name_of(head) not in self._unelected:
             self.counters["refused"] += 1
             logger.info("plan %s of %s, who does not coordinate", head.version, author)
-        self._remember(self._unelected, head)
+        self._unelected[_name_of(head)] = None
         return False
 
     async def _by_promise(self, heads: list[PlanHead]) -> list[PlanHead]:
@@ -307,15 +308,13 @@ class PlanStore:
             self._refuse(head, verdict.reason, strikes=int(verdict.blames))
             return False
         self._wanting[head.peer_id] = (looks + 1, since_s)
-        while len(self._wanting) > STORING.refused_max:
-            self._wanting.popitem(last=False)
         logger.info("not yet plan %s of %s: %s", head.version, head.peer_id, verdict.reason)
         return False
 
     def _refuse(self, head: PlanHead, reason: str, *, strikes: int) -> None:
         """Never ask for this plan again, and hold it against its author."""
         self.counters["refused"] += 1
-        self._remember(self._refused, head)
+        self._refused[_name_of(head)] = None
         if strikes and head.peer_id != self._transport.peer_id:
             now_s = asyncio.get_running_loop().time()
             self.trust.strike(head.peer_id, now_s, times=strikes)
@@ -326,8 +325,6 @@ class PlanStore:
             if plan.version <= self.version:
                 return
             self._bodies[head.sha256] = body
-            while len(self._bodies) > STORING.bodies_max:
-                self._bodies.popitem(last=False)
             self.newest, self.head = plan, head
             self.head_seen_s = asyncio.get_running_loop().time()
             self._changed.notify_all()
@@ -338,12 +335,6 @@ class PlanStore:
             if self.newest is None:
                 raise RuntimeError("a version without a plan")
             return self.newest
-
-    def _remember(self, seen: OrderedDict[HeadName, None], head: PlanHead) -> None:
-        """Add a head's name; the oldest of more than ``refused_max`` is forgotten."""
-        seen[_name_of(head)] = None
-        while len(seen) > STORING.refused_max:
-            seen.popitem(last=False)
 
 
 def _name_of(head: PlanHead) -> HeadName:

@@ -4,8 +4,9 @@ A peer that publishes plans which this one refuses, or that leads and does nothi
 for ``distrust_s``. Trust is each peer's own: no other peer can influence it.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+
+from dht.process.newest import Newest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,13 +20,13 @@ class TrustConfig:
     peers_max: int = 1024
 
 
-@dataclass(slots=True)
 class Trust:
     """This peer's trust in those that coordinate."""
 
-    config: TrustConfig = field(default_factory=TrustConfig)
-    _strikes: dict[str, tuple[int, float]] = field(default_factory=dict)
-    _until_s: dict[str, float] = field(default_factory=dict)
+    def __init__(self, config: TrustConfig | None = None) -> None:
+        self.config = config = config or TrustConfig()
+        self._strikes: Newest[str, tuple[int, float]] = Newest(config.peers_max)
+        self._until_s: Newest[str, float] = Newest(config.peers_max)
 
     def strike(self, peer_id: str, now_s: float, *, times: int = 1) -> None:
         """Count a refused plan of ``peer_id``, as ``times`` strikes."""
@@ -37,18 +38,10 @@ class Trust:
             self.distrust(peer_id, now_s)
             return
         self._strikes[peer_id] = (count, now_s)
-        self._bound(self._strikes)
 
     def distrust(self, peer_id: str, now_s: float) -> None:
         """Ignore the plans and leases of ``peer_id`` for ``distrust_s``."""
-        self._until_s.pop(peer_id, None)
         self._until_s[peer_id] = now_s + self.config.distrust_s
-        self._bound(self._until_s)
 
     def distrusted(self, now_s: float) -> frozenset[str]:
-        self._until_s = {p: until_s for p, until_s in self._until_s.items() if until_s > now_s}
-        return frozenset(self._until_s)
-
-    def _bound(self, entries: dict[str, Any]) -> None:
-        while len(entries) > self.config.peers_max:
-            del entries[next(iter(entries))]
+        return frozenset(p for p, until_s in self._until_s.items() if until_s > now_s)

@@ -24,6 +24,7 @@ from dht.identity.dialling import DialRule
 from dht.identity.multiaddr import by_peer, host_of, ranked, unanswered
 from dht.messages.peer import SignedRecord
 from dht.messages.types import RECORD_BOUNDS
+from dht.process.newest import Newest
 from dht.process.supervision import PartFunction, loop_s
 from dht.records.access import AskedRecords, RecordAccess, SharedRecords
 from dht.records.helper import RecordHelper
@@ -87,8 +88,8 @@ class HivemindTransport:
         self.stream_errors = self._handlers.errors
         """Number of failed incoming streams, by the type of the error."""
         self._signer = RecordSigner(config.identity)
-        self._reached: dict[str, None] = {}
-        """Peers to which a stream was opened before, the newest of them, in that order."""
+        self._reached: Newest[str, None] = Newest(RECORD_BOUNDS.peers_max)
+        """Peers to which a stream was opened before."""
         self._lost: dict[tuple[str, tuple[str, ...]], float] = {}
         """When peers could not be dialled at their addresses last, by the loop's clock."""
         self.addresses: tuple[str, ...] = ()
@@ -517,8 +518,6 @@ class HivemindTransport:
             await self._dial(peer_id, addresses)
             stream = await self._open_known(peer_id, protocol)
         self._reached[peer_id] = None
-        if len(self._reached) > RECORD_BOUNDS.peers_max:
-            del self._reached[next(iter(self._reached))]
         return stream
 
     async def _dial(self, peer_id: str, addresses: tuple[str, ...]) -> None:

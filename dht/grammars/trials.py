@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from dht.errors import NetworkError
 from dht.grammars.starters import starter_of
 from dht.grammars.turns import Turn, Turns
+from dht.process.newest import Newest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +40,12 @@ class GrammarTrials:
 
     def __init__(self, limits: TrialLimits | None = None) -> None:
         self._limits = limits = limits or TrialLimits()
-        self._faults: OrderedDict[bytes, str] = OrderedDict()
+        most = limits.remembered_max
+        self._faults: Newest[bytes, str] = Newest(most)
         """Why a grammar cannot be followed, or an empty text, by its hash."""
-        self._accepted: OrderedDict[str, None] = OrderedDict()
+        self._accepted: Newest[str, None] = Newest(most)
         """Clients of which a grammar passed, which has them go before those of which none did."""
-        self._costly: OrderedDict[str, None] = OrderedDict()
+        self._costly: Newest[str, None] = Newest(most)
         """Clients of which a trial took all its time, which has them go after all others."""
         self._trying: dict[bytes, asyncio.Lock] = {}
         self._lane = Lane(limits.at_once, limits.cpu_s, limits.queued_s_max)
@@ -71,15 +72,11 @@ class GrammarTrials:
                 del self._trying[key]
         if not fault:
             self._accepted[client] = None
-            self._accepted.move_to_end(client)
-        for remembered in (self._faults, self._accepted, self._costly):
-            if len(remembered) > self._limits.remembered_max:
-                remembered.popitem(last=False)
         return fault
 
     def _remembered(self, key: bytes) -> str | None:
         if (fault := self._faults.get(key)) is not None:
-            self._faults.move_to_end(key)
+            self._faults[key] = fault  # used again: forgotten later
         return fault
 
     def standing(self, client: str) -> int:
@@ -91,7 +88,6 @@ class GrammarTrials:
             async with self._lane.turn(client, standing + self.standing(client)):
                 return await self._try(grammar)
         self._costly[client] = None
-        self._costly.move_to_end(client)
         self._lane.turns.lower(client)
         return "it takes too much time or memory to read, or nests too deep"
 

@@ -32,6 +32,7 @@ from dht.light.bounds import restrain, upgrades
 from dht.light.relay import Circuits
 from dht.light.stream import BridgedStream
 from dht.messages.types import RECORD_BOUNDS
+from dht.process.newest import Newest
 
 T = TypeVar("T")
 
@@ -84,8 +85,8 @@ class LightHost:
         self._stop: trio.Event
         self._host: Any = None
         self._circuits: Circuits
-        self._dialling: dict[str, trio.Lock] = {}
-        self._tried_directly_s: dict[str, float] = {}
+        self._dialling: Newest[str, trio.Lock] = Newest(RECORD_BOUNDS.peers_max)
+        self._tried_directly_s: Newest[str, float] = Newest(RECORD_BOUNDS.peers_max)
 
     async def start(self, listen: tuple[str, ...], *, limit_s: float) -> tuple[str, ...]:
         """Start and listen; returns the addresses listened on, without peer ids.
@@ -275,9 +276,7 @@ class LightHost:
 
     async def _connect(self, peer_id: str, dialled: tuple[str, ...]) -> bool:
         """Ensure a connection to a peer; returns whether it is a new one."""
-        lock = self._dialling.setdefault(peer_id, trio.Lock())
-        while len(self._dialling) > RECORD_BOUNDS.peers_max:
-            del self._dialling[next(iter(self._dialling))]
+        lock = self._dialling[peer_id] = self._dialling.get(peer_id) or trio.Lock()
         async with lock:
             if self._is_connected(peer_id):
                 self._go_direct(peer_id, dialled)
@@ -300,8 +299,6 @@ class LightHost:
         if now_s - self._tried_directly_s.get(peer_id, -inf) < self._config.directly_every_s:
             return
         self._tried_directly_s[peer_id] = now_s
-        while len(self._tried_directly_s) > RECORD_BOUNDS.peers_max:
-            del self._tried_directly_s[next(iter(self._tried_directly_s))]
 
         async def dial() -> None:
             with suppress(NetworkError):  # the relayed connection stays

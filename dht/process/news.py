@@ -6,6 +6,8 @@ Two states that alternate are no news either: each is told again after ``AGAIN_S
 
 from dataclasses import dataclass, field
 
+from dht.process.newest import Newest
+
 AGAIN_S = 600.0
 """Time after which a line that was told may be told again: long enough for no log to fill up, short
 enough for somebody who comes later to see what stands."""
@@ -17,7 +19,7 @@ TEXTS_MAX = 64
 class News:
     """The lines about one thing that were told of late. Times in seconds, of the caller's clock."""
 
-    _told_s: dict[str, float] = field(default_factory=dict)
+    _told_s: Newest[str, float] = field(default_factory=lambda: Newest(TEXTS_MAX))
     _now: str = ""
 
     def takes(self, text: str, now_s: float) -> bool:
@@ -26,7 +28,7 @@ class News:
         told_s = self._told_s.get(text)
         if stands or (told_s is not None and now_s < told_s + AGAIN_S):
             return False
-        self._keep(text, now_s)
+        self._told_s[text] = now_s
         return True
 
     def takes_again(self, text: str, now_s: float) -> bool:
@@ -38,9 +40,3 @@ class News:
         """What stood is over: the next line is news, whatever it says."""
         self._told_s.clear()
         self._now = ""
-
-    def _keep(self, text: str, now_s: float) -> None:
-        self._told_s.pop(text, None)
-        self._told_s[text] = now_s
-        if len(self._told_s) > TEXTS_MAX:
-            del self._told_s[next(iter(self._told_s))]

@@ -30,6 +30,7 @@ from dht.messages.peer import (
 )
 from dht.messages.session import Ping, Pong
 from dht.messages.types import RECORD_BOUNDS, NodeRecord, NodeState
+from dht.process.newest import Newest
 from dht.process.supervision import end_all, loop_s
 from dht.records.directory import RecordKind
 from dht.records.helper import HELPING
@@ -103,7 +104,7 @@ class RecordClient:
             self._helpers.give(peer_id, addresses)
         self._me = me
         self.guard = RecordGuard() if guard is None else guard
-        self._node_keys: dict[str, None] = {}
+        self._node_keys: Newest[str, None] = Newest(PEER_BOUNDS.keys_asked_max)
         """Keys of node records that were asked for, newest last."""
         self._places: dict[str, tuple[SignedRecord, Announced]] = {}
         """Node record and where it says that its author is, by author."""
@@ -351,10 +352,7 @@ class RecordClient:
         """Learn helpers from the node records under the keys asked for so far."""
         for key in keys:
             if kind_of(key) is RecordKind.NODES:
-                self._node_keys.pop(key, None)
                 self._node_keys[key] = None
-        while len(self._node_keys) > PEER_BOUNDS.keys_asked_max:
-            del self._node_keys[next(iter(self._node_keys))]
         now_s, before = self._now(), self._places
         self._places = {
             author: before[author]

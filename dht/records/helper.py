@@ -30,6 +30,7 @@ from dht.messages.peer import (
     RecordStored,
 )
 from dht.messages.session import Ping, Pong
+from dht.process.newest import Newest
 from dht.records.signed import RecordError, kind_of, open_record
 from dht.transport.interface import Stream
 from dht.transport.requests import REQUESTS_ON_STREAMS
@@ -71,7 +72,7 @@ class RecordHelper:
         """Whose the counted streams are."""
         self._idle: dict[Stream, None] = {}
         """Streams that wait for a request, longest-waiting first."""
-        self._read_s: dict[str, float] = {}
+        self._read_s: Newest[str, float] = Newest(HELPING.searched_max)
         self._reading: dict[str, asyncio.Task[None]] = {}
         self.counters: Counter[str] = Counter()
 
@@ -207,10 +208,7 @@ class RecordHelper:
     def _have_read(self, key: str, done: "asyncio.Task[None]") -> None:
         del self._reading[key]
         if not done.cancelled() and done.exception() is None:
-            self._read_s.pop(key, None)  # to the end: ordered by last search
             self._read_s[key] = asyncio.get_running_loop().time()
-            while len(self._read_s) > HELPING.searched_max:
-                del self._read_s[next(iter(self._read_s))]
 
     async def _store(self, peer_id: str, data: bytes, *, replicate: bool) -> RecordStored:
         self.counters["stores"] += 1

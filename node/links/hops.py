@@ -29,6 +29,7 @@ from dht.messages.session import (
     SessionRefused,
 )
 from dht.messages.types import RECORD_BOUNDS
+from dht.process.newest import Newest
 from dht.process.supervision import Supervisor, end_all, loop_s
 from dht.transport.interface import HOP_PROTOCOL, Stream, Transport
 from node.links.framed_stream import LinkSender
@@ -232,8 +233,8 @@ class HopTable:
         self._addresses_of = addresses_of
         self._config = config
         self._events = events
-        self._reached: dict[str, None] = {}
-        """Peers that answered when they were dialled last, oldest first."""
+        self._reached: Newest[str, None] = Newest(RECORD_BOUNDS.peers_max)
+        """Peers that answered when they were dialled last."""
         self._dials = (budget or Budget()).rate(DIALS)
         self._hops: dict[str, Hop] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -283,8 +284,6 @@ class HopTable:
             self._reached.pop(hop.peer_id, None)
             if hop.opened:
                 self._reached[hop.peer_id] = None
-                while len(self._reached) > RECORD_BOUNDS.peers_max:
-                    del self._reached[next(iter(self._reached))]
             if self._hops.get(hop.peer_id) is hop:
                 del self._hops[hop.peer_id]
             self._events.hop_lost(hop.peer_id, reason)

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dht.process.newest import Newest
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSeen:
@@ -47,7 +49,7 @@ class OwnRate:
     def __init__(self) -> None:
         self._before: dict[str, LinkSeen] = {}
         self._before_s: float | None = None
-        self._alone: dict[str, float] = {}
+        self._alone: Newest[str, float] = Newest(OWN_RATE.links_kept)
         self._sums: deque[float] = deque(maxlen=OWN_RATE.sums_kept)
         self._told: float | None = None
 
@@ -74,9 +76,7 @@ class OwnRate:
             self._sums.clear()  # it carried more than it can: what was seen holds no longer
         if len(busy) == 1:
             (name,) = busy
-            self._alone[name] = max(rates[name], self._alone.pop(name, 0.0))
-            while len(self._alone) > OWN_RATE.links_kept:
-                del self._alone[next(iter(self._alone))]
+            self._alone[name] = max(rates[name], self._alone.get(name, 0.0))
         elif len(busy) > 1 and busy <= self._alone.keys():
             together = sum(rates[name] for name in busy)
             if together < OWN_RATE.shared * sum(self._alone[name] for name in busy):

@@ -21,6 +21,7 @@ from coordinator.policies.admission.rules import (
 )
 from coordinator.policies.routing.balance import Movable
 from dht.messages.session import SESSION_BOUNDS, Priority, PromptScores, Tokens
+from dht.process.newest import Newest
 from dht.transport.frame_sender import FrameSender
 from node.drafting.session_drafts import SessionDrafts
 from node.engine.work_item import WorkItem
@@ -191,7 +192,7 @@ class SessionTable:
         """Sessions that hold KV here; the others have finished."""
         self._finished: dict[str, dict[str, Live]] = {}
         """Finished sessions by client, the oldest first."""
-        self._known: dict[str, float] = {}
+        self._known: Newest[str, float] = Newest(KNOWN_MAX)
         """When an ended attempt of these peers last made progress; the newest at the end."""
         self._idle = asyncio.Event()
         self._idle.set()
@@ -434,10 +435,7 @@ class SessionTable:
     def _part_from(self, live: Live) -> None:
         """Remember when the peers of an attempt that is over were here."""
         for peer_id in live.peers:
-            self._known.pop(peer_id, None)
             self._known[peer_id] = live.touched_s
-        while len(self._known) > KNOWN_MAX:
-            del self._known[next(iter(self._known))]
 
     def _release(self, live: Live) -> None:
         live.stop_reading()

@@ -27,6 +27,7 @@ from dht.errors import NetworkError, PeerError
 from dht.messages import codec
 from dht.messages.peer import NONCE_BYTES, LayerCheck, LayerRows
 from dht.messages.types import NodeRecord
+from dht.process.newest import Newest
 from dht.transport.interface import LAYERS_PROTOCOL, Stream, Transport
 from dht.transport.requests import answer, ask, next_request
 from node.links.wire_rows import RowsError, join_rows, split_rows
@@ -139,7 +140,8 @@ class LayerChecker:
         self._transport = transport
         self._engine = engine
         self._rng = random.Random(transport.peer_id)  # noqa: S311  who is asked first is no secret
-        self._seen: dict[tuple[str, int, int], tuple[bool, float]] = {}
+        self._seen: Newest[tuple[str, int, int], tuple[bool, float]]
+        self._seen = Newest(CHECKING.remembered_max)
         """Whether each peer showed the layers of a record, and when."""
 
     async def proven(
@@ -177,12 +179,9 @@ class LayerChecker:
                 left -= layers if again else set()
         shows = await asyncio.gather(*(self._shows(record, mine) for record in asked))
         for record, shown in zip(asked, shows, strict=True):
-            self._seen.pop(_name(record), None)
             self._seen[_name(record)] = shown, asyncio.get_running_loop().time()
             if shown:
                 found.add(record.peer_id)
-        while len(self._seen) > CHECKING.remembered_max:
-            del self._seen[next(iter(self._seen))]
         return frozenset(found)
 
     def unshown(self, records: Iterable[NodeRecord]) -> frozenset[str]:
