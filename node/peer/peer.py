@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from coordinator.policies.routing.balance import BalanceConfig
 from dht.budget import SHARES, Budget
@@ -21,6 +20,7 @@ from node.links.reachability import ReachKeeper, ReachServer
 from node.links.relay_slots import Relays
 from node.owner.idle_policy import ComeBack, OwnerUse, Seen, StepAside, UseConfig
 from node.owner.live_panel import Figures, holders
+from node.owner.machine_watch import MachineWatch
 from node.owner.reporter import Reporter, counted
 from node.peer.announcer import Announcer
 from node.peer.balancer import Balancer
@@ -69,12 +69,6 @@ class PeerConfig:
     clients give up on a step after seconds."""
 
 
-class LooksAtMachine(Protocol):
-    """Sees what else this machine does (:mod:`node.owner.machine_watch`)."""
-
-    def look(self) -> Seen: ...
-
-
 class Peer:
     """Runs all parts of one volunteer's process in the swarm."""
 
@@ -85,7 +79,7 @@ class Peer:
         record: NodeRecord,
         config: PeerConfig,
         measured: MeasuredLinks,
-        machine: LooksAtMachine | None = None,
+        machine: MachineWatch | None = None,
         refined: Callable[[NodeRecord], NodeRecord] = lambda record: record,
         parts: Supervisor | None = None,
         budget: Budget | None = None,

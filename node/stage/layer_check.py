@@ -17,7 +17,6 @@ import secrets
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -31,6 +30,7 @@ from dht.process.newest import Newest
 from dht.transport.interface import LAYERS_PROTOCOL, Stream, Transport
 from dht.transport.requests import answer, ask, next_request
 from node.links.wire_rows import RowsError, join_rows, split_rows
+from node.stage.local_engine import LocalEngine
 
 logger = logging.getLogger(__name__)
 
@@ -44,20 +44,6 @@ apart, or more."""
 SCALE = 0.1
 """Standard deviation of the rows that go in: as small as embeddings, so that layers add much."""
 DTYPE = "float32"
-
-
-class RunsLayers(Protocol):
-    """The part of an engine that a check needs."""
-
-    @property
-    def hidden(self) -> int: ...
-
-    async def run_rows(self, start: int, end: int, rows: torch.Tensor) -> torch.Tensor | None:
-        """Output of layers ``[start, end)`` for the hidden states of ``rows``, ``[rows, hidden]``.
-
-        None where the layers are not held, or there is no room.
-        """
-        ...
 
 
 def rows_for(nonce: bytes, peer_id: str, hidden: int) -> torch.Tensor:
@@ -88,7 +74,7 @@ class LayerCheckServer:
     def __init__(
         self,
         transport: Transport,
-        engine: RunsLayers,
+        engine: LocalEngine,
         budget: Budget | None = None,
         leaves: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -136,7 +122,7 @@ CHECKING = CheckConfig()
 class LayerChecker:
     """Knows which peers have shown that they hold layers that this peer holds, too."""
 
-    def __init__(self, transport: Transport, engine: RunsLayers) -> None:
+    def __init__(self, transport: Transport, engine: LocalEngine) -> None:
         self._transport = transport
         self._engine = engine
         self._rng = random.Random(transport.peer_id)  # noqa: S311  who is asked first is no secret

@@ -32,8 +32,9 @@ from node.links.hops import HopConfig
 from node.links.lent_traffic import LentTraffic
 from node.links.probe import MeasuredLinks
 from node.owner.idle_policy import Seen, UseConfig
+from node.owner.machine_watch import MachineWatch
 from node.owner.reporter import Reporter
-from node.peer.peer import LooksAtMachine, Peer, PeerConfig
+from node.peer.peer import Peer, PeerConfig
 from node.peer.plan_follower import PeerCore
 from node.stage.server import StageConfig, StageServer
 from testing.network import MemoryNetwork, MemoryTransport
@@ -150,7 +151,7 @@ class World:
         self,
         layers: int,
         rate: float = 100.0,
-        machine: LooksAtMachine | None = None,
+        machine: MachineWatch | None = None,
         traffic: LentTraffic | None = None,
         identity: Identity | None = None,
     ) -> Living:
