@@ -185,26 +185,21 @@ def known_part(
     Linear in the edges.
     """
     order = {a.peer_id: a.end for a in assignments}
-    ends = {SOURCE: 1.0, SINK: 1.0}
 
-    def clean(forward: bool) -> dict[str, float]:
+    def shares(forward: bool) -> dict[str, float]:
         """For each peer, the share of its inflow (backward: outflow) over known peers only."""
-        sums: defaultdict[str, float] = defaultdict(float)
-        parts: defaultdict[str, float] = defaultdict(float)
-        share = dict(ends)
+        share = {SOURCE: 1.0, SINK: 1.0}
         by_near: defaultdict[str, list[tuple[str, float]]] = defaultdict(list)
         for edge in edges:
             near, far = (edge.head, edge.tail) if forward else (edge.tail, edge.head)
             by_near[near].append((far, edge.tokens_per_s))
         for peer in sorted(order, key=lambda p: order[p] if forward else -order[p]):
-            for far, flow in by_near[peer]:
-                sums[peer] += flow
-                parts[peer] += flow * share.get(far, 0.0)
-            whole = sums[peer] > 0 and peer in known
-            share[peer] = parts[peer] / sums[peer] if whole else 0.0
+            whole = sum(flow for _, flow in by_near[peer])
+            clean = sum(flow * share.get(far, 0.0) for far, flow in by_near[peer])
+            share[peer] = clean / whole if whole > 0 and peer in known else 0.0
         return share
 
-    brought, taken = clean(forward=True), clean(forward=False)
+    brought, taken = shares(forward=True), shares(forward=False)
     return tuple(
         replace(edge, tokens_per_s=flow)
         for edge in edges

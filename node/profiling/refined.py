@@ -117,15 +117,15 @@ class RefinedTimes:
 
     def take(self, steps: Sequence[StepSeen], now_s: float) -> None:
         """Take steps as they ran until ``now_s``; called several times a window."""
-        fits = [fit for fit in (self._decode, self._prompt) if fit is not None]
         for step in steps:
             fit = self._decode if step.decodes else self._prompt
             if fit is not None and step.layers > 0:
                 fit.see(step.rows, step.context_tokens, step.seconds / step.layers)
         if now_s >= self._window_ends_s:
             self._window_ends_s = now_s + REFINED.window_s
-            for fit in fits:
-                fit.end_window()
+            self._decode.end_window()
+            if self._prompt is not None:
+                self._prompt.end_window()
 
     @property
     def decode_times(self) -> LayerTimes:

@@ -314,8 +314,8 @@ class LocalEngine:
         return await self._worker.call(lambda: self._engine.kv.put(key, packed))
 
     async def run_rows(self, start: int, end: int, rows: torch.Tensor) -> torch.Tensor | None:
-        """Output of layers for hidden states ``[rows, width]``, between steps; None where the layers
-        are not held or there is no room: see :meth:`node.engine.engine.Engine.run_rows`."""
+        """Output of layers for hidden states, ``[rows, width]``, between steps; None where they are
+        not held or there is no room: see :meth:`node.engine.engine.Engine.run_rows`."""
         return await self._worker.call(
             lambda: self._watched(lambda: self._engine.run_rows(start, end, rows))
         )
