@@ -41,3 +41,8 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, FileExistsError) and error.filename:  # a file where a folder is needed
         return f"{error.filename} is not a directory"
     return getattr(error, "strerror", None) or str(error)
+
+
+def first_line(error: Exception) -> str:
+    """First line of what an error of some library says; the error itself if that is nothing."""
+    return (str(error).strip().splitlines() or [repr(error)])[0]

@@ -47,7 +47,7 @@ from dht.checkpoints.hub import (
 )
 from dht.checkpoints.model_files import INDEX, listed_root
 from dht.checkpoints.text_files import digest_of
-from dht.errors import UserError
+from dht.errors import UserError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -332,7 +332,7 @@ def _config(where: str, raw: bytes, header: GgufHeader, names: Mapping[str, str]
     except Exception as error:
         raise UserError(
             f"{where} cannot be served: transformers does not read its architecture"
-            f" {architecture[:40]!r} ({_reason(error)})"
+            f" {architecture[:40]!r} ({first_line(error)[:200]})"
         ) from error
     if not known:
         raise UserError(
@@ -355,13 +355,8 @@ def _write_tokenizer(where: str, raw: bytes, header: GgufHeader, directory: Path
     except Exception as error:
         raise UserError(
             f"{where} has no tokenizer that transformers understands, only token ids"
-            f" ({_reason(error)})"
+            f" ({first_line(error)[:200]})"
         ) from error
-
-
-def _reason(error: Exception) -> str:
-    """First line of what a library says of strange metadata."""
-    return (str(error).strip().splitlines() or [repr(error)])[0][:200]
 
 
 class _Hollow:

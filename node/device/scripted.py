@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from dht.errors import first_line
+
 logger = logging.getLogger(__name__)
 
 
@@ -19,6 +21,6 @@ def scripted(function: Callable[..., Any]) -> Callable[..., Any]:
             warnings.simplefilter("ignore", DeprecationWarning)
             made: Callable[..., Any] = torch.jit.script(function)
     except (RuntimeError, AttributeError, OSError) as error:
-        logger.warning("%s stays in Python: %s", function.__name__, str(error).splitlines()[0])
+        logger.warning("%s stays in Python: %s", function.__name__, first_line(error))
         return function
     return made

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dht.errors import MachineError
+from dht.errors import MachineError, first_line
 from node.device.failure import lost
 
 logger = logging.getLogger(__name__)
@@ -73,6 +73,5 @@ def tried(device: torch.device, without: str, trial: Callable[[], Found]) -> Fou
             raise MachineError(
                 f"{device} failed in a kernel of ours ({crash}): start again with --no-kernels"
             ) from error
-        told = str(error).strip().splitlines() or [repr(error)]
-        logger.warning("%s: its kernel failed: %s", without, told[0])
+        logger.warning("%s: its kernel failed: %s", without, first_line(error))
         return None

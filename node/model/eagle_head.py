@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from dht.checkpoints.model_files import library_config
-from dht.errors import UserError
+from dht.errors import UserError, first_line
 from node.attention.paged_attention import ATTENTION_NAME
 from node.model.draft_head import Enter
 from node.model.inspection.layer_traits import FAILURES
@@ -200,8 +200,8 @@ def eagle_head(main: ModelLayout, store: WeightStore) -> EagleHead:
     try:
         return _head_of(main, store)
     except (Unservable, *FAILURES, OSError) as error:
-        reason = (str(error).strip().splitlines() or [repr(error)])[0]
-        raise UserError(f"{where} cannot draft for {main.store.directory}: {reason}") from error
+        told = f"{where} cannot draft for {main.store.directory}: {first_line(error)}"
+        raise UserError(told) from error
 
 
 def _head_of(main: ModelLayout, store: WeightStore) -> EagleHead:

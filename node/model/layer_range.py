@@ -15,7 +15,7 @@ from torch import nn
 
 from dht.checkpoints.library_files import key_words
 from dht.checkpoints.model_files import sizes_of
-from dht.errors import UserError
+from dht.errors import UserError, first_line
 from dht.messages.types import ModelSpec, with_layer_bytes
 from node.attention.paged_attention import ATTENTION_NAME, LooksAhead, register_attention
 from node.device.heap import give_back
@@ -46,14 +46,6 @@ Behind = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor | None]
 """(rows of the last layer, ``[rows, width]``, the hidden states of the last of them in front of
 earlier layers, if there are any) → what a head joins with the tokens behind the last rows; None
 where it lacks something."""
-
-
-def _reason(error: Exception, config: Mapping[str, Any]) -> str:
-    """First line of an error; of one that is a name alone, what in ``config`` has the name."""
-    if isinstance(error, KeyError) and error.args:
-        return key_words(error, config)
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else repr(error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +91,11 @@ class ModelLayout:
             except (Unservable, *FAILURES, OSError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # of this machine, such as a full disk
-                first_line = _reason(error, store.config)
-                if ATTENTION_NAME not in first_line:
-                    reason = first_line
+                told = first_line(error)
+                if isinstance(error, KeyError) and error.args:
+                    told = key_words(error, store.config)
+                if ATTENTION_NAME not in told:
+                    reason = told
         raise UserError(f"{store.directory} cannot be served yet: {reason}")
 
     @classmethod

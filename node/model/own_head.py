@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from dht.checkpoints.model_files import library_config
-from dht.errors import UserError
+from dht.errors import UserError, first_line
 from node.attention.paged_attention import ATTENTION_NAME
 from node.model.draft_head import Enter
 from node.model.inspection.layer_traits import FAILURES
@@ -136,7 +136,7 @@ def own_head(main: ModelLayout) -> OwnHead | None:
                 layout = _head_of(main, given, stored, packed=packed)
                 return OwnHead(main=main, layout=layout)
             except (Unservable, *FAILURES, OSError, UserError) as error:
-                reason = (str(error).strip().splitlines() or [repr(error)])[0]
+                reason = first_line(error)
     logger.info("the model's own head is left out: %s", reason[:200])
     return None
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
+from dht.errors import first_line
 from node.packed.packing import Affine, Meaning, Packing, Parts, Room, random_bytes
 from node.packed.tensor import PackedTensor
 
@@ -318,7 +319,7 @@ def _rows_together() -> int | None:
             if got is not None and (got - right).norm() < OPERAND.trial_error_max * right.norm():
                 return together
     except (AttributeError, RuntimeError) as error:
-        logger.warning("packed weights are dequantised: %s", str(error).splitlines()[0])
+        logger.warning("packed weights are dequantised: %s", first_line(error))
         return None
     logger.warning("packed weights are dequantised: torch's product of 4-bit codes differs")
     return None

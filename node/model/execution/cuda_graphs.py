@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dht.errors import first_line
 from node.attention.block_table import CHUNKS_MAX, BlockTable
 from node.attention.decode_table import TABLE, DecodeRows
 from node.attention.mask_rules import MaskRule
@@ -290,8 +291,8 @@ class CudaGraphs:
             self._too_large.add(key)
             return None
         except Exception as error:  # noqa: BLE001 - Triton's errors have other bases
-            told = str(error).strip().splitlines() or [repr(error)]
-            logger.warning("layers [%d, %d) run without graphs: %s", start, end, told[0])
+            why = first_line(error)
+            logger.warning("layers [%d, %d) run without graphs: %s", start, end, why)
             self._failed.add((start, end))
             return None
         while len(self._graphs) >= GRAPHS_MAX:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dht.errors import first_line
 from node.attention.decode_table import DecodeRows
 from node.attention.paged_attention import Step, set_step
 from node.kv.layer_pool import LayerPool
@@ -86,8 +87,7 @@ class TorchScriptLayers:
                         logger.info("layer %d stays as it is: its recording differs", index)
                         return
         except FAILURES as error:
-            told = str(error).strip().splitlines() or [repr(error)]
-            logger.info("layer %d stays as it is: %s", index, told[0])
+            logger.info("layer %d stays as it is: %s", index, first_line(error))
             return
         finally:
             holder.clear()  # the program keeps the function that it was made from

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from dht.errors import first_line
 from node.device.products import least_seconds
 from node.device.scripted import scripted
 from node.packed.tensor import is_packed
@@ -120,7 +121,7 @@ def _can_pack(dtype: torch.dtype) -> bool:
                 for n in (1, 5)
             )
         except (AttributeError, RuntimeError) as error:
-            logger.warning("matrices stay as they are: %s", str(error).splitlines()[0])
+            logger.warning("matrices stay as they are: %s", first_line(error))
             return False
     if not agrees:
         logger.warning("matrices stay as they are: oneDNN's products differ")
