@@ -11,7 +11,7 @@ alone.
 import copy
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -178,13 +178,8 @@ def _names(stored: Iterable[str], layers: int) -> HeadNames | None:
     """Names of the head's tensors in this checkpoint; None if it has no head."""
     known = list(stored)
     for layout in LAYOUTS:
-        given = HeadNames(
-            block=layout.block.format(layers=layers),
-            embedding_norm=layout.embedding_norm.format(layers=layers),
-            hidden_norm=layout.hidden_norm.format(layers=layers),
-            projection=layout.projection.format(layers=layers),
-            norm=layout.norm.format(layers=layers),
-        )
+        begins_of = {part: begin.format(layers=layers) for part, begin in asdict(layout).items()}
+        given = HeadNames(**begins_of)
         begins = (given.embedding_norm, given.hidden_norm, given.projection, given.norm)
         if all(any(name.startswith(begin) for name in known) for begin in begins):
             return given
