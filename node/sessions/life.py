@@ -289,7 +289,7 @@ def _hop_lost(session: StageSession, event: HopLost) -> list[Effect]:
     if session.state not in TRANSITIONS[Accepted]:
         return effects + step(session, Lost(peer_id=peer_id, reason=reason))
     me = session.stage.peer_id
-    refused = refused_of(session.open, peer_id, me, RefusalCode.UNREACHABLE, reason)
+    refused = refused_of(session.open, me, RefusalCode.UNREACHABLE, reason, peer_id=peer_id)
     return effects + step(session, refused)
 
 
@@ -339,7 +339,7 @@ def _end_move(session: StageSession, peer_id: str, code: RefusalCode, reason: st
     move, session.move = session.move, None
     if move is None:
         return []
-    refused = refused_of(move.open, peer_id, session.stage.peer_id, code, reason)
+    refused = refused_of(move.open, session.stage.peer_id, code, reason, peer_id=peer_id)
     return [Up(refused, move.upstream)]
 
 
@@ -375,17 +375,18 @@ def kind_of(
 
 def refused_of(
     of: SessionOpen | KvCopy,
-    peer_id: str,
     me: str,
     code: RefusalCode,
     reason: str,
     wait_s: float = 0.0,
+    *,
+    peer_id: str | None = None,
 ) -> SessionRefused:
-    """The word of ``me``, not signed yet: ``peer_id`` cannot take part."""
+    """The word of ``me``, not signed yet: it, or the peer ``peer_id``, cannot take part."""
     return SessionRefused(
         session=of.session,
         attempt=of.attempt,
-        peer_id=peer_id,
+        peer_id=peer_id or me,
         by=me,
         code=code,
         reason=reason[:REASON_CHARACTERS_MAX],

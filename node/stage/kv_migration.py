@@ -219,6 +219,6 @@ class KvMover(StagePart):
         at = live.session.done_position
         reason = reason[:REASON_CHARACTERS_MAX]
         reply(KvTaken(session=open_.session, attempt=open_.attempt, position=at, refused=reason))
-        me = self._shell.me
-        self._shell.tell(refused_of(open_, me, me, RefusalCode.NO_COPY, reason), live.upstream)
+        refused = refused_of(open_, self._shell.me, RefusalCode.NO_COPY, reason)
+        self._shell.tell(refused, live.upstream)
         self._shell.step(live, Expired())

@@ -67,7 +67,7 @@ class Opening(StagePart):
             ungranted = RefusalCode.BAD_REQUEST, "this stage belongs to another peer"
         if ungranted is not None:
             self._counters["ungranted"] += 1
-            refused = self._refused(open_, *ungranted)
+            refused = refused_of(open_, shell.me, *ungranted)
             if refused.code is RefusalCode.BAD_REQUEST:
                 upstream.send(refused)
             else:
@@ -76,7 +76,7 @@ class Opening(StagePart):
         if open_.hop and before is not None and before.session.has_come_to(open_):
             self._counters["repeated_opens"] += 1
             sender, reason = open_.route[open_.hop - 1].peer_id, "this session is open already"
-            told = refused_of(open_, sender, shell.me, RefusalCode.UNREACHABLE, reason)
+            told = refused_of(open_, shell.me, RefusalCode.UNREACHABLE, reason, peer_id=sender)
             shell.tell(told, upstream)
             return
         session = None if before is None else before.session
@@ -89,7 +89,7 @@ class Opening(StagePart):
             kind = RefusalCode.TOO_MANY, DIALS_REFUSED
         if not isinstance(kind, str):
             self._counters[f"refused_{kind[0]}"] += 1
-            shell.tell(self._refused(open_, *kind), upstream)
+            shell.tell(refused_of(open_, shell.me, *kind), upstream)
         elif before is None or kind == "new":
             if before is not None:  # its layers differ, or it has nothing left to take over
                 shell.step(before, Expired())
@@ -131,7 +131,7 @@ class Opening(StagePart):
         live.reading = None
         if isinstance(found, GrammarError):
             self._counters[f"refused_{found.code}"] += 1
-            refused = self._refused(open_, found.code, str(found))
+            refused = refused_of(open_, self._shell.me, found.code, str(found))
             self._shell.step(live, refused)
         elif session.history is not None:
             session.history.grammar = found
@@ -156,12 +156,6 @@ class Opening(StagePart):
         ).cheapest()
         self._counters[f"move_by_{way}"] += 1
         return way
-
-    def _refused(
-        self, open_: SessionOpen, code: RefusalCode, reason: str, wait_s: float = 0.0
-    ) -> SessionRefused:
-        me = self._shell.me
-        return refused_of(open_, me, me, code, reason, wait_s)
 
     # Admission
 
@@ -205,7 +199,7 @@ class Opening(StagePart):
             self.demand = Demand(tokens=self._kv.room.expected_tokens(ask), at_s=now_s)
             refusal = RefusalCode.NO_KV, found
         wait_s = self._retry_after_s(ask, load, now_s, urgent=urgent)
-        return self._refused(open_, *refusal, wait_s)
+        return refused_of(open_, self._shell.me, *refusal, wait_s)
 
     def _make_room(self, session: StageSession, now_s: float) -> Iterator[None]:
         """Free one session after the other for ``session``; none if all would not be enough.

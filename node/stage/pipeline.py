@@ -351,7 +351,7 @@ class StagePipeline(StagePart):
         known, end, at = move.open.prompt_tokens, session.done_position, move.copied_position
         if not self._shell.log.covers(session.key, at, end):
             me, reason = self._shell.me, "the rows so far are not logged here any more"
-            refused = refused_of(move.open, me, me, RefusalCode.NOT_HELD, reason)
+            refused = refused_of(move.open, me, RefusalCode.NOT_HELD, reason)
             self._shell.step(live, MoveReplied(message=refused, logged=False))
             return
         for start, stop in ((at, min(end, known)), (max(at, known), end)):

@@ -149,8 +149,7 @@ class StageStreams:
                     stream, MigrationReady(session=order.session, attempt=order.attempt)
                 )
                 return
-            me = self._transport.peer_id
-            told = refused_of(order, me, me, RefusalCode.NO_COPY, refused)
+            told = refused_of(order, self._transport.peer_id, RefusalCode.NO_COPY, refused)
             await codec.send_frame(stream, told)
         finally:
             await end_all((copying, gone))

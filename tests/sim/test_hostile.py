@@ -1113,7 +1113,7 @@ async def test_who_learns_a_sessions_name_keeps_its_client_from_no_stage() -> No
 
         def tell_others(open_: SessionOpen, upstream: FrameSender) -> None:
             me = liar.peer_id
-            refused = refused_of(open_, me, me, RefusalCode.DRAINING, "not now")
+            refused = refused_of(open_, me, RefusalCode.DRAINING, "not now")
             squatting = asyncio.create_task(squat(open_))
             squatting.add_done_callback(lambda _: upstream.send(refused))
 

@@ -53,7 +53,7 @@ def accepted(open_: SessionOpen, position: int = 0, *, rows: bool = True) -> Ses
 def events(session: StageSession) -> Iterator[Event]:
     """All that may happen to a session, each kind at least once."""
     open_, named = session.open, {"session": session.key, "attempt": session.open.attempt}
-    refused = refused_of(open_, "p9", "p9", RefusalCode.NO_KV, "full")
+    refused = refused_of(open_, "p9", RefusalCode.NO_KV, "full")
     failed = failed_of(open_, "p9", "p9", "lost")
     yield life.Accepted()
     for position, logged in itertools.product((0, 3, 9), (False, True)):
