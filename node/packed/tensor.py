@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from node.device.products import multiplies
 from node.packed.packing import Meaning, Parts, Room
@@ -67,7 +68,8 @@ class PackedTensor(torch.Tensor):
         # A view of a parameter must not be of inference, even where one infers.
         views = any(result.alias_info is not None for result in func._schema.returns)
         with torch.inference_mode(torch.is_inference_mode_enabled() and not views):
-            return func(*_plain(args), **_plain(named))
+            plain = tree_map_only(PackedTensor, PackedTensor.dequantised, (args, named))
+            return func(*plain[0], **plain[1])
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"PackedTensor({tuple(self.shape)}, {self.packing})"
@@ -144,16 +146,6 @@ def _tiles(
     for start in range(0, outs, rows):
         some = packing.some_rows(parts, start, min(start + rows, outs))
         yield start, packing.dequantise(some, dtype, room)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, PackedTensor):
-        return value.dequantised()
-    if isinstance(value, tuple | list):
-        return type(value)(_plain(part) for part in value)
-    if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    return value
 
 
 _KNOWN: dict[Any, Callable[..., Any]] = {}

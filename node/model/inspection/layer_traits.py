@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from node.attention.paged_attention import passed, set_passing
 
@@ -23,7 +24,6 @@ FAILURES = (
     ValueError,
     AttributeError,
     LookupError,
-    NotImplementedError,
     StopIteration,
 )
 """Errors by which a model's code says that it cannot be run in this way."""
@@ -41,13 +41,7 @@ class LayerTraits:
 
 def on_meta(value: Any) -> Any:
     """A call's arguments with tensors moved to the meta device."""
-    if isinstance(value, torch.Tensor):
-        return value.to("meta")
-    if isinstance(value, tuple | list):
-        return type(value)(on_meta(part) for part in value)
-    if isinstance(value, dict):
-        return {key: on_meta(part) for key, part in value.items()}
-    return value
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), value)
 
 
 def ran_without_numbers(module: nn.Module, *positional: Any, **named: Any) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from node.model.inspection.layer_traits import on_meta
 from node.model.inspection.tied import tied_to
 from node.model.lean_transformers import without_compiler
 
@@ -110,9 +111,8 @@ class StandIn(nn.Module):
         return found
 
     def forward(self, *given: Any, **named: Any) -> torch.Tensor:
-        shadows = [_shadow(value) for value in given]
         with without_compiler():
-            out = self.__dict__["part"](*shadows, **{k: _shadow(v) for k, v in named.items()})
+            out = self.__dict__["part"](*on_meta(given), **on_meta(named))
         values = (*given, *named.values())
         device = next((v.device for v in values if isinstance(v, torch.Tensor)), self._device)
         rows, dtype = out.shape[:-1], out.dtype
@@ -138,10 +138,6 @@ def _spreads(shape: torch.Size, rows: torch.Size) -> bool:
     except RuntimeError:
         return False
     return spread == rows
-
-
-def _shadow(value: Any) -> Any:
-    return value.to("meta") if isinstance(value, torch.Tensor) else value
 
 
 class Skeleton:
