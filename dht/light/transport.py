@@ -36,7 +36,6 @@ class LightTransport:
         """Where it listens, on all of this machine's addresses or on one."""
         self._host: Any = None
         self._closed = False
-        self._ended = asyncio.Event()
         self._given = split_all(config.initial_peers)
         self._given.pop(config.identity.peer_id, None)
         self._dials = DialRule.of(config.initial_peers, ())

@@ -155,7 +155,6 @@ class BatchedCache(PoolCache):
     ) -> None:
         longest = max(segments, key=lambda segment: segment.context_tokens)
         super().__init__(pools, longest)
-        self._sessions = len(segments)
         context = longest.context_tokens
         states = [segment.state for segment in segments if segment.state is not None]
         self.states = StackedStates(states)

@@ -12,7 +12,6 @@ from dht.records.directory import LIFETIME_S, Directory, RecordKind
 from dht.transport.interface import Transport
 from dht.transport.relay_reservation import with_circuits
 from node.peer.clock_watch import ClockWatch
-from node.stage.local_engine import LocalEngine
 from node.stage.server import StageServer
 
 logger = logging.getLogger(__name__)
@@ -36,7 +35,6 @@ class Announcer:
         *,
         transport: Transport,
         directory: Directory,
-        engine: LocalEngine,
         stage: StageServer,
         record: NodeRecord,
         every_s: float,
@@ -51,7 +49,6 @@ class Announcer:
         """
         self._transport = transport
         self._directory = directory
-        self._engine = engine
         self._stage = stage
         self.record = record
         """This peer's present record."""

@@ -90,7 +90,7 @@ class Peer:
         self._budget = budget or Budget()
         self._transport = transport = core.transport
         self._directory = directory = core.directory
-        self._engine = engine = core.engine
+        self._engine = core.engine
         self._stage = stage = core.stage
         self._coordinator = core.coordinator
         self._plans = core.plans
@@ -104,7 +104,6 @@ class Peer:
         self._announcer = Announcer(
             transport=transport,
             directory=directory,
-            engine=engine,
             stage=stage,
             record=record,
             every_s=config.announce_every_s,

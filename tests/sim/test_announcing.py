@@ -33,7 +33,7 @@ async def test_a_peer_that_gets_busier_says_so_within_seconds_and_seldom() -> No
         (peer,) = swarm.peers
         peer.tasks[1].cancel()  # its announcer tells of it instead
         directory = Counted(peer.transport, NETWORK, SPEC.key)
-        shared: Any = {"transport": peer.transport, "engine": peer.engine, "stage": peer.stage}
+        shared: Any = {"transport": peer.transport, "stage": peer.stage}
         announcer = Announcer(**shared, directory=directory, record=peer.record(), every_s=EVERY_S)
         await announcer.announce()
         peer.tasks.append(asyncio.create_task(announcer.run()))

@@ -25,7 +25,7 @@ async def test_a_clock_that_was_ahead_for_20_s(ahead_s: float) -> None:
         peer.tasks[1].cancel()  # its announcer tells of it instead
         jumps: list[float] = []
         directory = Directory(peer.transport, NETWORK, SPEC.key)
-        shared: Any = {"transport": peer.transport, "engine": peer.engine, "stage": peer.stage}
+        shared: Any = {"transport": peer.transport, "stage": peer.stage}
         announcer = Announcer(
             **shared,
             directory=directory,

@@ -37,12 +37,12 @@ def follower_of(peer: PaperPeer, out: io.StringIO | None = None) -> tuple[PlanFo
     shared: Any = {
         "transport": peer.transport,
         "directory": Directory(peer.transport, NETWORK, SPEC.key),
-        "engine": peer.engine,
         "stage": peer.stage,
     }
     announcer = Announcer(**shared, record=record, every_s=15.0)
     core = PeerCore(
         **shared,
+        engine=peer.engine,  # type: ignore[arg-type]
         coordinator=None,  # type: ignore[arg-type]  # it is asked where nobody leads
         plans=PlanStore(peer.transport, shared["directory"]),
         reporter=Reporter(json_log=False, out=out or io.StringIO()),
