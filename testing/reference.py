@@ -24,13 +24,14 @@ def memory_for(model: Path, dtype: str = "float32") -> int:
 
 def draft_memory_for(model: Path) -> int:
     """Bytes that the draft model takes which lies beside ``model``; 0 without one."""
+    from node.drafting.config import drafter_bytes
     from node.model.layer_range import ModelLayout
-    from node.stage.draft_engine import draft_model_bytes, found_beside
+    from node.stage.draft_engine import found_beside
     from node.weights.store import WeightStore
 
     if (found := found_beside(str(model))) is None:
         return 0
-    return draft_model_bytes(ModelLayout.of(WeightStore.open(found), "float32").spec(found))
+    return drafter_bytes(ModelLayout.of(WeightStore.open(found), "float32").spec(found))
 
 
 class Reference:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from dht.messages.types import ModelSpec, stage_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftingConfig:
@@ -59,3 +61,9 @@ class DraftingConfig:
 
 
 DRAFTING = DraftingConfig()
+
+
+def drafter_bytes(spec: ModelSpec) -> int:
+    """Bytes that a draft model, or a head as a model of its own, takes, with KV for sessions."""
+    kv_tokens = min(DRAFTING.kv_tokens_max, 4 * spec.context_tokens)
+    return stage_bytes(spec, 0, spec.layers, kv_tokens)

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from dht.messages.session import SESSION_BOUNDS
-from dht.messages.types import ModelSpec, stage_bytes
 from node.device.tensors import to_device
 from node.drafting.chain import draft_sampling
-from node.drafting.config import DRAFTING
+from node.drafting.config import drafter_bytes
 from node.drafting.head_pace import HeadPace
 from node.engine.batch_rows import joined
 from node.engine.engine import Engine, EngineConfig
@@ -71,7 +70,7 @@ class HeadDrafts:
             store=head.layout.store,
             keep_prefixes=False,
             threads=None,
-            memory_bytes=head_bytes(spec),
+            memory_bytes=drafter_bytes(spec),
         )
         self._engine = Engine(self._config)
         self._vocab = spec.vocab
@@ -254,8 +253,3 @@ class HeadDrafts:
             for chain, hidden in zip(chains, parts, strict=True)
             for asked in (chain.result.item.sampling,)
         ]
-
-
-def head_bytes(spec: ModelSpec) -> int:
-    """Bytes that a head takes as a model of its own, with KV for its sessions."""
-    return stage_bytes(spec, 0, 1, min(DRAFTING.kv_tokens_max, 4 * spec.context_tokens))

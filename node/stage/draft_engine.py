@@ -15,10 +15,9 @@ from pathlib import Path
 from dht.checkpoints.model_files import library_config, sizes_of
 from dht.errors import MachineError, NetworkError, UserError
 from dht.messages.session import SESSION_BOUNDS
-from dht.messages.types import ModelSpec, stage_bytes
 from dht.process.json_file import read_object
 from node.drafting.chain import DraftChain
-from node.drafting.config import DRAFTING
+from node.drafting.config import drafter_bytes
 from node.engine.engine import Engine, EngineConfig
 from node.engine.work_item import WorkItem
 from node.model import lean_transformers
@@ -103,7 +102,7 @@ class DraftEngine:
             spec = layout.spec(model)
             if layout.state_tokens:
                 raise UserError(f"--draft {model}: its layers keep a state, which cannot be cut")
-            need_bytes = draft_model_bytes(spec)
+            need_bytes = drafter_bytes(spec)
             if need_bytes >= memory_bytes:
                 raise UserError(
                     f"--draft {model} takes {need_bytes / 2**30:.4f} GiB, of what is lent it may"
@@ -223,12 +222,6 @@ class DraftEngine:
         chain.ran = end
         if token_id is not None:
             chain.drawn.append(token_id)
-
-
-def draft_model_bytes(spec: ModelSpec) -> int:
-    """Bytes that a draft model takes, with KV for its sessions."""
-    kv_tokens = min(DRAFTING.kv_tokens_max, 4 * spec.context_tokens)
-    return stage_bytes(spec, 0, spec.layers, kv_tokens)
 
 
 def _shared_vocabulary(model: str, own: Path, theirs: Path) -> int:

@@ -9,8 +9,9 @@ import pytest
 from dht.errors import UserError
 from dht.messages.session import Sampling
 from node.drafting.chain import ModelDrafts
+from node.drafting.config import drafter_bytes
 from node.engine.work_item import WorkItem
-from node.stage.draft_engine import DRAFT_ENGINE, DraftEngine, draft_model_bytes, found_beside
+from node.stage.draft_engine import DRAFT_ENGINE, DraftEngine, found_beside
 from node.weights.store import WeightStore
 from tests.unit.node.engine.test_engine import LAYERS, Family, make, only, prompt_of
 
@@ -125,7 +126,7 @@ async def test_tokens_of_another_vocabulary_end_a_sessions_drafts(llama: Family)
 
 async def test_what_takes_more_than_is_lent_is_refused(llama: Family) -> None:
     whole = await prepared(llama)
-    assert whole.memory_bytes == draft_model_bytes(whole._engine.spec)
+    assert whole.memory_bytes == drafter_bytes(whole._engine.spec)
     whole.close()
     with pytest.raises(UserError, match="--draft none"):
         await prepared(llama, lent_bytes=whole.memory_bytes)
