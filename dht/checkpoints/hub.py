@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 
 from dht.errors import NetworkError, UserError
-from dht.process.json_file import decode_json
+from dht.process.json_file import value_or_none
 from dht.process.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
@@ -240,11 +240,8 @@ def _ask(hub_id: HubId) -> HubListing:
 
 
 def _kept_listing(kept: Path, hub_id: HubId) -> HubListing | None:
-    try:
-        listing = decode_json(kept.read_bytes(), HubListing)
-    except (OSError, ValueError):
-        return None
-    return listing if listing.repo == hub_id.repo else None
+    listing = value_or_none(kept, HubListing)
+    return listing if listing is not None and listing.repo == hub_id.repo else None
 
 
 def _cached_listing(hub_id: HubId) -> HubListing | None:

@@ -61,3 +61,13 @@ def decode_json(data: bytes | msgspec.Raw, kind: type[T]) -> T:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(str(error)) from error
+
+
+def value_or_none(path: Path, kind: type[T], bytes_max: int = -1) -> T | None:
+    """The value of type ``kind`` in the file ``path``, of which ``bytes_max`` bytes are read, or
+    all; None where it is not there or holds anything else."""
+    try:
+        with path.open("rb") as file:
+            return decode_json(file.read(bytes_max), kind)
+    except (OSError, ValueError):
+        return None

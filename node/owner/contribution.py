@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from dht.process.json_file import decode_json
+from dht.process.json_file import value_or_none
 from dht.process.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
@@ -40,11 +40,7 @@ class Contribution:
 
 def load(path: Path) -> Contribution:
     """The contribution in ``path``; zero if missing or damaged, so that joining still works."""
-    try:
-        with path.open("rb") as file:
-            return decode_json(file.read(FILE_BYTES_MAX), Contribution)
-    except (OSError, ValueError):
-        return Contribution()
+    return value_or_none(path, Contribution, FILE_BYTES_MAX) or Contribution()
 
 
 def save(path: Path, contribution: Contribution) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from dht.process.json_file import decode_json
+from dht.process.json_file import value_or_none
 from dht.process.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
@@ -115,9 +115,6 @@ def why_unwell(path: Path, now_s: float) -> str:
 
 def _read(path: Path, now_s: float) -> Health | None:
     """What a peer said within the last ``HEALTH.stale_s``; None where it said nothing."""
-    try:
-        with path.open("rb") as file:
-            health = decode_json(file.read(HEALTH.file_bytes_max), Health)
-    except (OSError, ValueError):
-        return None
-    return health if 0 <= now_s - health.steady_s <= HEALTH.stale_s else None
+    health = value_or_none(path, Health, HEALTH.file_bytes_max)
+    fresh = health is not None and 0 <= now_s - health.steady_s <= HEALTH.stale_s
+    return health if fresh else None

@@ -27,7 +27,7 @@ from dht.networks.remembered import (
     remember,
     write_kept,
 )
-from dht.process.json_file import decode_json
+from dht.process.json_file import value_or_none
 from dht.records.directory import Directory
 from dht.transport.interface import Transport
 from node.owner.reporter import Reporter
@@ -54,12 +54,8 @@ def _served_file(identity: Path) -> Path:
 
 def served_before(identity: Path, network: str) -> Served | None:
     """What the peer with this key file served in that network; None where it is not known."""
-    try:
-        with _served_file(identity).open("rb") as file:
-            served = decode_json(file.read(SERVED_BYTES_MAX), Served)
-    except (OSError, ValueError):
-        return None
-    return served if served.network == network else None
+    served = value_or_none(_served_file(identity), Served, SERVED_BYTES_MAX)
+    return served if served is not None and served.network == network else None
 
 
 def remember_served(arguments: argparse.Namespace, spec: ModelSpec, reporter: Reporter) -> None:

@@ -39,7 +39,7 @@ from dht.checkpoints.hub import (
 )
 from dht.checkpoints.model_files import ShardHashes, read_config, shard_names
 from dht.errors import NetworkError, UserError
-from dht.process.json_file import decode_json
+from dht.process.json_file import value_or_none
 from node.weights.hashes import Progress, hash_shard
 from node.weights.safetensors_header import DamagedError
 from node.weights.shard_header import header_bytes_of, read_header
@@ -292,11 +292,10 @@ class HubShards(ShardSource):
     # Hashes
 
     def _noted_hashes(self, shard: str) -> ShardHashes | None:
-        try:
-            noted = decode_json(self._note(shard, "json").read_bytes(), ShardHashes)
-        except (OSError, ValueError):
+        noted = value_or_none(self._note(shard, "json"), ShardHashes)
+        if noted is None or self._listing.files[shard].sha256 not in {noted.sha256, None}:
             return None
-        return noted if self._listing.files[shard].sha256 in {noted.sha256, None} else None
+        return noted
 
     def _hash(self, shard: str, path: Path) -> ShardHashes:
         """Hash the whole file; raises DamagedError where the hub lists another SHA-256."""
