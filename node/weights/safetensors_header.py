@@ -5,6 +5,7 @@ endian; the header, a JSON object; then every tensor's bytes without gaps. Nothi
 than the header, and every number in it is checked against the file's size.
 """
 
+import math
 import struct
 from dataclasses import dataclass
 from typing import Annotated
@@ -63,32 +64,23 @@ class TensorEntry:
     @property
     def numbers(self) -> int:
         """Number of the tensor's elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     @property
     def size_bytes(self) -> int:
         return self.end - self.begin
 
 
-def safetensors_header_bytes(prefix: bytes, size_bytes: int, shard: str, where: str) -> int:
-    """Length of prefix and header together, from the first eight bytes of a file.
+def safetensors_header_bytes(prefix: bytes, size_bytes: int) -> int:
+    """Length of prefix and header together, from the first eight bytes of a file of ``size_bytes``.
 
-    ``where`` names the file in messages. Raises DamagedError if the length is impossible.
+    Raises ValueError if the length is impossible.
     """
     if len(prefix) < PREFIX_BYTES:
-        raise DamagedError(shard, f"{where} is damaged: it has only {size_bytes} bytes")
-    if prefix.startswith(POINTER):
-        raise DamagedError(
-            shard, f"{where} is only Git LFS's pointer to the file; fetch that with git lfs pull"
-        )
+        raise ValueError(f"it has only {size_bytes} bytes")
     (header_bytes,) = struct.unpack("<Q", prefix[:PREFIX_BYTES])
     if header_bytes > min(size_bytes - PREFIX_BYTES, HEADER_BYTES_MAX):
-        raise DamagedError(
-            shard, f"{where} is damaged: its header cannot have {header_bytes} bytes"
-        )
+        raise ValueError(f"its header cannot have {header_bytes} bytes")
     return PREFIX_BYTES + int(header_bytes)
 
 
@@ -97,30 +89,23 @@ def parse_safetensors(
 ) -> dict[str, TensorEntry]:
     """Tensors that ``raw`` (prefix and header) describes, in a file of ``size_bytes``.
 
-    Raises DamagedError if anything does not match, UserError for a dtype that is not served.
+    Raises ValueError if anything does not match, UserError for a dtype that is not served;
+    ``where`` names the file.
     """
     try:
         header = decode_json(raw[PREFIX_BYTES:], dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
-        entries = {
-            name: _entry(decode_json(said, _Described), len(raw), shard, where)
-            for name, said in header.items()
-        }
+        described = {name: decode_json(said, _Described) for name, said in header.items()}
     except ValueError as error:
-        raise DamagedError(
-            shard, f"{where} is damaged: its header cannot be read ({error})"
-        ) from error
+        raise ValueError(f"its header cannot be read ({error})") from error
+    entries = {name: _entry(said, len(raw), shard, where) for name, said in described.items()}
     at = len(raw)
     for entry in sorted(entries.values(), key=lambda entry: (entry.begin, entry.end)):
         if entry.begin != at:
-            raise DamagedError(shard, f"{where} is damaged: its tensors leave gaps or overlap")
+            raise ValueError("its tensors leave gaps or overlap")
         at = entry.end
     if at != size_bytes:
-        raise DamagedError(
-            shard,
-            f"{where} is damaged: {size_bytes} bytes where its header promises {at};"
-            " download it again",
-        )
+        raise ValueError(f"{size_bytes} bytes where its header promises {at}; download it again")
     return entries
 
 
@@ -132,5 +117,5 @@ def _entry(said: _Described, data_begin: int, shard: str, where: str) -> TensorE
             f"{where} holds tensors of dtype {entry.dtype[:16]!r}, which cannot be served yet"
         )
     if entry.size_bytes != entry.numbers * ITEM_BYTES[entry.dtype]:
-        raise DamagedError(shard, f"{where} is damaged: a tensor's length does not fit its shape")
+        raise ValueError("a tensor's length does not fit its shape")
     return entry

@@ -1,10 +1,13 @@
 """Reads the header of a weight file, whichever format its name says."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import BinaryIO
 
 from dht.checkpoints.gguf_header import gguf_header_bytes, parse_gguf, read_whole_header
 from dht.checkpoints.hub import GGUF
 from node.weights.safetensors_header import (
+    POINTER,
     PREFIX_BYTES,
     DamagedError,
     TensorEntry,
@@ -20,14 +23,15 @@ def header_bytes_of(raw: bytes, size_bytes: int, shard: str, where: str) -> int:
     ``where`` names the file in messages. Raises DamagedError for a header that cannot be right,
     UserError for one that is not served.
     """
-    if not shard.endswith(GGUF):
+    with _refused(shard, where):
+        if shard.endswith(GGUF):
+            return gguf_header_bytes(raw, size_bytes, where)
         if len(raw) < min(PREFIX_BYTES, size_bytes):
             return PREFIX_BYTES
-        return safetensors_header_bytes(raw, size_bytes, shard, where)
-    try:
-        return gguf_header_bytes(raw, size_bytes, where)
-    except ValueError as error:
-        raise DamagedError(shard, f"{where} is damaged: {error}") from error
+        if raw.startswith(POINTER):
+            told = f"{where} is only Git LFS's pointer to the file; fetch that with git lfs pull"
+            raise DamagedError(shard, told)
+        return safetensors_header_bytes(raw, size_bytes)
 
 
 def parse_header(raw: bytes, size_bytes: int, shard: str, where: str) -> dict[str, TensorEntry]:
@@ -35,12 +39,10 @@ def parse_header(raw: bytes, size_bytes: int, shard: str, where: str) -> dict[st
 
     Raises DamagedError if anything does not match, UserError for a dtype that is not served.
     """
-    if not shard.endswith(GGUF):
-        return parse_safetensors(raw, size_bytes, shard, where)
-    try:
+    with _refused(shard, where):
+        if not shard.endswith(GGUF):
+            return parse_safetensors(raw, size_bytes, shard, where)
         tensors = parse_gguf(raw, size_bytes, where).tensors
-    except ValueError as error:
-        raise DamagedError(shard, f"{where} is damaged: {error}") from error
     return {
         each.name: TensorEntry(
             shard=shard, dtype=each.kind, shape=each.shape, begin=each.begin, end=each.end
@@ -54,7 +56,14 @@ def read_header(opened: BinaryIO, size_bytes: int, shard: str, where: str) -> by
 
     Raises as :func:`header_bytes_of`.
     """
-    try:
+    with _refused(shard, where):
         return read_whole_header(opened, lambda raw: header_bytes_of(raw, size_bytes, shard, where))
+
+
+@contextmanager
+def _refused(shard: str, where: str) -> Iterator[None]:
+    """Raises DamagedError for what a reader says of a header by a ValueError."""
+    try:
+        yield
     except ValueError as error:
         raise DamagedError(shard, f"{where} is damaged: {error}") from error

@@ -31,11 +31,7 @@ from dht.checkpoints.model_files import (
 )
 from dht.errors import UserError
 from node.weights import shard_header
-from node.weights.safetensors_header import (
-    PREFIX_BYTES,
-    parse_safetensors,
-    safetensors_header_bytes,
-)
+from node.weights.safetensors_header import PREFIX_BYTES
 from node.weights.store import WeightStore
 from testing.paths import ROOT
 from tests.choices import Choices, choices
@@ -82,8 +78,8 @@ def test_a_safetensors_header_is_right_or_refused(drawn: Choices) -> None:
         raw = damaged_bytes(raw, drawn)
 
     def read() -> None:
-        length = safetensors_header_bytes(raw[:PREFIX_BYTES], size_bytes, "m", "m")
-        entries = parse_safetensors(raw[:length], size_bytes, "m", "m")
+        length = shard_header.header_bytes_of(raw[:PREFIX_BYTES], size_bytes, "m", "m")
+        entries = shard_header.parse_header(raw[:length], size_bytes, "m", "m")
         assert sum(entry.size_bytes for entry in entries.values()) <= size_bytes
         for name, entry in entries.items():
             assert f"{name} {entry.numbers}".encode()
