@@ -83,10 +83,6 @@ class _Return:
     until_s: float
 
 
-def _always(session: str, tokens: int) -> bool:
-    return True
-
-
 @dataclass(slots=True)
 class KvRoom:
     """Accounts for the KV of a stage that holds layers ``[start, end)``, in pages per layer."""
@@ -97,7 +93,7 @@ class KvRoom:
     """Pages that each layer has."""
     page_tokens: int = ADMISSION.page_tokens
     lengths: AnswerLengths = field(default_factory=AnswerLengths)
-    give: Callable[[str, int], bool] = _always
+    give: Callable[[str, int], bool] = lambda session, tokens: True
     """Gives a session pages for its first tokens, and returns whether there were some; pages are
     counted here once they were given."""
     _holders: dict[str, _Holder] = field(default_factory=dict)

@@ -100,7 +100,8 @@ class Pinger:
         try:
             while True:
                 async with self._room:
-                    rtt_s = await self._ping(line)
+                    addresses = self._addresses.get(peer_id, ())
+                    rtt_s = await line.round_trip_s(addresses, config.answer_s)
                 before = self._states[peer_id]
                 if rtt_s is None:
                     misses = before.misses + 1
@@ -118,15 +119,12 @@ class Pinger:
         finally:
             await line.close()
 
-    async def _ping(self, line: "_Line") -> float | None:
-        return await line.round_trip_s(self._addresses.get(line.peer_id, ()), self._config.answer_s)
-
 
 class _Line:
     """A stream to one peer, opened for each ping or kept."""
 
     def __init__(self, transport: Transport, peer_id: str, config: PingConfig) -> None:
-        self.peer_id = peer_id
+        self._peer_id = peer_id
         self._transport = transport
         self._config = config
         self._stream: Stream | None = None
@@ -155,7 +153,7 @@ class _Line:
             except NetworkError:  # the peer closed it meanwhile
                 await self.close()
         self._stream = await self._transport.open_stream(
-            self.peer_id, self._config.protocol, addresses=addresses
+            self._peer_id, self._config.protocol, addresses=addresses
         )
         return await self._ask(self._stream)
 

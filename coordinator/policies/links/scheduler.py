@@ -222,26 +222,20 @@ class LinkScheduler:
     def _settle(self, traffic: TrafficClass, size: int) -> None:
         """Book what the classes behind are owed; never more than one frame, so that a decode
         is never behind more than one frame of theirs."""
-        frame = self.frame_bytes
-        behind = {
-            TrafficClass.PREFILL: bool(
-                self._queues[TrafficClass.PREFILL] or self._queues[TrafficClass.BULK]
-            ),
-            TrafficClass.BULK: bool(
-                self._queues[TrafficClass.BULK] and self._queues[TrafficClass.PREFILL]
-            ),
-        }
+        frame, prefill, bulk = self.frame_bytes, TrafficClass.PREFILL, TrafficClass.BULK
         if traffic <= TrafficClass.DECODE:
-            self._owe(TrafficClass.PREFILL, size, self._config.prefill_share, frame)
+            self._owe(prefill, size, self._config.prefill_share, frame)
         else:
-            self._owed[TrafficClass.PREFILL] = max(0.0, self._owed[TrafficClass.PREFILL] - size)
-            if traffic is TrafficClass.PREFILL:
-                self._owe(TrafficClass.BULK, size, self._config.bulk_share, frame)
+            self._owed[prefill] = max(0.0, self._owed[prefill] - size)
+            if traffic is prefill:
+                self._owe(bulk, size, self._config.bulk_share, frame)
             else:
-                self._owed[TrafficClass.BULK] = max(0.0, self._owed[TrafficClass.BULK] - size)
-        for owed, waits in behind.items():
-            if not waits:
-                self._owed[owed] = 0.0
+                self._owed[bulk] = max(0.0, self._owed[bulk] - size)
+        waiting = self.waiting(prefill), self.waiting(bulk)
+        if not any(waiting):
+            self._owed[prefill] = 0.0
+        if not all(waiting):
+            self._owed[bulk] = 0.0
 
     def _owe(self, traffic: TrafficClass, size: int, share: float, frame: int) -> None:
         grown = self._owed[traffic] + size * share / (1 - share)
