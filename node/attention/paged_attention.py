@@ -8,7 +8,7 @@ Queries of all sessions in the step come packed in one row, ``[1, heads, tokens,
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -98,6 +98,20 @@ class Step:
     """Number of attention calls."""
 
 
+class Weighing(NamedTuple):
+    """How a layer weighs the keys of a context."""
+
+    rule: MaskRule
+    scale: float
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether torch's kernels cannot do it."""
+        return self.softcap is not None or self.sinks is not None
+
+
 class LooksAhead(NotImplementedError):
     """Attention goes to later tokens: no cache can serve it, ours or another."""
 
@@ -177,13 +191,13 @@ def paged_attention(
     if step is None:
         raise RuntimeError("paged attention was called outside a step")
     step.calls += 1
-    pool = step.pools[module.layer_idx]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    pool, how = step.pools[module.layer_idx], Weighing(rule, scale, softcap, s_aux)
     by_pages = step.paged is not None and rule.predicate is None
-    if by_pages and not _whole_prompt(step, rule, softcap, s_aux):
+    if by_pages and not _whole_prompt(step, how):
         pool.write(step.write_slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
-        return _in_place(query, pool, step, rule, scaling, softcap, s_aux), None
+        return _in_place(query, pool, step, how), None
     if step.decode is not None and rule.predicate is None:
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         assert isinstance(step.write_slots, torch.Tensor)  # noqa: S101 - a tensor in decode steps
         rows = (pool.keys, pool.values, step.write_slots, step.decode.spans, step.decode.table)
         # Scripted code may compile itself while it runs, which a CUDA graph cannot record.
@@ -193,27 +207,19 @@ def paged_attention(
         )
         return attended, None
     pool.write(step.write_slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    return _session_by_session(query, pool, step, rule, scaling, softcap, s_aux), None
+    return _session_by_session(query, pool, step, how), None
 
 
-def _in_place(
-    query: torch.Tensor,
-    pool: LayerPool,
-    step: Step,
-    rule: MaskRule,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
+def _in_place(query: torch.Tensor, pool: LayerPool, step: Step, how: Weighing) -> torch.Tensor:
     """Attention by the kernel over pages, ``[1, rows, heads, value width]``."""
     assert step.attend_pages is not None and step.paged is not None  # noqa: S101, PT018 - together
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    window, softcap = how.rule.window, how.softcap or 0.0
     attended = step.attend_pages(
-        query, pool.keys, pool.values, step.paged, sinks, rule.window, scale, softcap or 0.0
+        query, pool.keys, pool.values, step.paged, how.sinks, window, how.scale, softcap
     )
     if step.compared is None:
         return attended
-    right = _in_float32(query, pool, step, rule, scale, softcap, sinks)
+    right = _in_float32(query, pool, step, how)
     apart = torch.linalg.vector_norm(attended.float() - right, dim=-1)
     # If nearly all weight goes to a sink, the rest may be below the dtype's resolution.
     least = SHARE_LEAST * right.shape[-1] ** 0.5
@@ -222,61 +228,40 @@ def _in_place(
     return right.to(query.dtype)
 
 
-def _in_float32(
-    query: torch.Tensor,
-    pool: LayerPool,
-    step: Step,
-    rule: MaskRule,
-    scale: float,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
+def _in_float32(query: torch.Tensor, pool: LayerPool, step: Step, how: Weighing) -> torch.Tensor:
     """Attention in plain float32 torch, unrounded, ``[1, rows, heads, value width]``."""
     parts = [
         attend_openly(
             query[0, :, segment.first : segment.last].float(),
             pool.keys[segment.slots].float().permute(1, 2, 0),
             pool.values[segment.slots].float().transpose(0, 1),
-            segment.mask(rule, query.device),
-            scale,
-            softcap,
-            sinks,
+            segment.mask(how.rule, query.device),
+            how.scale,
+            how.softcap,
+            how.sinks,
         )
         for segment in step.segments
     ]
     return torch.cat(parts)[None]
 
 
-def _whole_prompt(
-    step: Step, rule: MaskRule, softcap: float | None, sinks: torch.Tensor | None
-) -> bool:
+def _whole_prompt(step: Step, how: Weighing) -> bool:
     """Whether the step is one session's first rows, all causal and in one run of pages; torch's own
     kernels are fastest for it."""
-    if len(step.segments) != 1 or softcap is not None or sinks is not None:
+    if len(step.segments) != 1 or how.needs_scores:
         return False
     segment = step.segments[0]
     # ``slots`` does not tell: it is an empty slice if pages are not a run and a kernel reads them.
     whole = 1 < segment.rows == segment.context_tokens and segment.run
-    return whole and not 0 < rule.window < segment.rows
+    return whole and not 0 < how.rule.window < segment.rows
 
 
 def _session_by_session(
-    query: torch.Tensor,
-    pool: LayerPool,
-    step: Step,
-    rule: MaskRule,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    query: torch.Tensor, pool: LayerPool, step: Step, how: Weighing
 ) -> torch.Tensor:
     """Attention by torch's kernels, session by session, ``[1, rows, heads, value width]``."""
-    if softcap is None and sinks is None:
-        parts = [_attend(query, pool, segment, rule, scaling) for segment in step.segments]
-    else:
-        parts = [
-            _attend_explicitly(query, pool, segment, rule, scaling, softcap, sinks)
-            for segment in step.segments
-        ]
+    attend = _attend_explicitly if how.needs_scores else _attend
+    parts = [attend(query, pool, segment, how) for segment in step.segments]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
@@ -295,13 +280,11 @@ def _refuse_unknown(
             raise NotImplementedError(f"attention with {name}")
 
 
-def _attend(
-    query: torch.Tensor, pool: LayerPool, segment: Segment, rule: MaskRule, scaling: float | None
-) -> torch.Tensor:
+def _attend(query: torch.Tensor, pool: LayerPool, segment: Segment, how: Weighing) -> torch.Tensor:
     """Attention of one session's rows, ``[1, rows, heads, width]``."""
     keys = pool.keys[segment.slots].transpose(0, 1)[None]  # [1, kv_heads, context, width]
     values = pool.values[segment.slots].transpose(0, 1)[None]
-    rows, window = segment.rows, rule.window
+    rule, rows, window = how.rule, segment.rows, how.rule.window
     heads, kv_heads = query.shape[1], keys.shape[1]
     part = query[:, :, segment.first : segment.last]
     if rows == 1 and rule.predicate is None:
@@ -309,19 +292,19 @@ def _attend(
         if 0 < window < segment.context_tokens:
             keys, values = keys[:, :, -window:], values[:, :, -window:]
         grouped = part.reshape(1, kv_heads, heads // kv_heads, -1)
-        out = F.scaled_dot_product_attention(grouped, keys, values, scale=scaling)
+        out = F.scaled_dot_product_attention(grouped, keys, values, scale=how.scale)
         return out.reshape(1, 1, heads, -1)
     causal = rows == segment.context_tokens and not 0 < window < rows and rule.predicate is None
     if not causal and query.device.type != "cpu":
         allowed = segment.mask(rule, query.device)
-        return attend_grouped(part, keys, values, allowed, scaling, SCORES_BYTES_MAX)
+        return attend_grouped(part, keys, values, allowed, how.scale, SCORES_BYTES_MAX)
     out = F.scaled_dot_product_attention(
         part,
         keys,
         values,
         attn_mask=None if causal else segment.mask(rule, query.device),
         is_causal=causal,
-        scale=scaling,
+        scale=how.scale,
         enable_gqa=heads != kv_heads,
     )
     return out.transpose(1, 2)
@@ -332,7 +315,7 @@ def attend_grouped(
     keys: torch.Tensor,
     values: torch.Tensor,
     allowed: torch.Tensor | None,
-    scaling: float | None,
+    scale: float,
     bytes_max: int,
 ) -> torch.Tensor:
     """Masked attention that is fast on accelerators, ``[1, rows, heads, value width]``.
@@ -347,7 +330,7 @@ def attend_grouped(
     for first, last in _blocks(rows, 4 * heads * keys.shape[2], bytes_max):
         grouped = query[:, :, first:last].reshape(1, kv_heads, group * (last - first), -1)
         seen = None if allowed is None else allowed[first:last].repeat(group, 1)
-        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen, scale=scaling)
+        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen, scale=scale)
         parts.append(out.reshape(1, heads, last - first, -1))
     return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)).transpose(1, 2)
 
@@ -359,13 +342,7 @@ def _blocks(rows: int, row_bytes: int, bytes_max: int) -> list[tuple[int, int]]:
 
 
 def _attend_explicitly(
-    query: torch.Tensor,
-    pool: LayerPool,
-    segment: Segment,
-    rule: MaskRule,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    query: torch.Tensor, pool: LayerPool, segment: Segment, how: Weighing
 ) -> torch.Tensor:
     """Like :func:`_attend`, but with explicit scores: soft-capped, or beside a sink per head.
 
@@ -375,10 +352,10 @@ def _attend_explicitly(
     keys = pool.keys[segment.slots].permute(1, 2, 0)  # [kv_heads, width, context]
     values = pool.values[segment.slots].transpose(0, 1)  # [kv_heads, context, width]
     part = query[0, :, segment.first : segment.last]
-    allowed = segment.mask(rule, query.device)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    allowed = segment.mask(how.rule, query.device)
     if query.device.type == "cpu":
-        return attend_openly(part, keys, values, allowed, scale, softcap, sinks)[None]
+        weighed = attend_openly(part, keys, values, allowed, how.scale, how.softcap, how.sinks)
+        return weighed[None]
     blocks = _blocks(segment.rows, 4 * part.shape[0] * keys.shape[2], SCORES_BYTES_MAX)
     parts = [
         attend_openly(
@@ -386,9 +363,9 @@ def _attend_explicitly(
             keys,
             values,
             None if allowed is None else allowed[first:last],
-            scale,
-            softcap,
-            sinks,
+            how.scale,
+            how.softcap,
+            how.sinks,
         )
         for first, last in blocks
     ]
