@@ -3,34 +3,15 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from node.attention.segment import Segment
 from node.device.tensors import to_device
 
 CHUNKS_MAX = 8
 """Maximum number of sessions with several rows in a step, for which an empty table has room."""
-
-
-class PagedSegment(Protocol):
-    """One session's rows in a step, and the pages of its context."""
-
-    @property
-    def first(self) -> int: ...
-
-    @property
-    def rows(self) -> int: ...
-
-    @property
-    def context_tokens(self) -> int: ...
-
-    @property
-    def pages(self) -> Sequence[int]: ...
-
-    @property
-    def run(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +44,7 @@ class BlockTable:
     _blocks: dict[tuple[int, bool], RowBlocks | None] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, parts: Sequence[PagedSegment], page_tokens: int, device: torch.device
-    ) -> "BlockTable":
+    def of(cls, parts: Sequence[Segment], page_tokens: int, device: torch.device) -> "BlockTable":
         """The table of a step's sessions, in the order of their rows, with their pages."""
         used = [-(-part.context_tokens // page_tokens) for part in parts]
         firsts = torch.tensor([part.pages[0] for part in parts], dtype=torch.int32)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from node.attention.paged_attention import Segment
+from node.attention.segment import Segment
 from node.kv.layer_pool import KvShape, LayerPool
 from node.kv.session_state import SessionState, StackedStates
 

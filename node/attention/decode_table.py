@@ -10,12 +10,12 @@ tensors' values, so that CUDA can record it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from node.attention.segment import Segment
 from node.device.tensors import to_device
 
 
@@ -38,16 +38,6 @@ class TableConfig:
 TABLE = TableConfig()
 
 
-class Context(Protocol):
-    """One session's context in the pool."""
-
-    @property
-    def context_tokens(self) -> int: ...
-
-    @property
-    def slots(self) -> Tensor | slice: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeRows:
     """Where the contexts of a step's rows are in the pool: as a table, or as runs of pool rows."""
@@ -62,7 +52,7 @@ class DecodeRows:
 
 
 def decode_rows(
-    contexts: Sequence[Context],
+    contexts: Sequence[Segment],
     kv_bytes_per_token: int,
     page_tokens: int,
     device: torch.device,

@@ -6,8 +6,7 @@ Queries of all sessions in the step come packed in one row, ``[1, heads, tokens,
 """
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +15,9 @@ import torch.nn.functional as F
 from node.attention.block_table import AttendPages, BlockTable
 from node.attention.decode_table import DecodeRows, attend_rows
 from node.attention.mask_rules import CAUSAL, MaskRule, describe
+from node.attention.segment import Segment
 from node.device.scripted import scripted
 from node.kv.layer_pool import LayerPool
-from node.kv.session_state import SessionState
 
 ATTENTION_NAME = "anabranch_paged"
 
@@ -34,46 +33,6 @@ WITHOUT_EFFECT = frozenset(
     {"position_ids", "cache_position", "position_embeddings", "deterministic", "use_cache"}
 )
 """Keywords passed by layers that do not affect how attention is computed."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Segment:
-    """Rows ``[first, last)`` of a step, which are the end of one session's context."""
-
-    first: int
-    last: int
-    context_tokens: int
-    """Tokens attended to by the last row, itself included."""
-    slots: torch.Tensor | slice
-    """Pool rows of the whole context. A slice if the pages are consecutive; empty if they are not
-    and a kernel finds them by ``pages``."""
-    pages: Sequence[int] = ()
-    """Page indices in the pool, at least those of the context, in the context's order."""
-    run: bool = True
-    """Whether ``pages`` are consecutive."""
-    tokens_max: int = 0
-    """Maximum number of tokens of the session. Rotary embeddings that depend on the context's
-    length use it: it is the same for every row of the session, however often it is replayed."""
-    state: SessionState | None = None
-    """What the session's layers keep beside keys and values, if anything."""
-    masks: dict[MaskRule, torch.Tensor | None] = field(default_factory=dict)
-    """Masks of the session's rows by rule, made once per step."""
-
-    @property
-    def rows(self) -> int:
-        """Number of rows of the session in the step."""
-        return self.last - self.first
-
-    @property
-    def position(self) -> int:
-        """Position of the first row in the session."""
-        return self.context_tokens - self.rows
-
-    def mask(self, rule: MaskRule, device: torch.device) -> torch.Tensor | None:
-        """Mask ``[rows, context]`` of the context that each row may see; None: all of it."""
-        if rule not in self.masks:
-            self.masks[rule] = rule.allowed(self.rows, self.context_tokens, device)
-        return self.masks[rule]
 
 
 @dataclass(slots=True, kw_only=True)

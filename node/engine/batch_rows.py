@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from node.attention.paged_attention import Segment
+from node.attention.segment import Segment
 from node.device.tensors import to_device
 from node.engine.work_item import WorkItem
 from node.kv.block_manager import Reservation

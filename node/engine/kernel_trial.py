@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from node.attention.block_table import AttendPages, BlockTable
-from node.attention.paged_attention import Segment, Step
+from node.attention.paged_attention import Step
+from node.attention.segment import Segment
 from node.device.tensors import to_device
 from node.kernels.trial import ERROR_MAX, SEED, KernelRefused
 from node.kv.layer_pool import LayerPool

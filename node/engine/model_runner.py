@@ -13,7 +13,8 @@ from dht.errors import UserError
 from dht.messages.types import ModelSpec
 from node.attention.block_table import AttendPages, BlockTable
 from node.attention.decode_table import decode_rows
-from node.attention.paged_attention import Segment, Step
+from node.attention.paged_attention import Step
+from node.attention.segment import Segment
 from node.device.failure import AcceleratorError
 from node.device.tensors import to_device
 from node.engine.batch_output import results_of

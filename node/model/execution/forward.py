@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from node.attention.cache_view import BatchedCache, PoolCache, SharedKv
-from node.attention.paged_attention import Segment, Step, set_step
+from node.attention.paged_attention import Step, set_step
+from node.attention.segment import Segment
 from node.device.tensors import to_device
 from node.kernels.choice import RowsKernels
 from node.kernels.gate import fuse_gates

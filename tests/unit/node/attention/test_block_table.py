@@ -1,31 +1,30 @@
 """Where the contexts of a step are, page by page."""
 
-from dataclasses import dataclass
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from node.attention.block_table import BlockTable
+from node.attention.segment import Segment
 
 PAGE = 4
 CPU = torch.device("cpu")
 
 
-@dataclass
-class Part:
-    """One session's rows, and its pages."""
-
-    first: int
-    rows: int
-    context_tokens: int
-    pages: list[int]
-    run: bool
+def part_of(first: int, rows: int, context: int, pages: list[int], *, run: bool) -> Segment:
+    return Segment(
+        first=first,
+        last=first + rows,
+        context_tokens=context,
+        slots=slice(0),
+        pages=pages,
+        run=run,
+    )
 
 
 @st.composite
-def parts_of_a_step(draw: st.DrawFn) -> list[Part]:
-    made: list[Part] = []
+def parts_of_a_step(draw: st.DrawFn) -> list[Segment]:
+    made: list[Segment] = []
     at = 0
     for _ in range(draw(st.integers(1, 6))):
         rows = draw(st.integers(1, 9))
@@ -36,14 +35,14 @@ def parts_of_a_step(draw: st.DrawFn) -> list[Part]:
         pages = list(range(start, start + count))
         if not run:
             pages = draw(st.permutations(pages))
-        made.append(Part(at, rows, context, pages, run))
+        made.append(part_of(at, rows, context, pages, run=run))
         at += rows
     return made
 
 
 @given(parts=parts_of_a_step(), size=st.integers(1, 5))
 def test_every_row_is_in_one_block_and_every_page_in_its_place(
-    parts: list[Part], size: int
+    parts: list[Segment], size: int
 ) -> None:
     rows = BlockTable.of(parts, PAGE, CPU)
     assert rows.decode == all(part.rows == 1 for part in parts)
@@ -77,7 +76,8 @@ def test_what_was_staged_before_is_gone() -> None:
     assert room.columns == 40
     for count, context in ((3, 13), (1, 40), (4, 1), (2, 9)):
         parts = [
-            Part(at, 1, context, list(range(10 * at, 10 * at + 10)), True) for at in range(count)
+            part_of(at, 1, context, list(range(10 * at, 10 * at + 10)), run=True)
+            for at in range(count)
         ]
         rows = BlockTable.of(parts, PAGE, CPU)
         room.stage(rows, 77)

@@ -1,7 +1,6 @@
 """Attention of one row per session: by runs, by a table, and row by row in float64."""
 
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -10,21 +9,18 @@ from hypothesis import strategies as st
 
 from node.attention import decode_table as module
 from node.attention.decode_table import attend_rows, decode_rows
+from node.attention.segment import Segment
 from node.device.scripted import scripted
 from tests.examples import examples
 
 PAGE, KV_HEADS, GROUP, WIDTH = 4, 2, 3, 8
 
 
-@dataclass
-class Context:
-    """Some pages of a pool."""
-
-    context_tokens: int
-    slots: torch.Tensor | slice
+def context_of(tokens: int, slots: torch.Tensor | slice) -> Segment:
+    return Segment(first=0, last=1, context_tokens=tokens, slots=slots)
 
 
-def contexts_of(lengths: list[int], scattered: bool, seed: int) -> tuple[list[Context], int]:
+def contexts_of(lengths: list[int], scattered: bool, seed: int) -> tuple[list[Segment], int]:
     pages = [-(-length // PAGE) for length in lengths]
     order = torch.randperm(sum(pages), generator=torch.Generator().manual_seed(seed)).tolist()
     contexts, at = [], 0
@@ -32,14 +28,14 @@ def contexts_of(lengths: list[int], scattered: bool, seed: int) -> tuple[list[Co
         if scattered:
             own = torch.tensor(order[at : at + count])
             rows = (own[:, None] * PAGE + torch.arange(PAGE)).flatten()[:length]
-            contexts.append(Context(length, rows))
+            contexts.append(context_of(length, rows))
         else:
-            contexts.append(Context(length, slice(at * PAGE, at * PAGE + length)))
+            contexts.append(context_of(length, slice(at * PAGE, at * PAGE + length)))
         at += count
     return contexts, at * PAGE
 
 
-def rows_of(context: Context) -> torch.Tensor:
+def rows_of(context: Segment) -> torch.Tensor:
     slots = context.slots
     return torch.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
 
@@ -48,7 +44,7 @@ def expected(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    contexts: list[Context],
+    contexts: list[Segment],
     sinks: torch.Tensor | None,
     window: int,
     scale: float,

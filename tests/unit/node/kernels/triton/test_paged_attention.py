@@ -13,6 +13,7 @@ from dht.messages.session import Sampling
 from node.attention.block_table import AttendPages, BlockTable
 from node.attention.mask_rules import MaskRule
 from node.attention.paged_attention import attend_openly
+from node.attention.segment import Segment
 from node.engine import kernel_trial
 from node.engine.engine import Engine, WorkItem
 from node.model.execution import cuda_graphs
@@ -33,15 +34,15 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PAGE = 16
 
 
-@dataclass
-class Part:
-    """One session's rows, and its pages."""
-
-    first: int
-    rows: int
-    context_tokens: int
-    pages: list[int]
-    run: bool = False
+def part_of(first: int, rows: int, context: int, pages: list[int]) -> Segment:
+    return Segment(
+        first=first,
+        last=first + rows,
+        context_tokens=context,
+        slots=slice(0),
+        pages=pages,
+        run=False,
+    )
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,11 @@ def compared(
         torch.full((64 * PAGE + 1, shape.kv_heads, width), float("nan"), dtype=dtype, device=DEVICE)
         for width in (shape.key_width, shape.value_width)
     ]
-    parts: list[Part] = []
+    parts: list[Segment] = []
     for rows, context in sessions:
         first = parts[-1].first + parts[-1].rows if parts else 0
         own = [free.pop() for _ in range(-(-context // PAGE))]
-        parts.append(Part(first, rows, context, own))
+        parts.append(part_of(first, rows, context, own))
         for pool in pools:
             pool[slots_of(parts[-1])] = random(context, *pool.shape[1:])
     query = random(1, shape.heads, parts[-1].first + parts[-1].rows, shape.key_width)
@@ -103,7 +104,7 @@ def compared(
     return given, torch.cat(wanted)[None]
 
 
-def slots_of(part: Part) -> torch.Tensor:
+def slots_of(part: Segment) -> torch.Tensor:
     rows = torch.tensor(part.pages)[:, None] * PAGE + torch.arange(PAGE)
     return rows.flatten()[: part.context_tokens].to(DEVICE)
 
@@ -154,10 +155,10 @@ def test_a_staged_table_gives_what_a_steps_own_gives(monkeypatch: pytest.MonkeyP
     for processors in (1, 400):
         monkeypatch.setattr(paged_attention, "processors", lambda _, n=processors: n)
         for sessions in (((5, 40), (1, 7), (9, 12)), ((3, 9), (1, 3)), ((1, 2), (2, 290))):
-            parts: list[Part] = []
+            parts: list[Segment] = []
             for rows, context in sessions:
                 first = parts[-1].first + parts[-1].rows if parts else 0
-                parts.append(Part(first, rows, context, list(range(first, first + 19))))
+                parts.append(part_of(first, rows, context, list(range(first, first + 19))))
             count = sum(part.rows for part in parts)
             query = torch.randn(1, 8, 16, 32, device=DEVICE)
             own = BlockTable.of(parts, PAGE, DEVICE)
@@ -173,7 +174,7 @@ def test_queries_of_any_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads beside each other, rows beside each other, parts of something wider."""
     monkeypatch.setattr(paged_attention, "processors", lambda _: 1)
     pool = torch.randn(4 * PAGE + 1, 2, 24, device=DEVICE)
-    rows = BlockTable.of([Part(0, 5, 40, [2, 0, 1])], PAGE, DEVICE)
+    rows = BlockTable.of([part_of(0, 5, 40, [2, 0, 1])], PAGE, DEVICE)
     wide = torch.randn(1, 5, 8, 75, device=DEVICE)
     given = [
         attend_pages(query, pool, pool, rows, None, 0, 0.2, 0.0)
