@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dht.grammars.trials import GrammarTrials, Lane, TrialsBusyError
 from dht.messages.session import RefusalCode, Sampling
+from dht.process.newest import Newest
 from node.sampling.grammar import GrammarError, GrammarState
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Grammars:
         self._vocab = vocab
         self._eos = _eos_of(config)
         self._tokenizer: asyncio.Task[LLTokenizer] | None = None
-        self._kept: OrderedDict[bytes, LLMatcher] = OrderedDict()
+        self._kept: Newest[bytes, LLMatcher] = Newest(GRAMMARS.kept_max)
         self._trials = trials or GrammarTrials()
         self._reader = ThreadPoolExecutor(GRAMMARS.reads_at_once, "grammars")
         self._reads = Lane(GRAMMARS.reads_at_once, work_s=0.3, queued_s_max=2.0)
@@ -86,10 +87,8 @@ class Grammars:
     async def _matcher(self, client: str, grammar: bytes) -> "LLMatcher":
         key = hashlib.sha256(grammar).digest()
         if (found := self._kept.get(key)) is None:
-            found = self._kept[key] = await self._read(client, grammar)
-            if len(self._kept) > GRAMMARS.kept_max:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
+            found = await self._read(client, grammar)
+        self._kept[key] = found
         return found
 
     async def _read(self, client: str, grammar: bytes) -> "LLMatcher":

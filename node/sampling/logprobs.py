@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dht.messages.logprobs import LOGPROB_MIN, row_bytes
@@ -58,8 +59,6 @@ def score_prompt(
     return b"".join(parts)
 
 
-def _bounded(
-    values: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]",
-) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
+def _bounded(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Log probabilities that can be sent: at most 0, and the minimum instead of NaN."""
     return np.clip(np.nan_to_num(values, nan=LOGPROB_MIN), LOGPROB_MIN, 0.0)
