@@ -44,8 +44,9 @@ from dht.transport.interface import (
     Transport,
 )
 from dht.transport.relay_messages import (
+    HopType,
     Status,
-    call_for,
+    connect_message,
     read_message,
 )
 from dht.transport.relay_reservation import granted_by, reserve
@@ -315,7 +316,7 @@ async def calls_of_strangers(target: Target) -> Sent:
         stream = await target.stream(caller, peer_id, RELAY_PROTOCOL)
         try:
             target.sent.frames += 1
-            stream.write(call_for(peer_id_bytes(called.peer_id)))
+            stream.write(connect_message(HopType.CONNECT, peer_id_bytes(called.peer_id)))
             await stream.drain()
             if granted_by(await read_message(stream)).status == Status.OK:
                 target.sent.gained += 1

@@ -88,11 +88,10 @@ def hop_request(message: bytes) -> HopRequest:
     return HopRequest(kind=kind, peer=called)
 
 
-def call_for(called: bytes) -> bytes:
-    """Asks a relay for a call to the peer whose id is ``called``, with its length."""
-    return _framed(
-        _number(Field.TYPE, HopType.CONNECT) + _bytes(Field.PEER, _bytes(Field.PEER_ID, called))
-    )
+def connect_message(kind: HopType | StopType, peer: bytes) -> bytes:
+    """A call, with its length: asked of a relay, to the peer whose id is ``peer``; or passed on to
+    the peer called, from that one."""
+    return _framed(_number(Field.TYPE, kind) + _bytes(Field.PEER, _bytes(Field.PEER_ID, peer)))
 
 
 def with_status(kind: int, status: int, slot_until_unix_s: int | None = None) -> bytes:
@@ -101,13 +100,6 @@ def with_status(kind: int, status: int, slot_until_unix_s: int | None = None) ->
     if slot_until_unix_s is not None:
         slot = _bytes(Field.RESERVATION, _number(Field.EXPIRE, slot_until_unix_s))
     return _framed(_number(Field.TYPE, kind) + slot + _number(Field.STATUS, status))
-
-
-def stop_connect(caller: bytes) -> bytes:
-    """A call for the peer called, from the peer whose id is ``caller``, with its length."""
-    return _framed(
-        _number(Field.TYPE, StopType.CONNECT) + _bytes(Field.PEER, _bytes(Field.PEER_ID, caller))
-    )
 
 
 def status_of(message: bytes) -> int:

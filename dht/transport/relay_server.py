@@ -24,10 +24,11 @@ from dht.transport.relay_messages import (
     HopRequest,
     HopType,
     Status,
+    StopType,
+    connect_message,
     hop_request,
     read_message,
     status_of,
-    stop_connect,
     with_status,
 )
 
@@ -139,7 +140,7 @@ class RelayServer:
         stream = self._metered(opened)
         try:
             async with asyncio.timeout(RELAYING.answer_s):
-                stream.write(stop_connect(peer_id_bytes(caller)))
+                stream.write(connect_message(StopType.CONNECT, peer_id_bytes(caller)))
                 await stream.drain()
                 if (status := status_of(await read_message(stream))) != Status.OK:
                     raise NetworkError(f"peer {called} takes no call: status {status}")

@@ -17,13 +17,13 @@ from dht.transport.relay_messages import (
     HopRequest,
     HopType,
     Status,
+    StopType,
     _framed,
     _number,
-    call_for,
+    connect_message,
     hop_request,
     read_message,
     status_of,
-    stop_connect,
     with_status,
 )
 from dht.transport.relay_reservation import granted_by, reserve
@@ -72,7 +72,7 @@ class World:
 
     async def call(self, caller: MemoryTransport | None = None) -> tuple[int, Stream]:
         stream = await (caller or self.caller).open_stream(self.relay.peer_id, RELAY_PROTOCOL)
-        stream.write(call_for(peer_id_bytes(self.closed.peer_id)))
+        stream.write(connect_message(HopType.CONNECT, peer_id_bytes(self.closed.peer_id)))
         return granted_by(await read_message(stream)).status, stream
 
 
@@ -142,7 +142,7 @@ def test_who_calls_many_peers_takes_no_more_than_one_share() -> None:
             await each.serve(RELAY_STOP_PROTOCOL, world.echo)
             await reserve(each, world.relay.peer_id, ())
             stream = await world.caller.open_stream(world.relay.peer_id, RELAY_PROTOCOL)
-            stream.write(call_for(peer_id_bytes(each.peer_id)))
+            stream.write(connect_message(HopType.CONNECT, peer_id_bytes(each.peer_id)))
             assert granted_by(await read_message(stream)).status == Status.OK
             streams.append(stream)
         began_s = clock.time()
@@ -228,7 +228,7 @@ def test_nonsense_ends_its_stream_alone(words: bytes) -> None:
 def test_messages_are_those_of_libp2p() -> None:
     caller = b"\x00\x24" + bytes(36)
     assert hop_request(b"\x08\x00") == HopRequest(kind=HopType.RESERVE)
-    assert hop_request(stop_connect(caller)[1:]).peer == caller
+    assert hop_request(connect_message(StopType.CONNECT, caller)[1:]).peer == caller
     assert with_status(2, Status.OK) == b"\x04\x08\x02\x28\x64"
     assert status_of(b"\x08\x01\x20\x64") == Status.OK
     assert granted_by(with_status(2, Status.OK, 1_700_000_000)[1:]).is_enough
