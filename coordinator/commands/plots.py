@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from coordinator.simulator.core.report import Latency, SimulationReport
+from coordinator.simulator.core.report import SimulationReport
 from dht.command_line import pip_install
 from dht.errors import UserError, reason_of
 
@@ -52,7 +52,8 @@ def draw_plots(report: SimulationReport, directory: Path) -> None:
 
     figure, axes = pyplot.subplots()
     for name, values in (("prompt", report.prompt), ("next token", report.decode)):
-        axes.plot(*_cdf(values), label=name)
+        seconds = list(values.distribution_s)
+        axes.plot(seconds, [percent / 100 for percent in range(len(seconds))], label=name)
     axes.set(xlabel="s", ylabel="share of requests", xscale="log")
     axes.legend()
     _save(pyplot, figure, directory / "latency.png")
@@ -87,13 +88,6 @@ def _flow(pyplot: Any, report: SimulationReport, path: Path) -> None:
     axes.invert_yaxis()
     axes.set(xlabel="layer", title="what peers hold (darker: busier), and where tokens went")
     _save(pyplot, figure, path)
-
-
-def _cdf(values: Latency) -> tuple[list[float], list[float]]:
-    return (
-        list(values.distribution_s),
-        [percent / 100 for percent in range(len(values.distribution_s))],
-    )
 
 
 def _save(pyplot: Any, figure: Any, path: Path) -> None:

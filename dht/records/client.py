@@ -159,14 +159,12 @@ class RecordClient:
 
         Returns whether any took it; they tell others when asked.
         """
-        drawn = self._helpers.drawn(loop_s(), count)
-
-        async def give(line: "_Line") -> bool:
-            return await self._give(line, data, replicate=False)
-
         errors: list[str] = []
-        tasks = [asyncio.create_task(self._ask_one(p, give, errors)) for p in drawn]
-        taken = await self._both(tasks)
+        asked = (
+            self._ask_one(p, lambda line: self._give(line, data, replicate=False), errors)
+            for p in self._helpers.drawn(loop_s(), count)
+        )
+        taken = await self._both([asyncio.create_task(each) for each in asked])
         return any(taken)
 
     async def _give(self, line: "_Line", data: bytes, *, replicate: bool) -> bool:

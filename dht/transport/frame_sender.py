@@ -57,9 +57,8 @@ class FrameSender:
                 self._broken = f"{self.queued_bytes} bytes queued, nothing is read"
                 self._queue.clear()
                 self.queued_bytes = 0
-            self._wake.set()
-            return
-        self._write(frame)
+        else:
+            self._write(frame)
         self._wake.set()
 
     async def room(self) -> None:

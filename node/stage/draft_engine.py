@@ -132,7 +132,8 @@ class DraftEngine:
             return
         self._held = False
         try:
-            await self._loop.run_in_executor(self._thread, self._load if wanted else self._unload)
+            work = self._load if wanted else self._engine.unload
+            await self._loop.run_in_executor(self._thread, work)
         except (UserError, MachineError, NetworkError, RuntimeError, OSError):
             logger.exception("the draft model cannot be loaded")
         else:
@@ -141,9 +142,6 @@ class DraftEngine:
     def _load(self) -> None:
         self._engine.loaded.fetch(*self._layers)
         self._engine.load(*self._layers)
-
-    def _unload(self) -> None:
-        self._engine.unload()
 
     @property
     def memory_bytes(self) -> int:
