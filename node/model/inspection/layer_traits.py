@@ -18,14 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from node.attention.paged_attention import passed, set_passing
 
-FAILURES = (
-    RuntimeError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    LookupError,
-    StopIteration,
-)
+FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, StopIteration)
 """Errors by which a model's code says that it cannot be run in this way."""
 
 
