@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from coordinator.policies.failure.detector import Dead, PeerWatch, PingNow, WatchConfig
@@ -84,12 +85,12 @@ class Hop:
 
     def __init__(
         self,
-        peer_id: str,
         transport: Transport,
         addresses_of: AddressesOf,
         config: HopConfig,
         events: HopEvents,
         lent: Lent,
+        peer_id: str,
     ) -> None:
         self.peer_id = peer_id
         self._addresses_of = addresses_of
@@ -228,10 +229,7 @@ class HopTable:
         budget: Budget | None = None,
     ) -> None:
         self._parts = parts or Supervisor()
-        self._lent = lent or Lent()
-        self._transport = transport
-        self._addresses_of = addresses_of
-        self._config = config
+        self._hop_to = partial(Hop, transport, addresses_of, config, events, lent or Lent())
         self._events = events
         self._reached: Newest[str, None] = Newest(RECORD_BOUNDS.peers_max)
         """Peers that answered when they were dialled last."""
@@ -253,14 +251,7 @@ class HopTable:
         """The hop to ``peer_id``, opened if necessary."""
         hop = self._hops.get(peer_id)
         if hop is None:
-            hop = self._hops[peer_id] = Hop(
-                peer_id,
-                self._transport,
-                self._addresses_of,
-                self._config,
-                self._events,
-                self._lent,
-            )
+            hop = self._hops[peer_id] = self._hop_to(peer_id)
             task = asyncio.create_task(self._run(hop), name=f"hop to {peer_id}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
