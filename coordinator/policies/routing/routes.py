@@ -15,6 +15,7 @@ are run once, by the earlier one.
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from itertools import accumulate
 from operator import itemgetter
@@ -254,9 +255,7 @@ class FollowedRouter:
         credit: Credit = all_of_it,
     ) -> None:
         """``identity`` is whose routes these are; see :class:`Router`."""
-        self._identity = identity
-        self._freeness = freeness
-        self._credit = credit
+        self._router = partial(Router, identity=identity, freeness=freeness, credit=credit)
         self._routers: dict[PlanVersion, Router] = {}
         self._shares: Wheel[PlanVersion] = Wheel(begin_of(identity))
 
@@ -266,7 +265,7 @@ class FollowedRouter:
         self._routers = {
             version: known[version]
             if version in known and known[version].plan is plan
-            else Router(plan, self._identity, self._freeness, self._credit)
+            else self._router(plan)
             for version, plan in plans.items()
         }
 
