@@ -238,11 +238,9 @@ class CudaGraphs:
         copied = 0 if step.paged is not None else _token_bytes(step, start, end)
         if key.rows * key.columns * copied > BYTES_MAX:
             return None
-        graph = self._graphs.get(key)
+        graph = self._graphs.get(key) or self._made(key, step, hidden)
         if graph is None:
-            graph = self._made(key, step, hidden)
-            if graph is None:
-                return None
+            return None
         self._graphs.move_to_end(key)
         graph.buffers.stage(hidden, positions, step)
         graph.replay()
