@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +20,14 @@ FLOAT8 = {torch.float8_e4m3fn: "float8_e4m3", torch.float8_e5m2: "float8_e5m2"}
 FLOAT8_NAMES = frozenset({"F8_E4M3", "F8_E5M2"})
 GPTQ_SHIFTS = {"gptq": 1, "gptq_v2": 0}
 """What is added to the zero points of each layout that is read."""
+AUTO_ROUND_LAYOUTS = {
+    **dict.fromkeys(("auto", "auto_round:auto_gptq", "auto_round:gptq"), "gptq"),
+    **dict.fromkeys(("auto_round", "auto_round:gptqmodel"), "gptq_v2"),
+    **dict.fromkeys(("auto_round:auto_awq", "auto_round:awq"), "awq"),
+}
+"""Fixed by AutoRound: the layout of each ``packing_format`` that is read."""
+PLAIN_BITS = (16, 32)
+"""Fixed by GPTQModel and AutoRound: ``bits`` of matrices that are not packed."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Place of each of eight columns in an int32 of AWQ."""
 PIECE_NUMBERS = 1 << 18
@@ -284,36 +292,34 @@ def _modelopt(settings: Mapping[str, Any]) -> list[Rule]:
 
 
 def _gptq(settings: Mapping[str, Any]) -> list[Rule]:
-    """``qweight`` ``[ins * bits / 32, outs]``, ``qzeros`` ``[groups, outs * bits / 32]``."""
-    bits = _number(settings, "bits", 2, 8)
-    if bits not in (2, 3, 4, 8):
-        raise ValueError(f"bits {bits}")
+    """``qweight`` ``[ins * bits / 32, outs]``, ``qzeros`` ``[groups, outs * bits / 32]``; matrices
+    may have bits and groups of their own (``dynamic``), which their shapes tell apart."""
     layout = settings.get("checkpoint_format") or settings.get("format") or "gptq"
     if layout not in GPTQ_SHIFTS:
         raise ValueError(f"checkpoint_format {str(layout)[:20]}")
-    # Whole int32s lose one for each code when they are written (GPTQModel,
-    # ``convert_gptq_v2_to_v1_format``): what a zero point of 0 borrows, the next one gives back.
-    shift = GPTQ_SHIFTS[layout] * sum(1 << at for at in range(0, 32, bits))
-    single = 0
-    if 32 % bits:  # codes that lie in two int32s
-        shift, single = 0, GPTQ_SHIFTS[layout]
-    own = settings.get("dynamic")
-    if any(not str(name).startswith("-:") for name in own or ()):
-        raise ValueError("some matrices have settings of their own (dynamic)")
-    sorted_ = bool(settings.get("desc_act"))
-    group = _number(settings, "group_size", -1, GROUP_MAX, GROUP_COLUMNS)
+    said = [settings, *_of_some(settings, "dynamic")]
+    sorted_ = any(bool(each.get("desc_act")) for each in said)
+    kinds = set(map(_gptq_kind, said))
 
     def make(parts: Parts) -> torch.Tensor:
+        bits, group = _fitting_kind(parts, kinds)
         codes = parts["codes"].t().contiguous()
         if bits in (4, 8):
             codes = codes.view(torch.uint8)  # the lowest code first, too
         else:
             codes = _in_pieces(lambda some: _packed(_unpacked(some, bits), 4), codes)
+        # Whole int32s lose one for each code when they are written (GPTQModel,
+        # ``convert_gptq_v2_to_v1_format``): what a zero point of 0 borrows, the next one gives
+        # back.
+        shift = GPTQ_SHIFTS[layout] * sum(1 << at for at in range(0, 32, bits))
+        single = 0
+        if 32 % bits:  # codes that lie in two int32s
+            shift, single = 0, GPTQ_SHIFTS[layout]
         scales = parts["scales"].t().contiguous()
         zeros = (_unpacked(parts["zeros"] + shift, bits) + single) & ((1 << bits) - 1)
         others = {"zeros": zeros.t().contiguous()}
         code = "uint8" if bits == 8 else "uint4"
-        columns = group if group > 0 else parts["codes"].shape[0] * 32 // bits
+        columns = group if group > 0 else _gptq_columns(parts, bits)
         if "groups" in parts and (sorted_ or not _is_plain(parts["groups"], columns)):
             return _ordered(code, codes, scales, columns, others, parts["groups"])
         if sorted_ and scales.shape[-1] > 1:
@@ -331,10 +337,74 @@ def _gptq(settings: Mapping[str, Any]) -> list[Rule]:
     ]
 
 
+def _gptq_kind(said: Mapping[str, Any]) -> tuple[int, int]:
+    """Bits and group size of GPTQ's settings."""
+    bits = _number(said, "bits", 2, 8)
+    if bits not in (2, 3, 4, 8):
+        raise ValueError(f"bits {bits}")
+    return bits, _number(said, "group_size", -1, GROUP_MAX, GROUP_COLUMNS)
+
+
+def _gptq_columns(parts: Parts, bits: int) -> int:
+    """Columns of a matrix of GPTQ with codes of ``bits``."""
+    return parts["codes"].shape[0] * 32 // bits
+
+
+def _fitting_kind(parts: Parts, kinds: Collection[tuple[int, int]]) -> tuple[int, int]:
+    """The only bits and group size by which a matrix of GPTQ has the shapes that it has."""
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    for bits, group in kinds:
+        columns = _gptq_columns(parts, bits)
+        size = min(group, columns) if group > 0 else columns
+        grid = -(-columns // max(1, size)), parts["codes"].shape[-1] * bits
+        if grid == (parts["scales"].shape[0], parts["zeros"].shape[-1] * 32):
+            found[bits, size] = bits, group
+    if len(found) != 1:
+        scales, codes = (tuple(parts[name].shape) for name in ("scales", "codes"))
+        raise ValueError(f"bits and groups {sorted(kinds)} for {codes} codes and {scales} scales")
+    return next(iter(found.values()))
+
+
+def _of_some(settings: Mapping[str, Any], key: str) -> Iterator[dict[str, Any]]:
+    """Settings of matrices that have some of their own under ``key``, by patterns of their names;
+    not of those that are plain numbers."""
+    own = settings.get(key) or {}
+    if not isinstance(own, Mapping):
+        raise TypeError(f"{key} {str(own)[:40]}")
+    for name, said in own.items():
+        if isinstance(said, Mapping) and not str(name).startswith("-:"):
+            told = {k: v for k, v in said.items() if v is not None}
+            if told.get("bits") not in PLAIN_BITS:
+                yield {**settings, **told}
+
+
+def _auto_round(settings: Mapping[str, Any]) -> list[Rule]:
+    """Intel's AutoRound, which packs as GPTQ or AWQ does."""
+    packing = settings.get("packing_format") or "auto"
+    kind = settings.get("data_type") or "int"
+    if packing not in AUTO_ROUND_LAYOUTS or kind != "int":
+        raise ValueError(f"packing_format {str(packing)[:40]} of {str(kind)[:20]}")
+    for key in ("rotation_config", "spinquant_config"):
+        if settings.get(key):
+            raise ValueError(f"weights turned by {key} are not read")
+    layout = AUTO_ROUND_LAYOUTS[packing]
+    if layout == "awq":
+        return _awq({**settings, "version": "gemm", "zero_point": True})
+    own = settings.get("extra_config")
+    return _gptq({**settings, "checkpoint_format": layout, "dynamic": own})
+
+
+def _fbgemm(settings: Mapping[str, Any]) -> list[Rule]:
+    """FP8 with one scale for each row (Llama 3.1 405B)."""
+    return _fp8({**settings, "weight_block_size": None})
+
+
 def _awq(settings: Mapping[str, Any]) -> list[Rule]:
     """``qweight`` ``[ins, outs / 8]`` with columns out of order."""
     bits = _number(settings, "bits", 1, 16, 4)
-    version = str(settings.get("version") or "gemm").lower()
+    version = str(settings.get("version") or settings.get("format") or "gemm").lower()
     if bits != 4 or version != "gemm" or settings.get("zero_point") is False:
         zeros = settings.get("zero_point", True) is not False
         raise ValueError(f"bits {bits}, version {version[:20]}, zero_point {zeros}")
@@ -372,6 +442,9 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], list[Rule]]] = {
     "modelopt": _modelopt,
     "gptq": _gptq,
     "awq": _awq,
+    "auto-round": _auto_round,
+    "intel/auto-round": _auto_round,
+    "fbgemm_fp8": _fbgemm,
 }
 """By the name of the method in a model's configuration."""
 

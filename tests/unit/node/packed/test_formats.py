@@ -15,7 +15,7 @@ from node.packed.formats import FORMATS, stored_weights
 from node.packed.stored import settings_of
 from node.packed.tensor import PackedTensor
 from testing.packed_checkpoints import FORMATS as PUBLISHED
-from testing.packed_checkpoints import fp8_blocks, grouped, int32s
+from testing.packed_checkpoints import awq, fp8_blocks, fp8_rows, gptq, grouped, int32s
 from tests.examples import examples
 
 ENDINGS = (
@@ -328,6 +328,65 @@ def test_gptq_in_two_and_three_bits(bits: int, layout: str) -> None:
     assert torch.equal(packed_as(settings, tensors), wanted)
 
 
+DYNAMIC = {
+    **GPTQ,
+    "group_size": 64,
+    "dynamic": {
+        "-:.*gate.*": {},
+        "+:.*down.*": {"bits": 8, "group_size": 32},
+        ".*up.*": {"group_size": 32},
+    },
+}
+"""Settings by matrix as GPTQModel writes them."""
+AUTO_ROUND = {
+    "quant_method": "auto-round",
+    "bits": 4,
+    "group_size": 64,
+    "data_type": "int",
+    "sym": True,
+    "packing_format": "auto_round:auto_gptq",
+    "extra_config": {
+        "mlp.gate": {"bits": 16, "data_type": "float"},
+        ".*down.*": {"bits": 8, "group_size": 32, "act_bits": None},
+        ".*up.*": {"group_size": 32},
+    },
+}
+
+
+@pytest.mark.parametrize("said", [DYNAMIC, AUTO_ROUND], ids=["GPTQModel", "AutoRound"])
+@pytest.mark.parametrize(("bits", "group"), [(4, 64), (8, 32), (4, 32)])
+def test_matrices_with_settings_of_their_own_are_told_by_their_shapes(
+    said: dict[str, Any], bits: int, group: int
+) -> None:
+    tensors, plain = gptq(WIDE, bits, group)
+    assert torch.allclose(packed_as(said, tensors), plain, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["auto-round", "intel/auto-round"])
+@pytest.mark.parametrize(
+    ("packing", "layout"),
+    [
+        (None, "gptq"),
+        ("auto_round:auto_gptq", "gptq"),
+        ("auto_round:gptq", "gptq"),
+        ("auto_round", "gptq_v2"),
+        ("auto_round:auto_awq", "awq"),
+    ],
+)
+def test_autoround_packs_as_others_do(packing: str | None, layout: str, method: str) -> None:
+    said = {**AUTO_ROUND, "quant_method": method, "packing_format": packing, "extra_config": None}
+    tensors, plain = awq(WIDE, 64) if layout == "awq" else gptq(WIDE, 4, 64)
+    if layout == "gptq_v2":
+        tensors[".qzeros"] += sum(1 << at for at in range(0, 32, 4))
+    assert torch.allclose(packed_as(said, tensors), plain, atol=1e-6)
+
+
+def test_rows_of_fp8_may_be_packed_by_fbgemm() -> None:
+    tensors, plain = fp8_rows(WIDE)
+    said = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
+    assert torch.equal(packed_as(said, tensors), plain)
+
+
 def test_blocks_may_be_named_in_one_word() -> None:
     parts, plain = fp8_blocks(WIDE, 32, 64)
     tensors = {".weight": parts[".weight"], ".weight_scale": parts[".weight_scale_inv"]}
@@ -358,9 +417,22 @@ REFUSED = {
     ),
     "an order that is not there": ({**GPTQ, "group_size": 128, "desc_act": True}, as_gptq(128)),
     "another layout": ({**GPTQ, "group_size": 128, "checkpoint_format": "marlin"}, as_gptq(128)),
-    "settings by matrix": (
-        {**GPTQ, "group_size": 128, "dynamic": {"+:proj": {"bits": 8}}},
+    "settings of no matrix": (
+        {**GPTQ, "group_size": 64, "dynamic": {"+:proj": {"bits": 8}}},
         as_gptq(128),
+    ),
+    "settings that are none": ({**GPTQ, "dynamic": ["proj"]}, as_gptq(128)),
+    "awq's other layout by its other name": (
+        {"quant_method": "awq", "bits": 4, "group_size": 64, "format": "gemv"},
+        awq(WIDE, 64),
+    ),
+    "another packing of AutoRound": (
+        {**AUTO_ROUND, "packing_format": "auto_round:llm_compressor"},
+        gptq(WIDE, 4, 64),
+    ),
+    "weights that AutoRound turned": (
+        {**AUTO_ROUND, "rotation_config": {"hadamard_type": "hadamard"}},
+        gptq(WIDE, 4, 64),
     ),
 }
 
