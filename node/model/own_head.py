@@ -168,9 +168,10 @@ def _head_of(
     entry = HeadEntry(model.get_submodule(norm), width, main.dtype, first)
     model.add_module(ENTRY, entry)
     made = replace(layout, quantize=main.quantize, device=main.device).with_names(renamed)
-    made.names.sources(  # raises UserError where one is lacking
-        name for path in (ENTRY, f"{stack}.0", norm) for name in made.part_parameters(path)
-    )
+    parts = (ENTRY, f"{stack}.0", norm)
+    parameters = [name for path in parts for name in made.part_parameters(path)]
+    made.names.sources(parameters)  # raises UserError where one is lacking
+    made.names.packed(parameters, main.store.tensors)  # or has another shape
     return made
 
 

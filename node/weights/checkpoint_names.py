@@ -40,9 +40,23 @@ model that was quantised, but not compressed."""
 def integers_of(model: nn.Module, name: str) -> torch.dtype | None:
     """The dtype of a parameter or buffer where the model's code has integers in it, such as a table
     of experts by token; None for all others."""
+    tensor = _tensor_of(model, name)
+    return None if tensor is None or tensor.is_floating_point() else tensor.dtype
+
+
+def _tensor_of(model: nn.Module, name: str) -> torch.Tensor | None:
+    """A parameter or buffer by its name; None where the model's code has no such."""
     path, _, leaf = name.rpartition(".")
-    tensor = getattr(model.get_submodule(path), leaf)
-    return None if tensor.is_floating_point() else tensor.dtype
+    try:
+        tensor = getattr(model.get_submodule(path), leaf, None)
+    except AttributeError:
+        return None
+    return tensor if isinstance(tensor, torch.Tensor) else None
+
+
+def _fills(stored: torch.Size, wanted: torch.Size) -> bool:
+    """Whether a tensor of one shape is taken for another; one number may lie in a list."""
+    return stored == wanted or (stored == (1,) and wanted == ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,26 +170,30 @@ class CheckpointNames:
         """Those parameters that stay packed, on the meta device; ``described`` are the files'
         tensors.
 
-        Raises UserError for codes of a packing that nobody knows, and for shapes that are not
-        those of the model's code.
+        Raises UserError for codes of a packing that nobody knows, and for shapes of any of the
+        parameters that are not those of the model's code.
         """
         made: dict[str, torch.Tensor] = {}
         for conversion in self.conversions(p for p in parameters if p in self):
             stored = {source: self._stored[source] for source, _ in conversion.sources}
-            if any(weight.make is not None for weight in stored.values()):
-                on_meta = {name: weight.on_meta(described) for name, weight in stored.items()}
+            on_meta = {name: weight.on_meta(described) for name, weight in stored.items()}
+            try:
                 made |= self.convert(conversion, on_meta)
+            except UserError:
+                if any(weight.make is not None for weight in stored.values()):
+                    raise
+                # What becomes of plain numbers may depend on them.
             if integers_of(self._model, conversion.target) is None:
                 for weight in stored.values():
                     self._refuse_codes(weight, described)
-        found = {name: part for name, part in made.items() if isinstance(part, PackedTensor)}
-        for name, part in found.items():
-            if part.shape != (wanted := self._model.get_parameter(name).shape):
+        for name, part in made.items():
+            wanted = _tensor_of(self._model, name)
+            if wanted is not None and not _fills(part.shape, wanted.shape):
                 raise UserError(
                     f"{self._where} cannot be served yet: {name} has the shape {tuple(part.shape)}"
-                    f" in its files, and {tuple(wanted)} by its configuration"
+                    f" in its files, and {tuple(wanted.shape)} by its configuration"
                 )
-        return found
+        return {name: part for name, part in made.items() if isinstance(part, PackedTensor)}
 
     def _refuse_codes(self, weight: Stored, described: Mapping[str, Described]) -> None:
         for name in weight.names.values() if weight.make is None else ():

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dht.errors import UserError
@@ -79,14 +80,34 @@ def test_an_unknown_family_is_refused(tmp_path: Path) -> None:
         engine_of(tmp_path)
 
 
-def test_other_shapes_than_the_code_has_are_refused(tmp_path: Path) -> None:
+def test_other_shapes_than_the_code_has_are_refused_before_a_weight_is_read(
+    tmp_path: Path,
+) -> None:
+    """A peer knows them from the files' headers, before it downloads anything."""
     make(tmp_path, "llama")
-    config = tmp_path / "config.json"
-    config.write_text(
-        config.read_text().replace('"intermediate_size": 96', '"intermediate_size": 95')
-    )
-    with pytest.raises(UserError, match="size mismatch"):
-        engine_of(tmp_path).load(1, 2)
+    path = tmp_path / "config.json"
+    config = path.read_text()
+    for key, now, then, part in (
+        ("intermediate_size", 96, 95, r"layers\.0\.mlp\.\w+\.weight"),
+        ("vocab_size", 97, 96, r"(lm_head|embed_tokens)\.weight"),
+    ):
+        assert f'"{key}": {now}' in config
+        path.write_text(config.replace(f'"{key}": {now}', f'"{key}": {then}'))
+        with pytest.raises(UserError, match=rf"{part} has the shape .*{now}.*{then}"):
+            engine_of(tmp_path)
+
+
+def test_experts_that_are_missing_are_missed_before_a_weight_is_read(tmp_path: Path) -> None:
+    tiny_families.make(tmp_path, "qwen3_moe")
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    lacking = [name for name in tensors if "layers.2." in name and "experts.3." in name]
+    assert lacking
+    for name in lacking:
+        del tensors[name]
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"experts\.\w+ has the shape \(3, "):
+        engine_of(tmp_path)
 
 
 @pytest.mark.parametrize("tied", [False, True])
