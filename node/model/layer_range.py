@@ -88,10 +88,12 @@ class ModelLayout:
             except LooksAhead:
                 reason = "its layers attend to later tokens"
                 break
-            except (Unservable, *FAILURES, OSError) as error:
+            except (Unservable, *FAILURES, OSError, ImportError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # of this machine, such as a full disk
                 told = first_line(error)
+                if isinstance(error, ImportError):  # whose advice takes several lines
+                    told = " ".join(str(error).split())[:300]
                 if isinstance(error, KeyError) and error.args:
                     told = key_words(error, store.config)
                 if ATTENTION_NAME not in told:

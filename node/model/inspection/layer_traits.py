@@ -18,7 +18,16 @@ from torch.utils._pytree import tree_map_only
 
 from node.attention.paged_attention import passed, set_passing
 
-FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, StopIteration)
+FAILURES = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    StopIteration,
+    AssertionError,
+    ArithmeticError,
+)
 """Errors by which a model's code says that it cannot be run in this way."""
 
 

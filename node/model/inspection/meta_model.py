@@ -1,7 +1,9 @@
 """Builds a model's code from its configuration on the meta device: shapes without memory."""
 
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ from dht.checkpoints.model_files import library_config
 from node.model.inspection.layer_traits import FAILURES
 from node.model.inspection.session_inspection import Unservable
 from node.weights.store import WeightStore
+
+logger = logging.getLogger(__name__)
 
 LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """Names of the number of layers in configurations."""
@@ -107,11 +111,35 @@ def model_of(config: Any, dtype: torch.dtype, attention: str | None) -> nn.Modul
         if hasattr(said, "quantization_config"):  # how files are packed, no part of the code
             del said.quantization_config
     chosen = {} if attention is None else {"attn_implementation": attention}
-    with init_empty_weights(), no_init_weights():
+    with init_empty_weights(), no_init_weights(), without_missing_libraries():
         model: nn.Module = auto_class(config).from_config(
             config, dtype=dtype, trust_remote_code=False, **chosen
         )
     return model.eval()
+
+
+@contextmanager
+def without_missing_libraries() -> Iterator[None]:
+    """Within the context, a part of a model whose library is not installed is built as an empty
+    module, such as Gemma 3n's eye, for which transformers needs timm. What sees or hears does not
+    run for token ids; a part that does is missed when the model is inspected."""
+    from transformers import AutoModel
+
+    own, build = vars(AutoModel)["from_config"], AutoModel.from_config
+
+    def built(config: Any, **named: Any) -> nn.Module:
+        try:
+            part: nn.Module = build(config, **named)
+        except ImportError as error:
+            logger.info("%s is left out: %s", type(config).__name__, " ".join(str(error).split()))
+            part = nn.Module()
+        return part
+
+    AutoModel.from_config = staticmethod(built)
+    try:
+        yield
+    finally:
+        AutoModel.from_config = own
 
 
 def layers_name(model: nn.Module, config: Any) -> str:

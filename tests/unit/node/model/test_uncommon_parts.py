@@ -1,5 +1,6 @@
 """Models whose parts are put together in uncommon ways: their ids equal ``transformers``'."""
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -7,10 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import BertLMHeadModel
 
 from bench.families.every_family import OWN, answered, greedy, small_config, write_random
+from dht.errors import UserError
 from dht.messages.session import Sampling
 from node.engine.engine import WorkItem
+from node.model.inspection.meta_model import without_missing_libraries
 from node.model.inspection.tied import tied_to
 from node.weights.checkpoint_names import integers_of
 from tests.unit.node.engines import opened
@@ -49,6 +53,47 @@ engine_of = partial(opened, memory_bytes=256 << 20)
 def test_answers_equal_transformers(name: str, tmp_path: Path) -> None:
     written(name, tmp_path)
     assert answered(tmp_path) == greedy(tmp_path)
+
+
+def test_a_part_whose_library_is_missing_is_left_out(tmp_path: Path) -> None:
+    """Gemma 3n as it is published: its eye needs timm, which text does not."""
+    with without_missing_libraries():
+        written("gemma3n", tmp_path)
+        expected = greedy(tmp_path)
+    assert answered(tmp_path) == expected
+
+
+def test_a_library_that_the_language_model_needs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written("bert", tmp_path)
+
+    def built(*_: object, **__: object) -> None:
+        raise ImportError("\nBert requires the quill library, which\nyou can install.\n")
+
+    monkeypatch.setattr(BertLMHeadModel, "_from_config", built)
+    told = "Bert requires the quill library, which you can install"
+    with pytest.raises(UserError, match=rf"cannot be served yet: {told}"):
+        engine_of(tmp_path)
+
+
+def test_a_hybrid_whose_layers_all_attend_runs_sessions_together(tmp_path: Path) -> None:
+    """Granite 4.0 has small models without a recurrence."""
+    kinds = {"layer_types": ["full_attention"] * 4}
+    write_random(small_config("granitemoehybrid", kinds), tmp_path)
+    assert engine_of(tmp_path).layout.structure.packed
+    assert answered(tmp_path) == greedy(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"num_key_value_heads": 0}, {"pad_token_id": 5000}], ids=str)
+def test_a_configuration_that_cannot_be_built_is_refused_in_words(
+    change: dict[str, int], tmp_path: Path
+) -> None:
+    written("llama", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(UserError, match=r"cannot be served yet|not understood"):
+        engine_of(tmp_path)
 
 
 def test_a_layer_is_filled_from_another_that_it_shares_weights_with(tmp_path: Path) -> None:
