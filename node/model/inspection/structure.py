@@ -152,10 +152,11 @@ def inspect_model(
         return _Inspection(model, layers_name, packed, context_tokens, dtype).structure()
 
     try:
-        with without_compiler():
+        try:
+            with without_compiler():
+                return studied()
+        except ImportError:  # it needs something that only the compiler has
             return studied()
-    except ImportError:  # it needs something that only the compiler has
-        return studied()
     except Untraceable as reason:
         raise Unservable(str(reason)) from reason
     except LooksAhead:
@@ -194,7 +195,7 @@ class _Inspection:
         self._packed = packed
         self._context_tokens = context_tokens
         self._dtype = dtype
-        if packed and _may_keep_state(model, self._layers):
+        if packed and _convolves(self._layers):
             raise Unservable("its layers keep a state beside keys and values")
         self._states_per_layer = _states_per_layer(model)
         self._skeleton, self._first = self._rightly_answered(model, layers_name)
@@ -610,9 +611,10 @@ def _shifts(own: Heard, told: Heard) -> list[int]:
     return list(found)
 
 
-def _may_keep_state(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
-    convolves = any(isinstance(module, nn.Conv1d) for each in layers for module in each.modules())
-    return convolves or bool(getattr(model, "_is_stateful", False))
+def _convolves(layers: Sequence[nn.Module]) -> bool:
+    """Whether layers may mix tokens without asking a cache; one with a recurrence alone shows that
+    it needs a cache, or calls no attention."""
+    return any(isinstance(module, nn.Conv1d) for each in layers for module in each.modules())
 
 
 def _states_per_layer(model: Any) -> int:
