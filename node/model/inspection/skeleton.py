@@ -173,6 +173,11 @@ class Skeleton:
         self.parts = dict(_parts_with_weights(self._model))
         for name, part in self.parts.items():
             self._model.set_submodule(name, StandIn(part, self._device))
+        self._loose = dict(_weights_without_module(self._model))
+        for name, shape in self._loose.items():
+            path, _, leaf = name.rpartition(".")
+            blank = torch.zeros((), device=self._device).expand(shape)  # takes no memory
+            self._model.get_submodule(path)._parameters[leaf] = nn.Parameter(blank, False)
         self._by_length = [each for each in self._model.modules() if rotates_by_length(each)]
         self._takes = inspect.signature(model.forward).parameters
         self._heard = Heard()
@@ -226,9 +231,8 @@ class Skeleton:
         ran = {parent for call in heard.parts for parent in _parents(call.name)}
         return [
             name
-            for name, parameter in self._model.named_parameters()
-            if parameter.device.type == "meta"
-            and not name.startswith(inside)
+            for name in self._loose
+            if not name.startswith(inside)
             and name.rpartition(".")[0] in ran
             and not any(tied.startswith(inside) for tied in tied_to(self._model, name))
         ]
@@ -356,6 +360,14 @@ def _parents(name: str) -> list[str]:
     """Names of the modules that a module is in, the model itself (an empty name) among them."""
     parts = name.split(".")
     return [".".join(parts[:end]) for end in range(len(parts))]
+
+
+def _weights_without_module(model: nn.Module) -> Iterator[tuple[str, torch.Size]]:
+    """Names and shapes of weights that are still on the meta device: those that belong to modules
+    with others inside."""
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.device.type == "meta":
+            yield name, parameter.shape
 
 
 def _parts_with_weights(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

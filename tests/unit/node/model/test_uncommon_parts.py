@@ -77,6 +77,12 @@ def test_a_library_that_the_language_model_needs_is_named(
         engine_of(tmp_path)
 
 
+def test_weights_that_no_module_can_be_filled_with_are_named(tmp_path: Path) -> None:
+    written("zaya", tmp_path)
+    with pytest.raises(UserError, match=r"model\.input_hidden_states_\w+, which belongs to no"):
+        engine_of(tmp_path)
+
+
 def test_a_hybrid_whose_layers_all_attend_runs_sessions_together(tmp_path: Path) -> None:
     """Granite 4.0 has small models without a recurrence."""
     kinds = {"layer_types": ["full_attention"] * 4}
