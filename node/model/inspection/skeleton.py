@@ -8,7 +8,7 @@ what a layer receives and what becomes of the last layer's output.
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,10 +174,7 @@ class Skeleton:
         for name, part in self.parts.items():
             self._model.set_submodule(name, StandIn(part, self._device))
         self._loose = dict(_weights_without_module(self._model))
-        for name, shape in self._loose.items():
-            path, _, leaf = name.rpartition(".")
-            blank = torch.zeros((), device=self._device).expand(shape)  # takes no memory
-            self._model.get_submodule(path)._parameters[leaf] = nn.Parameter(blank, False)
+        self.fill_loose(self._loose)
         self._by_length = [each for each in self._model.modules() if rotates_by_length(each)]
         self._takes = inspect.signature(model.forward).parameters
         self._heard = Heard()
@@ -197,6 +194,7 @@ class Skeleton:
         Every part becomes a stand-in again.
         """
         self._device = device
+        self.fill_loose(self._loose)
         for name, part in self.parts.items():
             self._model.set_submodule(name, StandIn(part, device))
         for module in self._model.modules():
@@ -220,22 +218,28 @@ class Skeleton:
         found: nn.Module = self._model.get_submodule(name)
         return found
 
-    def loose(self, heard: Heard) -> list[str]:
-        """Names of weights beside the layers that belong to no part, though the module that has
-        them ran; what sees or hears does not run for token ids.
+    @property
+    def loose(self) -> list[str]:
+        """Names of weights beside the layers that belong to no part: to modules with others inside.
 
         A weight that is tied to one of a part is that part's: a head's bias, of which the module
         around the head has the name, too.
         """
         inside = tuple(f"{name}." for name in self.parts)
-        ran = {parent for call in heard.parts for parent in _parents(call.name)}
         return [
             name
             for name in self._loose
-            if not name.startswith(inside)
-            and name.rpartition(".")[0] in ran
-            and not any(tied.startswith(inside) for tied in tied_to(self._model, name))
+            if not any(tied.startswith(inside) for tied in tied_to(self._model, name))
         ]
+
+    def fill_loose(self, names: Collection[str], number: float = 0.0) -> None:
+        """Fill these weights that belong to no part with a number, which takes no memory."""
+        for name in names:
+            path, _, leaf = name.rpartition(".")
+            like = self._loose[name]
+            numbers = torch.full((), number, dtype=like.dtype, device=self._device)
+            numbers = numbers.expand(like.shape)
+            self._model.get_submodule(path)._parameters[leaf] = nn.Parameter(numbers, False)
 
     def hear(
         self, index: int, hidden: torch.Tensor, positional: tuple[Any, ...], named: dict[str, Any]
@@ -356,18 +360,11 @@ def blank_input(tokens: int, width: int | None, like: torch.Tensor) -> dict[str,
     return {"embedded": like.new_zeros(1, tokens, width)}
 
 
-def _parents(name: str) -> list[str]:
-    """Names of the modules that a module is in, the model itself (an empty name) among them."""
-    parts = name.split(".")
-    return [".".join(parts[:end]) for end in range(len(parts))]
-
-
-def _weights_without_module(model: nn.Module) -> Iterator[tuple[str, torch.Size]]:
-    """Names and shapes of weights that are still on the meta device: those that belong to modules
-    with others inside."""
+def _weights_without_module(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Weights that are still on the meta device, by name: those of modules with others inside."""
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.device.type == "meta":
-            yield name, parameter.shape
+            yield name, parameter
 
 
 def _parts_with_weights(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

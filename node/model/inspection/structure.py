@@ -215,9 +215,23 @@ class _Inspection:
             self._form = inspection.form()
             self._flow = inspection.flow(self._noise(self._embedded_width(), 5)[None])
         self._width = self._form.width
-        loose = self._skeleton.loose(self._first)
-        if loose:
-            raise Unservable(f"beside its layers it has {loose[0]}, which belongs to no module")
+        loose = self._skeleton.loose
+        if self._matter(loose):
+            which = next((name for name in loose if self._matter([name])), loose[0])
+            raise Unservable(f"beside its layers it has {which}, which belongs to no module")
+
+    def _matter(self, loose: Sequence[str]) -> bool:
+        """Whether the numbers of weights that belong to no module change anything for token ids;
+        those of what sees or hears do not."""
+        if not loose:
+            return False
+        self._skeleton.fill_loose(loose, 1.0)
+        try:
+            filled = self._heard(self._skeleton)
+        finally:
+            self._skeleton.fill_loose(loose)
+        alike = _same_layers(self._first, filled) and same(self._first.logits, filled.logits)
+        return not alike
 
     def _rightly_answered(self, model: nn.Module, layers_name: str) -> tuple[Skeleton, Heard]:
         """The skeleton whose layers return outputs in the form that the model's forward expects."""
