@@ -86,19 +86,15 @@ def test_prefill_may_wait_longer_than_a_dead_link_for_a_slow_one_behind() -> Non
     run_virtual(scenario(), limit_s=10_000)
 
 
-def test_decodes_go_on_while_a_link_has_more_than_enough_to_send() -> None:
-    async def scenario() -> None:
-        setting = Setting(policy="anabranch", mbit=1000.0, delay_s=0.001)
-        async with StandInSwarm(setting) as swarm:
-            pipeline = swarm.peers[0].stage.pipeline
-            answer = swarm.client.begin(
-                (1,) * 64, max_new_tokens=20, ignore_eos=True, speculate=False
-            )
-            tokens = 0
-            async for piece in answer:
-                tokens += len(piece.token_ids)
-                # From here on every link of the first stage has more waiting than it should.
-                pipeline._config = replace(pipeline._config, queued_bytes_max=-1)
-            assert tokens == 20
-
-    run_virtual(scenario(), limit_s=25)
+@pytest.mark.virtual(limit_s=25)
+async def test_decodes_go_on_while_a_link_has_more_than_enough_to_send() -> None:
+    setting = Setting(policy="anabranch", mbit=1000.0, delay_s=0.001)
+    async with StandInSwarm(setting) as swarm:
+        pipeline = swarm.peers[0].stage.pipeline
+        answer = swarm.client.begin((1,) * 64, max_new_tokens=20, ignore_eos=True, speculate=False)
+        tokens = 0
+        async for piece in answer:
+            tokens += len(piece.token_ids)
+            # From here on every link of the first stage has more waiting than it should.
+            pipeline._config = replace(pipeline._config, queued_bytes_max=-1)
+        assert tokens == 20

@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from client import Swarm
 from client.errors import no_route_text
 from coordinator.policies.failure.pinger import BY_CLIENTS
 from coordinator.policies.routing.affinity import Route
 from coordinator.policies.routing.routes import NoRoute
-from testing.clock import run_virtual
 from tests.sim.paper_swarm import PaperSwarm, answer_of, paper_swarm
 from tests.sim.test_sessions import until
 
@@ -43,44 +44,38 @@ def why(swarm: Swarm) -> str:
     return no_route_text(route)
 
 
-def test_a_holder_that_is_killed_or_frozen_is_missed_although_its_record_lives_on() -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, 4), (4, 8)) as swarm, pinged(swarm) as client:
-            await asyncio.sleep(1)
-            route = route_of(client)
-            assert not isinstance(route, NoRoute)
-            assert len(route) == 2
-            first, second = swarm.peers
-            swarm.freeze(first)
-            assert await seconds_until(client, well=False) <= FROZEN_S + 0.2
-            assert why(client) == "layers 0-3 are held by nobody that can be reached"
-            swarm.network.thaw(first.peer_id)
-            assert (
-                await seconds_until(client, well=True)
-                <= BY_CLIENTS.every_s + BY_CLIENTS.answer_s + 0.2
-            )
-            swarm.kill(second)
-            assert await seconds_until(client, well=False) <= KILLED_S + 0.2
-            assert second.peer_id in client.view.nodes, "its record would have called it well"
-            assert why(client) == "layers 4-7 are held by nobody that can be reached"
-
-    run_virtual(scenario(), limit_s=120)
+@pytest.mark.virtual(limit_s=120)
+async def test_a_holder_that_is_killed_or_frozen_is_missed_although_its_record_lives_on() -> None:
+    async with paper_swarm((0, 4), (4, 8)) as swarm, pinged(swarm) as client:
+        await asyncio.sleep(1)
+        route = route_of(client)
+        assert not isinstance(route, NoRoute)
+        assert len(route) == 2
+        first, second = swarm.peers
+        swarm.freeze(first)
+        assert await seconds_until(client, well=False) <= FROZEN_S + 0.2
+        assert why(client) == "layers 0-3 are held by nobody that can be reached"
+        swarm.network.thaw(first.peer_id)
+        assert (
+            await seconds_until(client, well=True) <= BY_CLIENTS.every_s + BY_CLIENTS.answer_s + 0.2
+        )
+        swarm.kill(second)
+        assert await seconds_until(client, well=False) <= KILLED_S + 0.2
+        assert second.peer_id in client.view.nodes, "its record would have called it well"
+        assert why(client) == "layers 4-7 are held by nobody that can be reached"
 
 
-def test_who_asks_whether_it_is_well_takes_no_requests_second_chance() -> None:
+@pytest.mark.virtual(limit_s=120)
+async def test_who_asks_whether_it_is_well_takes_no_requests_second_chance() -> None:
     """Asked every moment, it once kept requests from trying the only holder again."""
-
-    async def scenario() -> None:
-        async with paper_swarm((0, 8)) as swarm, pinged(swarm) as client:
-            swarm.cut(swarm.peers[0])
-            running = asyncio.create_task(client.generate(PROMPT, max_new_tokens=2))
-            await asyncio.wait([running])
-            assert running.exception() is not None
-            swarm.network.heal()
-            await seconds_until(client, well=True)
-            for _ in range(10):
-                route_of(client)
-            answer = await client.generate(PROMPT, max_new_tokens=2)
-            assert answer.token_ids == answer_of(PROMPT, 2)
-
-    run_virtual(scenario(), limit_s=120)
+    async with paper_swarm((0, 8)) as swarm, pinged(swarm) as client:
+        swarm.cut(swarm.peers[0])
+        running = asyncio.create_task(client.generate(PROMPT, max_new_tokens=2))
+        await asyncio.wait([running])
+        assert running.exception() is not None
+        swarm.network.heal()
+        await seconds_until(client, well=True)
+        for _ in range(10):
+            route_of(client)
+        answer = await client.generate(PROMPT, max_new_tokens=2)
+        assert answer.token_ids == answer_of(PROMPT, 2)

@@ -135,24 +135,22 @@ RAW = {
 
 @pytest.mark.parametrize("protocol", [SESSION_PROTOCOL, TOKENS_PROTOCOL, HOP_PROTOCOL])
 @pytest.mark.parametrize("raw", RAW.values(), ids=RAW.keys())
-def test_malformed_bytes_close_their_stream_alone(protocol: str, raw: bytes) -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
-            running = client.begin(PROMPT, max_new_tokens=50)
-            pieces = aiter(running)
-            tokens = list((await anext(pieces)).token_ids)
-            evil = swarm.network.transport()
-            target = swarm.peers[0]
-            stream = await evil.open_stream(target.peer_id, protocol)
-            stream.write(raw)
-            await ended(stream)
-            assert target.stage.counters["malformed"] == 1
-            async for piece in pieces:
-                tokens += piece.token_ids
-            assert tuple(tokens) == answer_of(PROMPT, 50)
-            assert running.answer().failovers == 0
-
-    run_virtual(scenario(), limit_s=300)
+@pytest.mark.virtual(limit_s=300)
+async def test_malformed_bytes_close_their_stream_alone(protocol: str, raw: bytes) -> None:
+    async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
+        running = client.begin(PROMPT, max_new_tokens=50)
+        pieces = aiter(running)
+        tokens = list((await anext(pieces)).token_ids)
+        evil = swarm.network.transport()
+        target = swarm.peers[0]
+        stream = await evil.open_stream(target.peer_id, protocol)
+        stream.write(raw)
+        await ended(stream)
+        assert target.stage.counters["malformed"] == 1
+        async for piece in pieces:
+            tokens += piece.token_ids
+        assert tuple(tokens) == answer_of(PROMPT, 50)
+        assert running.answer().failovers == 0
 
 
 async def foreign_attach(swarm: PaperSwarm, evil: MemoryTransport, open_: SessionOpen) -> None:
@@ -308,29 +306,27 @@ ATTACKS: list[Attack] = [
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-def test_a_strangers_frames_do_not_touch_a_session(attack: Attack) -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, 4), (4, 8)) as swarm:
-            client = swarm.network.transport()
-            open_ = open_for(swarm, client)
-            first = await client.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
-            await codec.send_frame(first, open_)
-            assert isinstance((await codec.read_frame(first)).message, SessionAccepted)
-            await attack(swarm, swarm.network.transport(), open_)
-            await codec.send_frame(
-                first, Prompt(session=open_.session, attempt=0, position=0, token_ids=PROMPT)
-            )
-            last = await client.open_stream(swarm.peers[-1].peer_id, TOKENS_PROTOCOL)
-            await codec.send_frame(
-                last, TokensAttach(session=open_.session, attempt=0, position=len(PROMPT))
-            )
-            tokens: list[int] = []
-            while len(tokens) < 50:
-                async with asyncio.timeout(60):
-                    tokens += (await codec.read_frame(last)).message.token_ids
-            assert tuple(tokens) == answer_of(PROMPT, 50)
-
-    run_virtual(scenario(), limit_s=300)
+@pytest.mark.virtual(limit_s=300)
+async def test_a_strangers_frames_do_not_touch_a_session(attack: Attack) -> None:
+    async with paper_swarm((0, 4), (4, 8)) as swarm:
+        client = swarm.network.transport()
+        open_ = open_for(swarm, client)
+        first = await client.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
+        await codec.send_frame(first, open_)
+        assert isinstance((await codec.read_frame(first)).message, SessionAccepted)
+        await attack(swarm, swarm.network.transport(), open_)
+        await codec.send_frame(
+            first, Prompt(session=open_.session, attempt=0, position=0, token_ids=PROMPT)
+        )
+        last = await client.open_stream(swarm.peers[-1].peer_id, TOKENS_PROTOCOL)
+        await codec.send_frame(
+            last, TokensAttach(session=open_.session, attempt=0, position=len(PROMPT))
+        )
+        tokens: list[int] = []
+        while len(tokens) < 50:
+            async with asyncio.timeout(60):
+                tokens += (await codec.read_frame(last)).message.token_ids
+        assert tuple(tokens) == answer_of(PROMPT, 50)
 
 
 @pytest.mark.virtual(limit_s=300)
@@ -366,51 +362,47 @@ async def test_a_client_has_an_attempts_tokens_sent_again_a_few_times_alone() ->
         {"model": "gap"},
     ],
 )
-def test_absurd_opens_are_refused_and_hold_nothing(changes: dict[str, object]) -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, 4), (4, 8)) as swarm:
-            evil = swarm.network.transport()
-            open_ = open_for(swarm, evil)
-            one, two = open_.route
-            match changes.get("model"):
-                case "loop":
-                    open_ = replace(open_, route=(one, one))
-                case "gap":
-                    open_ = replace(open_, route=(one, replace(two, start=5, end=LAYERS)))
-                case _:
-                    open_ = replace(open_, **changes)  # type: ignore[arg-type]
-            open_ = granted(open_, evil)
-            stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
-            await codec.send_frame(stream, open_)
-            try:
-                reply = (await codec.read_frame(stream)).message
-                assert isinstance(reply, SessionRefused)
-            except NetworkError:
-                assert swarm.peers[0].stage.counters["malformed"] == 1
-            assert not any(peer.engine.kv for peer in swarm.peers)
-
-    run_virtual(scenario(), limit_s=300)
+@pytest.mark.virtual(limit_s=300)
+async def test_absurd_opens_are_refused_and_hold_nothing(changes: dict[str, object]) -> None:
+    async with paper_swarm((0, 4), (4, 8)) as swarm:
+        evil = swarm.network.transport()
+        open_ = open_for(swarm, evil)
+        one, two = open_.route
+        match changes.get("model"):
+            case "loop":
+                open_ = replace(open_, route=(one, one))
+            case "gap":
+                open_ = replace(open_, route=(one, replace(two, start=5, end=LAYERS)))
+            case _:
+                open_ = replace(open_, **changes)  # type: ignore[arg-type]
+        open_ = granted(open_, evil)
+        stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
+        await codec.send_frame(stream, open_)
+        try:
+            reply = (await codec.read_frame(stream)).message
+            assert isinstance(reply, SessionRefused)
+        except NetworkError:
+            assert swarm.peers[0].stage.counters["malformed"] == 1
+        assert not any(peer.engine.kv for peer in swarm.peers)
 
 
-def test_one_client_cannot_take_every_place() -> None:
-    async def scenario() -> None:
-        at_once = ADMISSION.untried_sessions
-        async with paper_swarm() as swarm:
-            await swarm.add(0, 8, sessions_per_client_max=2 * at_once)
-            evil = swarm.network.transport()
-            for crowd, accepted in enumerate((at_once, at_once, 0)):
-                await asyncio.sleep(ADMISSION.untried_s if crowd == 1 else 0.0)
-                streams = [
-                    await let_in(swarm, evil, session=f"{crowd}{number:031d}", max_new_tokens=1)
-                    for number in range(40)
-                ]
-                assert sum(stream is not None for stream in streams) == accepted
-            assert swarm.peers[0].stage.counters["refused_too_many"] == 120 - 2 * at_once
-            async with swarm.client() as client:
-                answer = await client.generate(PROMPT, max_new_tokens=5)
-            assert answer.token_ids == answer_of(PROMPT, 5)
-
-    run_virtual(scenario(), limit_s=300)
+@pytest.mark.virtual(limit_s=300)
+async def test_one_client_cannot_take_every_place() -> None:
+    at_once = ADMISSION.untried_sessions
+    async with paper_swarm() as swarm:
+        await swarm.add(0, 8, sessions_per_client_max=2 * at_once)
+        evil = swarm.network.transport()
+        for crowd, accepted in enumerate((at_once, at_once, 0)):
+            await asyncio.sleep(ADMISSION.untried_s if crowd == 1 else 0.0)
+            streams = [
+                await let_in(swarm, evil, session=f"{crowd}{number:031d}", max_new_tokens=1)
+                for number in range(40)
+            ]
+            assert sum(stream is not None for stream in streams) == accepted
+        assert swarm.peers[0].stage.counters["refused_too_many"] == 120 - 2 * at_once
+        async with swarm.client() as client:
+            answer = await client.generate(PROMPT, max_new_tokens=5)
+        assert answer.token_ids == answer_of(PROMPT, 5)
 
 
 CLAIMS: dict[str, dict[str, object]] = {
@@ -420,141 +412,128 @@ CLAIMS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_a_crowd_with_one_claim_leaves_headroom_to_the_other(claim: str) -> None:
-    async def scenario() -> None:
-        async with paper_swarm() as swarm:
-            target = await swarm.add(0, LAYERS, kv_tokens=5_000)  # a few large sessions fill it
+@pytest.mark.virtual(limit_s=300)
+async def test_a_crowd_with_one_claim_leaves_headroom_to_the_other(claim: str) -> None:
+    async with paper_swarm() as swarm:
+        target = await swarm.add(0, LAYERS, kv_tokens=5_000)  # a few large sessions fill it
 
-            async def ask(**changes: object) -> bool:
-                """Whether one more client, which nobody knows, gets a session."""
-                client = swarm.network.transport()
-                open_ = open_for(swarm, client, session=client.peer_id[-32:], **changes)
-                stream = await client.open_stream(target.peer_id, SESSION_PROTOCOL)
-                await codec.send_frame(stream, open_)
-                return isinstance((await codec.read_frame(stream)).message, SessionAccepted)
+        async def ask(**changes: object) -> bool:
+            """Whether one more client, which nobody knows, gets a session."""
+            client = swarm.network.transport()
+            open_ = open_for(swarm, client, session=client.peer_id[-32:], **changes)
+            stream = await client.open_stream(target.peer_id, SESSION_PROTOCOL)
+            await codec.send_frame(stream, open_)
+            return isinstance((await codec.read_frame(stream)).message, SessionAccepted)
 
-            capacity = target.stage.kv_tokens_free
-            while await ask(prompt_tokens=400, max_new_tokens=100):
-                pass
-            while await ask():
-                pass
-            free = target.stage.kv_tokens_free
-            assert free >= 0.1 * capacity
-            taken = [await ask(**CLAIMS[claim]) for _ in range(100)]
-            assert 0 < sum(taken) < 12
-            assert free - target.stage.kv_tokens_free <= 0.075 * capacity + len(PROMPT) + 50
-            (other,) = set(CLAIMS) - {claim}
-            assert await ask(**CLAIMS[other])
-
-    run_virtual(scenario(), limit_s=300)
+        capacity = target.stage.kv_tokens_free
+        while await ask(prompt_tokens=400, max_new_tokens=100):
+            pass
+        while await ask():
+            pass
+        free = target.stage.kv_tokens_free
+        assert free >= 0.1 * capacity
+        taken = [await ask(**CLAIMS[claim]) for _ in range(100)]
+        assert 0 < sum(taken) < 12
+        assert free - target.stage.kv_tokens_free <= 0.075 * capacity + len(PROMPT) + 50
+        (other,) = set(CLAIMS) - {claim}
+        assert await ask(**CLAIMS[other])
 
 
-def test_a_crowd_that_claims_high_priority_is_not_all_run_first() -> None:
+@pytest.mark.virtual(limit_s=300)
+async def test_a_crowd_that_claims_high_priority_is_not_all_run_first() -> None:
     """There is room for all, so that claims decide on the order of work alone."""
+    async with paper_swarm((0, LAYERS)) as swarm:
+        target = swarm.peers[0]
+        most = int(ADMISSION.claim_share * headroom(StageConfig().sessions_max))
 
-    async def scenario() -> None:
-        async with paper_swarm((0, LAYERS)) as swarm:
-            target = swarm.peers[0]
-            most = int(ADMISSION.claim_share * headroom(StageConfig().sessions_max))
+        async def ask(client: MemoryTransport, number: int, **changes: object) -> None:
+            stream = await client.open_stream(target.peer_id, SESSION_PROTOCOL)
+            session = f"{client.peer_id[-20:]}{number:012d}"
+            open_ = open_for(swarm, client, session=session, max_new_tokens=1, **changes)
+            await codec.send_frame(stream, open_)
+            assert isinstance((await codec.read_frame(stream)).message, SessionAccepted)
 
-            async def ask(client: MemoryTransport, number: int, **changes: object) -> None:
-                stream = await client.open_stream(target.peer_id, SESSION_PROTOCOL)
-                session = f"{client.peer_id[-20:]}{number:012d}"
-                open_ = open_for(swarm, client, session=session, max_new_tokens=1, **changes)
-                await codec.send_frame(stream, open_)
-                assert isinstance((await codec.read_frame(stream)).message, SessionAccepted)
-
-            for crowd in range(1, 16):
-                evil = swarm.network.transport()
-                for number in range(6):
-                    begun = {"answered": 1} if number % 2 else {}  # the other claim is no way round
-                    await ask(evil, number, priority=Priority.HIGH, **begun)
-                first = sum(live.session.urgent for live in target.stage.shell.table)
-                assert first == min(4 * crowd, most)
-                await asyncio.sleep(3.0)  # newcomers that did nothing yet are few at a time
-
-    run_virtual(scenario(), limit_s=300)
+        for crowd in range(1, 16):
+            evil = swarm.network.transport()
+            for number in range(6):
+                begun = {"answered": 1} if number % 2 else {}  # the other claim is no way round
+                await ask(evil, number, priority=Priority.HIGH, **begun)
+            first = sum(live.session.urgent for live in target.stage.shell.table)
+            assert first == min(4 * crowd, most)
+            await asyncio.sleep(3.0)  # newcomers that did nothing yet are few at a time
 
 
-def test_a_crowd_that_sends_no_prompts_keeps_others_out_for_some_seconds_alone() -> None:
+@pytest.mark.virtual(limit_s=300)
+async def test_a_crowd_that_sends_no_prompts_keeps_others_out_for_some_seconds_alone() -> None:
     """Each of them has one session, so that none gives way for having more than others."""
+    async with paper_swarm((0, LAYERS)) as swarm:
 
-    async def scenario() -> None:
-        async with paper_swarm((0, LAYERS)) as swarm:
+        async def newcomer() -> bool:
+            client = swarm.network.transport()
+            return await let_in(swarm, client, session=client.peer_id[-32:]) is not None
 
-            async def newcomer() -> bool:
-                client = swarm.network.transport()
-                return await let_in(swarm, client, session=client.peer_id[-32:]) is not None
-
-            assert all([await newcomer() for _ in range(ADMISSION.untried_sessions)])
-            assert not await newcomer(), "there is KV, but a crowd came that shows no cost yet"
-            await asyncio.sleep(ADMISSION.untried_s)
-            assert await newcomer()
-
-    run_virtual(scenario(), limit_s=300)
+        assert all([await newcomer() for _ in range(ADMISSION.untried_sessions)])
+        assert not await newcomer(), "there is KV, but a crowd came that shows no cost yet"
+        await asyncio.sleep(ADMISSION.untried_s)
+        assert await newcomer()
 
 
-def test_a_crowd_that_sends_its_prompts_token_by_token_keeps_nobody_out_for_long() -> None:
+@pytest.mark.virtual(limit_s=300)
+async def test_a_crowd_that_sends_its_prompts_token_by_token_keeps_nobody_out_for_long() -> None:
     """Each has an identity of its own, and its session never rests."""
+    async with paper_swarm() as swarm:
+        for span in ((0, 4), (4, LAYERS)):
+            await swarm.add(*span, kv_tokens=100_000, step_s=0.001)
 
-    async def scenario() -> None:
-        async with paper_swarm() as swarm:
-            for span in ((0, 4), (4, LAYERS)):
-                await swarm.add(*span, kv_tokens=100_000, step_s=0.001)
+        async def drip(number: int) -> None:
+            evil = swarm.network.transport()
+            await asyncio.sleep(number / ADMISSION.untried_sessions)
+            session = evil.peer_id[-32:]
+            stream = await let_in(swarm, evil, session=session, prompt_tokens=400)
+            assert stream is not None
+            for position in range(400):
+                ids = (position,)
+                await codec.send_frame(
+                    stream,
+                    Prompt(session=session, attempt=0, position=position, token_ids=ids),
+                )
+                await asyncio.sleep(0.2 * ADMISSION.untried_s)
 
-            async def drip(number: int) -> None:
-                evil = swarm.network.transport()
-                await asyncio.sleep(number / ADMISSION.untried_sessions)
-                session = evil.peer_id[-32:]
-                stream = await let_in(swarm, evil, session=session, prompt_tokens=400)
-                assert stream is not None
-                for position in range(400):
-                    ids = (position,)
-                    await codec.send_frame(
-                        stream,
-                        Prompt(session=session, attempt=0, position=position, token_ids=ids),
-                    )
-                    await asyncio.sleep(0.2 * ADMISSION.untried_s)
-
-            async with asyncio.TaskGroup() as attack:
-                tasks = [
-                    attack.create_task(drip(number)) for number in range(ADMISSION.untried_sessions)
-                ]
-                await asyncio.sleep(1.0)
-                assert await let_in(swarm, swarm.network.transport()) is None
-                await asyncio.sleep(ADMISSION.untried_s)
-                async with swarm.client(wait_s=0) as client:
-                    answer = await client.generate(PROMPT, max_new_tokens=5)
-                assert answer.token_ids == answer_of(PROMPT, 5)
-                for task in tasks:
-                    assert task.cancel(), "the attack went on until now"
-
-    run_virtual(scenario(), limit_s=300)
-
-
-def test_clients_with_many_long_prompts_keep_out_themselves_before_others() -> None:
-    async def scenario() -> None:
-        async with paper_swarm() as swarm:
-            for span in ((0, 4), (4, LAYERS)):
-                await swarm.add(*span, kv_tokens=100_000, step_s=0.1)
-            ids = tuple(at % VOCAB for at in range(400))
-            evil = [swarm.network.transport() for _ in range(2)]
-            streams = []
-            for number in range(2 * ADMISSION.untried_sessions):
-                session = f"{number:032d}"
-                client = evil[number % 2]
-                stream = await let_in(swarm, client, session=session, prompt_tokens=400)
-                if stream is not None:
-                    prompt = Prompt(session=session, attempt=0, position=0, token_ids=ids)
-                    await codec.send_frame(stream, prompt)
-                    streams.append(stream)
-            assert len(streams) == ADMISSION.untried_sessions, "more would make these wait"
+        async with asyncio.TaskGroup() as attack:
+            tasks = [
+                attack.create_task(drip(number)) for number in range(ADMISSION.untried_sessions)
+            ]
+            await asyncio.sleep(1.0)
+            assert await let_in(swarm, swarm.network.transport()) is None
+            await asyncio.sleep(ADMISSION.untried_s)
             async with swarm.client(wait_s=0) as client:
                 answer = await client.generate(PROMPT, max_new_tokens=5)
             assert answer.token_ids == answer_of(PROMPT, 5)
-            assert swarm.peers[0].stage.counters["crowd_gave_way"] == 0
+            for task in tasks:
+                assert task.cancel(), "the attack went on until now"
 
-    run_virtual(scenario(), limit_s=300)
+
+@pytest.mark.virtual(limit_s=300)
+async def test_clients_with_many_long_prompts_keep_out_themselves_before_others() -> None:
+    async with paper_swarm() as swarm:
+        for span in ((0, 4), (4, LAYERS)):
+            await swarm.add(*span, kv_tokens=100_000, step_s=0.1)
+        ids = tuple(at % VOCAB for at in range(400))
+        evil = [swarm.network.transport() for _ in range(2)]
+        streams = []
+        for number in range(2 * ADMISSION.untried_sessions):
+            session = f"{number:032d}"
+            client = evil[number % 2]
+            stream = await let_in(swarm, client, session=session, prompt_tokens=400)
+            if stream is not None:
+                prompt = Prompt(session=session, attempt=0, position=0, token_ids=ids)
+                await codec.send_frame(stream, prompt)
+                streams.append(stream)
+        assert len(streams) == ADMISSION.untried_sessions, "more would make these wait"
+        async with swarm.client(wait_s=0) as client:
+            answer = await client.generate(PROMPT, max_new_tokens=5)
+        assert answer.token_ids == answer_of(PROMPT, 5)
+        assert swarm.peers[0].stage.counters["crowd_gave_way"] == 0
 
 
 def target_of(swarm: PaperSwarm, found: str) -> str:
@@ -571,40 +550,36 @@ FOUND = ("gone", "silent", "another protocol")
 
 
 @pytest.mark.parametrize("found", FOUND)
-def test_an_open_does_not_tell_what_was_found_at_an_address(found: str) -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, 4)) as swarm:
-            evil = swarm.network.transport()
-            target = target_of(swarm, found)
-            open_ = open_for(swarm, evil)
-            route = (*open_.route, RouteStage(peer_id=target, start=4, end=LAYERS))
-            stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
-            open_ = granted(replace(open_, route=route), evil)
-            await codec.send_frame(stream, open_)
-            reply = (await codec.read_frame(stream)).message
-            assert isinstance(reply, SessionRefused)
-            assert (reply.peer_id, reply.reason) == (target, "cannot be reached")
-
-    run_virtual(scenario(), limit_s=300)
+@pytest.mark.virtual(limit_s=300)
+async def test_an_open_does_not_tell_what_was_found_at_an_address(found: str) -> None:
+    async with paper_swarm((0, 4)) as swarm:
+        evil = swarm.network.transport()
+        target = target_of(swarm, found)
+        open_ = open_for(swarm, evil)
+        route = (*open_.route, RouteStage(peer_id=target, start=4, end=LAYERS))
+        stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
+        open_ = granted(replace(open_, route=route), evil)
+        await codec.send_frame(stream, open_)
+        reply = (await codec.read_frame(stream)).message
+        assert isinstance(reply, SessionRefused)
+        assert (reply.peer_id, reply.reason) == (target, "cannot be reached")
 
 
 @pytest.mark.parametrize("found", FOUND)
-def test_a_copy_does_not_tell_what_was_found_at_an_address(found: str) -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, LAYERS)) as swarm:
-            evil = swarm.network.transport()
-            target = target_of(swarm, found)
-            open_ = open_for(swarm, evil)
-            first = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
-            await codec.send_frame(first, open_)
-            assert isinstance((await codec.read_frame(first)).message, SessionAccepted)
-            asked = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
-            await codec.send_frame(asked, KvCopy(session=open_.session, attempt=1, to=target))
-            reply = (await codec.read_frame(asked)).message
-            assert isinstance(reply, SessionRefused)
-            assert reply.reason == "the new stage was lost: cannot be reached"
-
-    run_virtual(scenario(), limit_s=300)
+@pytest.mark.virtual(limit_s=300)
+async def test_a_copy_does_not_tell_what_was_found_at_an_address(found: str) -> None:
+    async with paper_swarm((0, LAYERS)) as swarm:
+        evil = swarm.network.transport()
+        target = target_of(swarm, found)
+        open_ = open_for(swarm, evil)
+        first = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
+        await codec.send_frame(first, open_)
+        assert isinstance((await codec.read_frame(first)).message, SessionAccepted)
+        asked = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
+        await codec.send_frame(asked, KvCopy(session=open_.session, attempt=1, to=target))
+        reply = (await codec.read_frame(asked)).message
+        assert isinstance(reply, SessionRefused)
+        assert reply.reason == "the new stage was lost: cannot be reached"
 
 
 Dials = list[tuple[str, tuple[str, ...]]]
@@ -641,37 +616,36 @@ FOREIGN = (
 )
 
 
-def test_who_names_a_peer_does_not_say_where_it_is_dialled(
+@pytest.mark.virtual(limit_s=300)
+async def test_who_names_a_peer_does_not_say_where_it_is_dialled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, 4), (4, 8), (4, 8)) as swarm:
-            first, second, third = swarm.peers
-            dials = dials_of(first, monkeypatch)
-            evil = swarm.network.transport()
-            open_ = open_for(swarm, evil, route=())
-            route = tuple(
-                RouteStage(peer_id=p.peer_id, start=p.engine.span[0], end=p.engine.span[1])
-                for p in (first, second)
-            )
-            open_ = granted(replace(open_, route=route), evil)
-            lies = [[f"{each}/p2p/{p.peer_id}" for each in FOREIGN] for p in (first, second)]
-            stream = await evil.open_stream(first.peer_id, SESSION_PROTOCOL)
-            stream.write(with_addresses(open_, lies))
-            assert isinstance((await codec.read_frame(stream)).message, SessionAccepted)
-            assert dials == [(second.peer_id, second.transport.addresses)]
-            dials.clear()
-            order = KvCopy(session=open_.session, attempt=1, to=third.peer_id)
-            asked = await evil.open_stream(first.peer_id, SESSION_PROTOCOL)
-            asked.write(with_addresses(order, [f"{each}/p2p/{third.peer_id}" for each in FOREIGN]))
-            await codec.read_frame(asked)
-            assert dials == [(third.peer_id, third.transport.addresses)]
-
-    run_virtual(scenario(), limit_s=300)
+    async with paper_swarm((0, 4), (4, 8), (4, 8)) as swarm:
+        first, second, third = swarm.peers
+        dials = dials_of(first, monkeypatch)
+        evil = swarm.network.transport()
+        open_ = open_for(swarm, evil, route=())
+        route = tuple(
+            RouteStage(peer_id=p.peer_id, start=p.engine.span[0], end=p.engine.span[1])
+            for p in (first, second)
+        )
+        open_ = granted(replace(open_, route=route), evil)
+        lies = [[f"{each}/p2p/{p.peer_id}" for each in FOREIGN] for p in (first, second)]
+        stream = await evil.open_stream(first.peer_id, SESSION_PROTOCOL)
+        stream.write(with_addresses(open_, lies))
+        assert isinstance((await codec.read_frame(stream)).message, SessionAccepted)
+        assert dials == [(second.peer_id, second.transport.addresses)]
+        dials.clear()
+        order = KvCopy(session=open_.session, attempt=1, to=third.peer_id)
+        asked = await evil.open_stream(first.peer_id, SESSION_PROTOCOL)
+        asked.write(with_addresses(order, [f"{each}/p2p/{third.peer_id}" for each in FOREIGN]))
+        await codec.read_frame(asked)
+        assert dials == [(third.peer_id, third.transport.addresses)]
 
 
 @pytest.mark.parametrize("clients", [1, 40])
-def test_who_names_many_peers_has_few_dialled(
+@pytest.mark.virtual(limit_s=600)
+async def test_who_names_many_peers_has_few_dialled(
     clients: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stage is sent from one peer that nobody reaches to the next, by one client or by many."""
@@ -688,98 +662,88 @@ def test_who_names_many_peers_has_few_dialled(
         await stream.close()
         return reply.reason
 
-    async def scenario() -> None:
-        async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
-            assert (await client.generate(PROMPT, max_new_tokens=5)).failovers == 0
-            await asyncio.sleep(10)  # that dial is forgotten
-            first = swarm.peers[0]
-            dials = dials_of(first, monkeypatch)
-            strangers = [swarm.network.transport() for _ in range(clients)]
-            began_s = asyncio.get_running_loop().time()
-            said = [
-                await opened(swarm, strangers[number % clients], number) for number in range(asked)
-            ]
-            took_s = asyncio.get_running_loop().time() - began_s
-            burst, per_s = (
-                (DIALS.burst, DIALS.per_s) if clients == 1 else (DIALS.all_burst, DIALS.all_per_s)
-            )
-            assert burst <= len(dials) <= burst + per_s * took_s < asked / 2
-            assert Counter(said) == {
-                "cannot be reached": len(dials),
-                DIALS_REFUSED: asked - len(dials),
-            }
-            assert first.stage.counters["dials_refused"] == asked - len(dials)
-            assert not first.engine.kv
-            # Whom this stage reached before it still reaches, for anybody.
-            await asyncio.sleep(2 * 30.0)  # idle hops are closed
-            dials.clear()
-            noise = [
-                asyncio.create_task(opened(swarm, strangers[n % clients], asked + n))
-                for n in range(asked)
-            ]
-            await asyncio.sleep(0)
-            answer = await client.generate(PROMPT, max_new_tokens=5)
-            assert answer.token_ids == answer_of(PROMPT, 5)
-            assert answer.failovers == 0
-            assert swarm.peers[1].peer_id in dict(dials)
-            await asyncio.gather(*noise)
-
-    run_virtual(scenario(), limit_s=600)
+    async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
+        assert (await client.generate(PROMPT, max_new_tokens=5)).failovers == 0
+        await asyncio.sleep(10)  # that dial is forgotten
+        first = swarm.peers[0]
+        dials = dials_of(first, monkeypatch)
+        strangers = [swarm.network.transport() for _ in range(clients)]
+        began_s = asyncio.get_running_loop().time()
+        said = [await opened(swarm, strangers[number % clients], number) for number in range(asked)]
+        took_s = asyncio.get_running_loop().time() - began_s
+        burst, per_s = (
+            (DIALS.burst, DIALS.per_s) if clients == 1 else (DIALS.all_burst, DIALS.all_per_s)
+        )
+        assert burst <= len(dials) <= burst + per_s * took_s < asked / 2
+        assert Counter(said) == {
+            "cannot be reached": len(dials),
+            DIALS_REFUSED: asked - len(dials),
+        }
+        assert first.stage.counters["dials_refused"] == asked - len(dials)
+        assert not first.engine.kv
+        # Whom this stage reached before it still reaches, for anybody.
+        await asyncio.sleep(2 * 30.0)  # idle hops are closed
+        dials.clear()
+        noise = [
+            asyncio.create_task(opened(swarm, strangers[n % clients], asked + n))
+            for n in range(asked)
+        ]
+        await asyncio.sleep(0)
+        answer = await client.generate(PROMPT, max_new_tokens=5)
+        assert answer.token_ids == answer_of(PROMPT, 5)
+        assert answer.failovers == 0
+        assert swarm.peers[1].peer_id in dict(dials)
+        await asyncio.gather(*noise)
 
 
-def test_a_client_has_few_peers_dialled_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, LAYERS)) as swarm:
-            first, evil = swarm.peers[0], swarm.network.transport()
-            dials = dials_of(first, monkeypatch)
-            open_ = open_for(swarm, evil)
-            stream = await evil.open_stream(first.peer_id, SESSION_PROTOCOL)
-            await codec.send_frame(stream, open_)
-            assert isinstance((await codec.read_frame(stream)).message, SessionAccepted)
-            said = Counter[str]()
-            for number in range(1, 41):
-                away = Identity(number.to_bytes(32, "big")).peer_id
-                order = KvCopy(session=open_.session, attempt=number, to=away)
-                asked = await evil.open_stream(first.peer_id, SESSION_PROTOCOL)
-                await codec.send_frame(asked, order)
-                said[(await codec.read_frame(asked)).message.reason] += 1
-                await asked.close()
-            assert len(dials) == DIALS.burst
-            assert said[DIALS_REFUSED] == 40 - len(dials)
-
-    run_virtual(scenario(), limit_s=300)
+@pytest.mark.virtual(limit_s=300)
+async def test_a_client_has_few_peers_dialled_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with paper_swarm((0, LAYERS)) as swarm:
+        first, evil = swarm.peers[0], swarm.network.transport()
+        dials = dials_of(first, monkeypatch)
+        open_ = open_for(swarm, evil)
+        stream = await evil.open_stream(first.peer_id, SESSION_PROTOCOL)
+        await codec.send_frame(stream, open_)
+        assert isinstance((await codec.read_frame(stream)).message, SessionAccepted)
+        said = Counter[str]()
+        for number in range(1, 41):
+            away = Identity(number.to_bytes(32, "big")).peer_id
+            order = KvCopy(session=open_.session, attempt=number, to=away)
+            asked = await evil.open_stream(first.peer_id, SESSION_PROTOCOL)
+            await codec.send_frame(asked, order)
+            said[(await codec.read_frame(asked)).message.reason] += 1
+            await asked.close()
+        assert len(dials) == DIALS.burst
+        assert said[DIALS_REFUSED] == 40 - len(dials)
 
 
-def test_sessions_that_are_opened_and_rest_keep_nobody_out() -> None:
+@pytest.mark.virtual(limit_s=300)
+async def test_sessions_that_are_opened_and_rest_keep_nobody_out() -> None:
     """Strangers with an identity each fill all KV, and send no prompt."""
-
-    async def scenario() -> None:
-        async with AsyncExitStack() as stack:
-            swarm = await stack.enter_async_context(paper_swarm())
-            for span in ((0, 4), (4, LAYERS)):
-                await swarm.add(*span, kv_tokens=200)
-            client = await stack.enter_async_context(swarm.client(wait_s=0))
-            counters = swarm.peers[0].stage.counters
-            refused: list[str] = []
-            number = 0
-            while not refused:
-                number += 1
-                evil = swarm.network.transport()
-                stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
-                await codec.send_frame(stream, open_for(swarm, evil, session=f"{number:032d}"))
-                reply = (await codec.read_frame(stream)).message
-                if isinstance(reply, SessionRefused):
-                    refused.append(reply.reason)
-                    assert 0 < reply.retry_after_s <= ADMISSION.rest_s
-            assert counters["rested"] == 0
-            with pytest.raises(UnavailableError, match="full"):
-                await client.generate(PROMPT, max_new_tokens=50)
-            await asyncio.sleep(ADMISSION.rest_s)
-            answer = await client.generate(PROMPT, max_new_tokens=50)
-            assert answer.token_ids == answer_of(PROMPT, 50)
-            assert 0 < counters["rested"] < number - 1, "no more than it takes"
-
-    run_virtual(scenario(), limit_s=300)
+    async with AsyncExitStack() as stack:
+        swarm = await stack.enter_async_context(paper_swarm())
+        for span in ((0, 4), (4, LAYERS)):
+            await swarm.add(*span, kv_tokens=200)
+        client = await stack.enter_async_context(swarm.client(wait_s=0))
+        counters = swarm.peers[0].stage.counters
+        refused: list[str] = []
+        number = 0
+        while not refused:
+            number += 1
+            evil = swarm.network.transport()
+            stream = await evil.open_stream(swarm.peers[0].peer_id, SESSION_PROTOCOL)
+            await codec.send_frame(stream, open_for(swarm, evil, session=f"{number:032d}"))
+            reply = (await codec.read_frame(stream)).message
+            if isinstance(reply, SessionRefused):
+                refused.append(reply.reason)
+                assert 0 < reply.retry_after_s <= ADMISSION.rest_s
+        assert counters["rested"] == 0
+        with pytest.raises(UnavailableError, match="full"):
+            await client.generate(PROMPT, max_new_tokens=50)
+        await asyncio.sleep(ADMISSION.rest_s)
+        answer = await client.generate(PROMPT, max_new_tokens=50)
+        assert answer.token_ids == answer_of(PROMPT, 50)
+        assert 0 < counters["rested"] < number - 1, "no more than it takes"
 
 
 async def attached(swarm: PaperSwarm, evil: MemoryTransport, protocol: str) -> Stream:
@@ -801,22 +765,20 @@ async def ping_on(stream: Stream, count: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", [SESSION_PROTOCOL, HOP_PROTOCOL])
-def test_who_reads_no_answers_is_not_listened_to(protocol: str) -> None:
-    async def scenario() -> None:
-        budget = Budget(replace(PINGS, per_s=math.inf, burst=math.inf))
-        async with (
-            paper_swarm((0, 4), (4, 8), budget=budget) as swarm,
-            swarm.client() as client,
-        ):
-            stream = await attached(swarm, swarm.network.transport(), protocol)
-            begun_s = asyncio.get_running_loop().time()
-            with pytest.raises(NetworkError):
-                await ping_on(stream, 400_000)  # each answered: 20 MB
-            assert asyncio.get_running_loop().time() - begun_s >= 20, "a slow reader has its time"
-            answer = await client.generate(PROMPT, max_new_tokens=8)
-            assert answer.token_ids == answer_of(PROMPT, 8)
-
-    run_virtual(scenario(), limit_s=600)
+@pytest.mark.virtual(limit_s=600)
+async def test_who_reads_no_answers_is_not_listened_to(protocol: str) -> None:
+    budget = Budget(replace(PINGS, per_s=math.inf, burst=math.inf))
+    async with (
+        paper_swarm((0, 4), (4, 8), budget=budget) as swarm,
+        swarm.client() as client,
+    ):
+        stream = await attached(swarm, swarm.network.transport(), protocol)
+        begun_s = asyncio.get_running_loop().time()
+        with pytest.raises(NetworkError):
+            await ping_on(stream, 400_000)  # each answered: 20 MB
+        assert asyncio.get_running_loop().time() - begun_s >= 20, "a slow reader has its time"
+        answer = await client.generate(PROMPT, max_new_tokens=8)
+        assert answer.token_ids == answer_of(PROMPT, 8)
 
 
 @pytest.mark.parametrize("protocol", [SESSION_PROTOCOL, HOP_PROTOCOL])
@@ -880,103 +842,93 @@ async def begin_frame(stream: Stream, number: int, step: int) -> None:
         await codec.read_frame(stream)  # the other side says what it has read
 
 
-def test_unfinished_frames_take_a_bounded_memory() -> None:
+@pytest.mark.virtual(limit_s=600)
+async def test_unfinished_frames_take_a_bounded_memory() -> None:
     most = 1 << 20
-
-    async def scenario() -> None:
-        budget = Budget(replace(FRAME_BYTES, per_peer=most))
-        async with (
-            paper_swarm((0, 4), (4, 8), budget=budget) as swarm,
-            swarm.client() as client,
-        ):
-            evil, target = swarm.network.transport(), swarm.peers[0].peer_id
-            streams = [await evil.open_stream(target, HOP_PROTOCOL) for _ in range(3)]
-            held = dict.fromkeys(range(3), 0)
-            for step in range(16):
-                for which, number in product(list(held), range(8)):
-                    try:
-                        await begin_frame(streams[which], number, step)
-                    except NetworkError:
-                        del held[which]
-                        break
-                    held[which] += 1 << 15
-                    assert sum(held.values()) <= most
-            assert len(held) < 3, "whoever goes on beyond the bound is closed"
-            answer = await client.generate(PROMPT, max_new_tokens=8)
-            assert answer.token_ids == answer_of(PROMPT, 8)
-            for stream in streams:
-                await stream.close()
-            await asyncio.sleep(1)
-            await begin_frame(await evil.open_stream(target, HOP_PROTOCOL), 0, 0)
-
-    run_virtual(scenario(), limit_s=600)
+    budget = Budget(replace(FRAME_BYTES, per_peer=most))
+    async with (
+        paper_swarm((0, 4), (4, 8), budget=budget) as swarm,
+        swarm.client() as client,
+    ):
+        evil, target = swarm.network.transport(), swarm.peers[0].peer_id
+        streams = [await evil.open_stream(target, HOP_PROTOCOL) for _ in range(3)]
+        held = dict.fromkeys(range(3), 0)
+        for step in range(16):
+            for which, number in product(list(held), range(8)):
+                try:
+                    await begin_frame(streams[which], number, step)
+                except NetworkError:
+                    del held[which]
+                    break
+                held[which] += 1 << 15
+                assert sum(held.values()) <= most
+        assert len(held) < 3, "whoever goes on beyond the bound is closed"
+        answer = await client.generate(PROMPT, max_new_tokens=8)
+        assert answer.token_ids == answer_of(PROMPT, 8)
+        for stream in streams:
+            await stream.close()
+        await asyncio.sleep(1)
+        await begin_frame(await evil.open_stream(target, HOP_PROTOCOL), 0, 0)
 
 
 @pytest.mark.parametrize("protocol", [SESSION_PROTOCOL, HOP_PROTOCOL])
-def test_large_frames_that_are_never_whole_take_a_bounded_memory(protocol: str) -> None:
+@pytest.mark.virtual(limit_s=600)
+async def test_large_frames_that_are_never_whole_take_a_bounded_memory(protocol: str) -> None:
     """Not in parts: their length is the longest, and all but the end comes, on many streams."""
     most = 4 << 20
-
-    async def scenario() -> None:
-        budget = Budget(replace(FRAME_BYTES, per_peer=most, per_stranger=None))
-        held = budget.held(FRAME_BYTES)
-        async with (
-            paper_swarm((0, 4), (4, 8), budget=budget) as swarm,
-            swarm.client() as client,
-        ):
-            evil, closed = swarm.network.transport(), 0
-            target = swarm.peers[0].peer_id
-            streams = [await evil.open_stream(target, protocol) for _ in range(8)]
-            frame = codec.encode_frame(Ping(nonce=1), bytes(2 << 20))
-            for stream in streams:
-                stream.write(frame[:-1])
-            await asyncio.sleep(1)
-            assert 1 << 20 <= held.total <= most
-            await asyncio.sleep(PIPES.heard_limit_s)
-            for stream in streams:
-                try:
-                    await stream.drain()
-                except NetworkError:
-                    closed += 1
-            assert closed >= 6, "whoever goes on beyond the bound is closed"
-            assert budget.refused["frame_bytes"] == closed
-            answer = await client.generate(PROMPT, max_new_tokens=8)
-            assert answer.token_ids == answer_of(PROMPT, 8)
-            await asyncio.sleep(200)  # beyond every limit on silence
-            assert held.total == 0
-
-    run_virtual(scenario(), limit_s=600)
+    budget = Budget(replace(FRAME_BYTES, per_peer=most, per_stranger=None))
+    held = budget.held(FRAME_BYTES)
+    async with (
+        paper_swarm((0, 4), (4, 8), budget=budget) as swarm,
+        swarm.client() as client,
+    ):
+        evil, closed = swarm.network.transport(), 0
+        target = swarm.peers[0].peer_id
+        streams = [await evil.open_stream(target, protocol) for _ in range(8)]
+        frame = codec.encode_frame(Ping(nonce=1), bytes(2 << 20))
+        for stream in streams:
+            stream.write(frame[:-1])
+        await asyncio.sleep(1)
+        assert 1 << 20 <= held.total <= most
+        await asyncio.sleep(PIPES.heard_limit_s)
+        for stream in streams:
+            try:
+                await stream.drain()
+            except NetworkError:
+                closed += 1
+        assert closed >= 6, "whoever goes on beyond the bound is closed"
+        assert budget.refused["frame_bytes"] == closed
+        answer = await client.generate(PROMPT, max_new_tokens=8)
+        assert answer.token_ids == answer_of(PROMPT, 8)
+        await asyncio.sleep(200)  # beyond every limit on silence
+        assert held.total == 0
 
 
 @pytest.mark.parametrize("protocol", [SESSION_PROTOCOL, HOP_PROTOCOL])
-def test_who_has_no_session_begins_no_frame_longer_than_an_open(protocol: str) -> None:
-    async def scenario() -> None:
-        budget = Budget()
-        held = budget.held(FRAME_BYTES)
-        async with paper_swarm((0, 4), (4, 8), budget=budget) as swarm:
-            evil = swarm.network.transport()
-            frame = codec.encode_frame(Ping(nonce=1), bytes(3 << 19))
-            for _ in range(2):
-                stream = await evil.open_stream(swarm.peers[0].peer_id, protocol)
-                stream.write(frame[:-1])
-            await asyncio.sleep(1)
-            assert held.by_peer[evil.peer_id] >= 1 << 20
-            assert held.by_peer[evil.peer_id] <= FRAME_BYTES.per_stranger
-            assert budget.refused["frame_bytes"] == 1
-
-    run_virtual(scenario(), limit_s=600)
+@pytest.mark.virtual(limit_s=600)
+async def test_who_has_no_session_begins_no_frame_longer_than_an_open(protocol: str) -> None:
+    budget = Budget()
+    held = budget.held(FRAME_BYTES)
+    async with paper_swarm((0, 4), (4, 8), budget=budget) as swarm:
+        evil = swarm.network.transport()
+        frame = codec.encode_frame(Ping(nonce=1), bytes(3 << 19))
+        for _ in range(2):
+            stream = await evil.open_stream(swarm.peers[0].peer_id, protocol)
+            stream.write(frame[:-1])
+        await asyncio.sleep(1)
+        assert held.by_peer[evil.peer_id] >= 1 << 20
+        assert held.by_peer[evil.peer_id] <= FRAME_BYTES.per_stranger
+        assert budget.refused["frame_bytes"] == 1
 
 
-def test_a_session_takes_no_frame_longer_than_its_prompt() -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, 4), (4, 8)) as swarm:
-            evil, target = swarm.network.transport(), swarm.peers[0]
-            stream = await attached(swarm, evil, SESSION_PROTOCOL)
-            stream.write(codec.encode_frame(Ping(nonce=1), bytes(1 << 20)))
-            await ended(stream)
-            assert target.stage.counters["malformed"] == 1
-
-    run_virtual(scenario(), limit_s=600)
+@pytest.mark.virtual(limit_s=600)
+async def test_a_session_takes_no_frame_longer_than_its_prompt() -> None:
+    async with paper_swarm((0, 4), (4, 8)) as swarm:
+        evil, target = swarm.network.transport(), swarm.peers[0]
+        stream = await attached(swarm, evil, SESSION_PROTOCOL)
+        stream.write(codec.encode_frame(Ping(nonce=1), bytes(1 << 20)))
+        await ended(stream)
+        assert target.stage.counters["malformed"] == 1
 
 
 @pytest.mark.virtual(limit_s=600)
@@ -1012,23 +964,21 @@ async def test_a_stage_that_heeds_no_credit_has_bounded_rows_waiting() -> None:
 
 
 @pytest.mark.parametrize("part", [True, False])
-def test_a_hop_that_says_nothing_is_closed(part: bool) -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, 4), (4, 8)) as swarm:
-            target = swarm.peers[0]
-            stream = await attached(swarm, swarm.network.transport(), HOP_PROTOCOL)
-            if part:
-                begun = FramePart(number=1, offset=0, total_bytes=100, slow=True)
-                await codec.send_frame(stream, begun, b"x")
-            else:
-                await codec.send_frame(stream, Ping(nonce=1))
-            await asyncio.sleep(StreamConfig().part_s / 2)
-            assert not target.stage.counters["streams_silent"]
-            await asyncio.sleep(StreamConfig().hop_silence_s)
-            assert target.stage.counters["streams_silent"] == 1
-            await ended(stream)
-
-    run_virtual(scenario(), limit_s=600)
+@pytest.mark.virtual(limit_s=600)
+async def test_a_hop_that_says_nothing_is_closed(part: bool) -> None:
+    async with paper_swarm((0, 4), (4, 8)) as swarm:
+        target = swarm.peers[0]
+        stream = await attached(swarm, swarm.network.transport(), HOP_PROTOCOL)
+        if part:
+            begun = FramePart(number=1, offset=0, total_bytes=100, slow=True)
+            await codec.send_frame(stream, begun, b"x")
+        else:
+            await codec.send_frame(stream, Ping(nonce=1))
+        await asyncio.sleep(StreamConfig().part_s / 2)
+        assert not target.stage.counters["streams_silent"]
+        await asyncio.sleep(StreamConfig().hop_silence_s)
+        assert target.stage.counters["streams_silent"] == 1
+        await ended(stream)
 
 
 def call_unsound(liar: PaperPeer, told: list[str]) -> None:
@@ -1053,21 +1003,19 @@ GRAMMAR = "start: /a+/"
 
 
 @pytest.mark.parametrize("grammar", ["", GRAMMAR])
-def test_peers_that_call_requests_unsound_end_none(grammar: str) -> None:
-    async def scenario() -> None:
-        async with paper_swarm(*[(0, LAYERS)] * 4) as swarm, swarm.client() as client:
-            told: list[str] = []
-            for liar in swarm.peers[:3]:
-                call_unsound(liar, told)
-            swarm.peers[3].engine.grammar = AsyncMock(return_value=None)  # type: ignore[attr-defined]
-            options = {"grammar": grammar, "stop_token_ids": (VOCAB - 1,)} if grammar else {}
-            for _ in range(12):
-                answer = await client.generate(PROMPT, max_new_tokens=5, **options)
-                assert answer.token_ids == answer_of(PROMPT, 5)
-            assert set(told) == {liar.peer_id for liar in swarm.peers[:3]}
-            assert len(told) < 12, "who lied is avoided for a while"
-
-    run_virtual(scenario(), limit_s=300)
+@pytest.mark.virtual(limit_s=300)
+async def test_peers_that_call_requests_unsound_end_none(grammar: str) -> None:
+    async with paper_swarm(*[(0, LAYERS)] * 4) as swarm, swarm.client() as client:
+        told: list[str] = []
+        for liar in swarm.peers[:3]:
+            call_unsound(liar, told)
+        swarm.peers[3].engine.grammar = AsyncMock(return_value=None)  # type: ignore[attr-defined]
+        options = {"grammar": grammar, "stop_token_ids": (VOCAB - 1,)} if grammar else {}
+        for _ in range(12):
+            answer = await client.generate(PROMPT, max_new_tokens=5, **options)
+            assert answer.token_ids == answer_of(PROMPT, 5)
+        assert set(told) == {liar.peer_id for liar in swarm.peers[:3]}
+        assert len(told) < 12, "who lied is avoided for a while"
 
 
 @pytest.mark.virtual(limit_s=300)
@@ -1164,107 +1112,95 @@ async def test_no_stage_signs_a_refusal_of_what_its_client_did_not_send_it() -> 
             assert refused.code is RefusalCode.UNREACHABLE
 
 
-def test_strangers_that_call_requests_unsound_end_none_while_a_named_peer_is_slow() -> None:
-    async def scenario() -> None:
-        async with paper_swarm(*[(0, LAYERS)] * 9) as swarm:
-            honest, *crowd = swarm.peers
-            told: list[str] = []
-            for liar in crowd:
-                call_unsound(liar, told)
-            async with swarm.client(named=(honest.peer_id,), pings_always=True) as client:
-                swarm.network.freeze(honest.peer_id)
-                await asyncio.sleep(20)
-                asked = asyncio.create_task(client.generate(PROMPT, max_new_tokens=5))
-                await asyncio.sleep(10)
-                assert not asked.done(), "nobody that this client trusts has said anything"
-                assert len(told) == len(crowd)
-                swarm.network.thaw(honest.peer_id)
-                assert (await asked).token_ids == answer_of(PROMPT, 5)
-
-    run_virtual(scenario(), limit_s=300)
+@pytest.mark.virtual(limit_s=300)
+async def test_strangers_that_call_requests_unsound_end_none_while_a_named_peer_is_slow() -> None:
+    async with paper_swarm(*[(0, LAYERS)] * 9) as swarm:
+        honest, *crowd = swarm.peers
+        told: list[str] = []
+        for liar in crowd:
+            call_unsound(liar, told)
+        async with swarm.client(named=(honest.peer_id,), pings_always=True) as client:
+            swarm.network.freeze(honest.peer_id)
+            await asyncio.sleep(20)
+            asked = asyncio.create_task(client.generate(PROMPT, max_new_tokens=5))
+            await asyncio.sleep(10)
+            assert not asked.done(), "nobody that this client trusts has said anything"
+            assert len(told) == len(crowd)
+            swarm.network.thaw(honest.peer_id)
+            assert (await asked).token_ids == answer_of(PROMPT, 5)
 
 
-def test_whole_numbers_where_floats_are_meant_are_signed_as_they_travel() -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
-            answer = await client.generate(
-                PROMPT, max_new_tokens=5, temperature=0, top_p=1, logit_bias={5: 0}
-            )
+@pytest.mark.virtual(limit_s=5)
+async def test_whole_numbers_where_floats_are_meant_are_signed_as_they_travel() -> None:
+    async with paper_swarm((0, 4), (4, 8)) as swarm, swarm.client() as client:
+        answer = await client.generate(
+            PROMPT, max_new_tokens=5, temperature=0, top_p=1, logit_bias={5: 0}
+        )
+        assert answer.token_ids == answer_of(PROMPT, 5)
+
+
+@pytest.mark.virtual(limit_s=300)
+async def test_a_session_that_met_a_liar_goes_on_over_who_delivered() -> None:
+    async with paper_swarm((0, LAYERS)) as swarm, swarm.client() as client:
+        await client.generate(PROMPT, max_new_tokens=5)
+        told: list[str] = []
+        for _ in range(8):
+            liar = await swarm.add(0, LAYERS)
+            call_unsound(liar, told)
+            fast = replace(liar.record(), tokens_per_s=(200.0,) * LAYERS)
+            await liar.directory.publish(fast)
+        await client.reader.look()
+        for _ in range(8):
+            before = len(told)
+            answer = await client.generate(PROMPT, max_new_tokens=5)
             assert answer.token_ids == answer_of(PROMPT, 5)
-
-    run_virtual(scenario(), limit_s=5)
-
-
-def test_a_session_that_met_a_liar_goes_on_over_who_delivered() -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, LAYERS)) as swarm, swarm.client() as client:
-            await client.generate(PROMPT, max_new_tokens=5)
-            told: list[str] = []
-            for _ in range(8):
-                liar = await swarm.add(0, LAYERS)
-                call_unsound(liar, told)
-                fast = replace(liar.record(), tokens_per_s=(200.0,) * LAYERS)
-                await liar.directory.publish(fast)
-            await client.reader.look()
-            for _ in range(8):
-                before = len(told)
-                answer = await client.generate(PROMPT, max_new_tokens=5)
-                assert answer.token_ids == answer_of(PROMPT, 5)
-                assert len(told) - before <= 1
-            assert told, "newcomers are tried all the same"
-
-    run_virtual(scenario(), limit_s=300)
+            assert len(told) - before <= 1
+        assert told, "newcomers are tried all the same"
 
 
 @pytest.mark.parametrize("options", [{}, {"grammar": GRAMMAR, "stop_token_ids": (VOCAB - 1,)}])
 @pytest.mark.parametrize("holders", [1, 2, 8])
-def test_a_request_that_all_call_unsound_ends_at_once(
+@pytest.mark.virtual(limit_s=300)
+async def test_a_request_that_all_call_unsound_ends_at_once(
     holders: int, options: dict[str, Any]
 ) -> None:
-    async def scenario() -> None:
-        async with paper_swarm(*[(0, LAYERS)] * holders) as swarm, swarm.client() as client:
-            loop = asyncio.get_running_loop()
-            started_s = loop.time()
-            told: list[str] = []
-            for peer in swarm.peers:
-                call_unsound(peer, told)
-            with pytest.raises(RequestRefusedError, match="nobody takes such a request"):
-                await client.generate(PROMPT, max_new_tokens=5, **options)
-            assert loop.time() - started_s < 5, "nobody waits for another answer"
-            assert len(told) == min(holders, SessionConfig().unsound_tries)
-            view, now_s = client.view, loop.time()
-            assert not any(view.avoidance.avoids(node, now_s) for node in view.nodes.values())
-
-    run_virtual(scenario(), limit_s=300)
+    async with paper_swarm(*[(0, LAYERS)] * holders) as swarm, swarm.client() as client:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        told: list[str] = []
+        for peer in swarm.peers:
+            call_unsound(peer, told)
+        with pytest.raises(RequestRefusedError, match="nobody takes such a request"):
+            await client.generate(PROMPT, max_new_tokens=5, **options)
+        assert loop.time() - started_s < 5, "nobody waits for another answer"
+        assert len(told) == min(holders, SessionConfig().unsound_tries)
+        view, now_s = client.view, loop.time()
+        assert not any(view.avoidance.avoids(node, now_s) for node in view.nodes.values())
 
 
-def test_a_stage_does_not_say_that_another_leaves() -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, 4), (4, 8), (0, 4), (4, 8)) as swarm, swarm.client() as client:
-            running = client.begin(PROMPT, max_new_tokens=50)
-            pieces = aiter(running)
-            tokens = list((await anext(pieces)).token_ids)
-            by_id = {peer.peer_id: peer for peer in swarm.peers}
-            (live,) = [
-                live
-                for peer in swarm.peers
-                if not peer.engine.span[0]
-                for live in peer.stage.shell.table
-            ]
-            liar, honest = (by_id[stage.peer_id] for stage in live.session.open.route)
-            open_ = live.session.open
-            said = SessionLeaving(
-                session=open_.session, attempt=open_.attempt, peer_id=honest.peer_id
-            )
-            live.upstream.send(own_word(said, liar.transport.sign))
-            async for piece in pieces:
-                tokens += piece.token_ids
-            assert tuple(tokens) == answer_of(PROMPT, 50)
-            route = [stage.peer_id for stage in running.answer().route]
-            assert honest.peer_id in route, "the one that was spoken of stays"
-            assert liar.peer_id not in route
-
-    run_virtual(scenario(), limit_s=300)
+@pytest.mark.virtual(limit_s=300)
+async def test_a_stage_does_not_say_that_another_leaves() -> None:
+    async with paper_swarm((0, 4), (4, 8), (0, 4), (4, 8)) as swarm, swarm.client() as client:
+        running = client.begin(PROMPT, max_new_tokens=50)
+        pieces = aiter(running)
+        tokens = list((await anext(pieces)).token_ids)
+        by_id = {peer.peer_id: peer for peer in swarm.peers}
+        (live,) = [
+            live
+            for peer in swarm.peers
+            if not peer.engine.span[0]
+            for live in peer.stage.shell.table
+        ]
+        liar, honest = (by_id[stage.peer_id] for stage in live.session.open.route)
+        open_ = live.session.open
+        said = SessionLeaving(session=open_.session, attempt=open_.attempt, peer_id=honest.peer_id)
+        live.upstream.send(own_word(said, liar.transport.sign))
+        async for piece in pieces:
+            tokens += piece.token_ids
+        assert tuple(tokens) == answer_of(PROMPT, 50)
+        route = [stage.peer_id for stage in running.answer().route]
+        assert honest.peer_id in route, "the one that was spoken of stays"
+        assert liar.peer_id not in route
 
 
 @asynccontextmanager
@@ -1282,51 +1218,46 @@ async def beside_made_up_models(model: ModelSpec) -> AsyncIterator[PaperSwarm]:
 
 
 @pytest.mark.parametrize("known", ["root", "fingerprint", "named"])
-def test_made_up_models_do_not_outvote_the_one_that_is_meant(known: str) -> None:
-    async def scenario() -> None:
-        async with beside_made_up_models(replace(SPEC, root="made up")) as swarm:
-            ways: dict[str, Any] = {
-                "root": {"text": ModelText(name=SPEC.name, root=SPEC.root)},
-                "fingerprint": {"fingerprint": SPEC.fingerprint[:20]},
-                "named": {"named": (swarm.peers[1].peer_id,)},
-            }
-            async with swarm.client(**ways[known]) as client:
-                answer = await client.generate(PROMPT, max_new_tokens=5)
-                assert answer.token_ids == answer_of(PROMPT, 5)
-                assert answer.fingerprint == SPEC.fingerprint
-
-    run_virtual(scenario(), limit_s=300)
+@pytest.mark.virtual(limit_s=300)
+async def test_made_up_models_do_not_outvote_the_one_that_is_meant(known: str) -> None:
+    async with beside_made_up_models(replace(SPEC, root="made up")) as swarm:
+        ways: dict[str, Any] = {
+            "root": {"text": ModelText(name=SPEC.name, root=SPEC.root)},
+            "fingerprint": {"fingerprint": SPEC.fingerprint[:20]},
+            "named": {"named": (swarm.peers[1].peer_id,)},
+        }
+        async with swarm.client(**ways[known]) as client:
+            answer = await client.generate(PROMPT, max_new_tokens=5)
+            assert answer.token_ids == answer_of(PROMPT, 5)
+            assert answer.fingerprint == SPEC.fingerprint
 
 
-def test_where_nothing_tells_models_apart_the_client_says_so() -> None:
-    async def scenario() -> None:
-        async with beside_made_up_models(replace(SPEC, root="made up")) as swarm:
-            told: list[str] = []
-            async with swarm.client(wait_s=5, on_status=told.append) as client:
-                with pytest.raises(UnavailableError, match=r"announce 2 models.*--fingerprint"):
-                    await client.generate(PROMPT, max_new_tokens=5)
-            (said,) = told
-            assert said.startswith("waiting: peers announce 2 models")
-
-    run_virtual(scenario(), limit_s=300)
-
-
-def test_a_name_alone_is_taken_at_its_peers_word_and_kept() -> None:
-    async def scenario() -> None:
-        async with paper_swarm((0, 8)) as swarm:
-            told: list[str] = []
-            async with swarm.client(on_status=told.append) as client:
+@pytest.mark.virtual(limit_s=300)
+async def test_where_nothing_tells_models_apart_the_client_says_so() -> None:
+    async with beside_made_up_models(replace(SPEC, root="made up")) as swarm:
+        told: list[str] = []
+        async with swarm.client(wait_s=5, on_status=told.append) as client:
+            with pytest.raises(UnavailableError, match=r"announce 2 models.*--fingerprint"):
                 await client.generate(PROMPT, max_new_tokens=5)
-                assert SPEC.fingerprint in told[0]
-                record = swarm.peers[0].record()
-                other = replace(SPEC, root="other weights")
-                client.view.take_nodes({"x": replace(record, peer_id="x", model=other)})
-                assert client.view.spec is None, "it does not change to other weights"
-
-    run_virtual(scenario(), limit_s=300)
+        (said,) = told
+        assert said.startswith("waiting: peers announce 2 models")
 
 
-def test_made_up_sizes_under_the_right_root_are_found_out(tmp_path: Path) -> None:
+@pytest.mark.virtual(limit_s=300)
+async def test_a_name_alone_is_taken_at_its_peers_word_and_kept() -> None:
+    async with paper_swarm((0, 8)) as swarm:
+        told: list[str] = []
+        async with swarm.client(on_status=told.append) as client:
+            await client.generate(PROMPT, max_new_tokens=5)
+            assert SPEC.fingerprint in told[0]
+            record = swarm.peers[0].record()
+            other = replace(SPEC, root="other weights")
+            client.view.take_nodes({"x": replace(record, peer_id="x", model=other)})
+            assert client.view.spec is None, "it does not change to other weights"
+
+
+@pytest.mark.virtual(limit_s=300)
+async def test_made_up_sizes_under_the_right_root_are_found_out(tmp_path: Path) -> None:
     config = {
         "model_type": "llama",
         "num_hidden_layers": LAYERS,
@@ -1335,16 +1266,12 @@ def test_made_up_sizes_under_the_right_root_are_found_out(tmp_path: Path) -> Non
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     text = ModelText(name=SPEC.name, root=SPEC.root, directory=tmp_path)
-
-    async def scenario() -> None:
-        async with (
-            beside_made_up_models(replace(SPEC, layers=2 * LAYERS)) as swarm,
-            swarm.client(text=text) as client,
-        ):
-            answer = await client.generate(PROMPT, max_new_tokens=5)
-            assert answer.token_ids == answer_of(PROMPT, 5)
-
-    run_virtual(scenario(), limit_s=300)
+    async with (
+        beside_made_up_models(replace(SPEC, layers=2 * LAYERS)) as swarm,
+        swarm.client(text=text) as client,
+    ):
+        answer = await client.generate(PROMPT, max_new_tokens=5)
+        assert answer.token_ids == answer_of(PROMPT, 5)
 
 
 HALVES = ((0, 4), (4, 8))
@@ -1441,35 +1368,33 @@ LIES: dict[str, tuple[int, Callable[[PaperPeer], None]]] = {
 
 
 @pytest.mark.parametrize(("hop", "lie"), LIES.values(), ids=LIES.keys())
-def test_who_fails_between_two_stages_is_found_by_those_it_fails_with(
+@pytest.mark.virtual(limit_s=1200)
+async def test_who_fails_between_two_stages_is_found_by_those_it_fails_with(
     hop: int, lie: Callable[[PaperPeer], None]
 ) -> None:
-    async def scenario() -> None:
-        async with paper_swarm(*HALVES * 3) as swarm, swarm.client() as client:
-            liar = swarm.peers[hop]
-            lie(liar)
-            loop = asyncio.get_running_loop()
-            failovers, avoided = [], Counter[str]()
-            for _ in range(6):
-                for _ in range(4):
-                    answer = await client.generate(PROMPT, max_new_tokens=8, prefix_cache="off")
-                    assert answer.token_ids == answer_of(PROMPT, 8)
-                    assert liar.peer_id not in {stage.peer_id for stage in answer.route}
-                    failovers.append(client.view.counters.total())
-                avoided.update(
-                    peer_id
-                    for peer_id, record in client.view.nodes.items()
-                    if client.view.avoidance.avoids(record, loop.time())
-                )
-                await asyncio.sleep(20)  # who was avoided for the first time is tried again
-            first, rest = failovers[0], failovers[-1] - failovers[0]
-            assert first <= 2, "it is found within the first answer"
-            assert rest <= 4, "when its time is over it is tried again, for longer each time"
-            assert avoided[liar.peer_id] >= 5
-            del avoided[liar.peer_id]
-            assert max(avoided.values(), default=0) <= 1, "nobody else is out for long"
-
-    run_virtual(scenario(), limit_s=1200)
+    async with paper_swarm(*HALVES * 3) as swarm, swarm.client() as client:
+        liar = swarm.peers[hop]
+        lie(liar)
+        loop = asyncio.get_running_loop()
+        failovers, avoided = [], Counter[str]()
+        for _ in range(6):
+            for _ in range(4):
+                answer = await client.generate(PROMPT, max_new_tokens=8, prefix_cache="off")
+                assert answer.token_ids == answer_of(PROMPT, 8)
+                assert liar.peer_id not in {stage.peer_id for stage in answer.route}
+                failovers.append(client.view.counters.total())
+            avoided.update(
+                peer_id
+                for peer_id, record in client.view.nodes.items()
+                if client.view.avoidance.avoids(record, loop.time())
+            )
+            await asyncio.sleep(20)  # who was avoided for the first time is tried again
+        first, rest = failovers[0], failovers[-1] - failovers[0]
+        assert first <= 2, "it is found within the first answer"
+        assert rest <= 4, "when its time is over it is tried again, for longer each time"
+        assert avoided[liar.peer_id] >= 5
+        del avoided[liar.peer_id]
+        assert max(avoided.values(), default=0) <= 1, "nobody else is out for long"
 
 
 def empty_tokens(live: Live) -> Tokens:

@@ -11,7 +11,6 @@ from dht.errors import SwarmError
 from dht.messages.session import OVERFLOWS
 from node.engine.engine import Engine, EngineConfig
 from node.weights.store import WeightStore
-from testing.clock import run_virtual
 from testing.random_model import make_llama
 from tests.sim.paper_swarm import LAYERS, PaperEngine, PaperSwarm
 from tests.sim.test_own_head import RealEngine
@@ -54,24 +53,20 @@ def _model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "_refuse_overflow", lambda _: None)
 
 
-def test_an_answer_that_overflows_ends_at_once_and_blames_that_stage_alone() -> None:
-    async def scenario() -> None:
-        swarm = HalfSwarm()
-        try:
-            peers = [
-                await swarm.add(*span, wire_dtype="float16") for span in ((0, 3), (3, 6), (6, 8))
-            ]
-            async with swarm.client(wait_s=60.0) as client:
-                clock = asyncio.get_running_loop()
-                began_s = clock.time()
-                with pytest.raises(SwarmError, match=OVERFLOWS) as said:
-                    await client.generate(PROMPT, max_new_tokens=4)
-                assert clock.time() - began_s < client.config.wait_s / 10
-                assert f"layers [3, {LAYERS - 2})" in str(said.value)
-                avoidance = client.view.avoidance
-                avoided = [bool(avoidance.reason(p.peer_id, clock.time())) for p in peers]
-                assert avoided == [False, True, False]
-        finally:
-            await swarm.close()
-
-    run_virtual(scenario(), limit_s=600)
+@pytest.mark.virtual(limit_s=600)
+async def test_an_answer_that_overflows_ends_at_once_and_blames_that_stage_alone() -> None:
+    swarm = HalfSwarm()
+    try:
+        peers = [await swarm.add(*span, wire_dtype="float16") for span in ((0, 3), (3, 6), (6, 8))]
+        async with swarm.client(wait_s=60.0) as client:
+            clock = asyncio.get_running_loop()
+            began_s = clock.time()
+            with pytest.raises(SwarmError, match=OVERFLOWS) as said:
+                await client.generate(PROMPT, max_new_tokens=4)
+            assert clock.time() - began_s < client.config.wait_s / 10
+            assert f"layers [3, {LAYERS - 2})" in str(said.value)
+            avoidance = client.view.avoidance
+            avoided = [bool(avoidance.reason(p.peer_id, clock.time())) for p in peers]
+            assert avoided == [False, True, False]
+    finally:
+        await swarm.close()

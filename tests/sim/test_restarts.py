@@ -39,50 +39,45 @@ from tests.sim.test_self_help import HELP_S, SETTLE_S, LoadingEngine, World, wor
 pytestmark = pytest.mark.sim
 
 
-def test_a_silent_peer_is_pinged_where_its_record_says_that_it_is(
+@pytest.mark.virtual(limit_s=1000)
+async def test_a_silent_peer_is_pinged_where_its_record_says_that_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It may come back elsewhere, and who is not connected to it would not reach it otherwise."""
     opens, asked = MemoryTransport.open_stream, list[tuple[str, ...]]()
+    async with world(5, 5, seed=3) as swarm:
+        leader, away = (each.transport for each in swarm.peers)
 
-    async def scenario() -> None:
-        async with world(5, 5, seed=3) as swarm:
-            leader, away = (each.transport for each in swarm.peers)
+        async def noted(
+            self: MemoryTransport, peer_id: str, protocol: str, **where: tuple[str, ...]
+        ) -> Any:
+            if (self, peer_id, protocol) == (leader, away.peer_id, PLAN_PROTOCOL):
+                asked.append(where.get("addresses", ()))
+            return await opens(self, peer_id, protocol, **where)
 
-            async def noted(
-                self: MemoryTransport, peer_id: str, protocol: str, **where: tuple[str, ...]
-            ) -> Any:
-                if (self, peer_id, protocol) == (leader, away.peer_id, PLAN_PROTOCOL):
-                    asked.append(where.get("addresses", ()))
-                return await opens(self, peer_id, protocol, **where)
-
-            monkeypatch.setattr(MemoryTransport, "open_stream", noted)
-            swarm.network.freeze(away.peer_id)
-            await asyncio.sleep(20)  # its record outlives that
-            assert len(asked) > BY_PEERS.silent_misses
-            assert set(asked) == {away.addresses}
-
-    run_virtual(scenario(), limit_s=1000)
+        monkeypatch.setattr(MemoryTransport, "open_stream", noted)
+        swarm.network.freeze(away.peer_id)
+        await asyncio.sleep(20)  # its record outlives that
+        assert len(asked) > BY_PEERS.silent_misses
+        assert set(asked) == {away.addresses}
 
 
-def test_who_is_watched_again_is_pinged_again() -> None:
-    async def scenario() -> None:
-        network = MemoryNetwork(random.Random(1))
-        here, there = network.transport(), network.transport()
-        await PlanStore(there, Directory(there, NETWORK, SPEC.key)).serve()
-        liveness = Liveness(here)
-        peers: dict[str, tuple[str, ...]] = {there.peer_id: ()}
-        liveness.watch(peers, peers)
-        await asyncio.sleep(10)
-        assert liveness.answers(there.peer_id) is True
-        await liveness.close()
-        liveness.watch(peers, peers)
-        network.kill(there.peer_id)
-        await asyncio.sleep(30)
-        assert liveness.silent == {there.peer_id}
-        await liveness.close()
-
-    run_virtual(scenario(), limit_s=100)
+@pytest.mark.virtual(limit_s=100)
+async def test_who_is_watched_again_is_pinged_again() -> None:
+    network = MemoryNetwork(random.Random(1))
+    here, there = network.transport(), network.transport()
+    await PlanStore(there, Directory(there, NETWORK, SPEC.key)).serve()
+    liveness = Liveness(here)
+    peers: dict[str, tuple[str, ...]] = {there.peer_id: ()}
+    liveness.watch(peers, peers)
+    await asyncio.sleep(10)
+    assert liveness.answers(there.peer_id) is True
+    await liveness.close()
+    liveness.watch(peers, peers)
+    network.kill(there.peer_id)
+    await asyncio.sleep(30)
+    assert liveness.silent == {there.peer_id}
+    await liveness.close()
 
 
 def test_a_coordinator_that_failed_for_a_while_still_sees_who_dies(
@@ -173,33 +168,31 @@ PARTS = [
 @pytest.mark.parametrize(
     ("where", "name"), PARTS, ids=[f"{where.__name__}.{name}" for where, name in PARTS]
 )
-def test_every_part_of_a_peer_and_a_client_works_again_after_it_failed(
+@pytest.mark.virtual(limit_s=2000)
+async def test_every_part_of_a_peer_and_a_client_works_again_after_it_failed(
     where: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with world(0, 5, 5, 5, 5, seed=3) as swarm, page(swarm) as parts:
-            fault = Once(monkeypatch, where, name)
-            await asyncio.sleep(20)
-            fault.left = 1
-            await swarm.kill(swarm.peers[-1])  # others follow a new plan
+    async with world(0, 5, 5, 5, 5, seed=3) as swarm, page(swarm) as parts:
+        fault = Once(monkeypatch, where, name)
+        await asyncio.sleep(20)
+        fault.left = 1
+        await swarm.kill(swarm.peers[-1])  # others follow a new plan
 
-            async def asked() -> None:
-                with suppress(SwarmError):  # what the fault itself cost
-                    await swarm.ask()
+        async def asked() -> None:
+            with suppress(SwarmError):  # what the fault itself cost
+                await swarm.ask()
 
-            for _ in range(60):
-                await asyncio.sleep(5)
-                await asked()
-                if fault.works_again:
-                    break
-            assert fault.works_again, (fault.failed, fault.returned)
-            failures = sum((each.parts.failures for each in swarm.peers), parts.failures)
-            assert failures.total() == 1
-            assert not any(each.task.done() for each in swarm.peers)
-            await swarm.until(swarm.covered, SETTLE_S)
-            await swarm.ask()
-
-    run_virtual(scenario(), limit_s=2000)
+        for _ in range(60):
+            await asyncio.sleep(5)
+            await asked()
+            if fault.works_again:
+                break
+        assert fault.works_again, (fault.failed, fault.returned)
+        failures = sum((each.parts.failures for each in swarm.peers), parts.failures)
+        assert failures.total() == 1
+        assert not any(each.task.done() for each in swarm.peers)
+        await swarm.until(swarm.covered, SETTLE_S)
+        await swarm.ask()
 
 
 @asynccontextmanager
@@ -214,33 +207,31 @@ async def page(swarm: World) -> AsyncIterator[Supervisor]:
         history.close()
 
 
-def test_a_part_that_cannot_be_set_up_again_ends_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual(limit_s=2000)
+async def test_a_part_that_cannot_be_set_up_again_ends_the_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """For the unit or container to start it anew: before, it tried every 5 s for ever."""
-
-    async def scenario() -> None:
-        async with world(5, 5, seed=3) as swarm:
-            fault = Once(monkeypatch, StageServer, "_give_up_idle")
-            fault.left = 1000
-            await asyncio.gather(*(swarm.ask() for _ in range(3)), return_exceptions=True)
-            with pytest.raises(MachineError, match=r"failed 3 times within 60 s.*Too many open"):
-                await swarm.peers[0].task
-
-    run_virtual(scenario(), limit_s=2000)
+    async with world(5, 5, seed=3) as swarm:
+        fault = Once(monkeypatch, StageServer, "_give_up_idle")
+        fault.left = 1000
+        await asyncio.gather(*(swarm.ask() for _ in range(3)), return_exceptions=True)
+        with pytest.raises(MachineError, match=r"failed 3 times within 60 s.*Too many open"):
+            await swarm.peers[0].task
 
 
-def test_a_look_at_others_that_always_fails_ends_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual(limit_s=2000)
+async def test_a_look_at_others_that_always_fails_ends_no_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What every peer looks at would else end all of them at once."""
-
-    async def scenario() -> None:
-        async with world(5, 5, seed=3) as swarm:
-            fault = Once(monkeypatch, Leadership, "look")
-            fault.left = 1000
-            await asyncio.sleep(120)
-            assert fault.left < 980
-            assert not any(each.task.done() for each in swarm.peers)
-            await swarm.ask()
-
-    run_virtual(scenario(), limit_s=2000)
+    async with world(5, 5, seed=3) as swarm:
+        fault = Once(monkeypatch, Leadership, "look")
+        fault.left = 1000
+        await asyncio.sleep(120)
+        assert fault.left < 980
+        assert not any(each.task.done() for each in swarm.peers)
+        await swarm.ask()
 
 
 class Machine:
@@ -257,37 +248,32 @@ class Machine:
         return Seen(minute=0, input_ago_s=0.0 if self.used else 1e9)
 
 
-def test_a_peer_that_stepped_aside_comes_back_although_its_watch_failed_meanwhile() -> None:
-    async def scenario() -> None:
-        async with world(5, 5, seed=3) as swarm:
-            machine = Machine()
-            lender = swarm.join(8, machine=machine)
-            await swarm.until(lambda: lender.held != (0, 0), SETTLE_S)
-            machine.used = True
-            await swarm.until(lambda: lender.held == (0, 0), SETTLE_S)
-            machine.errors, machine.used = 1, False
-            await asyncio.sleep(20)
-            assert lender.parts.failures == {"Peer._mind_owner": 1}
-            assert lender.held == (0, 0)
-            await swarm.until(lambda: lender.held != (0, 0), UseConfig().calm_for_s + SETTLE_S)
-
-    run_virtual(scenario(), limit_s=1000)
+@pytest.mark.virtual(limit_s=1000)
+async def test_a_peer_that_stepped_aside_comes_back_although_its_watch_failed_meanwhile() -> None:
+    async with world(5, 5, seed=3) as swarm:
+        machine = Machine()
+        lender = swarm.join(8, machine=machine)
+        await swarm.until(lambda: lender.held != (0, 0), SETTLE_S)
+        machine.used = True
+        await swarm.until(lambda: lender.held == (0, 0), SETTLE_S)
+        machine.errors, machine.used = 1, False
+        await asyncio.sleep(20)
+        assert lender.parts.failures == {"Peer._mind_owner": 1}
+        assert lender.held == (0, 0)
+        await swarm.until(lambda: lender.held != (0, 0), UseConfig().calm_for_s + SETTLE_S)
 
 
-def test_whoever_cannot_be_pinged_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual(limit_s=2000)
+async def test_whoever_cannot_be_pinged_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a peer sends that makes its ping raise, it may not end those that ping it."""
-
-    async def scenario() -> None:
-        async with world(5, 5, seed=3) as swarm, page(swarm) as parts:
-            fault = Once(monkeypatch, Pinger, "_ping")
-            fault.left = 100
-            await swarm.until(lambda: fault.left == 0, 500)
-            await asyncio.sleep(20)
-            assert fault.works_again
-            assert 0 < parts.failures["Pinger._follow"] < 100, "the page's pings, and peers' own"
-            assert not any(each.task.done() for each in swarm.peers)
-
-    run_virtual(scenario(), limit_s=2000)
+    async with world(5, 5, seed=3) as swarm, page(swarm) as parts:
+        fault = Once(monkeypatch, Pinger, "_ping")
+        fault.left = 100
+        await swarm.until(lambda: fault.left == 0, 500)
+        await asyncio.sleep(20)
+        assert fault.works_again
+        assert 0 < parts.failures["Pinger._follow"] < 100, "the page's pings, and peers' own"
+        assert not any(each.task.done() for each in swarm.peers)
 
 
 def test_a_look_that_fails_does_not_stop_a_coordinator_from_following_plans(
@@ -328,17 +314,15 @@ def test_a_look_that_fails_does_not_stop_a_coordinator_from_following_plans(
     run_virtual(scenario(), limit_s=1000)
 
 
-def test_a_joiner_that_could_not_load_as_nobody_coordinated_tries_again(
+@pytest.mark.virtual(limit_s=2000)
+async def test_a_joiner_that_could_not_load_as_nobody_coordinated_tries_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario() -> None:
-        async with world(0, 3, 3, 3) as swarm:
-            leader, *_ = swarm.peers
-            await swarm.kill(leader)
-            fault = Once(monkeypatch, LoadingEngine, "load")
-            fault.left = 1
-            joiner = swarm.join(3)
-            await swarm.until(lambda: joiner.held != (0, 0), 3 * HELP_S)
-            assert joiner.parts.failures == {"PlanFollower.help_oneself": 1}
-
-    run_virtual(scenario(), limit_s=2000)
+    async with world(0, 3, 3, 3) as swarm:
+        leader, *_ = swarm.peers
+        await swarm.kill(leader)
+        fault = Once(monkeypatch, LoadingEngine, "load")
+        fault.left = 1
+        joiner = swarm.join(3)
+        await swarm.until(lambda: joiner.held != (0, 0), 3 * HELP_S)
+        assert joiner.parts.failures == {"PlanFollower.help_oneself": 1}

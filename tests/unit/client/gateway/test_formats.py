@@ -40,7 +40,9 @@ async def posted(gateway: PaperGateway, path: str, body: Any) -> tuple[int, Any,
 
 
 @pytest.mark.parametrize("name", HARD)
-def test_a_schema_that_cannot_be_followed_is_a_400_before_a_session_is_opened(name: str) -> None:
+async def test_a_schema_that_cannot_be_followed_is_a_400_before_a_session_is_opened(
+    name: str,
+) -> None:
     schema = {"type": "object", "properties": {"x": HARD[name]}, "required": ["x"]}
     function = {"name": "f", "parameters": schema}
     tool = {"name": "f", "input_schema": schema}
@@ -71,52 +73,40 @@ def test_a_schema_that_cannot_be_followed_is_a_400_before_a_session_is_opened(na
             {"messages": HI, "max_tokens": 5, "tools": [tool], "tool_choice": {"type": "any"}},
         ),
     ]
-
-    async def scenario() -> None:
-        async with paper_gateway(template=TEMPLATE, trials=GrammarTrials(APART)) as gateway:
-            for path, body in asked:
-                status, answer, headers = await posted(gateway, path, body)
-                assert status == 400, (path, answer)
-                assert answer["error"]["type"] == "invalid_request_error"
-                assert len(answer["error"]["message"]) < 600
-                assert "Retry-After" not in headers
-            assert gateway.swarm.served == 0
-
-    asyncio.run(scenario())
+    async with paper_gateway(template=TEMPLATE, trials=GrammarTrials(APART)) as gateway:
+        for path, body in asked:
+            status, answer, headers = await posted(gateway, path, body)
+            assert status == 400, (path, answer)
+            assert answer["error"]["type"] == "invalid_request_error"
+            assert len(answer["error"]["message"]) < 600
+            assert "Retry-After" not in headers
+        assert gateway.swarm.served == 0
 
 
 @pytest.mark.parametrize("grammar", ["{]", "start: none", "start: A\nA: /(?=x)y/", "start: \ud800"])
-def test_a_grammar_that_is_none_is_the_callers_mistake(grammar: str) -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            status, answer = await gateway.post(
-                "/v1/completions", prompt="Hi", guided_grammar=grammar
-            )
-            assert status == 400, answer
-            assert gateway.swarm.served == 0
-
-    asyncio.run(scenario())
+async def test_a_grammar_that_is_none_is_the_callers_mistake(grammar: str) -> None:
+    async with paper_gateway() as gateway:
+        status, answer = await gateway.post("/v1/completions", prompt="Hi", guided_grammar=grammar)
+        assert status == 400, answer
+        assert gateway.swarm.served == 0
 
 
-def test_what_all_stages_call_unsound_is_a_400_that_says_why() -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            gateway.swarm.fails = RequestRefusedError("the grammar: token 9999 is none")
-            for path, said in (
-                (CHAT, {"messages": HI}),
-                (MESSAGES, {"messages": HI, "max_tokens": 9}),
-            ):
-                for streams in (False, True):
-                    async with gateway.http.post(
-                        gateway.url + path, json={**said, "stream": streams}
-                    ) as response:
-                        assert response.status == 400
-                        assert "Retry-After" not in response.headers
-                        error = (await response.json())["error"]
-                        assert error["type"] == "invalid_request_error"
-                        assert "token 9999" in error["message"]
-
-    asyncio.run(scenario())
+async def test_what_all_stages_call_unsound_is_a_400_that_says_why() -> None:
+    async with paper_gateway() as gateway:
+        gateway.swarm.fails = RequestRefusedError("the grammar: token 9999 is none")
+        for path, said in (
+            (CHAT, {"messages": HI}),
+            (MESSAGES, {"messages": HI, "max_tokens": 9}),
+        ):
+            for streams in (False, True):
+                async with gateway.http.post(
+                    gateway.url + path, json={**said, "stream": streams}
+                ) as response:
+                    assert response.status == 400
+                    assert "Retry-After" not in response.headers
+                    error = (await response.json())["error"]
+                    assert error["type"] == "invalid_request_error"
+                    assert "token 9999" in error["message"]
 
 
 def test_callers_without_keys_take_turns_at_trials_by_their_addresses() -> None:
@@ -142,19 +132,18 @@ def test_callers_without_keys_take_turns_at_trials_by_their_addresses() -> None:
     assert tried == ["192.0.2.1", "192.0.2.2", "2001:db8::/64", "2001:db8::/64"]
 
 
-def test_only_what_may_pass_by_itself_is_to_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_what_may_pass_by_itself_is_to_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def busy(*_: object) -> str:
         raise TrialsBusyError("too many grammars wait to be read here")
 
-    async def scenario() -> None:
-        monkeypatch.setattr(GrammarTrials, "fault", busy)
-        async with paper_gateway() as gateway:
-            body = {"prompt": "Hi", "guided_choice": ["a"]}
-            status, _, headers = await posted(gateway, "/v1/completions", body)
-            assert status == 429
-            assert int(headers["Retry-After"]) > 0
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(GrammarTrials, "fault", busy)
+    async with paper_gateway() as gateway:
+        body = {"prompt": "Hi", "guided_choice": ["a"]}
+        status, _, headers = await posted(gateway, "/v1/completions", body)
+        assert status == 429
+        assert int(headers["Retry-After"]) > 0
 
 
 TAGS_TEMPLATE = TEMPLATE.replace("tojson", "length").replace(
@@ -162,31 +151,27 @@ TAGS_TEMPLATE = TEMPLATE.replace("tojson", "length").replace(
 )
 
 
-def test_a_schema_that_refers_to_itself_in_ever_more_ways_is_one_like_others() -> None:
+async def test_a_schema_that_refers_to_itself_in_ever_more_ways_is_one_like_others() -> None:
     defs: dict[str, Any] = {
         f"a{at}": {"anyOf": [{"$ref": f"#/$defs/a{at + 1}"}] * 8} for at in range(40)
     }
     schema = {"type": "object", "$defs": {**defs, "a40": {"type": "integer"}}}
     schema["properties"] = {"x": {"$ref": "#/$defs/a0"}}
     tool = {"name": "f", "input_schema": schema, "strict": True}
-
-    async def scenario() -> None:
-        async with paper_gateway(template=TAGS_TEMPLATE, trials=GrammarTrials(APART)) as gateway:
-            asked: Any = {"messages": HI, "tools": [tool]}
-            gateway.swarm.says = (
-                "<tool_call><function=f><parameter=x>1</parameter></function></tool_call>"
-            )
-            status, answer, _ = await posted(gateway, "/v1/messages/count_tokens", asked)
-            assert status == 200, answer
-            status, answer, _ = await posted(gateway, "/v1/messages", {**asked, "max_tokens": 200})
-            assert status == 200, answer
-            assert answer["content"][0]["input"] == {"x": 1}
-
-    asyncio.run(scenario())
+    async with paper_gateway(template=TAGS_TEMPLATE, trials=GrammarTrials(APART)) as gateway:
+        asked: Any = {"messages": HI, "tools": [tool]}
+        gateway.swarm.says = (
+            "<tool_call><function=f><parameter=x>1</parameter></function></tool_call>"
+        )
+        status, answer, _ = await posted(gateway, "/v1/messages/count_tokens", asked)
+        assert status == 200, answer
+        status, answer, _ = await posted(gateway, "/v1/messages", {**asked, "max_tokens": 200})
+        assert status == 200, answer
+        assert answer["content"][0]["input"] == {"x": 1}
 
 
 @pytest.mark.parametrize("special", [False, True])
-def test_marks_that_are_added_tokens_are_named_by_their_ids(
+async def test_marks_that_are_added_tokens_are_named_by_their_ids(
     special: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = Backend.from_file(str(MODEL / "tokenizer.json"))
@@ -195,31 +180,27 @@ def test_marks_that_are_added_tokens_are_named_by_their_ids(
     monkeypatch.setattr(Tokenizer, "load", lambda _: Tokenizer(backend))
     monkeypatch.setattr(paper, "SPEC", replace(paper.SPEC, vocab=backend.get_vocab_size()))
     function = {"name": "f", "parameters": {"type": "object"}}
+    async with paper_gateway(template=TEMPLATE) as gateway:
+        gateway.swarm.says = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+        asked: list[bytes] = []
+        session = gateway.swarm.session
 
-    async def scenario() -> None:
-        async with paper_gateway(template=TEMPLATE) as gateway:
-            gateway.swarm.says = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-            asked: list[bytes] = []
-            session = gateway.swarm.session
+        def seen(request: AnswerRequest) -> Any:
+            asked.append(request.sampling.grammar)
+            return session(request)
 
-            def seen(request: AnswerRequest) -> Any:
-                asked.append(request.sampling.grammar)
-                return session(request)
-
-            monkeypatch.setattr(gateway.swarm, "session", seen)
-            for choice in ("required", "auto"):
-                tools = [{"function": {**function, "strict": choice == "auto"}}]
-                status, answer = await gateway.post(
-                    "/v1/chat/completions", messages=HI, tools=tools, tool_choice=choice
-                )
-                assert status == 200, answer
-                said: Any = answer
-                assert said["choices"][0]["finish_reason"] == "tool_calls"
-            for grammar in asked:
-                for mark in marks[:2]:
-                    assert f"<[{backend.token_to_id(mark)}]>".encode() in grammar
-
-    asyncio.run(scenario())
+        monkeypatch.setattr(gateway.swarm, "session", seen)
+        for choice in ("required", "auto"):
+            tools = [{"function": {**function, "strict": choice == "auto"}}]
+            status, answer = await gateway.post(
+                "/v1/chat/completions", messages=HI, tools=tools, tool_choice=choice
+            )
+            assert status == 200, answer
+            said: Any = answer
+            assert said["choices"][0]["finish_reason"] == "tool_calls"
+        for grammar in asked:
+            for mark in marks[:2]:
+                assert f"<[{backend.token_to_id(mark)}]>".encode() in grammar
 
 
 CIRCLE = (1 << 61) - 1
@@ -237,13 +218,10 @@ CIRCLE = (1 << 61) - 1
         {"9" * 5000: 1},
     ],
 )
-def test_the_keys_of_logit_bias_are_counted_and_measured_before_they_are_numbers(
+async def test_the_keys_of_logit_bias_are_counted_and_measured_before_they_are_numbers(
     bias: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            status, answer = await gateway.post("/v1/completions", prompt="Hi", logit_bias=bias)
-            said: Any = answer
-            assert (status, said["error"]["param"]) == (400, "logit_bias"), json.dumps(answer)[:500]
-
-    asyncio.run(scenario())
+    async with paper_gateway() as gateway:
+        status, answer = await gateway.post("/v1/completions", prompt="Hi", logit_bias=bias)
+        said: Any = answer
+        assert (status, said["error"]["param"]) == (400, "logit_bias"), json.dumps(answer)[:500]

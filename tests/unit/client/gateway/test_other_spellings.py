@@ -259,18 +259,15 @@ def test_the_model_hears_of_allowed_functions_alone(path: str, body: dict[str, A
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_one_call_is_one_where_parallel_ones_are_not_wanted(streams: bool) -> None:
-    async def scenario() -> None:
-        async with paper_gateway(template=QWEN3) as gateway:
-            calls = "\n".join(written("look", {"city": f"x-{at}"}) for at in range(2))
-            scripted(gateway, f"So. {calls}")
-            body = {"messages": HI, "tools": TWO, "parallel_tool_calls": False, "stream": streams}
-            async with gateway.http.post(gateway.url + CHAT, json=body) as response:
-                text = await response.text()
-            assert text.count('"name":"look"') == 1
-            assert text.count('"finish_reason":"tool_calls"') == 1
-
-    asyncio.run(scenario())
+async def test_one_call_is_one_where_parallel_ones_are_not_wanted(streams: bool) -> None:
+    async with paper_gateway(template=QWEN3) as gateway:
+        calls = "\n".join(written("look", {"city": f"x-{at}"}) for at in range(2))
+        scripted(gateway, f"So. {calls}")
+        body = {"messages": HI, "tools": TWO, "parallel_tool_calls": False, "stream": streams}
+        async with gateway.http.post(gateway.url + CHAT, json=body) as response:
+            text = await response.text()
+        assert text.count('"name":"look"') == 1
+        assert text.count('"finish_reason":"tool_calls"') == 1
 
 
 def test_any_number_of_tokens_and_no_alternatives_ask_for_nothing() -> None:

@@ -96,14 +96,13 @@ def test_what_changes_an_answer_elsewhere_is_built_or_refused(name: str) -> None
         (OLLAMA, {"tool_choice": "required"}),
     ],
 )
-def test_another_endpoints_fields_are_refused_by_name(path: str, more: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            status, answer = await gateway.post(path, **LEAST[path], **more)
-            assert status == 400
-            assert next(iter(more)) in json.dumps(answer)
-
-    asyncio.run(scenario())
+async def test_another_endpoints_fields_are_refused_by_name(
+    path: str, more: dict[str, Any]
+) -> None:
+    async with paper_gateway() as gateway:
+        status, answer = await gateway.post(path, **LEAST[path], **more)
+        assert status == 400
+        assert next(iter(more)) in json.dumps(answer)
 
 
 def test_a_field_that_a_request_has_is_not_refused() -> None:
@@ -173,17 +172,14 @@ def test_errors_name_the_fields_that_were_sent() -> None:
         (RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "text.format"),
     ],
 )
-def test_errors_begin_with_the_field_by_its_name_at_this_endpoint(
+async def test_errors_begin_with_the_field_by_its_name_at_this_endpoint(
     path: str, body: dict[str, Any], name: str
 ) -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            status, answer = await gateway.post(path, **{**LEAST[path], **body})
-            error: Any = answer["error"]
-            assert status == 400
-            assert (error if path == OLLAMA else error["message"]).startswith(f"{name} ")
-
-    asyncio.run(scenario())
+    async with paper_gateway() as gateway:
+        status, answer = await gateway.post(path, **{**LEAST[path], **body})
+        error: Any = answer["error"]
+        assert status == 400
+        assert (error if path == OLLAMA else error["message"]).startswith(f"{name} ")
 
 
 @pytest.mark.parametrize(
@@ -196,29 +192,23 @@ def test_errors_begin_with_the_field_by_its_name_at_this_endpoint(
         (OLLAMA, {"think": "max"}, "think: 'max' is not supported here; 'high', 'low', 'medium'"),
     ],
 )
-def test_a_value_that_is_not_known_is_told_with_those_that_are(
+async def test_a_value_that_is_not_known_is_told_with_those_that_are(
     path: str, more: dict[str, Any], words: str
 ) -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            status, answer = await gateway.post(path, **{**LEAST[path], **more})
-            assert status == 400
-            assert words in json.dumps(answer)
-
-    asyncio.run(scenario())
+    async with paper_gateway() as gateway:
+        status, answer = await gateway.post(path, **{**LEAST[path], **more})
+        assert status == 400
+        assert words in json.dumps(answer)
 
 
 @pytest.mark.parametrize("form", ["json_schema", "json_object"])
-def test_a_schema_without_a_name_is_one(form: str) -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            asked = scripted(gateway, "{}")
-            wanted = {"type": form, "schema": {"type": "object", "properties": {"k-one": TEXT}}}
-            status, answer = await gateway.post(CHAT, messages=HI, response_format=wanted)
-            assert status == 200, answer
-            assert b"k-one" in asked[0].sampling.grammar
-
-    asyncio.run(scenario())
+async def test_a_schema_without_a_name_is_one(form: str) -> None:
+    async with paper_gateway() as gateway:
+        asked = scripted(gateway, "{}")
+        wanted = {"type": form, "schema": {"type": "object", "properties": {"k-one": TEXT}}}
+        status, answer = await gateway.post(CHAT, messages=HI, response_format=wanted)
+        assert status == 200, answer
+        assert b"k-one" in asked[0].sampling.grammar
 
 
 # Parts of messages
@@ -280,16 +270,13 @@ def test_a_text_is_one_by_the_type_of_either_interface() -> None:
 @pytest.mark.parametrize(
     ("path", "more"), [(CHAT, {"seed": -1}), (OLLAMA, {"options": {"seed": -1, "stop": "x"}})]
 )
-def test_a_seed_of_minus_one_is_any(path: str, more: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            asked = scripted(gateway, "yes")
-            for _ in range(2):
-                status, answer = await gateway.post(path, **LEAST[path], **more)
-                assert status == 200, answer
-            assert asked[0].sampling.seed != asked[1].sampling.seed
-
-    asyncio.run(scenario())
+async def test_a_seed_of_minus_one_is_any(path: str, more: dict[str, Any]) -> None:
+    async with paper_gateway() as gateway:
+        asked = scripted(gateway, "yes")
+        for _ in range(2):
+            status, answer = await gateway.post(path, **LEAST[path], **more)
+            assert status == 200, answer
+        assert asked[0].sampling.seed != asked[1].sampling.seed
 
 
 @pytest.mark.parametrize("number", [3, 3.0, "3"])
@@ -303,16 +290,15 @@ def test_a_seed_of_minus_one_is_any(path: str, more: dict[str, Any]) -> None:
         (OLLAMA, "options"),
     ],
 )
-def test_a_whole_number_is_one_however_it_is_written(path: str, name: str, number: Any) -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            asked = scripted(gateway, "one two three four")
-            value = {"num_predict": number, "top_k": number} if name == "options" else number
-            status, answer = await gateway.post(path, **{**LEAST[path], name: value})
-            assert status == 200, answer
-            assert asked[0].max_new_tokens == 3
-
-    asyncio.run(scenario())
+async def test_a_whole_number_is_one_however_it_is_written(
+    path: str, name: str, number: Any
+) -> None:
+    async with paper_gateway() as gateway:
+        asked = scripted(gateway, "one two three four")
+        value = {"num_predict": number, "top_k": number} if name == "options" else number
+        status, answer = await gateway.post(path, **{**LEAST[path], name: value})
+        assert status == 200, answer
+        assert asked[0].max_new_tokens == 3
 
 
 # HTTP
@@ -328,51 +314,44 @@ def test_a_whole_number_is_one_however_it_is_written(path: str, name: str, numbe
         ("{}", "a half \\ud83d, \\\\ud83d written out, and a whole one \\ud83d\\ude00"),
     ],
 )
-def test_bodies_with_a_mark_in_front_or_half_a_character_are_taken(text: str, told: str) -> None:
-    async def scenario() -> None:
-        body = text.replace("{}", f'{{"prompt": "{told}", "max_tokens": 1}}')
-        whole = told.encode().decode("unicode_escape").encode("utf-16", "surrogatepass")
-        async with paper_gateway() as gateway:
-            asked = scripted(gateway, "x")
-            headers = {"Content-Type": "application/json"}
-            url = gateway.url + COMPLETIONS
-            async with gateway.http.post(url, data=body.encode(), headers=headers) as response:
-                assert response.status == 200, await response.text()
-            tokenizer = gateway.swarm.text.tokenizer
-            assert tokenizer is not None
-            expected = whole.decode("utf-16", "replace")
-            assert asked[0].prompt_ids == tokenizer.encode(expected)
-
-    asyncio.run(scenario())
+async def test_bodies_with_a_mark_in_front_or_half_a_character_are_taken(
+    text: str, told: str
+) -> None:
+    body = text.replace("{}", f'{{"prompt": "{told}", "max_tokens": 1}}')
+    whole = told.encode().decode("unicode_escape").encode("utf-16", "surrogatepass")
+    async with paper_gateway() as gateway:
+        asked = scripted(gateway, "x")
+        headers = {"Content-Type": "application/json"}
+        url = gateway.url + COMPLETIONS
+        async with gateway.http.post(url, data=body.encode(), headers=headers) as response:
+            assert response.status == 200, await response.text()
+        tokenizer = gateway.swarm.text.tokenizer
+        assert tokenizer is not None
+        expected = whole.decode("utf-16", "replace")
+        assert asked[0].prompt_ids == tokenizer.encode(expected)
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "compress", "gzip, gzip"])
-def test_a_body_in_an_encoding_that_is_not_read_is_a_415(encoding: str) -> None:
-    async def scenario() -> None:
-        headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
-        async with (
-            paper_gateway() as gateway,
-            gateway.http.post(gateway.url + MESSAGES, data=b"x", headers=headers) as response,
-        ):
-            assert response.status == 415
-            body = await response.json()
-            assert body["type"] == "error"
-            assert encoding in body["error"]["message"]
-
-    asyncio.run(scenario())
+async def test_a_body_in_an_encoding_that_is_not_read_is_a_415(encoding: str) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    async with (
+        paper_gateway() as gateway,
+        gateway.http.post(gateway.url + MESSAGES, data=b"x", headers=headers) as response,
+    ):
+        assert response.status == 415
+        body = await response.json()
+        assert body["type"] == "error"
+        assert encoding in body["error"]["message"]
 
 
-def test_a_packed_body_is_read() -> None:
-    async def scenario() -> None:
-        body = zlib.compress(json.dumps({**LEAST[CHAT], "max_tokens": 1}).encode())
-        headers = {"Content-Type": "application/json", "Content-Encoding": "deflate"}
-        async with (
-            paper_gateway() as gateway,
-            gateway.http.post(gateway.url + CHAT, data=body, headers=headers) as response,
-        ):
-            assert response.status == 200, await response.text()
-
-    asyncio.run(scenario())
+async def test_a_packed_body_is_read() -> None:
+    body = zlib.compress(json.dumps({**LEAST[CHAT], "max_tokens": 1}).encode())
+    headers = {"Content-Type": "application/json", "Content-Encoding": "deflate"}
+    async with (
+        paper_gateway() as gateway,
+        gateway.http.post(gateway.url + CHAT, data=body, headers=headers) as response,
+    ):
+        assert response.status == 200, await response.text()
 
 
 @pytest.mark.parametrize(
@@ -389,43 +368,35 @@ def test_a_packed_body_is_read() -> None:
         ("POST", "/v1/completions", {"Expect": "nothing"}, 417, "is not known here"),
     ],
 )
-def test_errors_around_requests_are_in_the_form_of_who_asks(
+async def test_errors_around_requests_are_in_the_form_of_who_asks(
     method: str, path: str, headers: dict[str, str], status: int, said: str
 ) -> None:
-    async def scenario() -> None:
-        async with (
-            paper_gateway() as gateway,
-            gateway.http.request(method, gateway.url + path, headers=headers) as response,
-        ):
-            assert response.status == status
-            body = await response.json()
-            assert said in json.dumps(body)
-            if "/messages" in path or "anthropic-version" in headers:
-                assert body["type"] == "error"
-                assert set(body["error"]) == {"type", "message"}
-            elif path.startswith("/api"):
-                assert isinstance(body["error"], str)
-            else:
-                assert set(body["error"]) == {"message", "type", "param", "code"}
-
-    asyncio.run(scenario())
+    async with (
+        paper_gateway() as gateway,
+        gateway.http.request(method, gateway.url + path, headers=headers) as response,
+    ):
+        assert response.status == status
+        body = await response.json()
+        assert said in json.dumps(body)
+        if "/messages" in path or "anthropic-version" in headers:
+            assert body["type"] == "error"
+            assert set(body["error"]) == {"type", "message"}
+        elif path.startswith("/api"):
+            assert isinstance(body["error"], str)
+        else:
+            assert set(body["error"]) == {"message", "type", "param", "code"}
 
 
-def test_models_are_listed_in_anthropics_form_for_its_clients() -> None:
-    async def scenario() -> None:
-        headers = {"anthropic-version": "2023-06-01"}
-        async with paper_gateway() as gateway:
-            async with gateway.http.get(gateway.url + "/v1/models", headers=headers) as response:
-                page = Page[ModelInfo].model_validate(await response.json(), strict=False)
-            async with gateway.http.get(
-                gateway.url + "/v1/models/brook", headers=headers
-            ) as response:
-                one = ModelInfo.model_validate(await response.json(), strict=False)
-        assert (page.first_id, page.last_id, page.has_more) == ("brook", "brook", False)
-        assert page.data == [one]
-        assert (one.type, one.display_name) == ("model", "brook")
-
-    asyncio.run(scenario())
+async def test_models_are_listed_in_anthropics_form_for_its_clients() -> None:
+    headers = {"anthropic-version": "2023-06-01"}
+    async with paper_gateway() as gateway:
+        async with gateway.http.get(gateway.url + "/v1/models", headers=headers) as response:
+            page = Page[ModelInfo].model_validate(await response.json(), strict=False)
+        async with gateway.http.get(gateway.url + "/v1/models/brook", headers=headers) as response:
+            one = ModelInfo.model_validate(await response.json(), strict=False)
+    assert (page.first_id, page.last_id, page.has_more) == ("brook", "brook", False)
+    assert page.data == [one]
+    assert (one.type, one.display_name) == ("model", "brook")
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES, OLLAMA])
@@ -465,19 +436,14 @@ def test_who_speaks_no_http_gets_json_and_leaves_no_line_in_the_log(
 
 @pytest.mark.parametrize("beside", ["", "none"])
 @pytest.mark.parametrize("header", ["Authorization", "x-api-key", "api-key"])
-def test_keys_come_in_the_headers_of_every_vendor(header: str, beside: str) -> None:
-    async def scenario() -> None:
-        begins = {"Authorization": "Bearer ", "x-api-key": "", "api-key": ""}
-        others = {name: begin + beside for name, begin in begins.items()}
-        async with paper_gateway(config=GatewayConfig(keys=plain_keys(["k-one"]))) as gateway:
-            for key, status in (("k-one", 200), ("k-two", 401), ("", 401)):
-                headers = {**others, header: begins[header] + key}
-                async with gateway.http.get(
-                    gateway.url + "/v1/models", headers=headers
-                ) as response:
-                    assert response.status == status
-
-    asyncio.run(scenario())
+async def test_keys_come_in_the_headers_of_every_vendor(header: str, beside: str) -> None:
+    begins = {"Authorization": "Bearer ", "x-api-key": "", "api-key": ""}
+    others = {name: begin + beside for name, begin in begins.items()}
+    async with paper_gateway(config=GatewayConfig(keys=plain_keys(["k-one"]))) as gateway:
+        for key, status in (("k-one", 200), ("k-two", 401), ("", 401)):
+            headers = {**others, header: begins[header] + key}
+            async with gateway.http.get(gateway.url + "/v1/models", headers=headers) as response:
+                assert response.status == status
 
 
 # Schemas of functions
@@ -556,20 +522,18 @@ ARGUMENTS_FIRST = (
 
 
 @pytest.mark.parametrize(("shape", "status"), [(FENCED, 400), (ARGUMENTS_FIRST, 200)])
-def test_a_form_is_the_models_if_it_reads_what_the_template_writes(shape: str, status: int) -> None:
+async def test_a_form_is_the_models_if_it_reads_what_the_template_writes(
+    shape: str, status: int
+) -> None:
     template = (
         "{{ tools | tojson }}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
         "{% for call in m.tool_calls or [] %}{% set f = call.function %}" + shape + "{% endfor %}"
         "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
     )
-
-    async def scenario() -> None:
-        async with paper_gateway(template=template) as gateway:
-            got, answer = await gateway.post(CHAT, messages=HI, tools=[function("look")])
-            assert got == status
-            assert status == 200 or "no way to call tools" in json.dumps(answer)
-
-    asyncio.run(scenario())
+    async with paper_gateway(template=template) as gateway:
+        got, answer = await gateway.post(CHAT, messages=HI, tools=[function("look")])
+        assert got == status
+        assert status == 200 or "no way to call tools" in json.dumps(answer)
 
 
 # Conversations

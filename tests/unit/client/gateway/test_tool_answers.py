@@ -94,53 +94,45 @@ def anthropic_client(gateway: PaperGateway, key: str = "none") -> anthropic.Asyn
     return anthropic.AsyncAnthropic(base_url=gateway.url, api_key=key, max_retries=0)
 
 
-def test_openai_s_client_gets_calls_and_sends_their_results() -> None:
-    async def scenario() -> None:
-        async with paper_gateway(template=TEMPLATE) as gateway, openai_client(gateway) as client:
-            asked = scripted(gateway, f"I look. {CALL}")
-            answer = await client.chat.completions.create(model="brook", messages=HI, tools=[TOOL])
-            choice = answer.choices[0]
-            assert choice.finish_reason == "tool_calls"
-            assert choice.message.content == "I look."
-            assert choice.message.tool_calls is not None
-            (call,) = choice.message.tool_calls
-            assert call.type == "function"
-            assert call.function.name == "weather"
-            assert json.loads(call.function.arguments) == {"city": "Oslo"}
-            assert not asked[0].sampling.grammar
-            messages: Any = [
-                *HI,
-                choice.message.model_dump(exclude_none=True),
-                {"role": "tool", "tool_call_id": call.id, "content": "snow"},
-            ]
-            scripted(gateway, "It snows.")
-            last = await client.chat.completions.create(
-                model="brook", messages=messages, tools=[TOOL]
-            )
-            assert last.choices[0].message.content == "It snows."
-            assert last.choices[0].finish_reason == "stop"
-
-    asyncio.run(scenario())
+async def test_openai_s_client_gets_calls_and_sends_their_results() -> None:
+    async with paper_gateway(template=TEMPLATE) as gateway, openai_client(gateway) as client:
+        asked = scripted(gateway, f"I look. {CALL}")
+        answer = await client.chat.completions.create(model="brook", messages=HI, tools=[TOOL])
+        choice = answer.choices[0]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content == "I look."
+        assert choice.message.tool_calls is not None
+        (call,) = choice.message.tool_calls
+        assert call.type == "function"
+        assert call.function.name == "weather"
+        assert json.loads(call.function.arguments) == {"city": "Oslo"}
+        assert not asked[0].sampling.grammar
+        messages: Any = [
+            *HI,
+            choice.message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": call.id, "content": "snow"},
+        ]
+        scripted(gateway, "It snows.")
+        last = await client.chat.completions.create(model="brook", messages=messages, tools=[TOOL])
+        assert last.choices[0].message.content == "It snows."
+        assert last.choices[0].finish_reason == "stop"
 
 
-def test_openai_s_client_reads_streamed_calls() -> None:
-    async def scenario() -> None:
-        async with paper_gateway(template=TEMPLATE) as gateway, openai_client(gateway) as client:
-            scripted(gateway, CALL + CALL)
-            async with client.chat.completions.stream(
-                model="brook", messages=HI, tools=[TOOL]
-            ) as stream:
-                async for _ in stream:
-                    pass
-                final = await stream.get_final_completion()
-            calls = final.choices[0].message.tool_calls
-            assert calls is not None
-            assert [call.function.name for call in calls] == ["weather", "weather"]
-            assert calls[0].function.arguments == '{"city": "Oslo"}'
-            assert len({call.id for call in calls}) == 2
-            assert final.choices[0].finish_reason == "tool_calls"
-
-    asyncio.run(scenario())
+async def test_openai_s_client_reads_streamed_calls() -> None:
+    async with paper_gateway(template=TEMPLATE) as gateway, openai_client(gateway) as client:
+        scripted(gateway, CALL + CALL)
+        async with client.chat.completions.stream(
+            model="brook", messages=HI, tools=[TOOL]
+        ) as stream:
+            async for _ in stream:
+                pass
+            final = await stream.get_final_completion()
+        calls = final.choices[0].message.tool_calls
+        assert calls is not None
+        assert [call.function.name for call in calls] == ["weather", "weather"]
+        assert calls[0].function.arguments == '{"city": "Oslo"}'
+        assert len({call.id for call in calls}) == 2
+        assert final.choices[0].finish_reason == "tool_calls"
 
 
 def test_calls_are_streamed_as_they_come_in_all_three_interfaces() -> None:
@@ -199,29 +191,26 @@ def test_calls_are_streamed_as_they_come_in_all_three_interfaces() -> None:
     asyncio.run(scenario())
 
 
-def test_thoughts_are_apart_from_content() -> None:
-    async def scenario() -> None:
-        async with paper_gateway(template=TEMPLATE) as gateway, openai_client(gateway) as client:
-            for text, options in (
-                ("<think>why</think>\n\nso", {}),
-                ("why</think>\n\nso", {"chat_template_kwargs": {"think": True}}),
-                ("<think></think>\n\nso", {}),
-                ("</think>\n\nso", {"chat_template_kwargs": {"think": True}}),
-            ):
-                scripted(gateway, text)
-                thought = "why" if "why" in text else ""
-                asked: Any = {"model": "brook", "messages": HI, "extra_body": options}
-                message = (await client.chat.completions.create(**asked)).choices[0].message
-                told = getattr(message, "reasoning_content", "")
-                assert (message.content, told) == ("so", thought)
-                thoughts, content = "", ""
-                async for chunk in await client.chat.completions.create(**asked, stream=True):
-                    delta = chunk.choices[0].delta
-                    thoughts += getattr(delta, "reasoning_content", None) or ""
-                    content += delta.content or ""
-                assert (content, thoughts) == ("so", thought)
-
-    asyncio.run(scenario())
+async def test_thoughts_are_apart_from_content() -> None:
+    async with paper_gateway(template=TEMPLATE) as gateway, openai_client(gateway) as client:
+        for text, options in (
+            ("<think>why</think>\n\nso", {}),
+            ("why</think>\n\nso", {"chat_template_kwargs": {"think": True}}),
+            ("<think></think>\n\nso", {}),
+            ("</think>\n\nso", {"chat_template_kwargs": {"think": True}}),
+        ):
+            scripted(gateway, text)
+            thought = "why" if "why" in text else ""
+            asked: Any = {"model": "brook", "messages": HI, "extra_body": options}
+            message = (await client.chat.completions.create(**asked)).choices[0].message
+            told = getattr(message, "reasoning_content", "")
+            assert (message.content, told) == ("so", thought)
+            thoughts, content = "", ""
+            async for chunk in await client.chat.completions.create(**asked, stream=True):
+                delta = chunk.choices[0].delta
+                thoughts += getattr(delta, "reasoning_content", None) or ""
+                content += delta.content or ""
+            assert (content, thoughts) == ("so", thought)
 
 
 @pytest.mark.parametrize(
@@ -375,33 +364,30 @@ KEYED_TEMPLATE = TEMPLATE.replace("<tool_call>", "<tool_call><arg_key><arg_value
 KEYED_CALL = "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>17</arg_value>\n</tool_call>"
 
 
-def test_calls_in_tags_come_whole_streamed_and_forced() -> None:
-    async def scenario() -> None:
-        async with (
-            paper_gateway(template=KEYED_TEMPLATE) as gateway,
-            openai_client(gateway) as client,
-        ):
-            found = scripted(gateway, f"<think>hm</think>I look.\n{KEYED_CALL}")
-            asked: Any = {"model": "brook", "messages": HI, "tools": [TOOL]}
-            message = (await client.chat.completions.create(**asked)).choices[0].message
-            assert message.content == "I look."
-            assert message.tool_calls is not None
-            call: Any = message.tool_calls[0]
-            assert (call.function.name, call.function.arguments) == ("weather", '{"city": "17"}')
-            async with client.chat.completions.stream(**asked) as stream:
-                async for _ in stream:
-                    pass
-                final = await stream.get_final_completion()
-            streamed = final.choices[0].message.tool_calls
-            assert streamed is not None
-            assert streamed[0].function.arguments == '{"city": "17"}'
-            assert final.choices[0].finish_reason == "tool_calls"
-            await client.chat.completions.create(**asked, tool_choice="required")
-            grammar = found[-1].sampling.grammar.decode()
-            assert follows(grammar, KEYED_CALL)
-            assert not follows(grammar, CALL)
-
-    asyncio.run(scenario())
+async def test_calls_in_tags_come_whole_streamed_and_forced() -> None:
+    async with (
+        paper_gateway(template=KEYED_TEMPLATE) as gateway,
+        openai_client(gateway) as client,
+    ):
+        found = scripted(gateway, f"<think>hm</think>I look.\n{KEYED_CALL}")
+        asked: Any = {"model": "brook", "messages": HI, "tools": [TOOL]}
+        message = (await client.chat.completions.create(**asked)).choices[0].message
+        assert message.content == "I look."
+        assert message.tool_calls is not None
+        call: Any = message.tool_calls[0]
+        assert (call.function.name, call.function.arguments) == ("weather", '{"city": "17"}')
+        async with client.chat.completions.stream(**asked) as stream:
+            async for _ in stream:
+                pass
+            final = await stream.get_final_completion()
+        streamed = final.choices[0].message.tool_calls
+        assert streamed is not None
+        assert streamed[0].function.arguments == '{"city": "17"}'
+        assert final.choices[0].finish_reason == "tool_calls"
+        await client.chat.completions.create(**asked, tool_choice="required")
+        grammar = found[-1].sampling.grammar.decode()
+        assert follows(grammar, KEYED_CALL)
+        assert not follows(grammar, CALL)
 
 
 CHANNELS_TEMPLATE = (
@@ -416,30 +402,27 @@ CHANNELS_ANSWER = (
 )
 
 
-def test_messages_with_heads_are_thoughts_content_and_calls() -> None:
-    async def scenario() -> None:
-        async with (
-            paper_gateway(template=CHANNELS_TEMPLATE) as gateway,
-            openai_client(gateway) as client,
-        ):
-            scripted(gateway, CHANNELS_ANSWER)
-            asked: Any = {"model": "brook", "messages": HI, "tools": [TOOL]}
-            choice = (await client.chat.completions.create(**asked)).choices[0]
-            message: Any = choice.message
-            assert (message.content, message.reasoning_content) == ("I look.", "hm")
-            assert message.tool_calls[0].function.name == "weather"
-            assert message.tool_calls[0].function.arguments == '{"city": "Oslo"}'
-            assert choice.finish_reason == "tool_calls"
-            thoughts, content, arguments = "", "", ""
-            async for chunk in await client.chat.completions.create(**asked, stream=True):
-                delta: Any = chunk.choices[0].delta
-                thoughts += getattr(delta, "reasoning_content", None) or ""
-                content += delta.content or ""
-                for call in delta.tool_calls or ():
-                    arguments += call.function.arguments
-            assert (thoughts, content, arguments) == ("hm", "I look.", '{"city": "Oslo"}')
-
-    asyncio.run(scenario())
+async def test_messages_with_heads_are_thoughts_content_and_calls() -> None:
+    async with (
+        paper_gateway(template=CHANNELS_TEMPLATE) as gateway,
+        openai_client(gateway) as client,
+    ):
+        scripted(gateway, CHANNELS_ANSWER)
+        asked: Any = {"model": "brook", "messages": HI, "tools": [TOOL]}
+        choice = (await client.chat.completions.create(**asked)).choices[0]
+        message: Any = choice.message
+        assert (message.content, message.reasoning_content) == ("I look.", "hm")
+        assert message.tool_calls[0].function.name == "weather"
+        assert message.tool_calls[0].function.arguments == '{"city": "Oslo"}'
+        assert choice.finish_reason == "tool_calls"
+        thoughts, content, arguments = "", "", ""
+        async for chunk in await client.chat.completions.create(**asked, stream=True):
+            delta: Any = chunk.choices[0].delta
+            thoughts += getattr(delta, "reasoning_content", None) or ""
+            content += delta.content or ""
+            for call in delta.tool_calls or ():
+                arguments += call.function.arguments
+        assert (thoughts, content, arguments) == ("hm", "I look.", '{"city": "Oslo"}')
 
 
 @pytest.mark.parametrize(
@@ -450,59 +433,53 @@ def test_messages_with_heads_are_thoughts_content_and_calls() -> None:
         (TEMPLATE, "I look.", ""),
     ],
 )
-def test_the_usage_has_the_tokens_of_thoughts(template: str, answer: str, thoughts: str) -> None:
-    async def scenario() -> None:
-        async with paper_gateway(template=template) as gateway, openai_client(gateway) as client:
-            scripted(gateway, answer)
-            tokenizer = gateway.swarm.text.tokenizer
-            assert tokenizer is not None
-            wanted = len(tokenizer.encode(thoughts, special_tokens=False))
-            asked: Any = {"model": "brook", "messages": HI}
-            for hides in ({}, {"include_reasoning": False}):
-                whole = await client.chat.completions.create(**asked, extra_body=hides)
-                streamed = [
-                    chunk
-                    async for chunk in await client.chat.completions.create(
-                        **asked,
-                        stream=True,
-                        stream_options={"include_usage": True},
-                        extra_body=hides,
-                    )
-                ]
-                for usage in (whole.usage, streamed[-1].usage):
-                    assert usage is not None
-                    assert usage.completion_tokens_details is not None
-                    assert usage.completion_tokens_details.reasoning_tokens == wanted
-                    assert usage.completion_tokens > wanted
-
-    asyncio.run(scenario())
-
-
-def test_a_format_is_that_of_the_final_message() -> None:
-    async def scenario() -> None:
-        async with paper_gateway(template=CHANNELS_TEMPLATE) as gateway:
-            found = scripted(gateway, '{"city": "Oslo"}', CHANNELS_ANSWER)
-            path, tokenizer = "/v1/chat/completions", gateway.swarm.text.tokenizer
-            assert tokenizer is not None
-            status, answer = await gateway.post(path, messages=HI, guided_json=SCHEMA)
-            assert status == 200, answer
-            body: Any = answer
-            assert body["choices"][0]["message"]["content"] == '{"city": "Oslo"}'
-            prompt = tokenizer.decode(found[0].prompt_ids)
-            assert prompt.endswith("<|start|>assistant<|channel|>final<|message|>")
-            status, answer = await gateway.post(
-                path, messages=HI, tools=[TOOL], tool_choice="required"
-            )
-            body = answer
-            assert body["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
-            assert tokenizer.decode(found[1].prompt_ids).endswith("<|start|>assistant")
-            grammar = found[1].sampling.grammar.decode()
-            assert follows(grammar, CHANNELS_ANSWER[CHANNELS_ANSWER.rindex("<|channel|>") :])
-
-    asyncio.run(scenario())
+async def test_the_usage_has_the_tokens_of_thoughts(
+    template: str, answer: str, thoughts: str
+) -> None:
+    async with paper_gateway(template=template) as gateway, openai_client(gateway) as client:
+        scripted(gateway, answer)
+        tokenizer = gateway.swarm.text.tokenizer
+        assert tokenizer is not None
+        wanted = len(tokenizer.encode(thoughts, special_tokens=False))
+        asked: Any = {"model": "brook", "messages": HI}
+        for hides in ({}, {"include_reasoning": False}):
+            whole = await client.chat.completions.create(**asked, extra_body=hides)
+            streamed = [
+                chunk
+                async for chunk in await client.chat.completions.create(
+                    **asked,
+                    stream=True,
+                    stream_options={"include_usage": True},
+                    extra_body=hides,
+                )
+            ]
+            for usage in (whole.usage, streamed[-1].usage):
+                assert usage is not None
+                assert usage.completion_tokens_details is not None
+                assert usage.completion_tokens_details.reasoning_tokens == wanted
+                assert usage.completion_tokens > wanted
 
 
-def test_with_functions_a_format_is_that_of_answers_that_call_none() -> None:
+async def test_a_format_is_that_of_the_final_message() -> None:
+    async with paper_gateway(template=CHANNELS_TEMPLATE) as gateway:
+        found = scripted(gateway, '{"city": "Oslo"}', CHANNELS_ANSWER)
+        path, tokenizer = "/v1/chat/completions", gateway.swarm.text.tokenizer
+        assert tokenizer is not None
+        status, answer = await gateway.post(path, messages=HI, guided_json=SCHEMA)
+        assert status == 200, answer
+        body: Any = answer
+        assert body["choices"][0]["message"]["content"] == '{"city": "Oslo"}'
+        prompt = tokenizer.decode(found[0].prompt_ids)
+        assert prompt.endswith("<|start|>assistant<|channel|>final<|message|>")
+        status, answer = await gateway.post(path, messages=HI, tools=[TOOL], tool_choice="required")
+        body = answer
+        assert body["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
+        assert tokenizer.decode(found[1].prompt_ids).endswith("<|start|>assistant")
+        grammar = found[1].sampling.grammar.decode()
+        assert follows(grammar, CHANNELS_ANSWER[CHANNELS_ANSWER.rindex("<|channel|>") :])
+
+
+async def test_with_functions_a_format_is_that_of_answers_that_call_none() -> None:
     formats: list[tuple[str, Any, str]] = [
         ("response_format", {"type": "json_schema", "json_schema": {"schema": SCHEMA}}, "{}"),
         ("response_format", {"type": "json_object"}, "[]"),
@@ -510,200 +487,177 @@ def test_with_functions_a_format_is_that_of_answers_that_call_none() -> None:
         ("guided_grammar", 'start: "{" REST\nREST: /.*/', "[]"),
     ]
     final, text = MESSAGES.says_at_once, '{"city": "Oslo"}'
-
-    async def scenario() -> None:
-        for template, says, call in (
-            (TEMPLATE, "", CALL),
-            (CHANNELS_TEMPLATE, final, CHANNELS_ANSWER[CHANNELS_ANSWER.rindex("<|channel|>") :]),
-        ):
-            async with paper_gateway(template=template) as gateway:
-                path = "/v1/chat/completions"
-                for name, form, other in formats:
-                    found = scripted(gateway, call, f"{says}{text}")
-                    asked: Any = {"messages": HI, "tools": [TOOL], name: form}
-                    messages: list[Any] = []
-                    for _ in range(2):
-                        status, answer = await gateway.post(path, **asked)
-                        assert status == 200, answer
-                        body: Any = answer
-                        messages.append(body["choices"][0]["message"])
-                    assert messages[0]["tool_calls"][0]["function"]["name"] == "weather"
-                    assert messages[1]["content"] == text
-                    grammar = found[0].sampling.grammar.decode()
-                    assert follows(grammar, call)
-                    assert follows(grammar, f"{says}{text}")
-                    assert not follows(grammar, f"{says}{other}")
-                    await gateway.post(path, **asked, tool_choice="required")
-                    assert not follows(found[-1].sampling.grammar.decode(), f"{says}{text}")
-
-    asyncio.run(scenario())
+    for template, says, call in (
+        (TEMPLATE, "", CALL),
+        (CHANNELS_TEMPLATE, final, CHANNELS_ANSWER[CHANNELS_ANSWER.rindex("<|channel|>") :]),
+    ):
+        async with paper_gateway(template=template) as gateway:
+            path = "/v1/chat/completions"
+            for name, form, other in formats:
+                found = scripted(gateway, call, f"{says}{text}")
+                asked: Any = {"messages": HI, "tools": [TOOL], name: form}
+                messages: list[Any] = []
+                for _ in range(2):
+                    status, answer = await gateway.post(path, **asked)
+                    assert status == 200, answer
+                    body: Any = answer
+                    messages.append(body["choices"][0]["message"])
+                assert messages[0]["tool_calls"][0]["function"]["name"] == "weather"
+                assert messages[1]["content"] == text
+                grammar = found[0].sampling.grammar.decode()
+                assert follows(grammar, call)
+                assert follows(grammar, f"{says}{text}")
+                assert not follows(grammar, f"{says}{other}")
+                await gateway.post(path, **asked, tool_choice="required")
+                assert not follows(found[-1].sampling.grammar.decode(), f"{says}{text}")
 
 
-def test_arguments_are_an_object_or_a_text_as_a_template_takes_them() -> None:
+async def test_arguments_are_an_object_or_a_text_as_a_template_takes_them() -> None:
     joined = (
         "{% if tools %}<tool_call>{% endif %}{% for message in messages %}"
         "{% for call in message.tool_calls %}{{ 'json ' + call['function']['arguments'] + ';' }}"
         "{{ call.function.arguments.city }} {{ call.function.arguments | tojson }}"
         " {{ call.function.arguments is string }}{% endfor %}{% endfor %}"
     )
-
-    async def scenario() -> None:
-        async with paper_gateway(template=joined) as gateway:
-            found = scripted(gateway, "yes")
-            function = {"name": "weather", "arguments": '{"city": "Oslo"}'}
-            calls = [{"id": "1", "type": "function", "function": function}]
-            status, answer = await gateway.post(
-                "/v1/chat/completions", messages=[{"role": "assistant", "tool_calls": calls}]
-            )
-            assert status == 200, answer
-            tokenizer = gateway.swarm.text.tokenizer
-            assert tokenizer is not None
-            prompt = tokenizer.decode(found[0].prompt_ids)
-            assert prompt.strip() == 'json {"city": "Oslo"};Oslo {"city": "Oslo"} False'
-
-    asyncio.run(scenario())
+    async with paper_gateway(template=joined) as gateway:
+        found = scripted(gateway, "yes")
+        function = {"name": "weather", "arguments": '{"city": "Oslo"}'}
+        calls = [{"id": "1", "type": "function", "function": function}]
+        status, answer = await gateway.post(
+            "/v1/chat/completions", messages=[{"role": "assistant", "tool_calls": calls}]
+        )
+        assert status == 200, answer
+        tokenizer = gateway.swarm.text.tokenizer
+        assert tokenizer is not None
+        prompt = tokenizer.decode(found[0].prompt_ids)
+        assert prompt.strip() == 'json {"city": "Oslo"};Oslo {"city": "Oslo"} False'
 
 
 ANTHROPIC_TOOL: Any = {"name": "weather", "description": "It says.", "input_schema": SCHEMA}
 
 
 @pytest.mark.parametrize("behind", ["", "\n</think>\n"])
-def test_an_answer_that_ends_with_a_call_within_its_thoughts_calls(behind: str) -> None:
-    async def scenario() -> None:
-        async with paper_gateway(template=TEMPLATE) as gateway, anthropic_client(gateway) as client:
-            scripted(gateway, f"<think>hm {CALL}{behind}")
-            asked: Any = {"model": "brook", "max_tokens": 300, "messages": HI}
-            asked["tools"] = [ANTHROPIC_TOOL]
-            whole = await client.messages.create(**asked)
-            async with client.messages.stream(**asked) as stream:
-                streamed = await stream.get_final_message()
-            for said in (whole, streamed):
-                thought, call = said.content
-                assert (thought.type, call.type) == ("thinking", "tool_use")
-                assert (thought.thinking, call.input) == ("hm ", {"city": "Oslo"})  # type: ignore[union-attr]
-                assert said.stop_reason == "tool_use"
-
-    asyncio.run(scenario())
+async def test_an_answer_that_ends_with_a_call_within_its_thoughts_calls(behind: str) -> None:
+    async with paper_gateway(template=TEMPLATE) as gateway, anthropic_client(gateway) as client:
+        scripted(gateway, f"<think>hm {CALL}{behind}")
+        asked: Any = {"model": "brook", "max_tokens": 300, "messages": HI}
+        asked["tools"] = [ANTHROPIC_TOOL]
+        whole = await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as stream:
+            streamed = await stream.get_final_message()
+        for said in (whole, streamed):
+            thought, call = said.content
+            assert (thought.type, call.type) == ("thinking", "tool_use")
+            assert (thought.thinking, call.input) == ("hm ", {"city": "Oslo"})  # type: ignore[union-attr]
+            assert said.stop_reason == "tool_use"
 
 
-def test_anthropic_s_client_gets_text_calls_and_thoughts() -> None:
-    async def scenario() -> None:
-        async with paper_gateway(template=TEMPLATE) as gateway, anthropic_client(gateway) as client:
-            scripted(gateway, f"<think>hm</think>I look. {CALL}")
-            asked: Any = {
-                "model": "brook",
-                "max_tokens": 300,
-                "system": "Be short.",
-                "messages": HI,
-                "tools": [ANTHROPIC_TOOL],
-            }
-            whole = await client.messages.create(**asked)
-            assert [block.type for block in whole.content] == ["thinking", "text", "tool_use"]
-            assert whole.stop_reason == "tool_use"
-            assert whole.usage.output_tokens > 10
-            async with client.messages.stream(**asked) as stream:
-                async for _ in stream:
-                    pass
-                streamed = await stream.get_final_message()
-            assert [block.type for block in streamed.content] == ["thinking", "text", "tool_use"]
-            call = streamed.content[2]
-            assert call.type == "tool_use"
-            assert (call.name, call.input) == ("weather", {"city": "Oslo"})
-            assert streamed.stop_reason == "tool_use"
-            assert streamed.usage.input_tokens == whole.usage.input_tokens
-            assert streamed.usage.output_tokens == whole.usage.output_tokens
-            found = scripted(gateway, "It snows.")
-            result = {"type": "tool_result", "tool_use_id": call.id, "content": "snow"}
-            again = await client.messages.create(
-                **{
-                    **asked,
-                    "messages": [
-                        *HI,
-                        {"role": "assistant", "content": streamed.content},
-                        {"role": "user", "content": [result]},
-                    ],
-                }
-            )
-            assert again.content[0].type == "text"
-            assert again.content[0].text == "It snows."
-            assert again.stop_reason == "end_turn"
-            tokenizer = gateway.swarm.text.tokenizer
-            assert tokenizer is not None
-            prompt = tokenizer.decode(found[0].prompt_ids)
-            assert '{"name": "weather", "arguments": {"city": "Oslo"}}' in prompt
-            assert "<tool>snow" in prompt
-
-    asyncio.run(scenario())
-
-
-def test_anthropic_s_client_hears_which_stop_sequence_ended_an_answer() -> None:
-    async def scenario() -> None:
-        async with paper_gateway(template=TEMPLATE) as gateway, anthropic_client(gateway) as client:
-            asked: Any = {"model": "brook", "max_tokens": 300, "messages": HI, "tools": []}
-            for text, stops, ended in (
-                ("one two three", ["three", "two"], ("stop_sequence", "two")),
-                ("one two three", ["four"], ("end_turn", None)),
-            ):
-                scripted(gateway, text)
-                whole = await client.messages.create(**asked, stop_sequences=stops)
-                assert (whole.stop_reason, whole.stop_sequence) == ended
-                async with client.messages.stream(**asked, stop_sequences=stops) as stream:
-                    streamed: Any = await stream.get_final_message()
-                assert (streamed.stop_reason, streamed.stop_sequence) == ended
-                assert streamed.content[0].text == whole.content[0].text
-            scripted(gateway, f"{CALL} three")
-            asked |= {"tools": [ANTHROPIC_TOOL], "stop_sequences": ["three"]}
-            called = await client.messages.create(**asked)
-            assert (called.stop_reason, called.stop_sequence) == ("tool_use", None)
-
-    asyncio.run(scenario())
-
-
-def test_anthropic_s_client_counts_the_tokens_of_a_prompt() -> None:
-    async def scenario() -> None:
-        async with paper_gateway(template=TEMPLATE) as gateway, anthropic_client(gateway) as client:
-            scripted(gateway, "yes")
-            sealed = {"type": "redacted_thinking", "data": "x" * 400}
-            asked: Any = {
-                "model": "brook",
-                "system": "Be short.",
+async def test_anthropic_s_client_gets_text_calls_and_thoughts() -> None:
+    async with paper_gateway(template=TEMPLATE) as gateway, anthropic_client(gateway) as client:
+        scripted(gateway, f"<think>hm</think>I look. {CALL}")
+        asked: Any = {
+            "model": "brook",
+            "max_tokens": 300,
+            "system": "Be short.",
+            "messages": HI,
+            "tools": [ANTHROPIC_TOOL],
+        }
+        whole = await client.messages.create(**asked)
+        assert [block.type for block in whole.content] == ["thinking", "text", "tool_use"]
+        assert whole.stop_reason == "tool_use"
+        assert whole.usage.output_tokens > 10
+        async with client.messages.stream(**asked) as stream:
+            async for _ in stream:
+                pass
+            streamed = await stream.get_final_message()
+        assert [block.type for block in streamed.content] == ["thinking", "text", "tool_use"]
+        call = streamed.content[2]
+        assert call.type == "tool_use"
+        assert (call.name, call.input) == ("weather", {"city": "Oslo"})
+        assert streamed.stop_reason == "tool_use"
+        assert streamed.usage.input_tokens == whole.usage.input_tokens
+        assert streamed.usage.output_tokens == whole.usage.output_tokens
+        found = scripted(gateway, "It snows.")
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "snow"}
+        again = await client.messages.create(
+            **{
+                **asked,
                 "messages": [
                     *HI,
-                    {"role": "assistant", "content": [sealed, {"type": "text", "text": "Ho"}]},
-                    {"role": "assistant", "content": [sealed]},
-                    *HI,
+                    {"role": "assistant", "content": streamed.content},
+                    {"role": "user", "content": [result]},
                 ],
-                "tools": [ANTHROPIC_TOOL],
             }
-            counted = await client.messages.count_tokens(**asked)
-            whole = await client.messages.create(**asked, max_tokens=9)
-            assert counted.input_tokens == whole.usage.input_tokens > 20
-            asked["messages"] = [*HI, {"role": "assistant", "content": "Ho"}, *HI]
-            assert (await client.messages.count_tokens(**asked)) == counted
-            with pytest.raises(anthropic.BadRequestError, match="context"):
-                await client.messages.count_tokens(
-                    model="brook", messages=[{"role": "user", "content": "x " * 2_000_000}]
-                )
+        )
+        assert again.content[0].type == "text"
+        assert again.content[0].text == "It snows."
+        assert again.stop_reason == "end_turn"
+        tokenizer = gateway.swarm.text.tokenizer
+        assert tokenizer is not None
+        prompt = tokenizer.decode(found[0].prompt_ids)
+        assert '{"name": "weather", "arguments": {"city": "Oslo"}}' in prompt
+        assert "<tool>snow" in prompt
+
+
+async def test_anthropic_s_client_hears_which_stop_sequence_ended_an_answer() -> None:
+    async with paper_gateway(template=TEMPLATE) as gateway, anthropic_client(gateway) as client:
+        asked: Any = {"model": "brook", "max_tokens": 300, "messages": HI, "tools": []}
+        for text, stops, ended in (
+            ("one two three", ["three", "two"], ("stop_sequence", "two")),
+            ("one two three", ["four"], ("end_turn", None)),
+        ):
+            scripted(gateway, text)
+            whole = await client.messages.create(**asked, stop_sequences=stops)
+            assert (whole.stop_reason, whole.stop_sequence) == ended
+            async with client.messages.stream(**asked, stop_sequences=stops) as stream:
+                streamed: Any = await stream.get_final_message()
+            assert (streamed.stop_reason, streamed.stop_sequence) == ended
+            assert streamed.content[0].text == whole.content[0].text
+        scripted(gateway, f"{CALL} three")
+        asked |= {"tools": [ANTHROPIC_TOOL], "stop_sequences": ["three"]}
+        called = await client.messages.create(**asked)
+        assert (called.stop_reason, called.stop_sequence) == ("tool_use", None)
+
+
+async def test_anthropic_s_client_counts_the_tokens_of_a_prompt() -> None:
+    async with paper_gateway(template=TEMPLATE) as gateway, anthropic_client(gateway) as client:
+        scripted(gateway, "yes")
+        sealed = {"type": "redacted_thinking", "data": "x" * 400}
+        asked: Any = {
+            "model": "brook",
+            "system": "Be short.",
+            "messages": [
+                *HI,
+                {"role": "assistant", "content": [sealed, {"type": "text", "text": "Ho"}]},
+                {"role": "assistant", "content": [sealed]},
+                *HI,
+            ],
+            "tools": [ANTHROPIC_TOOL],
+        }
+        counted = await client.messages.count_tokens(**asked)
+        whole = await client.messages.create(**asked, max_tokens=9)
+        assert counted.input_tokens == whole.usage.input_tokens > 20
+        asked["messages"] = [*HI, {"role": "assistant", "content": "Ho"}, *HI]
+        assert (await client.messages.count_tokens(**asked)) == counted
+        with pytest.raises(anthropic.BadRequestError, match="context"):
+            await client.messages.count_tokens(
+                model="brook", messages=[{"role": "user", "content": "x " * 2_000_000}]
+            )
+        with pytest.raises(anthropic.NotFoundError, match="not served here"):
+            await client.messages.count_tokens(**{**asked, "model": "other"})
+
+
+async def test_anthropic_s_client_hears_what_is_wrong_and_gives_its_key() -> None:
+    config = GatewayConfig(keys=plain_keys(("secret",)))
+    async with paper_gateway(template=TEMPLATE, config=config) as gateway:
+        scripted(gateway, "yes")
+        asked: Any = {"model": "brook", "max_tokens": 5, "messages": HI}
+        async with anthropic_client(gateway) as client:
+            with pytest.raises(anthropic.AuthenticationError, match="valid key"):
+                await client.messages.create(**asked)
+        async with anthropic_client(gateway, "secret") as client:
+            assert (await client.messages.create(**asked)).content[0].type == "text"
             with pytest.raises(anthropic.NotFoundError, match="not served here"):
-                await client.messages.count_tokens(**{**asked, "model": "other"})
-
-    asyncio.run(scenario())
-
-
-def test_anthropic_s_client_hears_what_is_wrong_and_gives_its_key() -> None:
-    async def scenario() -> None:
-        config = GatewayConfig(keys=plain_keys(("secret",)))
-        async with paper_gateway(template=TEMPLATE, config=config) as gateway:
-            scripted(gateway, "yes")
-            asked: Any = {"model": "brook", "max_tokens": 5, "messages": HI}
-            async with anthropic_client(gateway) as client:
-                with pytest.raises(anthropic.AuthenticationError, match="valid key"):
-                    await client.messages.create(**asked)
-            async with anthropic_client(gateway, "secret") as client:
-                assert (await client.messages.create(**asked)).content[0].type == "text"
-                with pytest.raises(anthropic.NotFoundError, match="not served here"):
-                    await client.messages.create(**{**asked, "model": "other"})
-                with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
-                    await client.messages.create(**asked, tool_choice={"type": "any"})
-
-    asyncio.run(scenario())
+                await client.messages.create(**{**asked, "model": "other"})
+            with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
+                await client.messages.create(**asked, tool_choice={"type": "any"})

@@ -534,44 +534,38 @@ def test_the_server_sends_a_strict_policy_and_no_address() -> None:
     assert b'anabranch:part_failures_total{part="Prober._states"} 1.0' in text
 
 
-def test_looks_at_an_old_state_render_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def ask() -> None:
-        state, now_s, rendered = state_of(peer(0, 0, 8)), [NOW_S], []
-        page = Page(lambda: aged(state, now_s[0], 60.0))
-        render = page.render
+async def test_looks_at_an_old_state_render_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, now_s, rendered = state_of(peer(0, 0, 8)), [NOW_S], []
+    page = Page(lambda: aged(state, now_s[0], 60.0))
+    render = page.render
 
-        def counted(shown: Json) -> str:
-            rendered.append(shown)
-            return render(shown)
+    def counted(shown: Json) -> str:
+        rendered.append(shown)
+        return render(shown)
 
-        monkeypatch.setattr(page, "render", counted)
-        async with TestClient(TestServer(page.app)) as client:
-            for now_s[0], count in ((NOW_S, 1), (NOW_S + 300, 2), (NOW_S + 301, 3)):
-                for _ in range(3):
-                    await client.get("/")
-                assert len(rendered) == count
-
-    asyncio.run(ask())
+    monkeypatch.setattr(page, "render", counted)
+    async with TestClient(TestServer(page.app)) as client:
+        for now_s[0], count in ((NOW_S, 1), (NOW_S + 300, 2), (NOW_S + 301, 3)):
+            for _ in range(3):
+                await client.get("/")
+            assert len(rendered) == count
 
 
-def test_history_survives_a_restart_and_is_trimmed(tmp_path: Path) -> None:
-    async def check() -> None:
-        for at_s in (NOW_S - KEPT_S - 1, NOW_S - 10, NOW_S):
-            history = History(tmp_path / "health.sqlite")
-            await history.add_plan(paper_health.plan([paper_health.record(0, 0, 32)]), at_s)
-            await history.add(Probe(at_unix_s=at_s, ttft_s=0.1, tpot_s=0.01, tokens=8))
-            history.close()
+async def test_history_survives_a_restart_and_is_trimmed(tmp_path: Path) -> None:
+    for at_s in (NOW_S - KEPT_S - 1, NOW_S - 10, NOW_S):
         history = History(tmp_path / "health.sqlite")
-        kept = await history.recent(NOW_S, 10 * KEPT_S)
-        assert [each.at_unix_s for each in kept] == [NOW_S - 10, NOW_S]
-        for past in await history.past(NOW_S):
-            assert sum(step["tokens"] for step in past.probes) == 16
-        assert [(each["version"], each["seen_unix_s"]) for each in await history.plans()] == [
-            ("7.12", NOW_S)
-        ], "seen once since the older row was trimmed"
+        await history.add_plan(paper_health.plan([paper_health.record(0, 0, 32)]), at_s)
+        await history.add(Probe(at_unix_s=at_s, ttft_s=0.1, tpot_s=0.01, tokens=8))
         history.close()
-
-    asyncio.run(check())
+    history = History(tmp_path / "health.sqlite")
+    kept = await history.recent(NOW_S, 10 * KEPT_S)
+    assert [each.at_unix_s for each in kept] == [NOW_S - 10, NOW_S]
+    for past in await history.past(NOW_S):
+        assert sum(step["tokens"] for step in past.probes) == 16
+    assert [(each["version"], each["seen_unix_s"]) for each in await history.plans()] == [
+        ("7.12", NOW_S)
+    ], "seen once since the older row was trimmed"
+    history.close()
 
 
 def test_a_state_that_nobody_renewed_is_not_called_healthy() -> None:

@@ -30,22 +30,16 @@ def starter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return cast("type", request.param)
 
 
-def test_what_is_wrong_with_a_grammar_is_said() -> None:
-    async def scenario() -> None:
-        found = GrammarTrials(PATIENT)
-        assert await found.fault("a", b'start: "x"') == ""
-        assert "uniqueItems" in await found.fault("a", b'start: %json {"uniqueItems": true}')
-
-    asyncio.run(scenario())
+async def test_what_is_wrong_with_a_grammar_is_said() -> None:
+    found = GrammarTrials(PATIENT)
+    assert await found.fault("a", b'start: "x"') == ""
+    assert "uniqueItems" in await found.fault("a", b'start: %json {"uniqueItems": true}')
 
 
 @pytest.mark.parametrize("term", ["<[151657]>", "<[90000-151657]>", "<[0-31999,151657]>"])
-def test_ids_of_a_large_vocabulary_may_be_named(term: str) -> None:
-    async def scenario() -> None:
-        grammar = f"start: {term} TEXT {term}\nTEXT: /[a-z]+/"
-        assert await GrammarTrials(PATIENT).fault("a", grammar.encode()) == ""
-
-    asyncio.run(scenario())
+async def test_ids_of_a_large_vocabulary_may_be_named(term: str) -> None:
+    grammar = f"start: {term} TEXT {term}\nTEXT: /[a-z]+/"
+    assert await GrammarTrials(PATIENT).fault("a", grammar.encode()) == ""
 
 
 def test_a_refusal_is_remembered(monkeypatch: pytest.MonkeyPatch, starter: type) -> None:
@@ -72,35 +66,28 @@ def trying() -> list[psutil.Process]:
     return [each for each in own.children(recursive=True) if each.nice() > own.nice()]
 
 
-def test_a_trial_ends_with_who_asked() -> None:
-    async def scenario() -> None:
-        found = GrammarTrials(replace(PATIENT, cpu_s=60.0))
-        asked = asyncio.create_task(found.fault("a", DEAR))
-        running: list[psutil.Process] = []
-        while not running:
-            running = await asyncio.to_thread(trying)
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
-        psutil.wait_procs(running)
-        assert await found.fault("b", b'start: "x"') == ""
-
-    asyncio.run(scenario())
+async def test_a_trial_ends_with_who_asked() -> None:
+    found = GrammarTrials(replace(PATIENT, cpu_s=60.0))
+    asked = asyncio.create_task(found.fault("a", DEAR))
+    running: list[psutil.Process] = []
+    while not running:
+        running = await asyncio.to_thread(trying)
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    psutil.wait_procs(running)
+    assert await found.fault("b", b'start: "x"') == ""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are copied on Linux")
-def test_a_process_that_was_ended_is_started_again(starter: type) -> None:
+async def test_a_process_that_was_ended_is_started_again(starter: type) -> None:
     """What is copied may be ended by the system, for want of memory."""
-
-    async def scenario() -> None:
-        found, before = GrammarTrials(PATIENT), psutil.Process().children()
-        assert await found.fault("a", b'start: "x"') == ""
-        if starter is Copies:
-            (copied,) = set(psutil.Process().children()) - set(before)
-            copied.kill()
-            copied.wait()
-        assert await found.fault("a", b'start: "y"') == ""
-
-    asyncio.run(scenario())
+    found, before = GrammarTrials(PATIENT), psutil.Process().children()
+    assert await found.fault("a", b'start: "x"') == ""
+    if starter is Copies:
+        (copied,) = set(psutil.Process().children()) - set(before)
+        copied.kill()
+        copied.wait()
+    assert await found.fault("a", b'start: "y"') == ""
 
 
 def test_most_grammars_are_tried_without_starting_a_program(

@@ -28,7 +28,6 @@ from dht.transport.relay_messages import (
 )
 from dht.transport.relay_reservation import granted_by, reserve
 from dht.transport.relay_server import RelayServer, RelayServerConfig
-from testing.clock import run_virtual
 from testing.network import MemoryNetwork, MemoryTransport
 
 ENOUGH = 1 << 20
@@ -76,153 +75,138 @@ class World:
         return granted_by(await read_message(stream)).status, stream
 
 
-def test_a_peer_with_a_slot_is_called_and_all_bytes_count_as_lent() -> None:
-    async def scenario() -> None:
-        world = World()
-        await world.start()
+@pytest.mark.virtual(limit_s=60)
+async def test_a_peer_with_a_slot_is_called_and_all_bytes_count_as_lent() -> None:
+    world = World()
+    await world.start()
+    await reserve(world.closed, world.relay.peer_id, ())
+    status, stream = await world.call()
+    assert status == Status.OK
+    data = random.Random(1).randbytes(300_000)
+    stream.write(data)
+    assert await stream.read_exactly(len(data)) == data
+    assert world.lent_bytes >= 4 * len(data), "in and out, there and back"
+    assert world.meter.purposes == {"relay": world.lent_bytes}
+    await stream.close()
+
+
+@pytest.mark.virtual(limit_s=60)
+async def test_strangers_are_passed_on_by_no_peer() -> None:
+    world = World()
+    world.budget.parties.needs_relay = lambda peer_id: False
+    await world.start()
+    with pytest.raises(NetworkError, match=f"status {Status.DENIED}"):
         await reserve(world.closed, world.relay.peer_id, ())
-        status, stream = await world.call()
-        assert status == Status.OK
-        data = random.Random(1).randbytes(300_000)
-        stream.write(data)
-        assert await stream.read_exactly(len(data)) == data
-        assert world.lent_bytes >= 4 * len(data), "in and out, there and back"
-        assert world.meter.purposes == {"relay": world.lent_bytes}
-        await stream.close()
-
-    run_virtual(scenario(), limit_s=60)
+    status, _ = await world.call()
+    assert status == Status.NO_SLOT
+    asleep = World(offers=False)
+    await asleep.start()
+    with pytest.raises(NetworkError, match=f"status {Status.DENIED}"):
+        await reserve(asleep.closed, asleep.relay.peer_id, ())
 
 
-def test_strangers_are_passed_on_by_no_peer() -> None:
-    async def scenario() -> None:
-        world = World()
-        world.budget.parties.needs_relay = lambda peer_id: False
-        await world.start()
-        with pytest.raises(NetworkError, match=f"status {Status.DENIED}"):
-            await reserve(world.closed, world.relay.peer_id, ())
-        status, _ = await world.call()
-        assert status == Status.NO_SLOT
-        asleep = World(offers=False)
-        await asleep.start()
-        with pytest.raises(NetworkError, match=f"status {Status.DENIED}"):
-            await reserve(asleep.closed, asleep.relay.peer_id, ())
-
-    run_virtual(scenario(), limit_s=60)
-
-
-def test_bytes_above_the_rate_wait_and_none_is_lost() -> None:
-    async def scenario() -> None:
-        rate = replace(RELAY_BYTES, per_s=50_000.0, burst=200_000.0)
-        world = World(Budget(rate))
-        await world.start()
-        await reserve(world.closed, world.relay.peer_id, ())
-        _, stream = await world.call()
-        data, clock = random.Random(1).randbytes(600_000), asyncio.get_running_loop()
-        began_s = clock.time()
-        stream.write(data)
-        assert await stream.read_exactly(len(data)) == data
-        expected_s = (2 * len(data) - rate.burst) / rate.per_s
-        assert clock.time() - began_s == pytest.approx(expected_s, rel=0.1)
-        await stream.close()
-
-    run_virtual(scenario(), limit_s=600)
+@pytest.mark.virtual(limit_s=600)
+async def test_bytes_above_the_rate_wait_and_none_is_lost() -> None:
+    rate = replace(RELAY_BYTES, per_s=50_000.0, burst=200_000.0)
+    world = World(Budget(rate))
+    await world.start()
+    await reserve(world.closed, world.relay.peer_id, ())
+    _, stream = await world.call()
+    data, clock = random.Random(1).randbytes(600_000), asyncio.get_running_loop()
+    began_s = clock.time()
+    stream.write(data)
+    assert await stream.read_exactly(len(data)) == data
+    expected_s = (2 * len(data) - rate.burst) / rate.per_s
+    assert clock.time() - began_s == pytest.approx(expected_s, rel=0.1)
+    await stream.close()
 
 
-def test_who_calls_many_peers_takes_no_more_than_one_share() -> None:
+@pytest.mark.virtual(limit_s=600)
+async def test_who_calls_many_peers_takes_no_more_than_one_share() -> None:
     """A caller's bytes count as those of whom it calls do: peers to call cost nothing."""
+    rate = replace(RELAY_BYTES, per_s=50_000.0, burst=200_000.0)
+    world = World(Budget(rate))
+    await world.start()
+    others = [world.network.transport() for _ in range(4)]
+    data, clock = random.Random(1).randbytes(100_000), asyncio.get_running_loop()
+    streams = []
+    for each in others:
+        await each.serve(RELAY_STOP_PROTOCOL, world.echo)
+        await reserve(each, world.relay.peer_id, ())
+        stream = await world.caller.open_stream(world.relay.peer_id, RELAY_PROTOCOL)
+        stream.write(connect_message(HopType.CONNECT, peer_id_bytes(each.peer_id)))
+        assert granted_by(await read_message(stream)).status == Status.OK
+        streams.append(stream)
+    began_s = clock.time()
+    for stream in streams:
+        stream.write(data)
+    for stream in streams:
+        assert await stream.read_exactly(len(data)) == data
+        await stream.close()
+    expected_s = (len(others) * 2 * len(data) - rate.burst) / rate.per_s
+    assert clock.time() - began_s == pytest.approx(expected_s, rel=0.1)
 
-    async def scenario() -> None:
-        rate = replace(RELAY_BYTES, per_s=50_000.0, burst=200_000.0)
-        world = World(Budget(rate))
-        await world.start()
-        others = [world.network.transport() for _ in range(4)]
-        data, clock = random.Random(1).randbytes(100_000), asyncio.get_running_loop()
-        streams = []
-        for each in others:
-            await each.serve(RELAY_STOP_PROTOCOL, world.echo)
+
+@pytest.mark.virtual(limit_s=60)
+async def test_free_identities_leave_calls_and_slots_to_peers_that_are_known() -> None:
+    budget = Budget(replace(RELAY_CALLS, in_all=16), replace(RELAY_SLOTS, in_all=16))
+    world = World(budget)
+    known = {world.caller.peer_id, world.closed.peer_id}
+    budget.parties.work = known.__contains__
+    await world.start()
+    crowd = [world.network.transport() for _ in range(64)]
+    took = [0, 0]
+    for each in crowd:
+        with suppress(NetworkError):
             await reserve(each, world.relay.peer_id, ())
-            stream = await world.caller.open_stream(world.relay.peer_id, RELAY_PROTOCOL)
-            stream.write(connect_message(HopType.CONNECT, peer_id_bytes(each.peer_id)))
-            assert granted_by(await read_message(stream)).status == Status.OK
-            streams.append(stream)
-        began_s = clock.time()
-        for stream in streams:
-            stream.write(data)
-        for stream in streams:
-            assert await stream.read_exactly(len(data)) == data
-            await stream.close()
-        expected_s = (len(others) * 2 * len(data) - rate.burst) / rate.per_s
-        assert clock.time() - began_s == pytest.approx(expected_s, rel=0.1)
-
-    run_virtual(scenario(), limit_s=600)
+            took[0] += 1
+    await reserve(world.closed, world.relay.peer_id, ())
+    for each in crowd:
+        status, _ = await world.call(each)
+        took[1] += status == Status.OK
+    assert took == [8, 8]
+    status, _ = await world.call()
+    assert status == Status.OK
 
 
-def test_free_identities_leave_calls_and_slots_to_peers_that_are_known() -> None:
-    async def scenario() -> None:
-        budget = Budget(replace(RELAY_CALLS, in_all=16), replace(RELAY_SLOTS, in_all=16))
-        world = World(budget)
-        known = {world.caller.peer_id, world.closed.peer_id}
-        budget.parties.work = known.__contains__
-        await world.start()
-        crowd = [world.network.transport() for _ in range(64)]
-        took = [0, 0]
-        for each in crowd:
-            with suppress(NetworkError):
-                await reserve(each, world.relay.peer_id, ())
-                took[0] += 1
-        await reserve(world.closed, world.relay.peer_id, ())
-        for each in crowd:
-            status, _ = await world.call(each)
-            took[1] += status == Status.OK
-        assert took == [8, 8]
-        status, _ = await world.call()
-        assert status == Status.OK
-
-    run_virtual(scenario(), limit_s=60)
-
-
-def test_slots_and_calls_end() -> None:
-    async def scenario() -> None:
-        world = World()
-        await world.start()
-        await reserve(world.closed, world.relay.peer_id, ())
-        status, stream = await world.call()
-        assert status == Status.OK
-        stream.write(b"x")
-        assert await stream.read_exactly(1) == b"x"
-        with pytest.raises(NetworkError):
-            await stream.read_exactly(1)  # nobody says anything
-        assert world.budget.held(RELAY_CALLS).total == 0
-        assert not world.server.slots
-        assert RelayServerConfig().idle_s > RelayServerConfig().slot_s
-        status, _ = await world.call()
-        assert status == Status.NO_SLOT
-        await reserve(world.closed, world.relay.peer_id, ())
-        world.network.kill(world.closed.peer_id)
-        status, _ = await world.call()
-        assert status == Status.FAILED
-        assert world.budget.held(RELAY_CALLS).total == 0
-
-    run_virtual(scenario(), limit_s=2 * RelayServerConfig().idle_s)
+@pytest.mark.virtual(limit_s=2 * RelayServerConfig().idle_s)
+async def test_slots_and_calls_end() -> None:
+    world = World()
+    await world.start()
+    await reserve(world.closed, world.relay.peer_id, ())
+    status, stream = await world.call()
+    assert status == Status.OK
+    stream.write(b"x")
+    assert await stream.read_exactly(1) == b"x"
+    with pytest.raises(NetworkError):
+        await stream.read_exactly(1)  # nobody says anything
+    assert world.budget.held(RELAY_CALLS).total == 0
+    assert not world.server.slots
+    assert RelayServerConfig().idle_s > RelayServerConfig().slot_s
+    status, _ = await world.call()
+    assert status == Status.NO_SLOT
+    await reserve(world.closed, world.relay.peer_id, ())
+    world.network.kill(world.closed.peer_id)
+    status, _ = await world.call()
+    assert status == Status.FAILED
+    assert world.budget.held(RELAY_CALLS).total == 0
 
 
 @pytest.mark.parametrize(
     "words",
     [b"\x00", b"\x02\x08\x02", b"\x05hello", b"\xff" * 11, b"\x80\x80\x80\x01", b"\x02\x12"],
 )
-def test_nonsense_ends_its_stream_alone(words: bytes) -> None:
-    async def scenario() -> None:
-        world = World()
-        await world.start()
-        stream = await world.caller.open_stream(world.relay.peer_id, RELAY_PROTOCOL)
-        stream.write(words)
-        with pytest.raises((NetworkError, codec.MalformedError, TimeoutError)):
-            async with asyncio.timeout(60):
-                await stream.read_exactly(1)
-        await reserve(world.closed, world.relay.peer_id, ())
-        assert set(world.relay.stream_errors) <= {"MalformedError", "NetworkError", "TimeoutError"}
-
-    run_virtual(scenario(), limit_s=120)
+@pytest.mark.virtual(limit_s=120)
+async def test_nonsense_ends_its_stream_alone(words: bytes) -> None:
+    world = World()
+    await world.start()
+    stream = await world.caller.open_stream(world.relay.peer_id, RELAY_PROTOCOL)
+    stream.write(words)
+    with pytest.raises((NetworkError, codec.MalformedError, TimeoutError)):
+        async with asyncio.timeout(60):
+            await stream.read_exactly(1)
+    await reserve(world.closed, world.relay.peer_id, ())
+    assert set(world.relay.stream_errors) <= {"MalformedError", "NetworkError", "TimeoutError"}
 
 
 def test_messages_are_those_of_libp2p() -> None:

@@ -27,7 +27,6 @@ from node.peer.inviting import (
     refuse_other_weights,
     warn_of_silent,
 )
-from testing.clock import run_virtual
 from testing.network import MemoryNetwork
 from tests.unit.records import MODEL, record_of
 
@@ -93,17 +92,14 @@ async def test_a_peer_is_offered_where_its_machine_is_now() -> None:
         (MODEL, "0" * 16, "the network was said to serve"),
     ],
 )
-def test_nobody_is_invited_to_other_weights_than_the_networks(
+async def test_nobody_is_invited_to_other_weights_than_the_networks(
     mine: ModelSpec, said: str, refused: str | None
 ) -> None:
-    async def ask() -> None:
-        network = MemoryNetwork(random.Random(0))
-        there, here = network.transport(), network.transport()
-        await Directory(there, "n", MODEL.key).publish(record_of(there.peer_id, 0, 8))
-        with pytest.raises(UserError, match=refused) if refused else nullcontext():
-            await refuse_other_weights(Directory(here, "n", MODEL.key), mine, said)
-
-    asyncio.run(ask())
+    network = MemoryNetwork(random.Random(0))
+    there, here = network.transport(), network.transport()
+    await Directory(there, "n", MODEL.key).publish(record_of(there.peer_id, 0, 8))
+    with pytest.raises(UserError, match=refused) if refused else nullcontext():
+        await refuse_other_weights(Directory(here, "n", MODEL.key), mine, said)
 
 
 def inviting(host: str, announce: tuple[str, ...] = ()) -> argparse.Namespace:
@@ -113,26 +109,21 @@ def inviting(host: str, announce: tuple[str, ...] = ()) -> argparse.Namespace:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104
-def test_who_is_on_no_network_invites_nobody_until_it_is(host: str) -> None:
+@pytest.mark.virtual(limit_s=100)
+async def test_who_is_on_no_network_invites_nobody_until_it_is(host: str) -> None:
     out = io.StringIO()
     reporter = Reporter(json_log=False, out=out)
     addresses = [LOOPBACK]
-
-    async def scenario() -> None:
-        invite(inviting(host), addresses, MODEL, reporter)
-        assert "on no network now" in out.getvalue()
-        assert "anabranch:" not in out.getvalue()
-        keeping = asyncio.create_task(
-            keep_inviting(inviting(host), lambda: addresses, MODEL, reporter)
-        )
-        await asyncio.sleep(3 * ALONE_LOOK_S)
-        assert "anabranch:" not in out.getvalue()
-        addresses.append(PRIVATE)
-        await asyncio.sleep(3 * ALONE_LOOK_S)
-        assert out.getvalue().count(" join anabranch:") == 1
-        keeping.cancel()
-
-    run_virtual(scenario(), limit_s=100)
+    invite(inviting(host), addresses, MODEL, reporter)
+    assert "on no network now" in out.getvalue()
+    assert "anabranch:" not in out.getvalue()
+    keeping = asyncio.create_task(keep_inviting(inviting(host), lambda: addresses, MODEL, reporter))
+    await asyncio.sleep(3 * ALONE_LOOK_S)
+    assert "anabranch:" not in out.getvalue()
+    addresses.append(PRIVATE)
+    await asyncio.sleep(3 * ALONE_LOOK_S)
+    assert out.getvalue().count(" join anabranch:") == 1
+    keeping.cancel()
 
 
 @pytest.mark.parametrize(
@@ -145,21 +136,17 @@ def test_who_means_to_be_reached_so_invites(host: str, announce: tuple[str, ...]
     assert " join anabranch:" in out.getvalue()
 
 
-def test_an_announced_address_that_nothing_answers_at_is_named() -> None:
+async def test_an_announced_address_that_nothing_answers_at_is_named() -> None:
     out = io.StringIO()
-
-    async def scenario() -> None:
-        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        reporter = Reporter(json_log=False, out=out)
-        await warn_of_silent([f"/ip4/127.0.0.1/tcp/{port}"], reporter)
-        assert out.getvalue() == ""
-        server.close()
-        await server.wait_closed()
-        await warn_of_silent([f"/ip4/127.0.0.1/tcp/{port}"], reporter)
-        assert f"--announce 127.0.0.1:{port}: nothing answers there" in out.getvalue()
-
-    asyncio.run(scenario())
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    reporter = Reporter(json_log=False, out=out)
+    await warn_of_silent([f"/ip4/127.0.0.1/tcp/{port}"], reporter)
+    assert out.getvalue() == ""
+    server.close()
+    await server.wait_closed()
+    await warn_of_silent([f"/ip4/127.0.0.1/tcp/{port}"], reporter)
+    assert f"--announce 127.0.0.1:{port}: nothing answers there" in out.getvalue()
 
 
 @pytest.mark.parametrize("bundled", [True, False])

@@ -23,7 +23,6 @@ from node.peer.remembering import (
     remember_others,
     settle_addresses,
 )
-from testing.clock import run_virtual
 from testing.network import MemoryNetwork
 from tests.unit.records import MODEL, record_of
 
@@ -51,32 +50,29 @@ def test_who_joined_keeps_an_address_that_its_owner_gave_before_those_of_strange
     assert not founded_by("me", ())
 
 
-def test_peers_that_serve_are_remembered_and_stay_so_when_they_are_gone() -> None:
+@pytest.mark.virtual(limit_s=600)
+async def test_peers_that_serve_are_remembered_and_stay_so_when_they_are_gone() -> None:
     kept: list[tuple[str, ...]] = []
-
-    async def scenario() -> None:
-        network = MemoryNetwork(random.Random(0))
-        me, one, waits, far = (network.transport() for _ in range(4))
-        told = {
-            one: ("/ip4/10.0.0.2/tcp/1", NodeState.SERVING),
-            waits: ("/ip4/10.0.0.3/tcp/1", NodeState.WAITING),
-            far: ("/ip4/127.0.0.1/tcp/1", NodeState.SERVING),
-        }
-        for peer, (address, state) in told.items():
-            full = f"{address}/p2p/{peer.peer_id}"
-            record = record_of(peer.peer_id, 0, 8, state=state, addresses=(full,))
-            await Directory(peer, "n", MODEL.key).publish(record)
-        rule = DialRule.of((), ("/ip4/10.0.0.1/tcp/1",))
-        directory = Directory(me, "n", MODEL.key)
-        loop = asyncio.create_task(
-            remember_others(directory, me.peer_id, rule, lambda met: kept.append(tuple(met)))
-        )
-        await asyncio.sleep(20 * LOOK_S)  # records last less long
-        loop.cancel()
-        assert not await directory.nodes()
-        assert kept == [(f"/ip4/10.0.0.2/tcp/1/p2p/{one.peer_id}",)], "once, and no other"
-
-    run_virtual(scenario(), limit_s=600)
+    network = MemoryNetwork(random.Random(0))
+    me, one, waits, far = (network.transport() for _ in range(4))
+    told = {
+        one: ("/ip4/10.0.0.2/tcp/1", NodeState.SERVING),
+        waits: ("/ip4/10.0.0.3/tcp/1", NodeState.WAITING),
+        far: ("/ip4/127.0.0.1/tcp/1", NodeState.SERVING),
+    }
+    for peer, (address, state) in told.items():
+        full = f"{address}/p2p/{peer.peer_id}"
+        record = record_of(peer.peer_id, 0, 8, state=state, addresses=(full,))
+        await Directory(peer, "n", MODEL.key).publish(record)
+    rule = DialRule.of((), ("/ip4/10.0.0.1/tcp/1",))
+    directory = Directory(me, "n", MODEL.key)
+    loop = asyncio.create_task(
+        remember_others(directory, me.peer_id, rule, lambda met: kept.append(tuple(met)))
+    )
+    await asyncio.sleep(20 * LOOK_S)  # records last less long
+    loop.cancel()
+    assert not await directory.nodes()
+    assert kept == [(f"/ip4/10.0.0.2/tcp/1/p2p/{one.peer_id}",)], "once, and no other"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ from node.stage.layer_check import (
     rows_for,
 )
 from node.weights.store import WeightStore
-from testing.clock import run_virtual
 from testing.network import MemoryNetwork
 from testing.tiny_families import make
 from tests.unit.coordinator.conftest import make_record
@@ -84,63 +83,55 @@ async def liar(
     return make_record(transport.peer_id, 0, 8)
 
 
-def test_who_holds_layers_shows_it_and_is_not_asked_again_at_once():
-    async def scenario() -> None:
-        network, checker = swarm()
-        record, engine = await holder(network, 4, 12)
-        for _ in range(3):
-            shown = await checker.proven([record], range(8), range(4, 8))
-            assert shown == {record.peer_id}
-        assert engine.runs == 1
-        await asyncio.sleep(100)
-        assert await checker.proven([record], range(8), range(4, 8))
-        assert engine.runs == 2, "it may have moved since"
-
-    run_virtual(scenario(), limit_s=1000)
+@pytest.mark.virtual(limit_s=1000)
+async def test_who_holds_layers_shows_it_and_is_not_asked_again_at_once():
+    network, checker = swarm()
+    record, engine = await holder(network, 4, 12)
+    for _ in range(3):
+        shown = await checker.proven([record], range(8), range(4, 8))
+        assert shown == {record.peer_id}
+    assert engine.runs == 1
+    await asyncio.sleep(100)
+    assert await checker.proven([record], range(8), range(4, 8))
+    assert engine.runs == 2, "it may have moved since"
 
 
-def test_who_is_about_to_leave_shows_nobody_its_layers():
-    async def scenario() -> None:
-        network, checker = swarm()
-        transport, engine = network.transport(), Layers(0, 8)
-        leaves = False
-        await LayerCheckServer(transport, engine, leaves=lambda: leaves).start()
-        record = make_record(transport.peer_id, 0, 8)
-        assert await checker.proven([record], range(8), range(8))
-        leaves = True
-        assert await checker.proven([record], range(8), range(8)), "it is not asked so soon"
-        assert not await checker.proven([record], range(8), range(8), again=True)
-        assert not await checker.proven([record], range(8), range(8)), "it is believed no more"
-
-    run_virtual(scenario(), limit_s=1000)
+@pytest.mark.virtual(limit_s=1000)
+async def test_who_is_about_to_leave_shows_nobody_its_layers():
+    network, checker = swarm()
+    transport, engine = network.transport(), Layers(0, 8)
+    leaves = False
+    await LayerCheckServer(transport, engine, leaves=lambda: leaves).start()
+    record = make_record(transport.peer_id, 0, 8)
+    assert await checker.proven([record], range(8), range(8))
+    leaves = True
+    assert await checker.proven([record], range(8), range(8)), "it is not asked so soon"
+    assert not await checker.proven([record], range(8), range(8), again=True)
+    assert not await checker.proven([record], range(8), range(8)), "it is believed no more"
 
 
-def test_at_the_end_those_show_their_layers_again_that_did_before():
-    async def scenario() -> None:
-        network, checker = swarm()
-        found = [await holder(network, n, n + 1) for n in range(CheckConfig().asked_at_once + 2)]
-        records, needed = [record for record, _ in found], range(len(found))
-        assert not await checker.proven(records, range(8), needed, again=True)
-        assert not any(engine.runs for _, engine in found), "strangers are not asked"
-        await checker.proven(records, range(8), needed)
-        everybody = {record.peer_id for record in records}
-        assert await checker.proven(records, range(8), needed) == everybody
-        assert await checker.proven(records, range(8), needed, again=True) == everybody
-        assert [engine.runs for _, engine in found] == [2] * len(found)
-
-    run_virtual(scenario(), limit_s=1000)
+@pytest.mark.virtual(limit_s=1000)
+async def test_at_the_end_those_show_their_layers_again_that_did_before():
+    network, checker = swarm()
+    found = [await holder(network, n, n + 1) for n in range(CheckConfig().asked_at_once + 2)]
+    records, needed = [record for record, _ in found], range(len(found))
+    assert not await checker.proven(records, range(8), needed, again=True)
+    assert not any(engine.runs for _, engine in found), "strangers are not asked"
+    await checker.proven(records, range(8), needed)
+    everybody = {record.peer_id for record in records}
+    assert await checker.proven(records, range(8), needed) == everybody
+    assert await checker.proven(records, range(8), needed, again=True) == everybody
+    assert [engine.runs for _, engine in found] == [2] * len(found)
 
 
-def test_only_as_many_are_asked_as_the_layers_need():
-    async def scenario() -> None:
-        network, checker = swarm()
-        found = [await holder(network, 0, 8) for _ in range(10)]
-        shown = await checker.proven([record for record, _ in found], range(8), range(2, 4))
-        assert len(shown) == sum(engine.runs for _, engine in found) == CheckConfig().asked_at_once
-        assert await checker.proven([record for record, _ in found], range(8), range(2, 4)) == shown
-        assert sum(engine.runs for _, engine in found) == CheckConfig().asked_at_once
-
-    run_virtual(scenario(), limit_s=1000)
+@pytest.mark.virtual(limit_s=1000)
+async def test_only_as_many_are_asked_as_the_layers_need():
+    network, checker = swarm()
+    found = [await holder(network, 0, 8) for _ in range(10)]
+    shown = await checker.proven([record for record, _ in found], range(8), range(2, 4))
+    assert len(shown) == sum(engine.runs for _, engine in found) == CheckConfig().asked_at_once
+    assert await checker.proven([record for record, _ in found], range(8), range(2, 4)) == shown
+    assert sum(engine.runs for _, engine in found) == CheckConfig().asked_at_once
 
 
 async def _echo(stream: Stream, check: LayerCheck) -> None:
@@ -172,41 +163,36 @@ async def _silence(stream: Stream, check: LayerCheck) -> None:
 @pytest.mark.parametrize(
     "serve", [_echo, _nothing, _not_numbers, _too_much, _another_message, _silence]
 )
-def test_who_does_not_hold_them_shows_nothing(serve):
-    async def scenario() -> None:
-        network, checker = swarm()
-        record = await liar(network, serve)
-        begun_s = asyncio.get_running_loop().time()
-        assert await checker.proven([record], range(8), range(8)) == frozenset()
-        assert asyncio.get_running_loop().time() - begun_s <= CheckConfig().answer_s + 1
-        honest, _ = await holder(network, 0, 8)
-        assert await checker.proven([record, honest], range(8), range(8)) == {honest.peer_id}
-
-    run_virtual(scenario(), limit_s=1000)
+@pytest.mark.virtual(limit_s=1000)
+async def test_who_does_not_hold_them_shows_nothing(serve):
+    network, checker = swarm()
+    record = await liar(network, serve)
+    begun_s = asyncio.get_running_loop().time()
+    assert await checker.proven([record], range(8), range(8)) == frozenset()
+    assert asyncio.get_running_loop().time() - begun_s <= CheckConfig().answer_s + 1
+    honest, _ = await holder(network, 0, 8)
+    assert await checker.proven([record, honest], range(8), range(8)) == {honest.peer_id}
 
 
-def test_another_peers_rows_show_nothing():
+@pytest.mark.virtual(limit_s=1000)
+async def test_another_peers_rows_show_nothing():
     """A stranger passes the question on to an honest holder, which answers for itself alone."""
+    network, checker = swarm()
+    honest, engine = await holder(network, 0, 8)
+    relay = network.transport()
 
-    async def scenario() -> None:
-        network, checker = swarm()
-        honest, engine = await holder(network, 0, 8)
-        relay = network.transport()
+    async def passed_on(stream: Stream) -> None:
+        check = (await codec.read_frame(stream)).message
+        further = await relay.open_stream(honest.peer_id, LAYERS_PROTOCOL)
+        await codec.send_frame(further, check)
+        told = await codec.read_frame(further)
+        await codec.send_frame(stream, told.message, told.body)
 
-        async def passed_on(stream: Stream) -> None:
-            check = (await codec.read_frame(stream)).message
-            further = await relay.open_stream(honest.peer_id, LAYERS_PROTOCOL)
-            await codec.send_frame(further, check)
-            told = await codec.read_frame(further)
-            await codec.send_frame(stream, told.message, told.body)
-
-        await relay.serve(LAYERS_PROTOCOL, passed_on)
-        record = make_record(relay.peer_id, 0, 8)
-        checker._engine.run_rows = engine.run_rows = _small_steps
-        assert await checker.proven([record], range(8), range(8)) == frozenset()
-        assert await checker.proven([honest], range(8), range(8)) == {honest.peer_id}
-
-    run_virtual(scenario(), limit_s=1000)
+    await relay.serve(LAYERS_PROTOCOL, passed_on)
+    record = make_record(relay.peer_id, 0, 8)
+    checker._engine.run_rows = engine.run_rows = _small_steps
+    assert await checker.proven([record], range(8), range(8)) == frozenset()
+    assert await checker.proven([honest], range(8), range(8)) == {honest.peer_id}
 
 
 async def _small_steps(start: int, end: int, rows: torch.Tensor) -> torch.Tensor:
@@ -214,41 +200,37 @@ async def _small_steps(start: int, end: int, rows: torch.Tensor) -> torch.Tensor
     return 1.1 * rows
 
 
-def test_strangers_cannot_make_a_peer_run_rows_without_end():
-    async def scenario() -> None:
-        network, _ = swarm()
-        record, engine = await holder(network, 0, 8)
+@pytest.mark.virtual(limit_s=1000)
+async def test_strangers_cannot_make_a_peer_run_rows_without_end():
+    network, _ = swarm()
+    record, engine = await holder(network, 0, 8)
 
-        async def asked(times: int) -> None:
-            stranger = network.transport()
-            for _ in range(times):
-                stream = await stranger.open_stream(record.peer_id, LAYERS_PROTOCOL)
-                await codec.send_frame(stream, LayerCheck(nonce=NONCE, start=0, end=1))
-                await codec.read_frame(stream)
-                await stream.close()
+    async def asked(times: int) -> None:
+        stranger = network.transport()
+        for _ in range(times):
+            stream = await stranger.open_stream(record.peer_id, LAYERS_PROTOCOL)
+            await codec.send_frame(stream, LayerCheck(nonce=NONCE, start=0, end=1))
+            await codec.read_frame(stream)
+            await stream.close()
 
-        await asked(50)
-        assert engine.runs == 4, "one stranger"
-        for _ in range(50):
-            await asked(2)
-        assert engine.runs == 16, "identities cost nothing"
-
-    run_virtual(scenario(), limit_s=1000)
+    await asked(50)
+    assert engine.runs == 4, "one stranger"
+    for _ in range(50):
+        await asked(2)
+    assert engine.runs == 16, "identities cost nothing"
 
 
 @pytest.mark.parametrize(
     ("start", "end"), [(0, LAYERS_CHECKED_MAX + 1), (2, 2), (3, 1)], ids=["many", "none", "turned"]
 )
-def test_a_check_is_of_a_few_layers(start, end):
-    async def scenario() -> None:
-        network, _ = swarm()
-        server = LayerCheckServer(network.transport(), Layers(0, 100))
-        near, far = await _streams(network, server)
-        await codec.send_frame(near, LayerCheck(nonce=NONCE, start=start, end=end))
-        with pytest.raises(PeerError):
-            await server._serve(far)
-
-    run_virtual(scenario(), limit_s=1000)
+@pytest.mark.virtual(limit_s=1000)
+async def test_a_check_is_of_a_few_layers(start, end):
+    network, _ = swarm()
+    server = LayerCheckServer(network.transport(), Layers(0, 100))
+    near, far = await _streams(network, server)
+    await codec.send_frame(near, LayerCheck(nonce=NONCE, start=start, end=end))
+    with pytest.raises(PeerError):
+        await server._serve(far)
 
 
 async def _streams(network: MemoryNetwork, server: LayerCheckServer) -> tuple[Stream, Stream]:

@@ -17,21 +17,17 @@ class Compared(asyncio.Future[Any]):
         return self is other
 
 
-def test_who_hangs_up_leaves_without_a_search_among_those_who_wait() -> None:
+async def test_who_hangs_up_leaves_without_a_search_among_those_who_wait() -> None:
     """A request may wait for 256 turns, and one who asks may have 256 requests: each that hung up
     had all the others searched 256 times, on the event loop."""
-
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        loop.create_future = lambda: Compared(loop=loop)  # type: ignore[method-assign]
-        turns = Turns(4)
-        waiting = [asyncio.create_task(turns.take("who", 60.0, lambda: True)) for _ in range(200)]
-        await asyncio.sleep(0)
-        Compared.count = 0
-        for task in reversed(waiting):
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        assert Compared.count <= len(waiting)
-        assert await turns.take("who", 60.0, lambda: True), "they left nothing behind"
-
-    asyncio.run(scenario())
+    loop = asyncio.get_running_loop()
+    loop.create_future = lambda: Compared(loop=loop)  # type: ignore[method-assign]
+    turns = Turns(4)
+    waiting = [asyncio.create_task(turns.take("who", 60.0, lambda: True)) for _ in range(200)]
+    await asyncio.sleep(0)
+    Compared.count = 0
+    for task in reversed(waiting):
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert Compared.count <= len(waiting)
+    assert await turns.take("who", 60.0, lambda: True), "they left nothing behind"

@@ -1,6 +1,5 @@
 """OpenAI's Responses with the unmodified client: text, calls, thoughts, streams, refusals."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -30,153 +29,134 @@ def prompt_of(gateway: PaperGateway, ids: tuple[int, ...]) -> str:
     return tokenizer.decode(ids)
 
 
-def test_a_coding_agents_turns_go_both_ways() -> None:
-    async def scenario() -> None:
-        async with paper_gateway(template=TEMPLATE) as gateway, openai_client(gateway) as client:
-            scripted(gateway, f"<think>hm</think>I look. {CALL}")
-            turns: Any = [
-                {"role": "developer", "content": "No jokes."},
-                {"role": "user", "content": [{"type": "input_text", "text": "Oslo?"}]},
-            ]
-            asked: Any = {
-                "model": "brook",
-                "instructions": "Be short.",
-                "tools": [TOOL],
-                "store": False,
-                "include": ["reasoning.encrypted_content"],
-                "parallel_tool_calls": True,
-            }
-            first = await client.responses.create(**asked, input=turns)
-            Response.model_validate_json(first.model_dump_json())
-            assert first.status == "completed"
-            assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
-            assert first.output_text == "I look."
-            assert first.store is False
-            call = first.output[2]
-            assert call.type == "function_call"
-            assert (call.name, json.loads(call.arguments)) == ("weather", OSLO)
-            assert first.usage is not None
-            assert first.usage.output_tokens > 10
-            assert first.usage.output_tokens_details.reasoning_tokens > 0
-            assert first.usage.total_tokens == first.usage.input_tokens + first.usage.output_tokens
-            turns += first.output
-            turns.append(
-                {"type": "function_call_output", "call_id": call.call_id, "output": "snow"}
-            )
-            found = scripted(gateway, "It snows.")
-            last = await client.responses.create(**asked, input=turns)
-            assert last.output_text == "It snows."
-            prompt = prompt_of(gateway, found[0].prompt_ids)
-            assert "<system>Be short.\n\nNo jokes.<user>Oslo?<assistant>I look.{" in prompt
-            assert '"weather", "arguments": {"city": "Oslo"}}<tool>snow' in prompt
-
-    asyncio.run(scenario())
+async def test_a_coding_agents_turns_go_both_ways() -> None:
+    async with paper_gateway(template=TEMPLATE) as gateway, openai_client(gateway) as client:
+        scripted(gateway, f"<think>hm</think>I look. {CALL}")
+        turns: Any = [
+            {"role": "developer", "content": "No jokes."},
+            {"role": "user", "content": [{"type": "input_text", "text": "Oslo?"}]},
+        ]
+        asked: Any = {
+            "model": "brook",
+            "instructions": "Be short.",
+            "tools": [TOOL],
+            "store": False,
+            "include": ["reasoning.encrypted_content"],
+            "parallel_tool_calls": True,
+        }
+        first = await client.responses.create(**asked, input=turns)
+        Response.model_validate_json(first.model_dump_json())
+        assert first.status == "completed"
+        assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
+        assert first.output_text == "I look."
+        assert first.store is False
+        call = first.output[2]
+        assert call.type == "function_call"
+        assert (call.name, json.loads(call.arguments)) == ("weather", OSLO)
+        assert first.usage is not None
+        assert first.usage.output_tokens > 10
+        assert first.usage.output_tokens_details.reasoning_tokens > 0
+        assert first.usage.total_tokens == first.usage.input_tokens + first.usage.output_tokens
+        turns += first.output
+        turns.append({"type": "function_call_output", "call_id": call.call_id, "output": "snow"})
+        found = scripted(gateway, "It snows.")
+        last = await client.responses.create(**asked, input=turns)
+        assert last.output_text == "It snows."
+        prompt = prompt_of(gateway, found[0].prompt_ids)
+        assert "<system>Be short.\n\nNo jokes.<user>Oslo?<assistant>I look.{" in prompt
+        assert '"weather", "arguments": {"city": "Oslo"}}<tool>snow' in prompt
 
 
-def test_openai_s_client_reads_the_stream() -> None:
-    async def scenario() -> None:
-        async with paper_gateway(template=TEMPLATE) as gateway, openai_client(gateway) as client:
-            scripted(gateway, f"<think>hm</think>I look. {CALL}{CALL}")
-            asked: Any = {"model": "brook", "input": "Oslo?", "tools": [TOOL]}
-            whole = await client.responses.create(**asked)
-            async with client.responses.stream(**asked) as stream:
-                events: Any = [event async for event in stream]
-                final = await stream.get_final_response()
-            assert [event.sequence_number for event in events] == [*range(len(events))]
-            kinds = [event.type.removeprefix("response.") for event in events]
-            begun = ["output_item.added", "content_part.added"]
-            call = [
-                "output_item.added",
-                "function_call_arguments.delta",
-                "function_call_arguments.done",
-                "output_item.done",
-            ]
-            distinct = [kind for at, kind in enumerate(kinds) if kinds[at - 1] != kind]
-            assert distinct == [
-                "created",
-                "in_progress",
-                *begun,
-                "reasoning_text.delta",
-                "reasoning_text.done",
-                "content_part.done",
-                "output_item.done",
-                *begun,
-                "output_text.delta",
-                "output_text.done",
-                "content_part.done",
-                "output_item.done",
-                *call,
-                *call,
-                "completed",
-            ]
-            assert final.output_text == whole.output_text
-            assert final.usage == whole.usage
-            calls: Any = [item for item in final.output if item.type == "function_call"]
-            assert [json.loads(each.arguments) for each in calls] == [OSLO, OSLO]
-            assert len({item.id for item in final.output}) == 4
-            done = [each.item for each in events if each.type == "response.output_item.done"]
-            assert [each.id for each in done] == [item.id for item in final.output]
-
-    asyncio.run(scenario())
+async def test_openai_s_client_reads_the_stream() -> None:
+    async with paper_gateway(template=TEMPLATE) as gateway, openai_client(gateway) as client:
+        scripted(gateway, f"<think>hm</think>I look. {CALL}{CALL}")
+        asked: Any = {"model": "brook", "input": "Oslo?", "tools": [TOOL]}
+        whole = await client.responses.create(**asked)
+        async with client.responses.stream(**asked) as stream:
+            events: Any = [event async for event in stream]
+            final = await stream.get_final_response()
+        assert [event.sequence_number for event in events] == [*range(len(events))]
+        kinds = [event.type.removeprefix("response.") for event in events]
+        begun = ["output_item.added", "content_part.added"]
+        call = [
+            "output_item.added",
+            "function_call_arguments.delta",
+            "function_call_arguments.done",
+            "output_item.done",
+        ]
+        distinct = [kind for at, kind in enumerate(kinds) if kinds[at - 1] != kind]
+        assert distinct == [
+            "created",
+            "in_progress",
+            *begun,
+            "reasoning_text.delta",
+            "reasoning_text.done",
+            "content_part.done",
+            "output_item.done",
+            *begun,
+            "output_text.delta",
+            "output_text.done",
+            "content_part.done",
+            "output_item.done",
+            *call,
+            *call,
+            "completed",
+        ]
+        assert final.output_text == whole.output_text
+        assert final.usage == whole.usage
+        calls: Any = [item for item in final.output if item.type == "function_call"]
+        assert [json.loads(each.arguments) for each in calls] == [OSLO, OSLO]
+        assert len({item.id for item in final.output}) == 4
+        done = [each.item for each in events if each.type == "response.output_item.done"]
+        assert [each.id for each in done] == [item.id for item in final.output]
 
 
-def test_a_schema_is_followed_and_parsed() -> None:
-    async def scenario() -> None:
-        async with paper_gateway(template=TEMPLATE) as gateway, openai_client(gateway) as client:
-            found = scripted(gateway, json.dumps(OSLO))
-            form: Any = {"type": "json_schema", "name": "place", "schema": SCHEMA, "strict": True}
-            answer = await client.responses.create(
-                model="brook", input="Where?", text={"format": form}, temperature=0.5, top_p=0.9
-            )
-            assert json.loads(answer.output_text) == OSLO
-            sampling = found[0].sampling
-            assert b'"city"' in sampling.grammar
-            assert (sampling.temperature, sampling.top_p) == (0.5, 0.9)
-            await client.responses.create(
-                model="brook", input="x", tools=[TOOL], tool_choice={**TOOL, "parameters": None}
-            )
-            assert b"weather" in found[1].sampling.grammar
-
-    asyncio.run(scenario())
+async def test_a_schema_is_followed_and_parsed() -> None:
+    async with paper_gateway(template=TEMPLATE) as gateway, openai_client(gateway) as client:
+        found = scripted(gateway, json.dumps(OSLO))
+        form: Any = {"type": "json_schema", "name": "place", "schema": SCHEMA, "strict": True}
+        answer = await client.responses.create(
+            model="brook", input="Where?", text={"format": form}, temperature=0.5, top_p=0.9
+        )
+        assert json.loads(answer.output_text) == OSLO
+        sampling = found[0].sampling
+        assert b'"city"' in sampling.grammar
+        assert (sampling.temperature, sampling.top_p) == (0.5, 0.9)
+        await client.responses.create(
+            model="brook", input="x", tools=[TOOL], tool_choice={**TOOL, "parameters": None}
+        )
+        assert b"weather" in found[1].sampling.grammar
 
 
-def test_what_is_cut_or_fails_says_so() -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway, openai_client(gateway) as client:
-            asked: Any = {"model": "brook", "input": "Hi", "max_output_tokens": 3}
-            whole = await client.responses.create(**asked)
-            assert whole.status == "incomplete"
-            assert whole.incomplete_details is not None
-            assert whole.incomplete_details.reason == "max_output_tokens"
-            assert whole.usage is not None
-            assert whole.usage.output_tokens == 3
-            events: Any = [
-                each async for each in await client.responses.create(**asked, stream=True)
-            ]
-            assert events[-1].type == "response.incomplete"
-            assert events[-1].response.output[0].status == "incomplete"
-            assert events[-1].response.output_text == whole.output_text
-            gateway.swarm.fails, gateway.swarm.fails_after = SwarmError("gone"), 2
-            stream = await client.responses.create(**asked, stream=True)
-            events = [event async for event in stream]
-            assert events[0].type == "response.created"
-            assert events[-1].type == "response.failed"
-            assert "gone" in events[-1].response.error.message
-            gateway.swarm.fails_after = 0
-            with pytest.raises(openai.InternalServerError, match="gone"):
-                await client.responses.create(**asked, stream=True)
-
-    asyncio.run(scenario())
+async def test_what_is_cut_or_fails_says_so() -> None:
+    async with paper_gateway() as gateway, openai_client(gateway) as client:
+        asked: Any = {"model": "brook", "input": "Hi", "max_output_tokens": 3}
+        whole = await client.responses.create(**asked)
+        assert whole.status == "incomplete"
+        assert whole.incomplete_details is not None
+        assert whole.incomplete_details.reason == "max_output_tokens"
+        assert whole.usage is not None
+        assert whole.usage.output_tokens == 3
+        events: Any = [each async for each in await client.responses.create(**asked, stream=True)]
+        assert events[-1].type == "response.incomplete"
+        assert events[-1].response.output[0].status == "incomplete"
+        assert events[-1].response.output_text == whole.output_text
+        gateway.swarm.fails, gateway.swarm.fails_after = SwarmError("gone"), 2
+        stream = await client.responses.create(**asked, stream=True)
+        events = [event async for event in stream]
+        assert events[0].type == "response.created"
+        assert events[-1].type == "response.failed"
+        assert "gone" in events[-1].response.error.message
+        gateway.swarm.fails_after = 0
+        with pytest.raises(openai.InternalServerError, match="gone"):
+            await client.responses.create(**asked, stream=True)
 
 
-def test_an_answer_of_no_number_has_the_length_that_the_owner_gives() -> None:
-    async def scenario() -> None:
-        async with paper_gateway(chat_tokens=5) as gateway, openai_client(gateway) as client:
-            answer = await client.responses.create(model="brook", input="Hi")
-            assert answer.usage is not None
-            assert (answer.status, answer.usage.output_tokens) == ("incomplete", 5)
-
-    asyncio.run(scenario())
+async def test_an_answer_of_no_number_has_the_length_that_the_owner_gives() -> None:
+    async with paper_gateway(chat_tokens=5) as gateway, openai_client(gateway) as client:
+        answer = await client.responses.create(model="brook", input="Hi")
+        assert answer.usage is not None
+        assert (answer.status, answer.usage.output_tokens) == ("incomplete", 5)
 
 
 MANY = [{"role": "user", "content": "x"}] * 4097
@@ -231,15 +211,12 @@ MANY = [{"role": "user", "content": "x"}] * 4097
         ({"input": "x " * 9000}, "input", "context"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_named(body: dict[str, Any], param: str, said: str) -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway, openai_client(gateway) as client:
-            with pytest.raises(openai.BadRequestError, match=said) as refused:
-                await client.post("/responses", body=body, cast_to=object)
-            assert refused.value.param == param
-            assert gateway.swarm.served == 0
-
-    asyncio.run(scenario())
+async def test_a_mistake_is_named(body: dict[str, Any], param: str, said: str) -> None:
+    async with paper_gateway() as gateway, openai_client(gateway) as client:
+        with pytest.raises(openai.BadRequestError, match=said) as refused:
+            await client.post("/responses", body=body, cast_to=object)
+        assert refused.value.param == param
+        assert gateway.swarm.served == 0
 
 
 def test_what_asks_for_nothing_is_no_mistake() -> None:

@@ -38,47 +38,39 @@ def page(**more: str) -> dict[str, str]:
         (("127.0.0.0/8", "::1"), f"spoofed.example, {PUBLIC}", 200),
     ],
 )
-def test_a_proxy_that_the_owner_names_says_by_what_name_a_page_asked(
+async def test_a_proxy_that_the_owner_names_says_by_what_name_a_page_asked(
     proxies: tuple[str, ...], forwarded: str | None, status: int
 ) -> None:
-    async def scenario() -> None:
-        config = GatewayConfig(hosts=frozenset({PUBLIC}), proxies=proxies_of(proxies))
-        async with paper_gateway(config=config) as gateway:
-            headers = page() if forwarded is None else page(**{"X-Forwarded-Host": forwarded})
+    config = GatewayConfig(hosts=frozenset({PUBLIC}), proxies=proxies_of(proxies))
+    async with paper_gateway(config=config) as gateway:
+        headers = page() if forwarded is None else page(**{"X-Forwarded-Host": forwarded})
+        async with gateway.http.post(
+            gateway.url + "/v1/completions", json=BODY, headers=headers
+        ) as response:
+            assert response.status == status
+
+
+async def test_addresses_behind_a_proxy_take_turns_of_their_own() -> None:
+    config = GatewayConfig(proxies=proxies_of(["127.0.0.1"]), answers_at_once_max=4, requests_max=8)
+    async with paper_gateway(config=config) as gateway:
+        gate = gateway.swarm.gate = asyncio.Event()
+
+        async def ask(address: str) -> int:
             async with gateway.http.post(
-                gateway.url + "/v1/completions", json=BODY, headers=headers
+                gateway.url + "/v1/completions",
+                json=BODY,
+                headers={"X-Forwarded-For": f"1.2.3.4, {address}"},
             ) as response:
-                assert response.status == status
+                await response.read()
+                return response.status
 
-    asyncio.run(scenario())
-
-
-def test_addresses_behind_a_proxy_take_turns_of_their_own() -> None:
-    async def scenario() -> None:
-        config = GatewayConfig(
-            proxies=proxies_of(["127.0.0.1"]), answers_at_once_max=4, requests_max=8
-        )
-        async with paper_gateway(config=config) as gateway:
-            gate = gateway.swarm.gate = asyncio.Event()
-
-            async def ask(address: str) -> int:
-                async with gateway.http.post(
-                    gateway.url + "/v1/completions",
-                    json=BODY,
-                    headers={"X-Forwarded-For": f"1.2.3.4, {address}"},
-                ) as response:
-                    await response.read()
-                    return response.status
-
-            # One network of IPv6 is one who asks.
-            crowd = [asyncio.create_task(ask(f"2001:db8::{at}")) for at in range(8)]
-            await until(lambda: gateway.answers.requests == 8 and gateway.swarm.live == 3)
-            other = asyncio.create_task(ask("192.0.2.7"))
-            await until(lambda: gateway.swarm.live == 4)
-            gate.set()
-            assert await asyncio.gather(other, *crowd) == [200] * 9
-
-    asyncio.run(scenario())
+        # One network of IPv6 is one who asks.
+        crowd = [asyncio.create_task(ask(f"2001:db8::{at}")) for at in range(8)]
+        await until(lambda: gateway.answers.requests == 8 and gateway.swarm.live == 3)
+        other = asyncio.create_task(ask("192.0.2.7"))
+        await until(lambda: gateway.swarm.live == 4)
+        gate.set()
+        assert await asyncio.gather(other, *crowd) == [200] * 9
 
 
 @pytest.mark.parametrize(
@@ -149,59 +141,55 @@ def recipe() -> str:
     return found[1]
 
 
-def test_the_recipe_for_nginx_lets_the_page_ask_and_streams(tmp_path: Path) -> None:
+async def test_the_recipe_for_nginx_lets_the_page_ask_and_streams(tmp_path: Path) -> None:
     nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if nginx is None:
         pytest.skip("nginx is not installed")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-
-    async def scenario() -> None:
-        config = GatewayConfig(
-            hosts=frozenset({PUBLIC}),
-            proxies=proxies_of(["127.0.0.1"]),
-            silent_s=0.05,
-            beat_s=0.05,
+    config = GatewayConfig(
+        hosts=frozenset({PUBLIC}),
+        proxies=proxies_of(["127.0.0.1"]),
+        silent_s=0.05,
+        beat_s=0.05,
+    )
+    async with paper_gateway(config=config) as gateway:
+        server = recipe().replace("http://127.0.0.1:8000", gateway.url)
+        server = re.sub(r"listen .*", f"listen 127.0.0.1:{port};", server)
+        server = re.sub(r"\s*ssl_certificate.*", "", server)
+        temporary = " ".join(
+            f"{name}_temp_path {tmp_path}/{name};"
+            for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         )
-        async with paper_gateway(config=config) as gateway:
-            server = recipe().replace("http://127.0.0.1:8000", gateway.url)
-            server = re.sub(r"listen .*", f"listen 127.0.0.1:{port};", server)
-            server = re.sub(r"\s*ssl_certificate.*", "", server)
-            temporary = " ".join(
-                f"{name}_temp_path {tmp_path}/{name};"
-                for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-            )
-            (tmp_path / "nginx.conf").write_text(
-                f"daemon off; pid {tmp_path}/pid; error_log stderr; events {{}}\n"
-                f"http {{ access_log off; {temporary}\n{server} }}\n"
-            )
-            process = await asyncio.create_subprocess_exec(
-                nginx, "-e", "stderr", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf"),
-                stderr=asyncio.subprocess.DEVNULL,
-            )  # fmt: skip
-            try:
-                url = f"http://127.0.0.1:{port}"
-                host = {"Host": PUBLIC}
-                async with aiohttp.ClientSession() as http, asyncio.timeout(30):
-                    while True:
-                        try:
-                            async with http.get(url + "/", headers=host) as response:
-                                assert response.status == 200
-                                break
-                        except aiohttp.ClientConnectionError:
-                            await asyncio.sleep(0.02)
-                    gate = gateway.swarm.gate = asyncio.Event()
-                    async with http.post(
-                        url + "/v1/completions", json={**BODY, "stream": True}, headers=page(**host)
-                    ) as response:
-                        assert response.status == 200
-                        # It comes while nothing is answered yet: nothing is held back on the way.
-                        assert (await response.content.readline()).startswith(b": ")
-                        gate.set()
-                        assert b"[DONE]" in await response.read()
-            finally:
-                process.terminate()
-                await process.wait()
-
-    asyncio.run(scenario())
+        (tmp_path / "nginx.conf").write_text(
+            f"daemon off; pid {tmp_path}/pid; error_log stderr; events {{}}\n"
+            f"http {{ access_log off; {temporary}\n{server} }}\n"
+        )
+        process = await asyncio.create_subprocess_exec(
+            nginx, "-e", "stderr", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf"),
+            stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            url = f"http://127.0.0.1:{port}"
+            host = {"Host": PUBLIC}
+            async with aiohttp.ClientSession() as http, asyncio.timeout(30):
+                while True:
+                    try:
+                        async with http.get(url + "/", headers=host) as response:
+                            assert response.status == 200
+                            break
+                    except aiohttp.ClientConnectionError:
+                        await asyncio.sleep(0.02)
+                gate = gateway.swarm.gate = asyncio.Event()
+                async with http.post(
+                    url + "/v1/completions", json={**BODY, "stream": True}, headers=page(**host)
+                ) as response:
+                    assert response.status == 200
+                    # It comes while nothing is answered yet: nothing is held back on the way.
+                    assert (await response.content.readline()).startswith(b": ")
+                    gate.set()
+                    assert b"[DONE]" in await response.read()
+        finally:
+            process.terminate()
+            await process.wait()

@@ -1,6 +1,5 @@
 """The page to chat on: its files and headers, who may ask by it, what streams tell of routes."""
 
-import asyncio
 import re
 from contextlib import aclosing
 
@@ -22,18 +21,15 @@ JSON = "application/json"
 ROUTE = {"stream_options": {"include_route": True}}
 
 
-def test_the_page_is_open_to_all_and_its_headers_keep_foreign_code_out() -> None:
-    async def scenario() -> None:
-        async with paper_gateway(config=GatewayConfig(keys=plain_keys(("key",)))) as gateway:
-            for path in CHAT_FILES:
-                async with gateway.http.get(gateway.url + path) as response:
-                    assert response.status == 200, "without a key: the page asks for it"
-                    assert HEADERS.items() <= response.headers.items()
-                    assert "unsafe" not in response.headers["Content-Security-Policy"]
-            async with gateway.http.get(gateway.url + "/v1/models") as response:
-                assert response.status == 401
-
-    asyncio.run(scenario())
+async def test_the_page_is_open_to_all_and_its_headers_keep_foreign_code_out() -> None:
+    async with paper_gateway(config=GatewayConfig(keys=plain_keys(("key",)))) as gateway:
+        for path in CHAT_FILES:
+            async with gateway.http.get(gateway.url + path) as response:
+                assert response.status == 200, "without a key: the page asks for it"
+                assert HEADERS.items() <= response.headers.items()
+                assert "unsafe" not in response.headers["Content-Security-Policy"]
+        async with gateway.http.get(gateway.url + "/v1/models") as response:
+            assert response.status == 401
 
 
 def test_the_files_hold_nothing_that_the_policy_would_stop() -> None:
@@ -58,18 +54,15 @@ def test_the_page_asks_for_a_temperature_within_its_bounds() -> None:
     assert tuple(map(float, said.groups())) == (bounds.ge, bounds.le)
 
 
-def test_a_browser_that_has_a_file_is_not_sent_it_again() -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            url = f"{gateway.url}/static/markdown.js"
-            async with gateway.http.get(url) as response:
-                etag, size = response.headers["ETag"], len(await response.read())
-                assert int(response.headers["Content-Length"]) < size / 2, "compressed"
-            async with gateway.http.get(url, headers={"If-None-Match": etag}) as response:
-                assert (response.status, await response.read()) == (304, b"")
-                assert HEADERS.items() <= response.headers.items()
-
-    asyncio.run(scenario())
+async def test_a_browser_that_has_a_file_is_not_sent_it_again() -> None:
+    async with paper_gateway() as gateway:
+        url = f"{gateway.url}/static/markdown.js"
+        async with gateway.http.get(url) as response:
+            etag, size = response.headers["ETag"], len(await response.read())
+            assert int(response.headers["Content-Length"]) < size / 2, "compressed"
+        async with gateway.http.get(url, headers={"If-None-Match": etag}) as response:
+            assert (response.status, await response.read()) == (304, b"")
+            assert HEADERS.items() <= response.headers.items()
 
 
 async def asked(gateway: PaperGateway, host: str, origin: str) -> int:
@@ -101,73 +94,59 @@ async def asked(gateway: PaperGateway, host: str, origin: str) -> int:
         ("127.0.0.1", (), "localhost:8000", "http://[", 403),
     ],
 )
-def test_without_keys_only_a_page_of_the_gateway_itself_may_ask(
+async def test_without_keys_only_a_page_of_the_gateway_itself_may_ask(
     listens_at: str, allowed: tuple[str, ...], host: str, origin: str, status: int
 ) -> None:
-    async def scenario() -> None:
-        config = GatewayConfig(hosts=hosts_of(listens_at, allowed))
-        async with paper_gateway(config=config) as gateway:
-            assert await asked(gateway, host, origin) == status
-            assert gateway.swarm.served == (status == 200)
-
-    asyncio.run(scenario())
+    config = GatewayConfig(hosts=hosts_of(listens_at, allowed))
+    async with paper_gateway(config=config) as gateway:
+        assert await asked(gateway, host, origin) == status
+        assert gateway.swarm.served == (status == 200)
 
 
-def test_a_stream_tells_its_route_and_who_left_it_where_that_is_asked() -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            gateway.swarm.serve({"birch": (0, 4), "attic": (4, 8), "kestrel": (0, 4)})
-            gateway.swarm.loses_at = 2
-            asked = {"messages": HI, "max_tokens": 4}
-            chunks = await stream(gateway, CHATS, **asked, **ROUTE)
-            told = [chunk["route"] for chunk in chunks if "route" in chunk]
-            assert all(chunk["choices"] == [] for chunk in chunks if "route" in chunk)
-            names = [[stage["name"] for stage in route["stages"]] for route in told]
-            assert names == [["birch", "attic"]] * 3 + [["kestrel", "attic"]] * 2
-            states = [route["state"] for route in told]
-            assert states == ["opening", "open", "drawing", "opening", "open"]
-            assert [route["failovers"] for route in told] == [0, 0, 1, 1, 1]
-            assert [s["name"] for s in told[2]["lost"]] == ["birch"]
-            assert told[-1]["lost"] == []
-            assert told[0]["stages"][0] == {"peer": "id 0", "name": "birch", "start": 0, "end": 4}
-            plain = await stream(gateway, CHATS, **asked)
-            texts = [chunk["choices"] for chunk in chunks if "route" not in chunk]
-            assert texts == [chunk["choices"] for chunk in plain]
-
-    asyncio.run(scenario())
+async def test_a_stream_tells_its_route_and_who_left_it_where_that_is_asked() -> None:
+    async with paper_gateway() as gateway:
+        gateway.swarm.serve({"birch": (0, 4), "attic": (4, 8), "kestrel": (0, 4)})
+        gateway.swarm.loses_at = 2
+        asked = {"messages": HI, "max_tokens": 4}
+        chunks = await stream(gateway, CHATS, **asked, **ROUTE)
+        told = [chunk["route"] for chunk in chunks if "route" in chunk]
+        assert all(chunk["choices"] == [] for chunk in chunks if "route" in chunk)
+        names = [[stage["name"] for stage in route["stages"]] for route in told]
+        assert names == [["birch", "attic"]] * 3 + [["kestrel", "attic"]] * 2
+        states = [route["state"] for route in told]
+        assert states == ["opening", "open", "drawing", "opening", "open"]
+        assert [route["failovers"] for route in told] == [0, 0, 1, 1, 1]
+        assert [s["name"] for s in told[2]["lost"]] == ["birch"]
+        assert told[-1]["lost"] == []
+        assert told[0]["stages"][0] == {"peer": "id 0", "name": "birch", "start": 0, "end": 4}
+        plain = await stream(gateway, CHATS, **asked)
+        texts = [chunk["choices"] for chunk in chunks if "route" not in chunk]
+        assert texts == [chunk["choices"] for chunk in plain]
 
 
-def test_a_slow_reader_gets_the_newest_word_on_the_route() -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            swarm = gateway.swarm
-            swarm.serve({"birch": (0, 4), "attic": (4, 8), "kestrel": (0, 4)})
-            options = GenerationOptions(
-                max_new_tokens=ANSWERING.pieces_queued_max + 9, temperature=0.0
-            )
-            task = ChoiceTask(index=0, prompt_ids=(5,), options=options, tells_route=True)
-            async with aclosing(gateway.answers.parts(swarm, [task])) as parts:
-                got = [await anext(parts)]
-                # With the first two words on the route, so many pieces fill the queue.
-                swarm.loses_at = ANSWERING.pieces_queued_max - 1
-                await until(lambda: swarm.losses == 1)
-                got += [part async for part in parts]
-            told = [part.route for part in got if part.route is not None]
-            states = [(each.state.value, each.failovers) for each in told]
-            assert states == [("opening", 0), ("running", 0), ("running", 1)]
-            assert sum(len(part.piece.token_ids) for part in got) == ANSWERING.pieces_queued_max + 9
-
-    asyncio.run(scenario())
+async def test_a_slow_reader_gets_the_newest_word_on_the_route() -> None:
+    async with paper_gateway() as gateway:
+        swarm = gateway.swarm
+        swarm.serve({"birch": (0, 4), "attic": (4, 8), "kestrel": (0, 4)})
+        options = GenerationOptions(max_new_tokens=ANSWERING.pieces_queued_max + 9, temperature=0.0)
+        task = ChoiceTask(index=0, prompt_ids=(5,), options=options, tells_route=True)
+        async with aclosing(gateway.answers.parts(swarm, [task])) as parts:
+            got = [await anext(parts)]
+            # With the first two words on the route, so many pieces fill the queue.
+            swarm.loses_at = ANSWERING.pieces_queued_max - 1
+            await until(lambda: swarm.losses == 1)
+            got += [part async for part in parts]
+        told = [part.route for part in got if part.route is not None]
+        states = [(each.state.value, each.failovers) for each in told]
+        assert states == [("opening", 0), ("running", 0), ("running", 1)]
+        assert sum(len(part.piece.token_ids) for part in got) == ANSWERING.pieces_queued_max + 9
 
 
-def test_names_of_peers_are_made_fit_and_their_reasons_bounded() -> None:
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            gateway.swarm.serve({"\u202e<b>http://203.0.113.7/" + "x" * 90: (0, 8)})
-            chunks = await stream(gateway, CHATS, messages=HI, max_tokens=1, **ROUTE)
-            (name,) = {s["name"] for c in chunks if "route" in c for s in c["route"]["stages"]}
-            assert len(name) <= 32
-            assert "//" not in name
-            assert "\u202e" not in name
-
-    asyncio.run(scenario())
+async def test_names_of_peers_are_made_fit_and_their_reasons_bounded() -> None:
+    async with paper_gateway() as gateway:
+        gateway.swarm.serve({"\u202e<b>http://203.0.113.7/" + "x" * 90: (0, 8)})
+        chunks = await stream(gateway, CHATS, messages=HI, max_tokens=1, **ROUTE)
+        (name,) = {s["name"] for c in chunks if "route" in c for s in c["route"]["stages"]}
+        assert len(name) <= 32
+        assert "//" not in name
+        assert "\u202e" not in name

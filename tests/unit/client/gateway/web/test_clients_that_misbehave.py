@@ -51,56 +51,47 @@ async def connect(gateway: PaperGateway) -> tuple[asyncio.StreamReader, asyncio.
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_client_that_hangs_up_frees_its_sessions(streams: bool, n: int) -> None:
-    async def scenario() -> None:
-        async with paper_gateway(step_s=0.005) as gateway:
-            body = {"prompt": [5], "max_tokens": 1000, "stream": streams, "n": n}
-            reader, writer = await connect(gateway)
-            writer.write(raw_request(body))
-            await until(lambda: gateway.swarm.live == n)
-            if streams:
-                await reader.readuntil(b"data: ")
-            writer.transport.abort()
-            await until(lambda: gateway.swarm.live == 0)
-            await until(lambda: gateway.answers.requests == 0)
-
-    asyncio.run(scenario())
+async def test_a_client_that_hangs_up_frees_its_sessions(streams: bool, n: int) -> None:
+    async with paper_gateway(step_s=0.005) as gateway:
+        body = {"prompt": [5], "max_tokens": 1000, "stream": streams, "n": n}
+        reader, writer = await connect(gateway)
+        writer.write(raw_request(body))
+        await until(lambda: gateway.swarm.live == n)
+        if streams:
+            await reader.readuntil(b"data: ")
+        writer.transport.abort()
+        await until(lambda: gateway.swarm.live == 0)
+        await until(lambda: gateway.answers.requests == 0)
 
 
-def test_one_that_hangs_up_while_it_waits_takes_no_turn() -> None:
-    async def scenario() -> None:
-        async with paper_gateway(config=GatewayConfig(answers_at_once_max=1)) as gateway:
-            gateway.swarm.gate = asyncio.Event()
-            first = asyncio.create_task(gateway.post(TEXT, prompt=[5], max_tokens=2))
-            await until(lambda: gateway.swarm.live == 1)
-            _, writer = await connect(gateway)
-            writer.write(raw_request({"prompt": [6]}))
-            await until(lambda: gateway.answers.requests == 2)
-            writer.transport.abort()
-            await until(lambda: gateway.answers.requests == 1)
-            gateway.swarm.gate.set()
-            assert (await first)[0] == 200
-            assert gateway.swarm.served == 1
-            assert (await gateway.post(TEXT, prompt=[7]))[0] == 200
-
-    asyncio.run(scenario())
+async def test_one_that_hangs_up_while_it_waits_takes_no_turn() -> None:
+    async with paper_gateway(config=GatewayConfig(answers_at_once_max=1)) as gateway:
+        gateway.swarm.gate = asyncio.Event()
+        first = asyncio.create_task(gateway.post(TEXT, prompt=[5], max_tokens=2))
+        await until(lambda: gateway.swarm.live == 1)
+        _, writer = await connect(gateway)
+        writer.write(raw_request({"prompt": [6]}))
+        await until(lambda: gateway.answers.requests == 2)
+        writer.transport.abort()
+        await until(lambda: gateway.answers.requests == 1)
+        gateway.swarm.gate.set()
+        assert (await first)[0] == 200
+        assert gateway.swarm.served == 1
+        assert (await gateway.post(TEXT, prompt=[7]))[0] == 200
 
 
-def test_a_client_that_takes_nothing_is_cut_off() -> None:
-    async def scenario() -> None:
-        config = GatewayConfig(write_s=0.3)
-        async with paper_gateway(config=config) as gateway:
-            # Log probabilities make the stream larger than what the kernel buffers.
-            body = {"prompt": [5], "max_tokens": 1000, "stream": True, "logprobs": 20, "n": 16}
-            reader, writer = await connect(gateway)
-            reader._transport.pause_reading()  # type: ignore[attr-defined]
-            writer.write(raw_request(body))
-            await until(lambda: gateway.swarm.served == 16)
-            await until(lambda: gateway.swarm.live == 0)
-            await until(lambda: gateway.answers.requests == 0)
-            writer.transport.abort()
-
-    asyncio.run(scenario())
+async def test_a_client_that_takes_nothing_is_cut_off() -> None:
+    config = GatewayConfig(write_s=0.3)
+    async with paper_gateway(config=config) as gateway:
+        # Log probabilities make the stream larger than what the kernel buffers.
+        body = {"prompt": [5], "max_tokens": 1000, "stream": True, "logprobs": 20, "n": 16}
+        reader, writer = await connect(gateway)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(raw_request(body))
+        await until(lambda: gateway.swarm.served == 16)
+        await until(lambda: gateway.swarm.live == 0)
+        await until(lambda: gateway.answers.requests == 0)
+        writer.transport.abort()
 
 
 async def half_open(
@@ -122,37 +113,31 @@ async def half_open(
     return slow
 
 
-def test_a_hundred_half_open_and_slow_clients_leave_others_alone() -> None:
-    async def scenario() -> None:
-        async with paper_gateway(
-            config=GatewayConfig(uploads=UploadsConfig(time_s=600.0)), head_s=600.0
-        ) as gateway:
-            slow = await half_open(gateway)
-            await until(lambda: sum(gateway.gateway._uploads.unfinished.values()) >= 30)
-            statuses = await asyncio.gather(
-                *(gateway.post(TEXT, prompt=[at], max_tokens=5) for at in range(20))
-            )
-            assert [status for status, _ in statuses] == [200] * 20
-            assert sum(gateway.gateway._uploads.unfinished.values()) >= 30, "they are still there"
-            for _, writer in slow:
-                writer.transport.abort()
-
-    asyncio.run(scenario())
+async def test_a_hundred_half_open_and_slow_clients_leave_others_alone() -> None:
+    async with paper_gateway(
+        config=GatewayConfig(uploads=UploadsConfig(time_s=600.0)), head_s=600.0
+    ) as gateway:
+        slow = await half_open(gateway)
+        await until(lambda: sum(gateway.gateway._uploads.unfinished.values()) >= 30)
+        statuses = await asyncio.gather(
+            *(gateway.post(TEXT, prompt=[at], max_tokens=5) for at in range(20))
+        )
+        assert [status for status, _ in statuses] == [200] * 20
+        assert sum(gateway.gateway._uploads.unfinished.values()) >= 30, "they are still there"
+        for _, writer in slow:
+            writer.transport.abort()
 
 
-def test_half_open_and_slow_clients_are_not_there_for_ever() -> None:
-    async def scenario() -> None:
-        config = GatewayConfig(uploads=UploadsConfig(time_s=0.5), write_s=0.5)
-        async with paper_gateway(config=config, head_s=0.5) as gateway:
-            slow = await half_open(gateway)
-            for reader, _ in slow[:90]:
-                rest = await asyncio.wait_for(reader.read(), 60)
-                assert rest == b"" or b" 408 " in rest.split(b"\r\n")[0], rest
-            await until(lambda: gateway.answers.requests == 0)
-            for _, writer in slow:
-                writer.transport.abort()
-
-    asyncio.run(scenario())
+async def test_half_open_and_slow_clients_are_not_there_for_ever() -> None:
+    config = GatewayConfig(uploads=UploadsConfig(time_s=0.5), write_s=0.5)
+    async with paper_gateway(config=config, head_s=0.5) as gateway:
+        slow = await half_open(gateway)
+        for reader, _ in slow[:90]:
+            rest = await asyncio.wait_for(reader.read(), 60)
+            assert rest == b"" or b" 408 " in rest.split(b"\r\n")[0], rest
+        await until(lambda: gateway.answers.requests == 0)
+        for _, writer in slow:
+            writer.transport.abort()
 
 
 def test_the_sweep_of_idle_connections_goes_on_after_it_failed(
@@ -182,47 +167,39 @@ def test_the_sweep_of_idle_connections_goes_on_after_it_failed(
     asyncio.run(scenario())
 
 
-def test_a_body_that_does_not_come_is_a_408() -> None:
-    async def scenario() -> None:
-        async with paper_gateway(
-            config=GatewayConfig(uploads=UploadsConfig(time_s=0.2))
-        ) as gateway:
-            reader, writer = await connect(gateway)
-            writer.write(raw_request({"prompt": [5]}, length=10_000))
-            answer = await asyncio.wait_for(reader.read(), 60)
-            assert b" 408 " in answer.split(b"\r\n")[0]
-            assert b"did not come within" in answer
-            writer.close()
-
-    asyncio.run(scenario())
+async def test_a_body_that_does_not_come_is_a_408() -> None:
+    async with paper_gateway(config=GatewayConfig(uploads=UploadsConfig(time_s=0.2))) as gateway:
+        reader, writer = await connect(gateway)
+        writer.write(raw_request({"prompt": [5]}, length=10_000))
+        answer = await asyncio.wait_for(reader.read(), 60)
+        assert b" 408 " in answer.split(b"\r\n")[0]
+        assert b"did not come within" in answer
+        writer.close()
 
 
-def test_unfinished_bodies_of_one_address_keep_nobody_else_out() -> None:
-    async def scenario() -> None:
-        config = GatewayConfig(requests_max=4, uploads=UploadsConfig(per_address_max=8))
-        async with paper_gateway(config=config) as gateway:
-            writers = []
-            for _ in range(8):
-                _, writer = await connect(gateway)
-                writer.write(raw_request({"prompt": [6]}, length=5000))
-                writers.append(writer)
-            await until(lambda: sum(gateway.gateway._uploads.unfinished.values()) == 8)
-            assert gateway.answers.requests == 0, "they hold no place"
-            status, answer = await gateway.post(TEXT, prompt=[7])
-            assert status == 429
-            assert "unfinished requests come from 127.0.0.1" in answer["error"]["message"]
-            elsewhere = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
-            async with (
-                aiohttp.ClientSession(connector=elsewhere) as http,
-                http.post(gateway.url + TEXT, json={"prompt": [7]}) as response,
-            ):
-                assert response.status == 200
-            for writer in writers:
-                writer.transport.abort()
-            await until(lambda: not gateway.gateway._uploads.unfinished)
-            assert (await gateway.post(TEXT, prompt=[7]))[0] == 200
-
-    asyncio.run(scenario())
+async def test_unfinished_bodies_of_one_address_keep_nobody_else_out() -> None:
+    config = GatewayConfig(requests_max=4, uploads=UploadsConfig(per_address_max=8))
+    async with paper_gateway(config=config) as gateway:
+        writers = []
+        for _ in range(8):
+            _, writer = await connect(gateway)
+            writer.write(raw_request({"prompt": [6]}, length=5000))
+            writers.append(writer)
+        await until(lambda: sum(gateway.gateway._uploads.unfinished.values()) == 8)
+        assert gateway.answers.requests == 0, "they hold no place"
+        status, answer = await gateway.post(TEXT, prompt=[7])
+        assert status == 429
+        assert "unfinished requests come from 127.0.0.1" in answer["error"]["message"]
+        elsewhere = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+        async with (
+            aiohttp.ClientSession(connector=elsewhere) as http,
+            http.post(gateway.url + TEXT, json={"prompt": [7]}) as response,
+        ):
+            assert response.status == 200
+        for writer in writers:
+            writer.transport.abort()
+        await until(lambda: not gateway.gateway._uploads.unfinished)
+        assert (await gateway.post(TEXT, prompt=[7]))[0] == 200
 
 
 def test_asking_for_health_without_end_takes_a_look_a_second() -> None:
@@ -247,50 +224,40 @@ def test_asking_for_health_without_end_takes_a_look_a_second() -> None:
     asyncio.run(scenario())
 
 
-def test_other_peoples_pages_may_not_spend_a_gateway_without_keys() -> None:
+async def test_other_peoples_pages_may_not_spend_a_gateway_without_keys() -> None:
     """A browser sends JSON to any address after its name was bound to this one."""
-
-    async def scenario() -> None:
-        async with paper_gateway(
-            config=GatewayConfig(origins=("https://mine.example",))
-        ) as gateway:
-            for origin, status in (("https://evil.example", 403), ("https://mine.example", 200)):
-                headers = {"Origin": origin, "Content-Type": JSON, "Host": "evil.example"}
-                async with gateway.http.post(
-                    gateway.url + TEXT, data=b'{"prompt": [5]}', headers=headers
-                ) as response:
-                    assert response.status == status
-            assert gateway.swarm.served == 1
-
-    asyncio.run(scenario())
+    async with paper_gateway(config=GatewayConfig(origins=("https://mine.example",))) as gateway:
+        for origin, status in (("https://evil.example", 403), ("https://mine.example", 200)):
+            headers = {"Origin": origin, "Content-Type": JSON, "Host": "evil.example"}
+            async with gateway.http.post(
+                gateway.url + TEXT, data=b'{"prompt": [5]}', headers=headers
+            ) as response:
+                assert response.status == status
+        assert gateway.swarm.served == 1
 
 
 @pytest.mark.parametrize("path", [TEXT, "/v1/chat/completions"])
 @pytest.mark.parametrize(
     "content", [None, "text/plain", "application/x-www-form-urlencoded", "text/json; a=" + JSON]
 )
-def test_a_body_that_is_not_said_to_be_json_is_refused(path: str, content: str | None) -> None:
+async def test_a_body_that_is_not_said_to_be_json_is_refused(
+    path: str, content: str | None
+) -> None:
     """A browser sends these for any page, without asking first."""
-
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            chat = {"messages": [{"role": "user", "content": "a"}]}
-            asked = chat if "chat" in path else {"prompt": [5]}
-            body = json.dumps(asked).encode()
-            headers = {} if content is None else {"Content-Type": content}
-            async with gateway.http.post(
-                gateway.url + path, data=body, headers=headers, skip_auto_headers=["Content-Type"]
-            ) as response:
-                assert response.status == 415
-                assert JSON in (await response.json())["error"]["message"]
-            assert gateway.swarm.served == 0
-            headers = {"Content-Type": JSON + "; charset=utf-8"}
-            async with gateway.http.post(
-                gateway.url + path, data=body, headers=headers
-            ) as response:
-                assert response.status == 200
-
-    asyncio.run(scenario())
+    async with paper_gateway() as gateway:
+        chat = {"messages": [{"role": "user", "content": "a"}]}
+        asked = chat if "chat" in path else {"prompt": [5]}
+        body = json.dumps(asked).encode()
+        headers = {} if content is None else {"Content-Type": content}
+        async with gateway.http.post(
+            gateway.url + path, data=body, headers=headers, skip_auto_headers=["Content-Type"]
+        ) as response:
+            assert response.status == 415
+            assert JSON in (await response.json())["error"]["message"]
+        assert gateway.swarm.served == 0
+        headers = {"Content-Type": JSON + "; charset=utf-8"}
+        async with gateway.http.post(gateway.url + path, data=body, headers=headers) as response:
+            assert response.status == 200
 
 
 @pytest.mark.parametrize(
@@ -338,26 +305,22 @@ def test_what_no_text_or_no_gzip_is_fills_no_log(
         ("10.1.2.3:8000", "10.1.2.3", True),
     ],
 )
-def test_a_gateway_without_keys_answers_to_its_own_names(
+async def test_a_gateway_without_keys_answers_to_its_own_names(
     host: str, listens_at: str, answers: bool
 ) -> None:
     """A page that binds its own name to this machine is of the same origin, and names none."""
-
-    async def scenario() -> None:
-        hosts = hosts_of(listens_at, ["mine.example"])
-        for config, expected in (
-            (GatewayConfig(hosts=hosts), answers),
-            (GatewayConfig(hosts=hosts, keys=plain_keys(("key",))), True),
-        ):
-            async with paper_gateway(config=config) as gateway:
-                headers = {"Host": host, "Authorization": "Bearer key"}
-                for path in ("/v1/models", "/health", "/metrics"):
-                    async with gateway.http.get(gateway.url + path, headers=headers) as response:
-                        assert (response.status == 200) is expected, path
-                        if not expected:
-                            assert "--allow-host" in await response.text()
-
-    asyncio.run(scenario())
+    hosts = hosts_of(listens_at, ["mine.example"])
+    for config, expected in (
+        (GatewayConfig(hosts=hosts), answers),
+        (GatewayConfig(hosts=hosts, keys=plain_keys(("key",))), True),
+    ):
+        async with paper_gateway(config=config) as gateway:
+            headers = {"Host": host, "Authorization": "Bearer key"}
+            for path in ("/v1/models", "/health", "/metrics"):
+                async with gateway.http.get(gateway.url + path, headers=headers) as response:
+                    assert (response.status == 200) is expected, path
+                    if not expected:
+                        assert "--allow-host" in await response.text()
 
 
 def test_a_gateway_for_other_machines_answers_to_any_name_unless_some_are_allowed() -> None:
@@ -429,35 +392,31 @@ def test_a_long_body_is_read_beside_the_event_loop(
     assert [thread is threading.main_thread() for thread in read_in] == [False]
 
 
-def test_bytes_of_unfinished_requests_are_bounded() -> None:
+async def test_bytes_of_unfinished_requests_are_bounded() -> None:
     """256 bodies of 8 MiB, which one address may send at a time, took 2 GiB."""
     most = replace(BODY_BYTES, per_peer=100_000, in_all=150_000, crowded=None)
     config = GatewayConfig(proxies=LOCAL, uploads=UploadsConfig(held=most))
-
-    async def scenario() -> None:
-        async with paper_gateway(config=config) as gateway:
-            long = b" " * (BODIES.uncounted_bytes + 60_000)
-            held = gateway.gateway._uploads.held
-            _, first = await connect(gateway)
-            first.write(raw_request({}, length=len(long) + 10) + long)
-            await until(lambda: held.total > 55_000)
-            packed = zlib.compress(b"{}" + long)
-            for said, status in (({}, 429), ({"X-Forwarded-For": "192.0.2.1"}, 400)):
-                for data, encoding in ((b"{}" + long, "identity"), (packed, "deflate")):
-                    headers = {"Content-Type": JSON, "Content-Encoding": encoding, **said}
-                    async with gateway.http.post(
-                        gateway.url + TEXT, data=data, headers=headers
-                    ) as response:
-                        assert response.status == status, await response.text()
-            first.transport.abort()
-            await until(lambda: held.total == 0)
-            assert not held.by_peer
-
-    asyncio.run(scenario())
+    async with paper_gateway(config=config) as gateway:
+        long = b" " * (BODIES.uncounted_bytes + 60_000)
+        held = gateway.gateway._uploads.held
+        _, first = await connect(gateway)
+        first.write(raw_request({}, length=len(long) + 10) + long)
+        await until(lambda: held.total > 55_000)
+        packed = zlib.compress(b"{}" + long)
+        for said, status in (({}, 429), ({"X-Forwarded-For": "192.0.2.1"}, 400)):
+            for data, encoding in ((b"{}" + long, "identity"), (packed, "deflate")):
+                headers = {"Content-Type": JSON, "Content-Encoding": encoding, **said}
+                async with gateway.http.post(
+                    gateway.url + TEXT, data=data, headers=headers
+                ) as response:
+                    assert response.status == status, await response.text()
+        first.transport.abort()
+        await until(lambda: held.total == 0)
+        assert not held.by_peer
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
-def test_what_was_understood_is_not_kept_while_it_is_answered(
+async def test_what_was_understood_is_not_kept_while_it_is_answered(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A body of 8 MiB may be read as objects of 200 MiB, of which an answer needs none."""
@@ -470,19 +429,15 @@ def test_what_was_understood_is_not_kept_while_it_is_answered(
         return request
 
     monkeypatch.setattr(app, "parse_request", noted)
-
-    async def scenario() -> None:
-        async with paper_gateway() as gateway:
-            gateway.swarm.gate = asyncio.Event()
-            said = [{"role": "user", "content": "alfa"}]
-            name = "input" if path.endswith("responses") else "messages"
-            length = "max_output_tokens" if name == "input" else "max_tokens"
-            body: dict[str, object] = {name: said, length: 8}
-            asking = asyncio.create_task(gateway.post(path, **body))
-            await until(lambda: gateway.swarm.live == 1)
-            gc.collect()
-            assert [ref() for ref in made] == [None]
-            gateway.swarm.gate.set()
-            assert (await asking)[0] == 200
-
-    asyncio.run(scenario())
+    async with paper_gateway() as gateway:
+        gateway.swarm.gate = asyncio.Event()
+        said = [{"role": "user", "content": "alfa"}]
+        name = "input" if path.endswith("responses") else "messages"
+        length = "max_output_tokens" if name == "input" else "max_tokens"
+        body: dict[str, object] = {name: said, length: 8}
+        asking = asyncio.create_task(gateway.post(path, **body))
+        await until(lambda: gateway.swarm.live == 1)
+        gc.collect()
+        assert [ref() for ref in made] == [None]
+        gateway.swarm.gate.set()
+        assert (await asking)[0] == 200
