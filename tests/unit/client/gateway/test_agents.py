@@ -5,9 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-from langchain_core.messages import HumanMessage, ToolMessage
-from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
 
 from tests.compat import python_with
 from tests.unit.client.gateway.paper import paper_gateway
@@ -42,13 +39,16 @@ print(json.dumps([[[each.type, each.text] for each in done], "".join(streamed)])
 """
 
 
-@tool
-def weather(city: str) -> str:
-    """The weather in a city."""
-    return f"snow in {city}"
-
-
 async def test_tools_bound_by_langchain_are_called_and_their_results_read() -> None:
+    from langchain_core.messages import HumanMessage, ToolMessage  # seconds of imports
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
+
+    @tool
+    def weather(city: str) -> str:
+        """The weather in a city."""
+        return f"snow in {city}"
+
     async with paper_gateway(template=TEMPLATE) as gateway:
         asked = scripted(gateway, f"I look. {CALL}", "It snows.")
         model = ChatOpenAI(
