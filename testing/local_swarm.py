@@ -7,6 +7,7 @@ the group ends whatever the peer started. All waits are for events in the peers'
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -263,24 +264,22 @@ class LocalSwarm:
         self.stop()
 
 
-class GatewayProcess:
-    """``python -m client.gateway`` on a free port."""
+class ServedProcess:
+    """A command that serves HTTP, and its ``url``."""
 
-    def __init__(self, addresses: list[str], model: Path, *extra: str) -> None:
-        command = [sys.executable, "-m", "client.gateway", "--model", str(model), "--port", "0"]
-        self.process = subprocess.Popen(
-            [*command, "--initial-peers", *addresses, *extra],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()  # waits until it serves, or has ended
-        assert line.startswith("serving "), line
-        self.url = next(word for word in line.split() if word.startswith("http://"))
+    def __init__(self, *words: str, start: Start = spawned) -> None:
+        """Run ``python -m`` with these words until it serves; ``start`` is as in `LocalSwarm`."""
+        said = ""
+        with tempfile.NamedTemporaryFile("w+") as log:
+            with Path(log.name).open("wb") as written:
+                command = [sys.executable, "-m", *words]
+                self.process = start(command, {}, written.fileno())
+            while (found := re.search(r" at (http://\S+).*\n", said)) is None:
+                ended = self.process.poll()
+                said += log.read()
+                assert ended is None, said
+                time.sleep(0.02)
+        self.url = found[1]
 
     def stop(self) -> int:
         """Ctrl-C; returns the exit code."""
@@ -289,5 +288,15 @@ class GatewayProcess:
             return self.process.wait(60)
         finally:
             if self.process.poll() is None:
-                os.killpg(self.process.pid, signal.SIGKILL)
+                end_group(self.process.pid)
                 self.process.wait()
+
+
+class GatewayProcess(ServedProcess):
+    """``python -m client.gateway`` on a free port."""
+
+    def __init__(
+        self, addresses: list[str], model: Path, *extra: str, start: Start = spawned
+    ) -> None:
+        words = ("--model", str(model), "--port", "0", "--initial-peers", *addresses)
+        super().__init__("client.gateway", *words, *extra, start=start)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 transformers_logging.disable_progress_bar()
 
 
+@cache
 def memory_for(model: Path, dtype: str = "float32") -> int:
     """Bytes that a peer would have to lend to hold the whole model with its least KV room."""
     from dht.messages.types import kv_tokens_least, stage_bytes

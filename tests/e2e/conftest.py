@@ -1,9 +1,12 @@
 """Swarms of real processes, shared by the tests that only ask them things."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from testing.forked import forked
 from testing.local_swarm import LocalSwarm
@@ -37,9 +40,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=sharing)
 
 
+class Remembered(Reference):
+    """Says again what it said before: many tests ask the same."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        super().__init__(model, tokenizer)
+        self._greedy = cache(super().greedy)
+        self._logits = cache(super().logits)
+
+    def greedy(
+        self, prompt_ids: Sequence[int], max_new_tokens: int, *, ignore_eos: bool = False
+    ) -> tuple[list[int], float]:
+        ids, took_s = self._greedy(tuple(prompt_ids), max_new_tokens, ignore_eos=ignore_eos)
+        return list(ids), took_s
+
+    def logits(self, ids: Sequence[int]) -> torch.Tensor:
+        return self._logits(tuple(ids)).clone()
+
+
 @pytest.fixture(scope="session")
 def reference() -> Reference:
-    return Reference.load(MODEL)
+    return Remembered.load(MODEL)
 
 
 @pytest.fixture(scope="session", params=[3, 5])

@@ -15,11 +15,8 @@ from typing import Any
 import openai
 import pytest
 import torch
-from langchain_core.messages import HumanMessage, SystemMessage
-from langchain_openai import ChatOpenAI
-from langchain_openai import OpenAI as LangchainOpenAI
 
-from testing.forked import run
+from testing.forked import forked, run
 from testing.local_swarm import GatewayProcess, LocalSwarm
 from testing.reference import Reference
 from tests.compat import python_with
@@ -53,7 +50,7 @@ def peers() -> Iterator[LocalSwarm]:
 
 @pytest.fixture(scope="module")
 def gateway(peers: LocalSwarm, chat_model: Path) -> Iterator[GatewayProcess]:
-    started = GatewayProcess(peers.addresses, chat_model)
+    started = GatewayProcess(peers.addresses, chat_model, start=forked)
     yield started
     assert started.stop() == 0
 
@@ -218,6 +215,10 @@ def get(url: str) -> tuple[int, str]:
 
 
 def test_langchain_chats_and_completes(gateway: GatewayProcess, reference: Reference) -> None:
+    from langchain_core.messages import HumanMessage, SystemMessage  # seconds of imports
+    from langchain_openai import ChatOpenAI
+    from langchain_openai import OpenAI as LangchainOpenAI
+
     chat = ChatOpenAI(model="brook", base_url=gateway.url, api_key="none", temperature=0)
     messages = [SystemMessage("A story."), HumanMessage("Once upon a time")]
     whole = chat.invoke(messages, max_tokens=20)
@@ -360,7 +361,7 @@ def test_answers_follow_a_format(client: openai.OpenAI) -> None:
 
 def test_missing_layers_are_named_with_a_503(peers: LocalSwarm, chat_model: Path) -> None:
     """Last in this file: it takes peers away."""
-    short = GatewayProcess(peers.addresses[:1], chat_model, "--wait", "3")
+    short = GatewayProcess(peers.addresses[:1], chat_model, "--wait", "3", start=forked)
     try:
         asking = openai.OpenAI(base_url=short.url, api_key="none", max_retries=0)
         assert asking.completions.create(model="brook", prompt="a", max_tokens=2).choices

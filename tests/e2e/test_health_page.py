@@ -1,10 +1,7 @@
 """The health page before a swarm of real peers."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,8 +13,8 @@ import psutil
 import pytest
 
 from dht.command_line import EXIT_SWARM
-from testing.local_swarm import LocalSwarm, end_group
-from testing.paths import ROOT
+from testing.forked import forked
+from testing.local_swarm import LocalSwarm, Process, ServedProcess, end_group
 from tests.e2e.conftest import start_swarm
 
 pytestmark = pytest.mark.e2e
@@ -25,24 +22,15 @@ WAIT_S = 90.0
 
 
 @contextmanager
-def health_page(swarm: LocalSwarm, *more: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def health_page(swarm: LocalSwarm, *more: str) -> Iterator[tuple[str, Process]]:
     """A page for the swarm: its URL and its process."""
-    command = [sys.executable, "-m", "client.health", "--port", "0", *more]
-    process = subprocess.Popen(
-        [*command, "--initial-peers", *swarm.addresses],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    words = ("client.health", "--port", "0", *more, "--initial-peers", *swarm.addresses)
+    page = ServedProcess(*words, start=forked)
     try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        yield next(word for word in line.split() if word.startswith("http://")), process
+        yield page.url, page.process
     finally:
-        end_group(process.pid)
-        process.wait()
+        end_group(page.process.pid)
+        page.process.wait()
 
 
 def read(url: str) -> str:

@@ -31,7 +31,11 @@ INTERVALS = {
     for name, seconds in {"look_s": 2.0, "lasts_s": 4.0, "turn_s": 1.0, "settled_s": 10.0}.items()
 }
 """How long a loss must last is told by a clock of their own in the tests of that module."""
-SHARE_GIB = 1.05 * memory_for(MODEL) / 2**30
+
+
+def share_gib() -> float:
+    """What lends room for all layers of one of the models."""
+    return 1.05 * memory_for(MODEL) / 2**30
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +55,12 @@ def network(creek: Path) -> Iterator[LocalSwarm]:
     extra = ("--threads", "1", "--layers", "0:8")
     with LocalSwarm(MODEL, extra=extra, start=partial(forked, intervals=INTERVALS)) as swarm:
         for _ in range(2):
-            swarm.start_peer(memory_gib=SHARE_GIB)
+            swarm.start_peer(memory_gib=share_gib())
         swarm.wait_serving()
-        swarm.start_peer(memory_gib=SHARE_GIB, models=(MODEL, creek))
+        swarm.start_peer(memory_gib=share_gib(), models=(MODEL, creek))
         swarm.wait_serving()
         swarm.model = creek
-        swarm.start_peer(memory_gib=SHARE_GIB)
+        swarm.start_peer(memory_gib=share_gib())
         swarm.wait_serving()
         yield swarm
 
@@ -118,7 +122,7 @@ def test_a_stranger_sees_both_and_joins_where_holders_are_fewest(
     network: LocalSwarm, creek: Path, tmp_path: Path
 ) -> None:
     await_replicas(network, tmp_path, {"brook": 3, "creek": 1})
-    fifth = network.start_peer(memory_gib=SHARE_GIB, models=(MODEL, creek))
+    fifth = network.start_peer(memory_gib=share_gib(), models=(MODEL, creek))
     assert fifth.wait_for("chosen")["model"] == "creek"
     fifth.wait_for("serving")
     await_replicas(network, tmp_path, {"brook": 3, "creek": 2})
@@ -128,10 +132,11 @@ def test_by_an_address_alone_a_peer_says_where_it_is_needed_and_asks(
     network: LocalSwarm, creek: Path, tmp_path: Path
 ) -> None:
     join = ("join", "--initial-peers", network.addresses[0], "--cpu", "--identity", "own.key")
-    bundled = ran(tmp_path, *join, "--memory", f"{SHARE_GIB:.9f}")
+    join += ("--memory", f"{share_gib():.9f}")
+    bundled = ran(tmp_path, *join)
     assert bundled.returncode == 2
     assert "name the model with --model" in bundled.stderr, "brook's files come with the package"
-    asked = ran(tmp_path, *join, "--memory", f"{SHARE_GIB:.9f}", "--models", str(MODEL), str(creek))
+    asked = ran(tmp_path, *join, "--models", str(MODEL), str(creek))
     assert asked.returncode == 2
     assert "Needed most by creek: layers 0-7 of 8" in asked.stdout
     assert "name the model with --model" in asked.stderr
@@ -142,7 +147,9 @@ def test_one_gateway_answers_for_both(
 ) -> None:
     fingerprint = listed(network, tmp_path)["creek"]["fingerprint"]
     ids, _ = reference.greedy(reference.encode(PROMPT), 12)
-    gateway = GatewayProcess(network.addresses, MODEL, "--models", f"creek={fingerprint}")
+    gateway = GatewayProcess(
+        network.addresses, MODEL, "--models", f"creek={fingerprint}", start=forked
+    )
     try:
         with urllib.request.urlopen(gateway.url + "/models", timeout=60) as response:  # noqa: S310
             assert [each["id"] for each in json.load(response)["data"]] == ["brook", "creek"]
