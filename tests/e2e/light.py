@@ -4,11 +4,17 @@
 installed (``make light-test``); otherwise this one is used, and they are hidden from it.
 """
 
+import atexit
 import importlib.util
+import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Sequence
+from functools import cache
 
 import pytest
 
@@ -26,26 +32,33 @@ needs_libp2p = pytest.mark.skipif(
 )
 
 
-def start_light(arguments: Sequence[str]) -> "subprocess.Popen[str]":
-    """A process of this project's without the daemon's libraries."""
-    return subprocess.Popen(
-        [PYTHON, *arguments],
+@cache
+def _forks() -> "subprocess.Popen[str]":
+    """Where such processes are forked from; it ends with this one, when its input does."""
+    forks = subprocess.Popen(
+        [PYTHON, "-m", "tests.e2e.light_forks"],
         cwd=ROOT,
         env={**os.environ, **HIDING},
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         text=True,
     )
+    atexit.register(forks.communicate)
+    return forks
 
 
 def run_light(arguments: Sequence[str], limit_s: float = 120.0) -> str:
-    """What such a process wrote; its end must be orderly, without hivemind and uvloop."""
-    process = start_light(arguments)
-    try:
-        out, err = process.communicate(timeout=limit_s)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 0, err[-3000:]
-    return out
+    """What ``python -m`` with these arguments wrote, without hivemind and uvloop; its end must be
+    orderly."""
+    forks = _forks()
+    assert forks.stdin is not None
+    assert forks.stdout is not None
+    with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as error:
+        print(json.dumps([arguments, out.name, error.name]), file=forks.stdin, flush=True)
+        copy = int(forks.stdout.readline())
+        late = threading.Timer(limit_s, os.kill, (copy, signal.SIGKILL))
+        late.start()
+        ended = int(forks.stdout.readline())
+        late.cancel()
+        assert ended == 0, error.read()[-3000:]
+        return out.read()

@@ -21,7 +21,7 @@ def test_every_channel_of_a_peer_has_a_row() -> None:
             name="light", extra=("--layers", "0:8"), python=PYTHON, environment=HIDING
         )
         light.wait_for("serving")
-        ask = ["-m", "tests.e2e.light_identify", full.address, light.address]
+        ask = ["tests.e2e.light_identify", full.address, light.address]
         spoken = json.loads(run_light(ask))
     for protocols in spoken:
         assert len(protocols) > 8

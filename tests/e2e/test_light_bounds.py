@@ -23,4 +23,4 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_stranger_takes_a_bounded_part_of_a_light_peer(case: str) -> None:
-    run_light(["-m", "tests.e2e.light_bounds", case])
+    run_light(["tests.e2e.light_bounds", case])

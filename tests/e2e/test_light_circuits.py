@@ -125,7 +125,7 @@ async def test_calls_through_a_relay(case: str) -> None:
         try:
             full = FullSide(relay, caller)
             await full.start()
-            light = ["-m", "tests.e2e.light_circuits", case]
+            light = ["tests.e2e.light_circuits", case]
             light += [full.address, caller.addresses[0]]
             await asyncio.to_thread(run_light, light)
         finally:

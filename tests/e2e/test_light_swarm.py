@@ -40,7 +40,7 @@ def mixed() -> Iterator[LocalSwarm]:
 
 def asked(swarm: LocalSwarm, *arguments: str) -> dict[str, object]:
     """What ``client.generate --json`` says in a light process."""
-    command = ["-m", "client.generate", "--initial-peers", *swarm.addresses[:2], "--json"]
+    command = ["client.generate", "--initial-peers", *swarm.addresses[:2], "--json"]
     options = ("--model", str(MODEL), "--max-new-tokens", str(NEW_TOKENS))
     answer: dict[str, object] = json.loads(run_light([*command, *options, *arguments]))
     return answer
@@ -113,11 +113,11 @@ def test_light_peers_say_so_and_do_not_coordinate(mixed: LocalSwarm) -> None:
 
 def test_a_light_peer_cannot_found_a_swarm_or_be_joined_through(mixed: LocalSwarm) -> None:
     light = next(peer for peer in mixed.peers if peer.name == "light0")
-    command = ["-m", "client.generate", "--model", str(MODEL), "--prompt", "One"]
+    command = ["client.generate", "--model", str(MODEL), "--prompt", "One"]
     with pytest.raises(AssertionError, match="joins through the address of one that has it"):
         run_light([*command, "--initial-peers", light.address])
     identity = str(mixed.directory / "founder.key")
-    join = ["-m", "node.join", "--model", str(MODEL), "--cpu", "--identity", identity]
+    join = ["node.join", "--model", str(MODEL), "--cpu", "--identity", identity]
     with pytest.raises(AssertionError, match="cannot found a swarm"):
         run_light(join)
 

@@ -119,7 +119,7 @@ async def test_streams_of_a_light_and_a_full_peer(case: str) -> None:
     )
     try:
         await FullPeer(transport).start()
-        light = ["-m", "tests.e2e.light_streams", case, transport.addresses[0]]
+        light = ["tests.e2e.light_streams", case, transport.addresses[0]]
         await asyncio.to_thread(run_light, light)
     finally:
         await transport.close()

@@ -54,7 +54,7 @@ async def test_a_stock_host_that_speaks_wrongly_is_cut_off_in_time(tmp_path: Pat
                 }
             )
         )
-        wrong = ["-m", "tests.e2e.light_wrong_protocol", str(target)]
+        wrong = ["tests.e2e.light_wrong_protocol", str(target)]
         going = asyncio.create_task(asyncio.to_thread(run_light, wrong))
         while not going.done():
             assert await asked(swarm) == answer_of(PROMPT, 50)
