@@ -192,7 +192,7 @@ ROW_BYTES = Amount(name="row_bytes", unit="MiB", per_peer=320 << 20, in_all=1 <<
 """Bytes of rows that came from a stage and wait for this one's engine. Credit keeps honest ones far
 below that; for a session that moves here, a stage sends what it has logged, 256 MiB at most."""
 PINGS = RateLimit(name="pings", unit="", per_s=256, burst=2048, all_per_s=4096, all_burst=32768)
-"""Pings on streams to a stage: a gateway sends two a second on each of its 128."""
+"""Pings on streams to a stage: a gateway sends them on each of its 128 streams."""
 OPENS = RateLimit(name="opens", unit="", per_s=64, burst=512, all_per_s=1024, all_burst=8192)
 """Opens of sessions, of which each takes the check of a signature, and a refusal is signed: a first
 stage passes on those of all its clients, some a second."""
