@@ -17,8 +17,9 @@ from client.text.tokenizer import ModelText
 from client.view.reader import SwarmReader
 from coordinator.plans.election.leadership import Leadership
 from coordinator.plans.store import PlanStore
+from coordinator.policies.failure import pinger
 from coordinator.policies.failure.liveness import Liveness
-from coordinator.policies.failure.pinger import BY_PEERS, Pinger
+from coordinator.policies.failure.pinger import BY_PEERS
 from dht.errors import MachineError, SwarmError
 from dht.process.supervision import RESTART_S, Supervisor
 from dht.records.directory import LIFETIME_S, Directory, RecordKind
@@ -159,7 +160,7 @@ PARTS = [
     (ReachKeeper, "look"),
     (StageServer, "hop_in_use"),
     (SwarmReader, "refresh"),
-    (Pinger, "_ping"),
+    (pinger._Line, "round_trip_s"),
     (Prober, "_ask"),
     (Prober, "show"),
 ]
@@ -267,7 +268,7 @@ async def test_a_peer_that_stepped_aside_comes_back_although_its_watch_failed_me
 async def test_whoever_cannot_be_pinged_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a peer sends that makes its ping raise, it may not end those that ping it."""
     async with world(5, 5, seed=3) as swarm, page(swarm) as parts:
-        fault = Once(monkeypatch, Pinger, "_ping")
+        fault = Once(monkeypatch, pinger._Line, "round_trip_s")
         fault.left = 100
         await swarm.until(lambda: fault.left == 0, 500)
         await asyncio.sleep(20)

@@ -243,7 +243,7 @@ class Gateway:
         if origin in self._pages or len(self._pages) >= self._config.pages_told_max:
             return
         self._pages.add(origin)
-        logger.warning("a web page of %s may not call; --allow-origin lets it", origin[:200])
+        logger.warning("a web page of %a may not call; --allow-origin lets it", origin[:200])
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -367,7 +367,7 @@ async def test_the_owner_hears_of_pages_that_are_refused(
             async with gateway.http.options(gateway.url + TEXT, headers=headers) as response:
                 assert response.status == (401 if keys else 405)
     told = [each.getMessage() for each in caplog.records]
-    pages = [f"a web page of https://{at}.example may not call" for at in (0, 1)]
+    pages = [f"a web page of 'https://{at}.example' may not call" for at in (0, 1)]
     assert [line.partition(";")[0] for line in told] == pages, "each once, and not without end"
     assert all("--allow-origin" in line for line in told)
 

@@ -286,6 +286,7 @@ def test_what_no_text_or_no_gzip_is_fills_no_log(
 
     asyncio.run(scenario())
     assert not [record for record in caplog.records if record.exc_info]
+    assert caplog.text.isprintable() or caplog.text.encode(), "what is no text is logged as such"
 
 
 @pytest.mark.parametrize(
