@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from dht.messages.types import NodeRecord
+from dht.process.newest import Newest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,7 @@ class Avoidance:
 
     def __init__(self) -> None:
         self._peers: dict[str, Avoided] = {}
-        self._proven: dict[str, None] = {}
+        self._proven: Newest[str, None] = Newest(AVOIDING.proven_max)
         self._crowds: dict[str, _Crowd] = {}
         self._unanswered: Counter[str] = Counter()
 
@@ -186,11 +187,8 @@ class Avoidance:
         That they deliver to one session says nothing of room for another.
         """
         for peer_id in peer_ids:
-            self._proven.pop(peer_id, None)
             self._proven[peer_id] = None
             self.forgive(peer_id)
-        while len(self._proven) > AVOIDING.proven_max:
-            del self._proven[next(iter(self._proven))]
 
     def forgive(self, peer_id: str) -> None:
         """No longer avoid a peer that failed; that it was full may still be so."""

@@ -18,6 +18,7 @@ from dht.messages.prefix import (
     answer_name,
     block_names,
 )
+from dht.process.newest import Newest
 
 KNOWN_BLOCKS_MAX = 1 << 16
 """Blocks that a client remembers, the longest unused forgotten first: a million tokens."""
@@ -57,8 +58,7 @@ class PrefixMemory:
         """``secret``: at most 64 bytes that stages do not know; without one, they can try which
         prompt a name stands for."""
         self._secret = secret
-        self._blocks_max = blocks_max
-        self._kept: dict[bytes, _Kept] = {}  # longest unused first
+        self._kept: Newest[bytes, _Kept] = Newest(blocks_max)  # longest unused first
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -94,7 +94,4 @@ class PrefixMemory:
             answered = block_names(prompt.key, token_ids[count * BLOCK_TOKENS :], parent)
             kept |= {d: answer_name(session, at) for at, d in enumerate(answered, start=count)}
         for digest, name in kept.items():
-            self._kept.pop(digest, None)
             self._kept[digest] = _Kept(name, route)
-        while len(self._kept) > self._blocks_max:
-            del self._kept[next(iter(self._kept))]

@@ -41,6 +41,7 @@ from dht.messages.types import (
     Plan,
     PlanVersion,
 )
+from dht.process.newest import Newest
 from dht.records.directory import LIFETIME_S, RecordKind
 
 
@@ -113,7 +114,7 @@ class SwarmView:
         """This client's sessions, which peers announce late."""
         self._rtt_s: Mapping[frozenset[str], float] = {}
         self._late = LatePeers()
-        self._on_time: dict[str, None] = {}
+        self._on_time: Newest[str, None] = Newest(self._config.on_time_max)
         """Peers over which tokens came as soon as announced."""
         self._believed: tuple[frozenset[str], dict[str, NodeRecord]] | None = None
         self._blame = Blame()
@@ -259,10 +260,7 @@ class SwarmView:
         self._late.took(peers, expected_s, token_s, now_s)
         if token_s <= QUICKEST.late_times * expected_s:
             for peer_id in peers:
-                self._on_time.pop(peer_id, None)
                 self._on_time[peer_id] = None
-            while len(self._on_time) > self._config.on_time_max:
-                del self._on_time[next(iter(self._on_time))]
 
     @property
     def _known(self) -> frozenset[str]:
