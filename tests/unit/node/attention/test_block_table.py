@@ -11,7 +11,8 @@ PAGE = 4
 CPU = torch.device("cpu")
 
 
-def part_of(first: int, rows: int, context: int, pages: list[int], *, run: bool) -> Segment:
+def part_of(first: int, rows: int, context: int, pages: list[int], *, run: bool = False) -> Segment:
+    """Rows of one session in a step; ``run``: whether its pages are consecutive."""
     return Segment(
         first=first,
         last=first + rows,

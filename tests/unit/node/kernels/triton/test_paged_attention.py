@@ -18,6 +18,7 @@ from node.engine import kernel_trial
 from node.engine.engine import Engine, WorkItem
 from node.model.execution import cuda_graphs
 from testing.tiny_families import make
+from tests.unit.node.attention.test_block_table import part_of
 from tests.unit.node.model.execution.test_cuda_graphs import (
     PROMPTS,
     answers,
@@ -32,17 +33,6 @@ from node.kernels.triton.paged_attention import attend_pages, splits_of, tile_to
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PAGE = 16
-
-
-def part_of(first: int, rows: int, context: int, pages: list[int]) -> Segment:
-    return Segment(
-        first=first,
-        last=first + rows,
-        context_tokens=context,
-        slots=slice(0),
-        pages=pages,
-        run=False,
-    )
 
 
 @dataclass(frozen=True)
